@@ -1,14 +1,12 @@
 """`load` and its model: train, test, predict and export from Python, with late imports."""
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, in_process
+from helpers import ROOT, in_process, run_python
 from helpers.openmmlab import layouts
 from mmengine.registry import MODELS, init_default_scope
 
@@ -29,8 +27,7 @@ SMALL = {
 
 def test_importing_the_package_imports_no_toolbox():
     code = 'import sys, swin_backbone; print([m for m in ("mmdet", "mmseg", "matplotlib", "onnx") if m in sys.modules])'
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
-    assert result.stdout.strip() == '[]', result.stderr
+    assert run_python('-c', code).stdout == '[]\n'
 
 
 def test_from_a_name_to_predictions(tmp_path):

@@ -1,12 +1,10 @@
 """Private parts of torch and mmengine exist in this release, and nothing breaks without them."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import run_python
 from mmengine.config import Config, utils
 from mmengine.runner import CheckpointLoader
 
@@ -36,21 +34,14 @@ def test_a_function_is_marked_as_torch_marks_it():
 def test_importing_the_package_leaves_torchs_compiler_alone():
     # The package imports an installed torchvision, and torchvision imports the compiler
     code = "import sys, swin_backbone; sys.exit('torch._dynamo' in sys.modules and 'torchvision' not in sys.modules)"
-    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
+    run_python('-c', code)
 
 
-@pytest.fixture
-def _config_paths():
-    before = Config.__dict__[compat.CONFIG_PATHS]
-    yield
-    setattr(Config, compat.CONFIG_PATHS, before)
-
-
-@pytest.mark.usefixtures('_config_paths')
-def test_a_prefix_in_base_is_found_before_mmengine_is_asked(tmp_path):
+def test_a_prefix_in_base_is_found_before_mmengine_is_asked(tmp_path, monkeypatch):
     asked = []
     own = getattr(Config, compat.CONFIG_PATHS)
-    setattr(Config, compat.CONFIG_PATHS, staticmethod(lambda *names: asked.append(names[0]) or own(*names)))
+    search = staticmethod(lambda *names: asked.append(names[0]) or own(*names))
+    monkeypatch.setattr(Config, compat.CONFIG_PATHS, search)
     register_prefixes()
     child = tmp_path / 'child.py'
     child.write_text(f'_base_ = {OWN_CONFIG!r}\n')
@@ -107,9 +98,4 @@ print(mmengine.Config.fromfile('child.py').model.type)
 def test_mmengine_without_pkg_resources(tmp_path):
     """setuptools 82 has no pkg_resources, by which mmengine 0.10.7 searches installed packages."""
     (tmp_path / 'child.py').write_text(f'_base_ = {OWN_CONFIG!r}\n')
-    result = subprocess.run(
-        [sys.executable, '-c', WITHOUT_PKG_RESOURCES],
-        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)}, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == 'MaskRCNN'
+    assert run_python('-c', WITHOUT_PKG_RESOURCES, folder=tmp_path).stdout.strip() == 'MaskRCNN'

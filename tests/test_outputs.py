@@ -11,17 +11,15 @@ from swin_backbone.outputs import RECORD, Outputs, claim
 MINE = b'the work of a year'
 
 
-def refused(record_fault, write, path, *words, holds=MINE):
+def assert_refused(record_fault, write, path, *words, content=MINE):
     """Check that `write` does not change `path` and leaves no further files."""
-    before = sorted(path.parent.iterdir())
+    before = {*path.parent.iterdir(), path.parent / RECORD}
     with pytest.raises(FileExistsError) as caught:
         write()
     for word in (str(path), *words):
         assert word in str(caught.value)
-    assert path.read_bytes() == holds
-    assert [one for one in sorted(path.parent.iterdir()) if one.name != RECORD] == [
-        one for one in before if one.name != RECORD
-    ]
+    assert path.read_bytes() == content
+    assert {*path.parent.iterdir(), path.parent / RECORD} == before
     record_fault('outputs')
 
 
@@ -41,7 +39,7 @@ def test_what_a_command_wrote_it_writes_again(tmp_path):
 
 
 def test_the_record_is_read_by_sha256sum_and_does_not_grow(tmp_path):
-    names = ['a', 'b c', 'line\nbreak', 'back\\slash', '\\n', os.fsdecode(b'caf\xe9'), 'carriage\rreturn']
+    names = ['a', 'b c', 'line\nbreak', 'back\\slash', '\\n', os.fsdecode(b'caf\xe9')]
     sizes = []
     for turn in range(6):
         outputs = Outputs(tmp_path)
@@ -50,35 +48,27 @@ def test_the_record_is_read_by_sha256sum_and_does_not_grow(tmp_path):
         sizes.append((tmp_path / RECORD).stat().st_size)
     assert sizes[3:] == [sizes[3]] * 3
     Outputs(tmp_path).write(tmp_path / 'a', b'')
-    lines = {}
-    for line in (tmp_path / RECORD).read_bytes().split(b'\n')[:-1]:
-        lines[line.partition(b'  ')[2]] = line
+    lines = {line.partition(b'  ')[2]: line for line in (tmp_path / RECORD).read_bytes().split(b'\n')[:-1]}
     (tmp_path / 'last').write_bytes(b''.join(line + b'\n' for line in lines.values()))
-    checked = subprocess.run(
-        ['sha256sum', '--check', '--quiet', 'last'], cwd=tmp_path, capture_output=True, check=False
-    )
-    assert checked.returncode == 0, checked
+    subprocess.run(['sha256sum', '--check', '--quiet', 'last'], cwd=tmp_path, check=True)
 
 
 def test_a_file_of_the_user(record_fault, mine):
     for write in (lambda: Outputs(mine.parent).write(mine, b''), lambda: claim(mine)):
-        refused(record_fault, write, mine, 'is there already', '--overwrite')
+        assert_refused(record_fault, write, mine, 'is there already', '--overwrite')
     Outputs(mine.parent, overwrite=True).write(mine, b'new')
     assert mine.read_bytes() == b'new'
     Outputs(mine.parent).write(mine, b'newer')
 
 
-def test_an_output_that_was_changed_is_the_users(record_fault, tmp_path):
+def test_changed_and_moved_outputs_are_the_users(record_fault, tmp_path):
     path = tmp_path / 'labels.png'
     Outputs(tmp_path).write(path, b'made')
     path.write_bytes(MINE)
-    refused(record_fault, lambda: Outputs(tmp_path).write(path, b''), path, 'changed since')
-
-
-def test_a_file_of_the_user_in_place_of_an_output(record_fault, tmp_path):
+    assert_refused(record_fault, lambda: Outputs(tmp_path).write(path, b''), path, 'changed since')
     Outputs(tmp_path).write(tmp_path / 'a', MINE)
     (tmp_path / 'a').rename(tmp_path / 'b')
-    refused(record_fault, lambda: Outputs(tmp_path).write(tmp_path / 'b', b''), tmp_path / 'b')
+    assert_refused(record_fault, lambda: Outputs(tmp_path).write(tmp_path / 'b', b''), tmp_path / 'b')
 
 
 @pytest.mark.parametrize('overwrite', [False, True])
@@ -92,16 +82,16 @@ def test_an_input_is_no_output_under_any_name(record_fault, tmp_path, overwrite)
     names = [source, inner / 'hard', inner / 'soft', tmp_path / 'aside' / 'source', inner / '..' / 'inner' / 'source']
     for name in names:
         outputs = Outputs(name.parent, [source], overwrite)
-        refused(record_fault, lambda: outputs.write(name, b''), name, 'is read here')  # noqa: B023
+        assert_refused(record_fault, lambda: outputs.write(name, b''), name, 'is read here')  # noqa: B023
     outputs = Outputs(inner, [inner / 'soft', 'https://example.org/a.pth', 'a\0b'], overwrite)
-    refused(record_fault, lambda: outputs.write(source, b''), source, 'is read here')
+    assert_refused(record_fault, lambda: outputs.write(source, b''), source, 'is read here')
     assert (inner / 'soft').is_symlink()
 
 
 def test_links_are_not_written_through(record_fault, mine):
     link = mine.parent / 'link'
     link.symlink_to(mine)
-    refused(record_fault, lambda: Outputs(mine.parent).write(link, b''), link)
+    assert_refused(record_fault, lambda: Outputs(mine.parent).write(link, b''), link)
     Outputs(mine.parent, overwrite=True).write(link, b'new')
     assert not link.is_symlink()
     assert mine.read_bytes() == MINE
@@ -127,59 +117,39 @@ def test_folders_pipes_and_devices_stay(record_fault, tmp_path, overwrite):
 def test_two_inputs_of_one_command_share_no_output(record_fault, tmp_path):
     outputs = Outputs(tmp_path, overwrite=True)
     outputs.write(tmp_path / 'a', MINE)
-    refused(record_fault, lambda: outputs.write(tmp_path / 'a', b'2'), tmp_path / 'a', 'twice')
+    assert_refused(record_fault, lambda: outputs.write(tmp_path / 'a', b'2'), tmp_path / 'a', 'twice')
     (tmp_path / 'x').symlink_to(tmp_path)
     outputs = Outputs(tmp_path)
     outputs.write(tmp_path / 'b', MINE)
-    refused(record_fault, lambda: outputs.write(tmp_path / 'x' / 'b', b'2'), tmp_path / 'x' / 'b')
+    assert_refused(record_fault, lambda: outputs.write(tmp_path / 'x' / 'b', b'2'), tmp_path / 'x' / 'b')
 
 
-def test_a_record_that_is_none(record_fault, mine):
-    """A record is not written through a link, and an unreadable record protects all files."""
+def test_a_damaged_record_protects_all_files(record_fault, mine):
     record = mine.parent / RECORD
     record.symlink_to(mine)
-    refused(record_fault, lambda: Outputs(mine.parent), mine.parent / RECORD, 'no regular file')
+    assert_refused(record_fault, lambda: Outputs(mine.parent), mine.parent / RECORD, 'no regular file')
     record.unlink()
-    record.mkdir()
-    with pytest.raises(FileExistsError, match='no regular file'):
-        Outputs(mine.parent)
-    record.rmdir()
     for text in (b'\xff' * 100, b'  mine', b'abc  mine\nhalf a li'):
         record.write_bytes(text)
-        refused(record_fault, lambda: Outputs(mine.parent).write(mine, b''), mine)
+        assert_refused(record_fault, lambda: Outputs(mine.parent).write(mine, b''), mine)
     Outputs(mine.parent).write(mine.parent / 'new', b'1')
     Outputs(mine.parent).write(mine.parent / 'new', b'2')
 
 
-@pytest.mark.parametrize('stem', ['x' * 251, '图' * 83])
-def test_names_as_long_as_a_folder_takes(stem, tmp_path):
+@pytest.mark.parametrize('name', ['x' * 251 + '.jpg', '图' * 83 + '.png', '.' + 'x' * 254])
+def test_names_as_long_as_a_folder_takes(name, tmp_path):
     """Names of temporary files must not be longer."""
-    outputs = Outputs(tmp_path)
-    outputs.write(tmp_path / f'{stem}.jpg', b'data')
-    outputs.write_by(tmp_path / f'{stem}.png', lambda partial: partial.with_suffix('.png').write_bytes(b'more'))
-    assert sorted(path.read_bytes() for path in tmp_path.iterdir() if path.name != RECORD) == [b'data', b'more']
-
-
-@pytest.mark.parametrize('name', ['图.' + '图' * 83, '.' + 'x' * 254])
-def test_a_long_name_may_be_all_behind_its_point(name, tmp_path):
     Outputs(tmp_path).write(tmp_path / name, b'data')
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, RECORD])
+    assert {path.name for path in tmp_path.iterdir()} == {name, RECORD}
 
 
-def test_what_was_stopped_between_record_and_name_is_not_lost(tmp_path):
+def test_a_stop_between_record_and_renaming_loses_nothing(tmp_path, monkeypatch):
     """The record has the line before the file is renamed, and an interrupted write stays recorded."""
     path = tmp_path / 'a'
     Outputs(tmp_path).write(path, b'old')
-
-    def stop(_):
-        raise KeyboardInterrupt
-
-    outputs = Outputs(tmp_path)
-    replace, Path.replace = Path.replace, lambda self, to: stop(to) if to == path else replace(self, to)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            outputs.write(path, b'new')
-    finally:
-        Path.replace = replace
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'replace', lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Outputs(tmp_path).write(path, b'new')
     assert path.read_bytes() == b'old'
     Outputs(tmp_path).write(path, b'newer')

@@ -99,14 +99,8 @@ def test_what_is_planned():
     plan = list(parity.planned(args, parity.DEMOS[0], 'folder'))
     assert [seed for _, seed, _ in plan] == [0, 0, 1, 2] * 2
     assert all(named['ours'].backend == 'torch' and named['theirs'].swin == 'theirs' for *_, named in plan)
-    assert {name for *_, named in plan for name in named} == {
-        'theirs',
-        'ours',
-        'instructions',
-        'threads',
-        'ulp',
-        'bfloat16',
-    }
+    names = {name for *_, named in plan for name in named}
+    assert names == {'theirs', 'ours', 'instructions', 'threads', 'ulp', 'bfloat16'}
     assert {spec.data for *_, named in plan for spec in named.values()} == {'D'}
     starts = {named['theirs'].start for *_, named in plan}
     assert len(starts) == 3
@@ -127,12 +121,8 @@ def test_ones_own_data_take_the_place_of_the_configs(tmp_path):
 def test_arguments_of_theirs(type):
     arch = dict(arch='nano', backend='torch') if type == 'SwinBackbone' else dict(embed_dims=32, depths=(2, 2, 2, 2))
     theirs = as_theirs(ConfigDict(arch, type=type, drop_path_rate=0.2, with_cp=True), 'mmdet')
-    assert (theirs.type, theirs.embed_dims, theirs.drop_path_rate, theirs.with_cp) == (
-        'mmdet.SwinTransformer',
-        32,
-        0.2,
-        True,
-    )
+    expected = dict(type='mmdet.SwinTransformer', embed_dims=32, drop_path_rate=0.2, with_cp=True)
+    assert {name: theirs[name] for name in expected} == expected
     assert not {'backend', 'arch'} & set(theirs)
 
 
@@ -148,10 +138,7 @@ def test_the_command(tmp_path):
     options = ['--iterations', 3, '--seeds', 2, '--optimizers', 'adamw', '--out', tmp_path / 'out', *options]
     run_well('benchmarks.parity', config, *options)
     written = json.loads((tmp_path / 'out' / 'parity.json').read_text())
-    assert [(one['title'].rsplit(', ')[-1], one['seed']) for one in written] == [
-        ('float32', 0),
-        ('bfloat16', 0),
-        ('bfloat16', 1),
-    ]
+    runs = [(one['title'].rsplit(', ')[-1], one['seed']) for one in written]
+    assert runs == [('float32', 0), ('bfloat16', 0), ('bfloat16', 1)]
     assert (tmp_path / 'out' / 'parity.md').read_text().count('stays in the band') == 3
     assert (tmp_path / 'out' / 'parity.png').read_bytes().startswith(b'\x89PNG')

@@ -1,8 +1,28 @@
 """Helpers of several test files. `pythonpath` in pyproject.toml makes the helpers importable."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # For subprocesses: the package of the work tree, and the helpers.
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / 'tests'), os.environ.get('PYTHONPATH', '')])
+
+
+def run_python(*words, status=0, folder=ROOT, path=ROOT, **variables):
+    """Run Python in a new process with the package of the work tree, and return the finished process.
+
+    Args:
+        words: the command line behind `python`.
+        status: the expected exit status; None for any.
+        folder: the working folder.
+        path: PYTHONPATH.
+        variables: environment variables.
+    """
+    process = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env={**os.environ, 'PYTHONPATH': str(path), **variables},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert status in (None, process.returncode), process.stdout[-3000:] + process.stderr[-3000:]
+    return process

@@ -1,11 +1,9 @@
 """Fixtures with the package as a wheel."""
 
-import os
 import subprocess
-import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_python
 
 
 @pytest.fixture(scope='session')
@@ -27,11 +25,6 @@ def source(tmp_path_factory):
 def installed(source, tmp_path_factory):
     """Folder with the files of an installed wheel."""
     folder = tmp_path_factory.mktemp('wheel')
-    command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--no-index']
-    command.append('--no-compile')  # of four hundred modules, for two processes
-    environment = {**os.environ, 'SWIN_BACKBONE_NATIVE': '0'}  # test_a_wheel_brings_the_operators compiles
-    result = subprocess.run(
-        [*command, '--target', folder, source], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert result.returncode == 0, result.stderr
+    options = ['--quiet', '--no-deps', '--no-build-isolation', '--no-index', '--no-compile', '--target', folder]
+    run_python('-m', 'pip', 'install', *options, source, SWIN_BACKBONE_NATIVE='0')  # without the compiled library
     return folder

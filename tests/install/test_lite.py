@@ -2,11 +2,9 @@
 mmengine misses pkg_resources. The releases are fetched from the package index, into an environment of their own."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_python
 
 # Releases from pip, in front of the packages of this environment.
 RELEASES = {
@@ -46,30 +44,18 @@ print('kept', nms(boxes, torch.tensor([0.8, 0.9, 0.7]), 0.5)[1].tolist())
 """
 
 
-def use(folder, environment):
-    result = subprocess.run(
-        [sys.executable, '-c', USE],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.strip().endswith('kept [1, 2]')  # by the operators of this package
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('releases', RELEASES)
 def test_releases_without_operators_serve(tmp_path, releases):
     packages = tmp_path / 'packages'
-    command = [sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install', '-q', '--no-deps', '--target']
-    fetched = subprocess.run([*command, str(packages), *RELEASES[releases]], capture_output=True, text=True)
-    if fetched.returncode:
-        pytest.skip(f'pip cannot fetch {RELEASES[releases]}: {fetched.stderr.strip().splitlines()[-1]}')
+    options = ['-q', '--no-deps', '--target', packages, *RELEASES[releases]]
+    pip = run_python('-m', 'pip', '--disable-pip-version-check', 'install', *options, status=None)
+    if pip.returncode:
+        pytest.skip(f'pip cannot fetch {RELEASES[releases]}: {pip.stderr.strip().splitlines()[-1]}')
     (packages / 'pkg_resources.py').write_text(NO_PKG_RESOURCES)
     (packages / 'sitecustomize.py').write_text(NO_TOOLBOXES)
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(packages), str(ROOT)])}
-    use(tmp_path, environment)
+    path = os.pathsep.join([str(packages), str(ROOT)])
+    use = run_python('-c', USE, folder=tmp_path, path=path)
+    assert use.stdout.strip().endswith('kept [1, 2]')  # by the operators of this package
     files = ['models/test_swin.py', 'checkpoints/test_load.py', 'checkpoints/test_convert.py', 'test_compat.py']
-    result = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *(f'tests/{file}' for file in files)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-3000:]
+    run_python('-m', 'pytest', '-q', '-p', 'no:cacheprovider', *(f'tests/{file}' for file in files), path=path)

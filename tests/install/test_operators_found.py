@@ -1,14 +1,11 @@
 """`mmcv.ops` finds operators without a prior import of this package: a `.pth` file installs the finder."""
 
 import csv
-import os
 import re
-import subprocess
-import sys
 import zipfile
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_python
 
 FILES = {'_swin_backbone_mmcv.pth', '_swin_backbone_mmcv.py'}
 # Python reads `.pth` files in site-packages alone; `site.addsitedir` reads more folders.
@@ -26,12 +23,7 @@ print(in_use())
 
 
 def run(folder, code):
-    result = subprocess.run(
-        [sys.executable, '-c', READ_PTH.format(folder=str(folder)) + code],
-        cwd=folder, env={**os.environ, 'PYTHONPATH': str(folder)}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
+    return run_python('-c', READ_PTH.format(folder=str(folder)) + code, folder=folder, path=folder).stdout
 
 
 @pytest.fixture(scope='module')
@@ -39,8 +31,7 @@ def editable(source, tmp_path_factory):
     """Folder with the site-packages files of an editable installation."""
     folder = tmp_path_factory.mktemp('editable')
     code = f'from setuptools import build_meta; build_meta.build_editable({str(folder)!r})'
-    environment = {**os.environ, 'SWIN_BACKBONE_NATIVE': '0'}
-    subprocess.run([sys.executable, '-c', code], cwd=source, env=environment, check=True, capture_output=True)
+    run_python('-c', code, folder=source, SWIN_BACKBONE_NATIVE='0')
     (wheel,) = folder.glob('*.whl')
     zipfile.ZipFile(wheel).extractall(folder / 'site')
     return folder / 'site'

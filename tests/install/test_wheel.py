@@ -1,17 +1,15 @@
 """An installed wheel has configs and tools, and mim finds them."""
 
-import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_python
 from mmengine.config import Config
 from mmengine.fileio import load
 
@@ -39,11 +37,20 @@ assert (mim / 'tools' / 'dist_train.sh').is_file()
 """
 
 
+def build_library(folder, **options):
+    command = ['setup.py', '--quiet', 'build_ext', '--build-lib', folder, '--build-temp', folder]
+    return run_python(*command, **options)
+
+
+def build_wheel(folder, **variables):
+    options = ['--quiet', '--no-deps', '--no-build-isolation', '--no-index', '-w', folder]
+    run_python('-m', 'pip', 'wheel', *options, '.', **variables)
+    (wheel,) = folder.glob('*.whl')
+    return wheel
+
+
 def test_a_build_without_a_compiler(tmp_path):
-    command = [sys.executable, 'setup.py', '--quiet', 'build_ext', '--build-lib', tmp_path, '--build-temp', tmp_path]
-    environment = {**os.environ, 'CC': 'false', 'CXX': 'false'}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
+    result = build_library(tmp_path, CC='false', CXX='false')
     assert result.stderr.count('the compiled CPU operators are not built, and not needed: ') == 1
     assert not list(tmp_path.rglob('*.so'))
 
@@ -52,26 +59,17 @@ def test_a_build_without_a_compiler(tmp_path):
 @pytest.mark.skipif(sys.platform != 'linux' or platform.machine() != 'x86_64', reason='made for Linux on x86-64')
 @pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
 def test_a_wheel_brings_the_operators(tmp_path):
-    command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '--no-index', '.']
-    result = subprocess.run([*command, '-w', tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr
-    (wheel,) = tmp_path.glob('*.whl')
+    wheel = build_wheel(tmp_path)
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith('.so')]
     assert libraries == ['swin_backbone/backends/native/libswin.so']
     assert wheel.name.split('-')[-3:-1] == ['py3', 'none']  # one file serves every Python
 
 
-def build(platform: str, folder: Path) -> tuple[Path, bytes]:
-    """A wheel for a platform, and its library."""
+def build_for(platform, folder):
+    """Return a wheel for a platform, and the library's bytes."""
     if find_spec('ziglang') is None:
         pytest.skip('zig, the compiler for all platforms, is not installed: make install EXTRAS=wheels')
-    command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '--no-index', '.']
-    environment = {**os.environ, 'SWIN_BACKBONE_PLATFORM': platform}
-    result = subprocess.run(
-        [*command, '-w', folder], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert result.returncode == 0, result.stderr
-    (wheel,) = folder.glob('*.whl')
+    wheel = build_wheel(folder, SWIN_BACKBONE_PLATFORM=platform)
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if Path(name).suffix in ('.so', '.dylib', '.dll', '.pyd', '.cpp')]
         assert len(names) == 1, names
@@ -91,7 +89,7 @@ def build(platform: str, folder: Path) -> tuple[Path, bytes]:
     ],
 )
 def test_a_wheel_for_a_platform_has_its_library(tmp_path, platform, begin, isas):
-    wheel, library = build(platform, tmp_path)
+    wheel, library = build_for(platform, tmp_path)
     assert wheel.name.endswith(f'-py3-none-{platform}.whl')
     assert library.startswith(begin)
     for isa in (*X86_64, *ARM64):
@@ -108,11 +106,8 @@ def test_a_wheel_for_a_platform_has_its_library(tmp_path, platform, begin, isas)
 
 
 def test_a_platform_without_wheels_is_said(tmp_path):
-    command = [sys.executable, 'setup.py', '--quiet', 'build_ext', '--build-lib', tmp_path, '--build-temp', tmp_path]
-    environment = {**os.environ, 'SWIN_BACKBONE_PLATFORM': 'win_arm64'}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    result = build_library(tmp_path, SWIN_BACKBONE_PLATFORM='win_arm64', status=1)
     assert 'SWIN_BACKBONE_PLATFORM must be one of manylinux2014_x86_64' in result.stderr
-    assert result.returncode != 0
 
 
 @pytest.fixture
@@ -135,21 +130,12 @@ def test_an_installed_wheel_finds_its_configs(installed, tmp_path):
     child = tmp_path / 'child.py'
     child.write_text(f"_base_ = 'swin_backbone::{CONFIG}'\n")
     code = LOOK_UP.format(target=str(installed), child=str(child))
-    # Not the checkout: its folder must not be on the path.
-    result = subprocess.run(
-        [sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_python('-c', code, folder=tmp_path, path=installed)
 
 
 def test_the_commands_of_an_installed_wheel_are_its_tools(installed, tmp_path):
     script = next(path for path in (installed / 'bin').iterdir() if path.stem == 'swin-backbone')
-    result = subprocess.run(
-        [sys.executable, str(script), 'plot-log', '--help'], cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': str(installed)}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-3000:]
+    result = run_python(script, 'plot-log', '--help', folder=tmp_path, path=installed)
     assert result.stdout.startswith('usage: swin-backbone plot-log')
 
 
