@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, run_python
 
 pytestmark = [pytest.mark.ray, pytest.mark.train]
 pytest.importorskip('ray', reason='Ray is not installed: make test ENV=ray')
@@ -47,8 +47,7 @@ def model(tmp_path_factory):
     import swin_backbone  # noqa: F401  registers the backbone
 
     folder = tmp_path_factory.mktemp('ray')
-    command = [sys.executable, 'tools/make_shapes_dataset.py', folder / 'shapes', '--train', '1', '--val', PICTURES]
-    subprocess.run([*map(str, command), '--shape', '64'], cwd=ROOT, check=True, capture_output=True)
+    run_python('tools/make_shapes_dataset.py', folder / 'shapes', '--train', 1, '--val', PICTURES, '--shape', 64)
     (folder / 'shapes' / 'images' / 'val' / '000003.png').write_bytes(b'no picture')
     base = str(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py')
     (folder / 'config.py').write_text(
@@ -98,10 +97,10 @@ def test_an_actor_that_is_killed_loses_and_doubles_no_picture(model, tmp_path, r
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert len(list((model / 'seen').iterdir())) > 2
-    found = rows(tmp_path / 'out')
-    assert [row['path'] for row in found] == [str(path) for path in sorted(pictures.iterdir())]
-    assert [row['error'] for row in found if row['error']] == ['OpenCV cannot read it']
-    assert [row['path'] for row in found if not row['labels']] == [str(pictures / '000003.png')]
+    table = rows(tmp_path / 'out')
+    assert [row['path'] for row in table] == [str(path) for path in sorted(pictures.iterdir())]
+    assert [row['error'] for row in table if row['error']] == ['OpenCV cannot read it']
+    assert [row['path'] for row in table if not row['labels']] == [str(pictures / '000003.png')]
     assert not (tmp_path / 'out.partial').exists()
     record_fault('kills')
 
@@ -132,12 +131,12 @@ def test_a_parquet_of_paths_and_a_webdataset_give_what_the_folder_gives(model, t
     assert [row['labels'] for row in of_paths] == [row['labels'] for row in of_tar]
 
 
-@pytest.mark.parametrize(('source', 'said'), [('empty', 'has no pictures'), ('none-*.tar', 'is no WebDataset')])
+@pytest.mark.parametrize(('source', 'message'), [('empty', 'has no pictures'), ('none-*.tar', 'is no WebDataset')])
 @pytest.mark.slow
-def test_nothing_to_read_is_a_sentence(model, tmp_path, source, said):
+def test_nothing_to_read_is_a_sentence(model, tmp_path, source, message):
     (tmp_path / 'empty').mkdir()
     process = start(model, tmp_path / source, tmp_path / 'out')
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
-    assert said in output.splitlines()[-1]
+    assert message in output.splitlines()[-1]
     assert 'Traceback' not in output

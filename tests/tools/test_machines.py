@@ -16,13 +16,11 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_python
 from helpers.openmmlab.toy_training import differing
 
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable, 'PYTHONPATH': str(ROOT)}
-ENVIRONMENT['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = (
-    '1'  # a shared store has the addresses of lost processes (torch 2.13)
-)
+ENVIRONMENT['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'  # a shared store has addresses of lost processes (torch 2.13)
 LIMIT_S = 300
 END_S = 30  # all ranks end within this time after a loss
 
@@ -116,8 +114,7 @@ default_hooks = dict(checkpoint=dict(interval=5, max_keep_ckpts=2))
 def config(tmp_path_factory):
     pytest.importorskip('mmseg', reason='mmseg is not installed')
     folder = tmp_path_factory.mktemp('machines')
-    command = [sys.executable, 'tools/make_shapes_dataset.py', folder / 'shapes', '--train', 16, '--val', 2]
-    subprocess.run([*map(str, command), '--shape', '64'], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+    run_python('tools/make_shapes_dataset.py', folder / 'shapes', '--train', 16, '--val', 2, '--shape', 64)
     (folder / 'global_loss.py').write_text(LOSSES)
     base = str(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py')
     (folder / 'config.py').write_text(CONFIG.format(base=base, data=str(folder / 'shapes')))
@@ -180,14 +177,8 @@ def ranks_below(machine):
 def test_a_killed_rank_changes_no_bit(config, machines, tmp_path, record_fault):
     for name in ('whole', 'killed'):
         port = free_port()
-        machines[:] = [
-            start(
-                elastic(config, tmp_path / name, 2, 40, port, least=2),
-                tmp_path / f'{name}{node}.log',
-                NODE_RANK=str(node),
-            )
-            for node in range(2)
-        ]
+        command = elastic(config, tmp_path / name, 2, 40, port, least=2)
+        machines[:] = [start(command, tmp_path / f'{name}{node}.log', NODE_RANK=str(node)) for node in range(2)]
         if name == 'killed':
             wait_for(lambda: list((tmp_path / 'killed').glob('iter_15.pth')), *machines)
             (process,) = ranks_below(machines[1])
@@ -204,22 +195,20 @@ def test_a_killed_rank_changes_no_bit(config, machines, tmp_path, record_fault):
 def test_a_lost_machine(config, machines, tmp_path, record_fault):
     """The remaining machine has half the batch, and a loss of about the same size."""
     port = free_port()
-    machines[:] = [
-        start(elastic(config, tmp_path / 'work', 2, 60, port), tmp_path / f'{node}.log', NODE_RANK=str(node))
-        for node in range(2)
-    ]
+    command = elastic(config, tmp_path / 'work', 2, 60, port)
+    machines[:] = [start(command, tmp_path / f'{node}.log', NODE_RANK=str(node)) for node in range(2)]
     wait_for(lambda: list((tmp_path / 'work').glob('iter_15.pth')), *machines)
     end(machines[1])  # the launcher and its rank; the first machine has the store
     assert machines[0].wait(LIMIT_S) == 0, (tmp_path / '0.log').read_text()[-3000:]
-    found = losses(tmp_path / 'work')
-    assert list(found) == list(range(60))
-    worlds = [world for _, world in found.values()]
+    steps = losses(tmp_path / 'work')
+    assert list(steps) == list(range(60))
+    worlds = [world for _, world in steps.values()]
     assert worlds == sorted(worlds, reverse=True)
     assert set(worlds) == {1, 2}
     (first, *_) = restored(tmp_path / '0.log')
     assert int(first) >= 15
     assert '1 processes instead of 2' in (tmp_path / '0.log').read_text()
-    curve = [loss for loss, _ in found.values()]
+    curve = [loss for loss, _ in steps.values()]
     change = worlds.index(1)
     assert mean(curve[change : change + 5]) == pytest.approx(mean(curve[change - 5 : change]), rel=0.3)
     assert mean(curve[-10:]) < mean(curve[:10])
@@ -265,9 +254,8 @@ def test_slurm_starts_all_ranks(config, slurm, machines, tmp_path, tool):
 
 @pytest.mark.parametrize('stopped', [True, False])
 def test_a_job_that_slurm_ends_goes_back_into_the_queue(slurm, machines, tmp_path, stopped, record_fault):
-    (tmp_path / 'python').write_text(
-        f'#!/usr/bin/env bash\ntouch {tmp_path}/up\n{"sleep 60 &" if stopped else ":"}\nwait\n'
-    )
+    work = 'sleep 60 &' if stopped else ':'
+    (tmp_path / 'python').write_text(f'#!/usr/bin/env bash\ntouch {tmp_path}/up\n{work}\nwait\n')
     (tmp_path / 'python').chmod(0o755)
     command = ['bash', 'tools/train.sbatch', 'config.py', '1', tmp_path / 'work']
     machines.append(start(command, tmp_path / 'log', **{**slurm, 'PYTHON': str(tmp_path / 'python')}))

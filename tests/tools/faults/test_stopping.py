@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, run_python
 from helpers.openmmlab.toy_training import differing
 
 from swin_backbone import SwinBackbone, convert_checkpoint
@@ -20,20 +20,13 @@ ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)}
 LIMIT_S = 300
 
 
-def run(*command, **options):
-    return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, env=ENVIRONMENT, text=True, timeout=LIMIT_S,
-        **{'capture_output': True, **options},
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('tool', ['print_config', 'flops'])
 def test_a_full_disk_is_a_sentence(record_fault, tool):
     more = ['--backbone-only'] if tool == 'flops' else []
     with open('/dev/full', 'w') as full:
-        command = [f'tools/{tool}.py', 'configs/demo/swin-nano_upernet_shapes.py', *more]
-        result = run(*command, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        command = [sys.executable, f'tools/{tool}.py', 'configs/demo/swin-nano_upernet_shapes.py', *more]
+        result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == 1
     assert result.stderr.endswith(f'tools/{tool}.py: cannot write its output (No space left on device)\n')
     assert 'Traceback' not in result.stderr
@@ -100,8 +93,7 @@ def wait_for(condition):
 @pytest.fixture(scope='module')
 def shapes(tmp_path_factory):
     out = tmp_path_factory.mktemp('shapes')
-    result = run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--shape', 64)
-    assert result.returncode == 0, result.stderr
+    run_python('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--shape', 64)
     return out
 
 
@@ -140,13 +132,13 @@ def test_a_kill_and_a_signal_change_no_bit(tmp_path, shapes, record_fault, confi
         process.send_signal(number)
         return process.wait(LIMIT_S)
 
-    def said(folder):
+    def log(folder):
         return (tmp_path / f'{folder}.log').read_text()[-3000:]
 
-    assert train('whole').wait(LIMIT_S) == 0, said('whole')
-    assert stop(train('killed'), 'killed', signal.SIGKILL) == -signal.SIGKILL, said('killed')
-    assert stop(train('killed', '--resume'), 'killed', signal.SIGTERM) == 75, said('killed')
-    assert train('killed', '--resume').wait(LIMIT_S) == 0, said('killed')
+    assert train('whole').wait(LIMIT_S) == 0, log('whole')
+    assert stop(train('killed'), 'killed', signal.SIGKILL) == -signal.SIGKILL, log('killed')
+    assert stop(train('killed', '--resume'), 'killed', signal.SIGTERM) == 75, log('killed')
+    assert train('killed', '--resume').wait(LIMIT_S) == 0, log('killed')
     final = Path((tmp_path / 'whole' / 'last_checkpoint').read_text()).name
     assert differing(tmp_path / 'whole' / final, tmp_path / 'killed' / final) == []
     record_fault('resumes')
