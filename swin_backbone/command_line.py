@@ -175,27 +175,35 @@ def _export_local_rank(rank: str) -> int:
 # Arguments of several tools, in the order of every --help. docs/reference/tools.md has this table.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     'image': dict(help='a picture'),
-    'config': dict(help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...'),
-    'checkpoint': dict(help='path or URL of the checkpoint'),
+    'config': dict(help='path of a config, or mmdet::..., mmseg::..., swin_backbone::...'),
+    'checkpoint': dict(help='path or URL of a checkpoint'),
     '--data': dict(
         metavar='D',
-        help='your own pictures with annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or label '
-        'PNGs, or the JSON itself; data sets, classes and evaluators follow',
+        help='your own pictures and annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or label '
+        'PNGs, or the JSON itself; replaces data sets, classes and metrics of the config',
     ),
     '--backbone': dict(
         type=swin, metavar='NAME', help="put this Swin in place of the config's backbone: swin-t, swinv2-b, ..."
     ),
     '--epochs': dict(
-        type=positive, metavar='N', help='train for N epochs; schedule, warm-up, validation and checkpoints follow'
+        type=positive, metavar='N', help='passes over the training pictures; schedule and validation are adapted'
     ),
     '--batch': dict(type=positive, metavar='N', help='pictures per step and process; the learning rate stays'),
-    '--shape': dict(type=whole(1, LARGEST_SIDE), nargs='+', action=Shape, metavar=('H', 'W'), help='height and width'),
-    '--lr': dict(type=number(1e-12), metavar='R', help='the learning rate; the last rate of the schedule follows'),
+    '--shape': dict(
+        type=whole(1, LARGEST_SIDE),
+        nargs='+',
+        action=Shape,
+        metavar=('H', 'W'),
+        help='height and width in pixels; one number is a square',
+    ),
+    '--lr': dict(type=number(1e-12), metavar='R', help='learning rate; later rates of the schedule scale with it'),
     '--auto-scale-lr': dict(
         action='store_true',
-        help='scale the learning rate in proportion to the batch, from auto_scale_lr.base_batch_size of the config',
+        help='learning rate in proportion to the batch, from auto_scale_lr.base_batch_size of the config',
     ),
-    '--annotations': dict(metavar='A', help='with --data: annotations that are not below the pictures'),
+    '--annotations': dict(
+        metavar='A', help='with --data: file or folder of annotations outside the folder of pictures'
+    ),
     '--at': dict(metavar='KEY', help='with --backbone: the key of the backbone, if the config has several'),
     '--recipe': dict(
         choices=('swin', 'keep'),
@@ -203,7 +211,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         help="with --backbone: the optimizer of the Swin recipe, or the config's own (default: swin)",
     ),
     '--weights': dict(
-        metavar='W', help='path or URL of the checkpoint, or the name of published weights: docs/measurements/zoo.md'
+        metavar='W', help='path or URL of a checkpoint, or the name of published weights: docs/measurements/zoo.md'
     ),
     '--resume': dict(
         nargs='?',
@@ -224,7 +232,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--dpi': dict(type=whole(1, 1000), default=100, metavar='N', help='pixels of a PNG per inch (default: 100)'),
     '--overwrite': dict(
         action='store_true',
-        help='replace existing files of yours too; files of the tools are always replaced',
+        help='replace existing files that no tool wrote, too',
     ),
     '--cfg-options': dict(
         nargs='+',
@@ -234,10 +242,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         '+key=value adds a new key',
     ),
     '--skip-unreadable': dict(action='store_true', help='skip pictures that cannot be read, and count them'),
-    '--allow-missing': dict(
-        action='store_true', help='continue if the checkpoint lacks weights of the model, which stay random'
+    '--allow-missing': dict(action='store_true', help='continue if the checkpoint lacks weights; these stay random'),
+    '--unsafe-load': dict(
+        action='store_true', help='load a checkpoint that can run code; only from an author you trust'
     ),
-    '--unsafe-load': dict(action='store_true', help='let a checkpoint run any code: only if you trust its author'),
     '--timeout': dict(
         type=_set_timeout,
         default=30.0,

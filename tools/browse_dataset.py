@@ -2,7 +2,8 @@
 
 python tools/browse_dataset.py CONFIG --output-dir D --not-show
 
-A picture that cannot be read or drawn is named and skipped. Exit status: 0 if all pictures are drawn, 1 if not.
+Without --not-show, each picture appears in a window. Unreadable pictures are named and skipped. Exit status: 0 if all
+pictures are drawn, 1 if not.
 """
 
 import argparse
@@ -41,8 +42,14 @@ def parse_args() -> argparse.Namespace:
     parser.add(f'{CONFIG} data annotations overwrite skip_unreadable')
     parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
     parser.add_argument('--not-show', action='store_true', help='open no window')
-    parser.add_argument('--show-interval', type=number(0), default=2, metavar='S', help='seconds a picture stays')
-    parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
+    parser.add_argument(
+        '--show-interval',
+        type=number(0),
+        default=2,
+        metavar='S',
+        help='seconds for each picture in the window (default: 2)',
+    )
+    parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='data set (default: train)')
     parser.add_argument('--show-number', type=positive, metavar='N', help='stop after N pictures')
     args = parser.parse_args()
     if args.not_show and not args.output_dir:

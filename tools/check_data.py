@@ -2,8 +2,8 @@
 
 python tools/check_data.py CONFIG --data D
 
-Annotation files are read whole. Of each data set, up to --max-files random pictures with labels are opened, for at most
---seconds; the table has the number. Exit status: 0 if all data can be trained on, also with warnings; 1 if not.
+All annotations are read. Of each data set, --max-files random pictures and labels are opened, for at most --seconds.
+Exit status: 0 if a training can use all data, also with warnings; 1 if not.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 python tools/export.py CONFIG CKPT --out-dir DIR
 
-DIR has the model and deploy.json: preparation of pictures, inputs, outputs, and results of the verification. For the
-verification, a runtime runs the file, and the outputs are compared with PyTorch, before DIR is made. An int8 model is
-calibrated on --pictures, or without this option on pictures of the config's training set.
+DIR has the model and deploy.json, which describes inputs, outputs and the preparation of pictures. Before DIR is made,
+a runtime runs the model, and the outputs are compared with PyTorch. --pictures calibrate an int8 model; without
+--pictures the training set does.
 """
 
 import argparse
@@ -22,19 +22,23 @@ def parse_args() -> argparse.Namespace:
     parser.add(
         f'{CONFIG} checkpoint shape out_dir overwrite unsafe_load timeout',
         out_dir=dict(required=True, help='folder to make'),
-        shape=dict(help='one fixed height and width (default: free batch, height and width)'),
+        shape=dict(help='fixed height and width in pixels (default: every batch, height and width)'),
     )
-    parser.add_argument('--format', default='onnx', help='onnx (default), openvino, torch or aoti')
-    parser.add_argument('--part', default='model', help='model (default), backbone or neck')
-    parser.add_argument('--precision', help='fp32, fp16, bf16 or int8 (default: fp32; for openvino fp16 weights)')
+    parser.add_argument('--format', default='onnx', metavar='F', help='onnx (default), openvino, torch or aoti')
+    parser.add_argument('--part', default='model', metavar='P', help='model (default), backbone or neck')
     parser.add_argument(
-        '--operators', help="swin: the backbone's layers by this package's compiled library, which DIR then contains"
+        '--precision', metavar='P', help='fp32 (default), fp16 (default of openvino, for weights), bf16 or int8'
+    )
+    parser.add_argument(
+        '--operators',
+        metavar='swin',
+        help='compute the backbone by the compiled library; DIR then contains the library',
     )
     parser.add_argument(
         '--pictures', nargs='+', default=[], metavar='P', help='pictures for verification and for int8 calibration'
     )
     parser.add_argument(
-        '--texts', default='', help="classes that Grounding DINO detects, as 'cat . dog .' (default: the dataset's)"
+        '--texts', default='', metavar='T', help="classes for Grounding DINO: 'cat . dog .' (default: of the data set)"
     )
     return parser.parse_args()
 

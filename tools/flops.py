@@ -17,9 +17,9 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
         f'{CONFIG} shape json overwrite',
-        shape=dict(help='height and width (default: 800 1280 for a detector, 512 2048 for a segmentor)'),
+        shape=dict(help='height and width in pixels (default: 800 1280 for a detector, 512 2048 for a segmentor)'),
     )
-    parser.add_argument('--backbone-only', action='store_true', help='leave out neck and heads')
+    parser.add_argument('--backbone-only', action='store_true', help='count without neck and heads')
     return parser.parse_args()
 
 

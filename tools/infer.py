@@ -13,11 +13,11 @@ DIR is a folder of tools/export.py. An input is a picture, a video, a folder or 
   D/labels/NAME.png    segmentor: the class of each pixel, from 0; 16 bits for
                        more than 256 classes
 
-A picture above --max-pixels is reduced for the model and the overlay, with a line in the log; this limits the memory.
-Boxes, masks and labels are in pixels of the full picture.
+To limit memory, a picture above --max-pixels is reduced for the model and the overlay, with a line in the log. Boxes,
+masks and labels are in pixels of the full picture.
 
---tile runs a picture of any size in tiles, in constant memory (a GeoTIFF, a slide, a TIFF, OME-TIFF or zarr, a JPEG
-or PNG), also with DIR. The output is
+--tile N cuts a picture of any size into tiles of N pixels, in constant memory: a GeoTIFF, a slide, a TIFF, an OME-TIFF,
+a zarr, a JPEG or a PNG. The output is
 
   D/labels/NAME.tif     segmentor: a tiled TIFF, with the coordinates of the
                         picture
@@ -26,7 +26,7 @@ or PNG), also with DIR. The output is
                         the picture has coordinates
   D/tiles/NAME/         finished tiles, for --resume and --merge
 
---shard I/N without --tile runs every Nth input from number I on and writes to D/I-of-N, for arrays of jobs.
+--shard I/N without --tile runs every Nth input from number I on, for arrays of jobs. The outputs are in D/I-of-N.
 
 Inputs are never replaced, and files of other programs only with --overwrite.
 
@@ -94,9 +94,11 @@ def parse_args() -> argparse.Namespace:
     )
     tiles = parser.add_argument_group('pictures larger than memory')
     tiles.add_argument('--tile', type=positive, metavar='N', help='side of the tiles, in pixels')
-    tiles.add_argument('--overlap', type=whole(0), metavar='N', help='of neighbouring tiles (default: 128)')
     tiles.add_argument(
-        '--level', type=whole(0), metavar='L', help='of a slide or pyramid; 0, the default, is the finest'
+        '--overlap', type=whole(0), metavar='N', help='overlap of neighbouring tiles, in pixels (default: 128)'
+    )
+    tiles.add_argument(
+        '--level', type=whole(0), metavar='L', help='level of a slide or pyramid (default: 0, the finest)'
     )
     tiles.add_argument(
         '--skip-blank',
@@ -104,14 +106,14 @@ def parse_args() -> argparse.Namespace:
         nargs='?',
         const=0,
         metavar='N',
-        help='skip tiles in which no channel differs by more than N (default: 0), and say how many they were',
+        help='skip tiles whose pixels differ by at most N in every channel (N without a value: 0)',
     )
-    tiles.add_argument('--resume', action='store_true', help='go on after the tiles that are finished')
+    tiles.add_argument('--resume', action='store_true', help='continue with the unfinished tiles')
     tiles.add_argument(
         '--shard',
         type=shard,
         metavar='I/N',
-        help='the tiles of process I of N, from 0; then --merge; or without --tile the pictures',
+        help='run part I of N, from 0: of the tiles, then --merge; without --tile, of the inputs',
     )
     tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
     args = parser.parse_args()
@@ -119,7 +121,7 @@ def parse_args() -> argparse.Namespace:
         if args.weights:
             parser.error(f'--weights takes a config, got the exported folder {args.config}')
     elif not args.weights:
-        parser.error(f'it takes INPUT... CONFIG --weights CKPT, or INPUT... DIR of tools/export.py, got {args.config}')
+        parser.error(f'give INPUT... CONFIG --weights CKPT, or INPUT... DIR of tools/export.py, got {args.config}')
     if args.tile is None:
         given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
         if given:

@@ -164,22 +164,24 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add_argument('out', type=Path, help='folder to write to')
+    parser.add_argument('out', type=Path, metavar='OUT', help='folder to write to')
     parser.add(
         'shape overwrite debug',
-        shape=dict(type=whole(64, 8192), default=(128, 128), help='height and width, which are equal (default: 128)'),
+        shape=dict(
+            type=whole(64, 8192), default=(128, 128), help='side of the square pictures in pixels (default: 128)'
+        ),
     )
     parser.add_argument('--train', type=positive, default=400, metavar='N', help='training pictures (default: 400)')
-    parser.add_argument('--val', type=positive, default=80, metavar='M', help='held-out pictures (default: 80)')
-    parser.add_argument('--seed', type=whole(0), default=0, metavar='S', help='default: 0')
+    parser.add_argument('--val', type=positive, default=80, metavar='N', help='validation pictures (default: 80)')
+    parser.add_argument('--seed', type=whole(0), default=0, metavar='S', help='seed of the random numbers (default: 0)')
     parser.add_argument(
         '--visible',
         type=number(0, 1),
         default=0.0,
         metavar='F',
-        help='the share of a shape that others leave to be seen, at least (default: 0)',
+        help='smallest visible share of a shape, 0 to 1 (default: 0)',
     )
-    parser.add_argument('--crops', action='store_true', help='write each single shape too, for a classifier')
+    parser.add_argument('--crops', action='store_true', help='also write a crop of each shape, for a classifier')
     args = parser.parse_args()
     if args.shape[0] != args.shape[1]:
         parser.error(f'--shape takes equal sides, got {args.shape[0]} {args.shape[1]}')

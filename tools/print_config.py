@@ -1,4 +1,4 @@
-"""Print a config as tools/train.py would use it. Changes by the options are printed to stderr.
+"""Print a config as tools/train.py uses it. stderr shows what the options change.
 
 python tools/print_config.py CONFIG --backbone swin-t --data D
 """
@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(f'{CONFIG} {TRAINING_OPTIONS} data annotations overwrite')
     parser.add_argument(
-        '--save-path', metavar='F', type=Path, help=f'write it to F too, one of {", ".join(CONFIG_SUFFIXES)}'
+        '--save-path', metavar='F', type=Path, help=f'write the config to F too: {", ".join(CONFIG_SUFFIXES)}'
     )
     args = parser.parse_args()
     if args.save_path and args.save_path.suffix not in CONFIG_SUFFIXES:

@@ -4,7 +4,7 @@ python tools/test.py CONFIG CKPT
 python tools/test.py CONFIG --weights NAME
 python tools/test.py CONFIG DIR
 
-DIR is a folder of tools/export.py. Its model runs in its own runtime, on the data and by the metric of the config.
+DIR is a folder of tools/export.py. The exported model runs in its runtime, with data and metric of the config.
 """
 
 import argparse
@@ -36,15 +36,17 @@ def parse_args() -> argparse.Namespace:
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),
-        out=dict(type=str, help='file of the predictions, .pkl; of a segmentor the folder of label PNGs'),
+        out=dict(type=str, help='.pkl file for the predictions; for a segmentor, a folder for label PNGs'),
     )
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
-    parser.add_argument('--wait-time', type=number(0), default=2, metavar='S', help='seconds a shown picture stays')
+    parser.add_argument(
+        '--wait-time', type=number(0), default=2, metavar='S', help='with --show: seconds for each picture (default: 2)'
+    )
     parser.add_argument('--tta', action='store_true', help='test-time augmentation of the config, or flipping')
     args = parser.parse_args()
     if (args.checkpoint is None) == (args.weights is None):
-        parser.error('it takes CONFIG CKPT, or CONFIG --weights W')
+        parser.error('give CONFIG CKPT, or CONFIG --weights W')
     return args
 
 

@@ -2,8 +2,8 @@
 
 python tools/train.py CONFIG --data D --backbone swin-t
 
-`own_data` is checked briefly before training: tools/check_data.py. curves.png beside the log shows loss terms,
-learning rate and validation metrics.
+A short check of your own data precedes the training; tools/check_data.py checks all data. curves.png beside the log
+shows loss terms, learning rate and validation metrics.
 """
 
 import argparse
@@ -34,12 +34,14 @@ def parse_args() -> argparse.Namespace:
     parser.add(
         f'{CONFIG} {TRAINING_OPTIONS} data annotations weights resume amp work_dir skip_unreadable unsafe_load timeout '
         'launcher local_rank',
-        weights=dict(help=f'begin with these weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
+        weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
-    parser.add_argument('--vis', choices=list(VIS_BACKENDS), help='write the log for TensorBoard or W&B too')
+    parser.add_argument(
+        '--vis', choices=list(VIS_BACKENDS), help='write the log for TensorBoard or Weights & Biases too'
+    )
     args = parser.parse_args()
     if args.resume and args.weights:
-        parser.error('--resume goes on from the weights of a checkpoint: leave out --weights')
+        parser.error('--resume loads the weights of a checkpoint: leave out --weights')
     return args
 
 

@@ -8,8 +8,8 @@ python tools/visualize.py features IMAGE CONFIG CKPT
 python tools/visualize.py cam IMAGE CONFIG CKPT
 python tools/visualize.py bias CKPT
 
-`COMMAND --help` prints the options of a command. Stages, blocks and heads are counted from 1: block 2 of stage 1 is
-`stages.0.blocks.1`. --shape and --point are pixels of the image. explore writes HTML alone. No display is needed.
+COMMAND --help prints the options of a command. Stages, blocks and heads count from 1: block 2 of stage 1 is
+`stages.0.blocks.1`. The output is a PNG or an HTML page, of explore always an HTML page. No display is needed.
 """
 
 import argparse
@@ -47,10 +47,17 @@ def parse_args() -> argparse.Namespace:
 
     for name, draw, what in (
         ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
-        ('masks', draw_masks, 'the attention mask of each kind of window, and the stack of all'),
+        ('masks', draw_masks, 'the attention mask of each kind of window, and all masks'),
         ('explore', explorer_page, 'an HTML page with the tokens that each token attends to'),
     ):
-        command = _command(commands, name, draw, what, 'shape', shape=dict(required=True, help='of the image'))
+        command = _command(
+            commands,
+            name,
+            draw,
+            what,
+            'shape',
+            shape=dict(required=True, help='height and width of the image in pixels'),
+        )
         command.add_argument(
             '--window',
             type=positive,
@@ -66,33 +73,35 @@ def parse_args() -> argparse.Namespace:
             '--small-map',
             choices=['pad', 'shrink'],
             default='pad',
-            help='what is done with a map smaller than the window (default: pad)',
+            help='treatment of a map smaller than the window (default: pad)',
         )
 
-    what = 'the attention of a token, and its field of view after some blocks'
+    what = 'the attention of a token, and its receptive field after each block'
     help_of_none = 'default: the weights that the config starts from'
     attention = _of_a_model(commands, 'attention', draw_attention, what, checkpoint=dict(nargs='?', help=help_of_none))
-    attention.add_argument('--point', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel')
+    attention.add_argument(
+        '--point', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel of the image'
+    )
     for name in ('stage', 'block', 'head'):
         attention.add_argument(f'--{name}', type=positive, default=1, help=f'{name}, from 1 (default: 1)')
 
-    _of_a_model(commands, 'features', draw_features, 'the maps of each stage, principal components as colours')
+    _of_a_model(commands, 'features', draw_features, 'the map of each stage, with principal components as colours')
 
     cam = _of_a_model(commands, 'cam', draw_cam, "Grad-CAM or EigenCAM of a detector's box or a segmentor's class")
-    cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='default: grad')
-    cam.add_argument('--label', metavar='CLASS', help='class (default: of the best box, or the most frequent one)')
+    cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='Grad-CAM (default) or EigenCAM')
+    cam.add_argument('--label', metavar='CLASS', help="class (default: the best box's, or the most frequent)")
     cam.add_argument('--number', type=positive, default=1, metavar='N', help='explain the N-th best box (default: 1)')
-    cam.add_argument('--stage', type=positive, default=4, help='stage whose map is looked at (default: 4)')
+    cam.add_argument('--stage', type=positive, default=4, help='stage of the map, from 1 to 4 (default: 4)')
 
     what = 'relative position bias tables, before and after resizing'
     bias = _command(commands, 'bias', draw_bias, what, 'checkpoint unsafe_load timeout')
     bias.add_argument('--stage', type=positive, default=1, help='stage, from 1 (default: 1)')
     bias.add_argument('--block', type=positive, default=1, help='block, from 1 (default: 1)')
     bias.add_argument(
-        '--window', type=positive, nargs='+', metavar='W', help='window of the checkpoint, if it does not say it'
+        '--window', type=positive, nargs='+', metavar='W', help='window of a checkpoint without this number'
     )
     bias.add_argument(
-        '--new-window', type=positive, nargs='+', metavar='W', help='the other window (default: twice as large)'
+        '--new-window', type=positive, nargs='+', metavar='W', help='window to resize to (default: twice as large)'
     )
     return parser.parse_args()
 
@@ -118,7 +127,7 @@ def _of_a_model(
 ) -> Parser:
     return _command(
         commands, name, draw, what, f'image {CONFIG} checkpoint device unsafe_load timeout',
-        device=dict(default='cpu', help='where the model runs (default: cpu)'), **changes,
+        device=dict(default='cpu', help='device of the model (default: cpu)'), **changes,
     )  # fmt: skip
 
 
@@ -190,7 +199,7 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
     seen = seen_by(predictor, frame)
     (x, y), (height, width) = args.point, frame.pixels.shape[:2]
     if not (0 <= x < width and 0 <= y < height):
-        raise ValueError(f'--at takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
+        raise ValueError(f'--point takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
     at = y * seen.picture_HW3.shape[0] // height, x * seen.picture_HW3.shape[1] // width
     shifted, plain = (attention_maps(predictor.model, seen.inputs_BCHW, shift=shift) for shift in (True, False))
     where = args.stage, args.block, args.head

@@ -76,11 +76,11 @@ def test_a_training_begins_with_them_alone():
 @pytest.mark.parametrize(
     ('command', 'said'),
     [
-        (('test', 'a.py'), 'it takes CONFIG CKPT, or CONFIG --weights W'),
-        (('test', 'a.py', 'b.pth', '--weights', 'NAME'), 'it takes CONFIG CKPT, or CONFIG --weights W'),
+        (('test', 'a.py'), 'give CONFIG CKPT, or CONFIG --weights W'),
+        (('test', 'a.py', 'b.pth', '--weights', 'NAME'), 'give CONFIG CKPT, or CONFIG --weights W'),
         (('train', 'a.py', '--resume', '--weights', 'NAME'), 'leave out --weights'),
-        (('infer', 'a.png', 'a.py'), 'it takes INPUT... CONFIG --weights CKPT'),
-        (('infer', 'a.png', 'a.py', 'a.pth'), 'it takes INPUT... CONFIG --weights CKPT'),
+        (('infer', 'a.png', 'a.py'), 'give INPUT... CONFIG --weights CKPT'),
+        (('infer', 'a.png', 'a.py', 'a.pth'), 'give INPUT... CONFIG --weights CKPT'),
     ],
 )
 def test_tools_take_one_or_the_other(command, said):
