@@ -212,6 +212,8 @@ class _Ends:
     def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
         """Keep the length of a warm-up in iterations, up to `WARM_UP`; convert epochs to iterations."""
         longest = int(WARM_UP * self.total)
+        if longest < 2:  # mmengine keeps the first rate of a warm-up of 1 iteration to the end of the training
+            longest = 0
         if not counts_epochs:
             schedule.end = self.moved[end] = min(end, longest)
         elif self.factor != 1 or end * self.steps > longest:

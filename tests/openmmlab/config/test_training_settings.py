@@ -179,6 +179,13 @@ def test_a_learning_rate_moves_the_end_of_its_schedule():
     assert set_(FCN, lr=0.1).param_scheduler[0].eta_min == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize(('config', 'pictures'), [(RETINANET, 32), (RETINANET, 2), (SEGFORMER, 20)])
+def test_the_shortest_training_reaches_its_learning_rate(config, pictures):
+    """A warm-up of 1 iteration would keep its first rate to the end."""
+    cfg = set_(config, pictures=pictures, batch=2, epochs=1)
+    assert max(rates(cfg, max(1, pictures // 2))) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
+
+
 def test_few_pictures_shorten_a_warm_up_alone():
     cfg = read_config(RETINANET)
     fit_schedule(cfg, 10)
