@@ -1,6 +1,7 @@
 """The package as a whole: requirements, and directions of imports."""
 
 import ast
+import graphlib
 import os
 import re
 import shutil
@@ -123,6 +124,21 @@ def test_imports_go_down_only(folder):
         for name in imported(path):
             known = name.split('.')[0] in standard or any(name == a or name.startswith(a + '.') for a in allowed)
             assert known or not standard, f'{path.relative_to(ROOT)} imports {name}'
+
+
+def test_no_circle_of_imports():
+    """Imports inside functions count too."""
+    modules = {'.'.join(path.relative_to(ROOT).with_suffix('').parts): path for path in PACKAGE.rglob('*.py')}
+    graph = {}
+    for module, path in modules.items():
+        names = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        graph[module] = set()
+        for node in names:
+            base = '.'.join([*module.split('.')[: -node.level], *filter(None, [node.module])]) if node.level else ''
+            graph[module] |= {base} | {f'{base}.{alias.name}' for alias in node.names}
+        graph[module] &= set(modules)
+    order = [*graphlib.TopologicalSorter(graph).static_order()]  # raises a CycleError
+    assert set(order) == set(modules)
 
 
 def test_folders_of_openmmlab_import_those_to_their_left():

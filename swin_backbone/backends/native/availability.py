@@ -4,13 +4,15 @@ Letters: C channels.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import byref
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import torch
 
-from ..weight_cache import WeightCache
-from .library import ISA, PRODUCTS, load
+from . import memory
+from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load
+from .memory import empty, pack_linear
 
 # Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX has
 # 330 GFLOP/s of float32 and 1500 of bfloat16.
@@ -59,14 +61,15 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def _multiplies(dtype: torch.dtype) -> bool:
-    from .layers import embed  # imports this module
-
     of_float32: dict[str, Any] = dict(dtype=torch.float32, device='cpu')
     image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **of_float32).sin().view(2, 4, 48, 32)
-    weight_OCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
-    found = embed(image_BCHW, weight_OCHW, None, (None, None, None), dtype, WeightCache()).permute(0, 3, 1, 2)
-    expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_OCHW.double(), stride=16)
-    error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    weight_NCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
+    panels, y_BHWN = pack_linear(weight_NCHW, dtype, unit=1), empty(2, 3, 2, 96)
+    images = Images(image_BCHW.data_ptr(), *image_BCHW.shape, tuple(image_BCHW.stride()), 16, 16)
+    projection = Projection(DTYPES.index(PRODUCTS[dtype]), 1, 96, panels.data_ptr(), None, False, 0.0, None, None)
+    memory.library().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
+    expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)
+    error = (y_BHWN.permute(0, 3, 1, 2) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     return bool(error < (1e-5 if PRODUCTS[dtype] is torch.float32 else 2e-2))
 
 

@@ -14,7 +14,7 @@ from helpers.backends.native_blocks import by_operator, by_reference, gradients,
 from torch._subclasses import FakeTensorMode
 
 import swin_backbone.backends.native
-from swin_backbone.backends.native import availability, convolution, layers, library, why_not_in
+from swin_backbone.backends.native import availability, convolution, library, why_not_in
 from swin_backbone.backends.native.library import NAME, load
 
 REGISTERS = {  # registers and instructions outside an instruction set
@@ -164,6 +164,6 @@ def test_products_that_are_wrong_on_amx_are_not_used(monkeypatch, dtype):
     monkeypatch.setattr(library.Library, 'isa', 'amx')
     ask = availability.why_not_in.__wrapped__
     assert ask(dtype) is None
-    embed = layers.embed
-    monkeypatch.setattr(layers, 'embed', lambda *arguments: embed(*arguments).flip(-1))
+    pack = availability.pack_linear
+    monkeypatch.setattr(availability, 'pack_linear', lambda weight, dtype, unit: pack(-weight, dtype, unit))
     assert 'AMX multiplies wrongly here' in ask(dtype)
