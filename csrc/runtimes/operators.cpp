@@ -66,6 +66,15 @@ class Node {
     if (swin_pack(dtype, weight, N, K, unit, 0, 1, panels.data())) throw std::invalid_argument(swin_error());
     return panels;
   }
+  // The next weight (N, 3, 3, C) of a convolution, packed.
+  Panels packed_convolution(int64_t tile, int64_t N, int64_t C) {
+    const float* weight = take(N * 9 * C);
+    Panels panels(swin_packed_convolution_size(static_cast<int32_t>(tile), N, C) * 4);
+    auto* packed = reinterpret_cast<float*>(panels.data());
+    if (swin_pack_convolution(weight, static_cast<int32_t>(tile), N, C, 1, packed))
+      throw std::invalid_argument(swin_error());
+    return panels;
+  }
 
  private:
   const float* take(int64_t count) {
@@ -251,6 +260,35 @@ struct OutputNorm : swin_operator {
   std::vector<float> weight, bias;
 };
 
+// 3x3, with stride 1 and padding 1.
+struct Convolution : swin_operator {
+  static constexpr const char* KIND = "Convolution";
+  static constexpr const char* ATTRIBUTES = "channels outputs";
+  static constexpr const char* WEIGHTS = "weight bias";
+
+  explicit Convolution(Node& node) {
+    expected_channels = convolution.channels = node.whole(1, MAX_SIZE);
+    convolution.outputs = node.whole(1, MAX_SIZE);
+    convolution.dtype = SWIN_FLOAT32;
+    convolution.tile = 4;
+    weight = node.packed_convolution(convolution.tile, convolution.outputs, expected_channels);
+    bias = node.vector(convolution.outputs);
+    convolution.weight = reinterpret_cast<const float*>(weight.data());
+    convolution.bias = bias.data();
+  }
+  Shape output_shape(const Shape& shape) const override { return {shape[0], shape[1], shape[2], convolution.outputs}; }
+  int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const override {
+    swin_convolution of_call = convolution;
+    of_call.threads = threads;
+    of_call.batch = shape[0], of_call.height = shape[1], of_call.width = shape[2];
+    return swin_convolution_forward(&of_call, x, y);
+  }
+
+  swin_convolution convolution{};
+  Panels weight;
+  std::vector<float> bias;
+};
+
 struct Kind {
   const char *name, *attributes, *weights;
   std::unique_ptr<swin_operator> (*make)(Node&);
@@ -262,7 +300,7 @@ constexpr Kind kind() {
           [](Node& node) -> std::unique_ptr<swin_operator> { return std::make_unique<T>(node); }};
 }
 
-constexpr Kind KINDS[] = {kind<Block>(), kind<Embed>(), kind<Merge>(), kind<OutputNorm>()};
+constexpr Kind KINDS[] = {kind<Block>(), kind<Convolution>(), kind<Embed>(), kind<Merge>(), kind<OutputNorm>()};
 
 const Kind* find_kind(const char* name) {
   for (const Kind& one : KINDS)
@@ -302,7 +340,7 @@ Shape checked(const swin_operator& made, const int64_t shape[4]) {
 
 extern "C" {
 
-const char* swin_operator_kinds(void) { return "Block Embed Merge OutputNorm"; }
+const char* swin_operator_kinds(void) { return "Block Convolution Embed Merge OutputNorm"; }
 
 const char* swin_operator_attributes(const char* kind) {
   const Kind* found = find_kind(kind);

@@ -1,4 +1,4 @@
-"""Replace layers of a backbone with nodes of the compiled library: domain `swin`, see csrc/runtimes/operators.h.
+"""Replace layers of a model with nodes of the compiled library: domain `swin`, see csrc/runtimes/operators.h.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..backends.native.availability import why_not_in
+from ..backends.native.convolution import MIN_CHANNELS
 from ..backends.native.layers import BlockWeights, neighbours_first
 from ..models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ..models.layers.layer import Layer, is_hooked, norm_values
 from ..models.pyramid import SwinPyramid
+from ..openmmlab.layers.conv3x3 import is_plain
 from .graph import BackboneMaps, ExportError, Graph
 
 ABSENT = -1.0  # eps of a missing norm
@@ -39,8 +41,22 @@ class Node(nn.Module):
         return y if self.kind != 'OutputNorm' else y.permute(0, 2, 3, 1)  # in place of a norm of tokens
 
 
+class ConvolutionNode(Node):
+    """A 3x3 convolution of maps (B, C, H, W). The runtime removes the transposes between two convolutions."""
+
+    def __init__(self, conv: nn.Conv2d):
+        C, N = conv.in_channels, conv.out_channels
+        weights = conv.weight.permute(0, 2, 3, 1), _bias(conv.bias, N)
+        super().__init__('Convolution', weights, lambda x: [*x.shape[:3], N], channels=C, outputs=N)
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 def with_nodes(graph: Graph, precision: str) -> Graph:
-    """Replace layers of a graph's backbone with nodes. Layers unknown to the library stay plain.
+    """Replace layers of a graph with nodes: the backbone's layers, and 3x3 convolutions behind the backbone.
+
+    Layers unknown to the library stay plain.
 
     Raises:
         ExportError: if the library is missing, or the backbone belongs to a foreign package.
@@ -65,6 +81,11 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
         norm = getattr(backbone, f'norm{index}')
         if type(norm) is nn.LayerNorm and not is_hooked(norm):
             setattr(backbone, f'norm{index}', norm_node(norm))
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            # A runtime computes narrow convolutions as fast.
+            if is_plain(child) and min(child.weight.shape[:2]) >= MIN_CHANNELS and not is_hooked(child):
+                setattr(parent, name, ConvolutionNode(child).eval())
     return replace(graph, module=module)
 
 

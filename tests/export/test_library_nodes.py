@@ -15,6 +15,7 @@ pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 import onnx
 from helpers.export.small_exports import save_checkpoint, small_config, small_swin
+from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, library_path
 from swin_backbone.backends.native.library import load
@@ -33,8 +34,8 @@ def _one_small_size(monkeypatch):
     monkeypatch.setattr(verify, 'SIZES', ((33, 47),))
 
 
-def write(model, folder, format='onnx', precision='fp32', shape=None):
-    export.write(graph.maps_graph(model, 'backbone', shape), folder, format, precision, operators='swin')
+def write(model, folder, format='onnx', precision='fp32', shape=None, part='backbone'):
+    export.write(graph.maps_graph(model, part, shape), folder, format, precision, operators='swin')
     return folder
 
 
@@ -128,6 +129,37 @@ def test_other_backbones(cls, arguments, shape, nodes, tmp_path):
         run = open_in(folder, format, tmp_path / format).run
         if cls is not SwinMLPBackbone:  # blocks of Swin-MLP stay plain
             check_equal(run, model, SHAPES if shape is None else [(1, 3, *shape)])
+
+
+class Neck(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lateral = nn.Conv2d(64, 48, 1)
+        self.wide = nn.Sequential(
+            nn.Conv2d(48, 40, 3, padding=1), nn.ReLU(), nn.Conv2d(40, 32, 3, padding=1, bias=False)
+        )
+        self.plain = nn.ModuleList([nn.Conv2d(32, 32, 3, 2, 1), nn.Conv2d(32, 8, 3, padding=1)])
+
+    def forward(self, maps):
+        x = self.wide(self.lateral(maps[-1]))
+        return x, *(conv(x) for conv in self.plain)
+
+
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_wide_3x3_convolutions_are_nodes(format, v1, tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleDict(dict(backbone=v1, neck=Neck())).eval()
+    write(model, tmp_path / 'out', format, part='neck')
+    own, others = kinds(tmp_path / 'out')
+    assert own[-2:] == ['Convolution'] * 2
+    assert [node.op_type for node in others].count('Conv') == 3
+    run = runtime.load(tmp_path / 'out', threads=2).run
+    for shape in SHAPES:
+        image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected = model.neck(v1(image))
+        for got, truth in zip(run([image.numpy()]), expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(got), truth, rtol=0, atol=1e-5 * float(truth.abs().max()))
 
 
 @pytest.mark.slow
@@ -229,5 +261,6 @@ def test_a_whole_model(config, tmp_path):
     for format in ('onnx', 'openvino'):
         pytest.importorskip('openvino' if format == 'openvino' else 'onnx')
         manifest = export.export(cfg, str(checkpoint), tmp_path / format, format, operators='swin')
-        assert set(kinds(tmp_path / format)[0]) == {'Embed', 'Block', 'Merge', 'OutputNorm'}
+        convolutions = {'Convolution'} if 'mmdet' in config else set()
+        assert set(kinds(tmp_path / format)[0]) == {'Embed', 'Block', 'Merge', 'OutputNorm', *convolutions}
         assert all(figure.get('equal_labels', figure.get('matched')) == 1 for figure in manifest['verification'])
