@@ -121,12 +121,12 @@ def _maps_and_gradients(model: nn.Module, x_BCHW: Tensor, dtype: torch.dtype) ->
     generator = torch.Generator().manual_seed(0)
     grads = [torch.randn(x.shape, generator=generator).to(x) for x in maps]
     _, parameters = zip(*sorted(model.named_parameters()))
-    found = torch.autograd.grad(maps, parameters, grads)
-    return [*(x.detach() for x in maps), torch.cat([x.flatten() for x in found])]
+    gradients = torch.autograd.grad(maps, parameters, grads)
+    return [*(x.detach() for x in maps), torch.cat([x.flatten() for x in gradients])]
 
 
-def _errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
-    return [float((x.double() - y.double()).norm() / y.double().norm()) for x, y in zip(found, exact)]
+def _errors(values: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [float((x.double() - y.double()).norm() / y.double().norm()) for x, y in zip(values, exact)]
 
 
 def measure(
@@ -191,16 +191,16 @@ def main() -> int:
     print('| part | figures |\n|---|---|')
     for name, part in parts(args):
         try:
-            found = list(part())
+            results = list(part())
         except ImportError as error:
-            found = [Row(name, {'left out': str(error)})]
+            results = [Row(name, {'left out': str(error)})]
         except Exception as error:  # the next parts are measured after any error
             text = str(error).strip().partition('\n')[0]
-            found, is_bad = [Row(name, {'failed': f'{type(error).__name__}: {text[:200]}'})], True
-        for row in found:
+            results, is_bad = [Row(name, {'failed': f'{type(error).__name__}: {text[:200]}'})], True
+        for row in results:
             is_bad = is_bad or row.values.get('good') is False
             print(markdown(row), flush=True)
-        rows += found
+        rows += results
     if outputs:
         with stop_on_user_errors((OSError,)):
             data = [dict(name=row.name, **row.values) for row in rows]

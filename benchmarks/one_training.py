@@ -188,9 +188,9 @@ def _moved(weights: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tenso
 
 
 def main() -> None:
-    told, found = map(Path, sys.argv[1:])
-    losses = run_in_process(Spec(**json.loads(told.read_text())))
-    write_whole(found, json.dumps(losses).encode())
+    spec_file, losses_file = map(Path, sys.argv[1:])
+    losses = run_in_process(Spec(**json.loads(spec_file.read_text())))
+    write_whole(losses_file, json.dumps(losses).encode())
 
 
 if __name__ == '__main__':

@@ -71,15 +71,15 @@ class Comparison(NamedTuple):
 
     @property
     def difference(self) -> Array:
-        found: Array = np.abs(np.subtract(self.losses['ours'], self.losses['theirs']))
-        return found
+        difference: Array = np.abs(np.subtract(self.losses['ours'], self.losses['theirs']))
+        return difference
 
     @property
     def of_controls(self) -> Array:
         """Return the largest difference of a control from theirs so far."""
         controls = [losses for name, losses in self.losses.items() if name not in ('theirs', 'ours')]
-        found: Array = np.maximum.accumulate(np.abs(np.subtract(controls, self.losses['theirs'])).max(0))
-        return found
+        largest: Array = np.maximum.accumulate(np.abs(np.subtract(controls, self.losses['theirs'])).max(0))
+        return largest
 
 
 def parse_args() -> argparse.Namespace:
@@ -107,13 +107,13 @@ def main() -> int:
         for path in written.values():
             outputs.check(path)
         compared = compare(args)
-        outputs.write(written['json'], json.dumps([found._asdict() for found in compared]).encode())
+        outputs.write(written['json'], json.dumps([comparison._asdict() for comparison in compared]).encode())
         table = as_table(compared)
         outputs.write(written['md'], table.encode())
         draw(compared, partial(outputs.write, written['png']))
     console.print(table, highlight=False, markup=False)
     console.print(f'see {written["png"]}', highlight=False)
-    return int(any(iteration_out_of_band(compared, found) for found in compared))
+    return int(any(iteration_out_of_band(compared, comparison) for comparison in compared))
 
 
 def compare(args: argparse.Namespace) -> list[Comparison]:
@@ -166,29 +166,29 @@ def train(folder: str, spec: Spec) -> list[float]:
     Raises:
         ValueError: if the process fails, with the output of the process.
     """
-    told, found = (Path(tempfile.mkdtemp(dir=folder)) / name for name in ('spec.json', 'losses.json'))
-    told.write_text(json.dumps(asdict(replace(spec, work_dir=str(told.parent / 'work')))))
+    spec_file, losses_file = (Path(tempfile.mkdtemp(dir=folder)) / name for name in ('spec.json', 'losses.json'))
+    spec_file.write_text(json.dumps(asdict(replace(spec, work_dir=str(spec_file.parent / 'work')))))
     # Waiting threads sleep, and leave the cores to the other trainings.
     env = dict(os.environ, OMP_NUM_THREADS=str(spec.threads), OMP_WAIT_POLICY='passive', **(AVX2 if spec.avx2 else {}))
-    command = [sys.executable, '-m', 'benchmarks.one_training', str(told), str(found)]
+    command = [sys.executable, '-m', 'benchmarks.one_training', str(spec_file), str(losses_file)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise ValueError(f'{spec.config} does not train, as {spec}:\n{done.stdout[-2000:]}')
-    losses: list[float] = json.loads(found.read_text())
+    losses: list[float] = json.loads(losses_file.read_text())
     return losses
 
 
-def band(compared: Sequence[Comparison], found: Comparison) -> Array:
+def band(compared: Sequence[Comparison], comparison: Comparison) -> Array:
     """Return the allowed difference of ours from theirs for every iteration: see `FACTOR`, `AHEAD` and `FLOOR`."""
-    controls = np.max([one.of_controls for one in compared if one.title == found.title], 0)
+    controls = np.max([one.of_controls for one in compared if one.title == comparison.title], 0)
     later = np.concatenate([controls, np.full(AHEAD, controls[-1])])[AHEAD:]
-    allowed: Array = FACTOR * later + FLOOR * np.abs(found.losses['theirs'])
+    allowed: Array = FACTOR * later + FLOOR * np.abs(comparison.losses['theirs'])
     return allowed
 
 
-def iteration_out_of_band(compared: Sequence[Comparison], found: Comparison) -> int:
+def iteration_out_of_band(compared: Sequence[Comparison], comparison: Comparison) -> int:
     """Return the first iteration, from 1, with ours out of the band or not finite, or 0."""
-    inside = found.difference <= band(compared, found)
+    inside = comparison.difference <= band(compared, comparison)
     return 0 if inside.all() else int(inside.argmin()) + 1
 
 
@@ -199,15 +199,15 @@ def as_table(compared: Sequence[Comparison]) -> str:
         '| mean loss of the last quarter: theirs | ours | |',
         f'|{"---|" * 9}',
     ]
-    for found in compared:
-        tenth = min(9, len(found.difference) - 1)
-        quarter = -max(len(found.difference) // 4, 1)
-        theirs, ours = (float(np.mean(found.losses[name][quarter:])) for name in ('theirs', 'ours'))
-        left = iteration_out_of_band(compared, found)
+    for comparison in compared:
+        tenth = min(9, len(comparison.difference) - 1)
+        quarter = -max(len(comparison.difference) // 4, 1)
+        theirs, ours = (float(np.mean(comparison.losses[name][quarter:])) for name in ('theirs', 'ours'))
+        left = iteration_out_of_band(compared, comparison)
         rows.append(
-            f'| {found.title} | {found.seed} '
-            f'| {found.difference[tenth]:.1e} | {found.of_controls[tenth]:.1e} '
-            f'| {found.difference.max():.2g} | {found.of_controls.max():.2g} '
+            f'| {comparison.title} | {comparison.seed} '
+            f'| {comparison.difference[tenth]:.1e} | {comparison.of_controls[tenth]:.1e} '
+            f'| {comparison.difference.max():.2g} | {comparison.of_controls.max():.2g} '
             f'| {theirs:.3f} | {ours:.3f} | {f"leaves the band in iteration {left}" if left else "stays in the band"} |'
         )
     return '\n'.join(rows) + '\n'
@@ -217,19 +217,19 @@ def draw(compared: Sequence[Comparison], write: Callable[[bytes], None]) -> None
     """Draw losses above and differences from theirs below, a column for every training of the first seed."""
     from matplotlib.figure import Figure
 
-    shown = [found for found in compared if not found.seed]
+    shown = [comparison for comparison in compared if not comparison.seed]
     figure = Figure(figsize=(3.4 * len(shown), 5.6), layout='constrained')
     axes = figure.subplots(2, len(shown), squeeze=False, sharex=True)
-    for (above, below), found in zip(axes.T, shown):
-        iterations = np.arange(len(found.difference)) + 1
-        for name, losses in found.losses.items():
+    for (above, below), comparison in zip(axes.T, shown):
+        iterations = np.arange(len(comparison.difference)) + 1
+        for name, losses in comparison.losses.items():
             style: dict[str, Any] = dict(color=COLORS.get(name), linewidth=1.4 if name == 'ours' else 0.8)
             above.plot(iterations, losses, label=name, **style)
             if name != 'theirs':
-                below.plot(iterations, np.abs(np.subtract(losses, found.losses['theirs'])), **style)
-        below.fill_between(iterations, 1e-8, band(compared, found), color='0.9', label='band')
+                below.plot(iterations, np.abs(np.subtract(losses, comparison.losses['theirs'])), **style)
+        below.fill_between(iterations, 1e-8, band(compared, comparison), color='0.9', label='band')
         below.set(yscale='log', ylim=(1e-8, None), xlabel='iteration')
-        above.set_title(found.title.replace(', ', '\n', 1), fontsize=8)
+        above.set_title(comparison.title.replace(', ', '\n', 1), fontsize=8)
         above.legend(fontsize=7)
         below.legend(fontsize=7, loc='lower right')
     axes[0, 0].set_ylabel('loss')

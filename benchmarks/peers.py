@@ -156,8 +156,8 @@ PEERS_V2 = dict(mmpretrain=_mmpretrain_v2)
 def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Load weights under the names of a peer. Output norms, buffers and heads may stay."""
     missing = model.load_state_dict(weights, strict=False).missing_keys
-    wanted = {name for name, _ in model.named_parameters()}
-    left = {name for name in missing if name in wanted and not name.startswith(('norm.', 'head.'))}
+    names = {name for name, _ in model.named_parameters()}
+    left = {name for name in missing if name in names and not name.startswith(('norm.', 'head.'))}
     if left:
         raise ValueError(f'{type(model).__name__} has parameters that our weights do not fill: {sorted(left)[:5]}')
 

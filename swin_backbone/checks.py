@@ -13,21 +13,21 @@ Value = TypeVar('Value')
 MAX_VALUE = 200  # characters of a value in a message
 
 
-def refusal(name: str, takes: str, value: object) -> str:
+def refusal(name: str, allowed: str, value: object) -> str:
     """Return the message of a refused value."""
     got = repr(value)
-    return f'{name} takes {takes}, got {got if len(got) <= MAX_VALUE else got[:MAX_VALUE] + "..."}'
+    return f'{name} takes {allowed}, got {got if len(got) <= MAX_VALUE else got[:MAX_VALUE] + "..."}'
 
 
-def check_type(name: str, value: Value, kinds: Union[type, tuple[type, ...]], takes: str) -> Value:
+def check_type(name: str, value: Value, kinds: Union[type, tuple[type, ...]], allowed: str) -> Value:
     """Check the type of a value.
 
     Args:
         kinds: the allowed types.
-        takes: the allowed values in words.
+        allowed: the allowed values in words.
     """
     if not isinstance(value, kinds):
-        raise TypeError(refusal(name, takes, value))
+        raise TypeError(refusal(name, allowed, value))
     return value
 
 
@@ -38,12 +38,12 @@ def check_bool(name: str, value: object) -> bool:
 
 def check_int(name: str, value: object, least: Optional[int] = None, most: Optional[int] = None) -> int:
     """Check a whole number of Python or NumPy, with inclusive limits."""
-    takes = 'a whole number' + _interval(least, most)
+    allowed = 'a whole number' + _interval(least, most)
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(refusal(name, takes, value))
+        raise TypeError(refusal(name, allowed, value))
     number = int(value)
     if (least is not None and number < least) or (most is not None and number > most):
-        raise ValueError(refusal(name, takes, value))
+        raise ValueError(refusal(name, allowed, value))
     return number
 
 
@@ -61,9 +61,9 @@ def check_number(
         least, most: inclusive limits.
         above, below: exclusive limits.
     """
-    takes = 'a finite number' + _interval(least, most, above, below)
+    allowed = 'a finite number' + _interval(least, most, above, below)
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(refusal(name, takes, value))
+        raise TypeError(refusal(name, allowed, value))
     try:
         number = float(value)
     except OverflowError:  # an int beyond all floats
@@ -76,40 +76,40 @@ def check_number(
         and (below is None or number < below)
     )
     if not is_inside:
-        raise ValueError(refusal(name, takes, value))
+        raise ValueError(refusal(name, allowed, value))
     return number
 
 
 def check_choice(name: str, value: Value, choices: Collection[str]) -> Value:
     """Check a name among the allowed names."""
-    takes = 'one of ' + ', '.join(map(repr, choices))
+    allowed = 'one of ' + ', '.join(map(repr, choices))
     if not isinstance(value, str):
-        raise TypeError(refusal(name, takes, value))
+        raise TypeError(refusal(name, allowed, value))
     if value not in choices:
-        raise ValueError(refusal(name, takes, value))
+        raise ValueError(refusal(name, allowed, value))
     return value
 
 
-def check_sequence(name: str, value: object, takes: str, length: Optional[int] = None) -> tuple[Any, ...]:
+def check_sequence(name: str, value: object, allowed: str, length: Optional[int] = None) -> tuple[Any, ...]:
     """Check a list, a tuple or another sequence, but no text, and return a tuple.
 
     Args:
-        takes: the allowed values in words.
+        allowed: the allowed values in words.
         length: the number of entries. Default: at least one.
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise TypeError(refusal(name, takes, value))
+        raise TypeError(refusal(name, allowed, value))
     if not value or length not in (None, len(value)):
-        raise ValueError(refusal(name, takes, value))
+        raise ValueError(refusal(name, allowed, value))
     return tuple(value)
 
 
 def check_size(name: str, value: object, least: int = 1) -> tuple[int, int]:
     """Check one side, or a pair (height, width), and return the pair."""
-    takes = f'a whole number of at least {least}, or a pair (height, width)'
-    sides = (value,) if is_int(value) else check_sequence(name, value, takes)
+    allowed = f'a whole number of at least {least}, or a pair (height, width)'
+    sides = (value,) if is_int(value) else check_sequence(name, value, allowed)
     if len(sides) > 2:
-        raise ValueError(refusal(name, takes, value))
+        raise ValueError(refusal(name, allowed, value))
     return check_int(name, sides[0], least), check_int(name, sides[-1], least)
 
 

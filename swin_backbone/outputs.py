@@ -16,7 +16,7 @@ from .whole_files import write_whole, write_whole_by
 
 RECORD = '.swin_backbone.sha256'
 DATA_RECORD = '.swin_backbone.data.sha256'  # the record of generated training data, which `--data` reads
-RESULTS = '.swin_backbone.results'  # the mark of a folder of results, which `--data` does not read
+RESULTS_MARK = '.swin_backbone.results'  # the mark of a folder of results, which `--data` does not read
 KEPT = 2  # lines per file; the last line may be of an interrupted write
 
 
@@ -139,7 +139,7 @@ def claim(path: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overw
 
 def mark_folder(folder: Union[str, Path]) -> None:
     """Mark a folder of results. `--data` skips marked folders."""
-    Path(folder, RESULTS).touch()
+    Path(folder, RESULTS_MARK).touch()
 
 
 def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:

@@ -30,10 +30,10 @@ def test_allowed_values_pass():
         (partial(check_number, above=0, below=1), 1, ValueError, 'n takes a finite number above 0 and below 1, got 1'),
         (partial(check_choice, choices=['a', 'b']), 'c', ValueError, "n takes one of 'a', 'b', got 'c'"),
         (partial(check_choice, choices=['a']), None, TypeError, "n takes one of 'a', got None"),
-        (partial(check_sequence, takes='a list'), 'ab', TypeError, "n takes a list, got 'ab'"),
-        (partial(check_sequence, takes='two names', length=2), [1], ValueError, r'n takes two names, got \[1\]'),
+        (partial(check_sequence, allowed='a list'), 'ab', TypeError, "n takes a list, got 'ab'"),
+        (partial(check_sequence, allowed='two names', length=2), [1], ValueError, r'n takes two names, got \[1\]'),
         (check_size, (1, 2, 3), ValueError, r'n takes a whole number of at least 1, or a pair .*, got \(1, 2, 3\)'),
-        (partial(check_type, kinds=dict, takes='a dict'), [], TypeError, r'n takes a dict, got \[\]'),
+        (partial(check_type, kinds=dict, allowed='a dict'), [], TypeError, r'n takes a dict, got \[\]'),
     ],
 )  # fmt: skip
 def test_errors_name_argument_range_and_value(check, value, error, message):

@@ -46,10 +46,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        found = [one for one in media.find_media(args.pictures) if not one.is_video] if args.pictures else []
+        media_files = media.find_media(args.pictures) if args.pictures else []
         cfg = load_config(args, with_data=False)
         bands = bands_of(cfg.model.backbone)
-        pictures = [read_picture(str(one.path), bands) for one in found]
+        pictures = [read_picture(str(medium.path), bands) for medium in media_files if not medium.is_video]
         manifest = export(
             cfg,
             args.checkpoint,

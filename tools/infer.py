@@ -191,11 +191,11 @@ class Job:
         self.is_stopped = False
         self.batch: list[Prepared] = []
 
-    def over(self, found: Sequence[media.Medium]) -> None:
+    def over(self, inputs: Sequence[media.Medium]) -> None:
         """Predict for all media. After an error, all earlier predictions are written."""
-        self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, found)))
+        self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, inputs)))
         try:
-            for self.at in found:
+            for self.at in inputs:
                 self.progress.update(self.task, description=escape(self.at.name))
                 for one in self.prepared(self.at):
                     if self.at in self.bad:  # the rest of a video
@@ -309,7 +309,7 @@ class TileBar:
         columns = (TextColumn('tiles'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.description}'))
         self.bar = Progress(*columns, console=self.console)
         self.first: Optional[TileProgress] = None
-        self.begin = self.said = time.monotonic()
+        self.begin = self.printed = time.monotonic()
 
     def __enter__(self) -> 'TileBar':
         if self.console.is_terminal:
@@ -332,8 +332,8 @@ class TileBar:
         text += f', {progress.blank} blank' if progress.blank else ''
         if self.console.is_terminal:
             self.bar.update(self.task, completed=progress.done, total=progress.total, description=text)
-        elif text and (now - self.said > 60 or progress.done == progress.total):
-            self.said = now
+        elif text and (now - self.printed > 60 or progress.done == progress.total):
+            self.printed = now
             print(f'tiles {progress.done}/{progress.total}, {text}', file=sys.stderr, flush=True)
 
 
@@ -342,16 +342,16 @@ def main() -> int:
     if args.tile is not None:
         return infer_tiles(args)
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        found = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
+        inputs = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
         if args.shard:
             number, of = args.shard
-            found = found[number::of]
+            inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
         make_folder(args.out_dir, '--out-dir')
         predictor = open_predictor(args)
-        read = [args.config, args.weights or args.config, *(medium.path for medium in found)]
+        read = [args.config, args.weights or args.config, *(medium.path for medium in inputs)]
         results = Results(Outputs(args.out_dir, read, args.overwrite), predictor, args.score_thr)
-        results.check(found)
+        results.check(inputs)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))
@@ -359,16 +359,16 @@ def main() -> int:
         job = Job(predictor, results, progress, args.max_pixels, args.batch, args.debug)
         before = signal.signal(signal.SIGINT, job.stop)
         try:
-            job.over(found)
+            job.over(inputs)
         finally:
             signal.signal(signal.SIGINT, before)
     seconds = time.monotonic() - begin
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
-        for found_class in results.objects:
-            print(f'{found_class["file_name"]}: {found_class["class"]} {found_class["score"]:.3f}')
+        for picture in results.objects:
+            print(f'{picture["file_name"]}: {picture["class"]} {picture["score"]:.3f}')
     print(
-        f'{len(results.images)} pictures and frames of {len(found) - len(job.bad)} files in {seconds:.1f} s, {seen}'
+        f'{len(results.images)} pictures and frames of {len(inputs) - len(job.bad)} files in {seconds:.1f} s, {seen}'
         f'{len(job.bad)} files unreadable; see {args.out_dir}'
     )
     if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:

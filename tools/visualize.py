@@ -222,14 +222,18 @@ def draw_cam(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.pictures.overlays import cam_figure
 
     predictor, frame = _predictor(args)
-    found = explain(predictor, frame, args.stage, args.method, args.label, args.number)
+    explanation = explain(predictor, frame, args.stage, args.method, args.label, args.number)
     name = 'Grad-CAM' if args.method == 'grad' else 'EigenCAM'
-    what = f'the box {found.label!r}, score {found.score:.2f}' if found.box else f'the class {found.label!r}'
+    what = (
+        f'the box {explanation.label!r}, score {explanation.score:.2f}'
+        if explanation.box
+        else f'the class {explanation.label!r}'
+    )
     if args.method == 'eigen':
         what = f'the features, which are the same for every prediction; shown beside {what}'
     title = f'{name} at stage {args.stage}, of {what}'
     picture = seen_by(predictor, frame).picture_HW3
-    return cam_figure(picture, found.map_HW, _strides(predictor.model)[args.stage - 1], title, found.box)
+    return cam_figure(picture, explanation.map_HW, _strides(predictor.model)[args.stage - 1], title, explanation.box)
 
 
 def draw_bias(args: argparse.Namespace) -> 'Figure':

@@ -29,7 +29,7 @@ NUM_MASKS = 100
 
 aten = torch.ops.aten
 # Multiply-adds for an element of the output, as in mmengine.
-RATES = {
+MULTIPLY_ADDS = {
     aten.native_layer_norm: 5,
     aten.native_group_norm: 5,
     aten.native_batch_norm: 2,
@@ -47,7 +47,7 @@ def _operations(*_: Any, rate: int, out_shape: Any, **__: Any) -> int:
 
 
 # The counter decomposes an operator without an entry for its overload, and counts by the operator.
-PER_ELEMENT = {key: partial(_operations, rate=rate) for op, rate in RATES.items() for key in (op, op.default)}
+PER_ELEMENT = {key: partial(_operations, rate=rate) for op, rate in MULTIPLY_ADDS.items() for key in (op, op.default)}
 
 
 class Cost(NamedTuple):

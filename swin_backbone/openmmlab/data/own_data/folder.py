@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from ....outputs import RECORD, RESULTS, Outputs
+from ....outputs import RECORD, RESULTS_MARK, Outputs
 from ...config.paths import read_text
 from ...errors import DataError
 from ..media import PICTURES
@@ -117,7 +117,7 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
             folders.clear()
             continue
         seen.add(real)
-        if RESULTS in names and Path(folder) != root:
+        if RESULTS_MARK in names and Path(folder) != root:
             results.append(str(Path(folder).relative_to(root)))
             folders.clear()
             continue
