@@ -70,6 +70,11 @@ def test_a_folder_has_few_entries():
     assert larger == set(LARGER_FOLDERS), 'a larger folder has a reason, and each reason a larger folder'
 
 
+def test_names_of_tests_have_at_most_60_characters():
+    texts = [path.read_text(encoding='utf-8') for path in (ROOT / 'tests').rglob('test_*.py')]
+    assert not [name for text in texts for name in re.findall(r'\bdef (test_\w+)', text) if len(name) > 60]
+
+
 def imported(path):
     """Absolute names of the modules a file imports, relative imports resolved."""
     here = path.relative_to(ROOT).parts[:-1]

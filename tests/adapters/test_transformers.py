@@ -48,7 +48,7 @@ def upernet(adapter, transformers, **config):
     )  # fmt: skip
 
 
-def test_outputs_by_name_and_by_index_as_transformers_swin_counts_them(adapter, transformers):
+def test_outputs_by_name_and_index_follow_transformers_swin(adapter, transformers):
     theirs = transformers.SwinConfig(out_features=['stage2', 'stage4'])
     ours = adapter.SwinBackboneConfig(arch='nano', out_indices=theirs.out_indices)
     assert (ours.out_features, ours.stage_names) == (theirs.out_features, theirs.stage_names)

@@ -71,7 +71,7 @@ def test_windows_of_each_stage_are_loaded_as_they_are(weights):
         (12, 6, []),
     ],
 )
-def test_a_resize_that_nobody_asked_for_is_a_warning_that_names_it(weights, trained, window, warnings):
+def test_an_unrequested_resize_is_a_warning(weights, trained, window, warnings):
     torch.save(official(randomised(window_size=trained).state_dict()), weights)
     report = load_checkpoint(nano(window_size=window), weights)
     assert report.warnings == [
@@ -126,7 +126,7 @@ def test_an_index_table_tells_a_rectangle_from_a_square(weights):
     assert not report.warnings
 
 
-def test_a_rectangle_that_does_not_say_so_is_an_error_at_another_window(weights):
+def test_a_rectangle_without_its_window_is_an_error(weights):
     source = randomised(window_size=(7, 12))
     torch.save(source.state_dict(), weights)
     same = nano(window_size=(7, 12))
@@ -174,7 +174,7 @@ def test_other_input_channels_keep_the_response_to_a_grey_image(weights, old, ch
         (dict(mlp_ratio=2), r'ffn\.layers\.0\.0\.weight has shape \(64, 32\), the backbone takes \(128, 32\)'),
     ],
 )
-def test_another_shape_is_an_error_that_names_both_and_changes_nothing(weights, arguments, message):
+def test_another_shape_is_an_error_and_changes_nothing(weights, arguments, message):
     torch.save(official(randomised(**arguments).state_dict()), weights)
     for model in (nano(), Detector(nano())):
         before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -266,7 +266,7 @@ def test_a_path_may_be_a_string_a_path_or_a_file_address(weights):
         assert not load_checkpoint(nano(), checkpoint).missing
 
 
-def test_index_tables_in_a_checkpoint_are_ignored_by_strict_loading():
+def test_strict_loading_ignores_index_tables():
     backbone = nano()
     state = mmdet_backbone(backbone.state_dict())
     backbone.load_state_dict(dict(state), strict=True)

@@ -46,7 +46,7 @@ def test_published(name, params, flops, shape):
     assert cost.flops / 1e9 == pytest.approx(flops, rel=0.01)
 
 
-def test_sparse_rcnn_is_printed_without_the_products_of_activations_in_its_heads():
+def test_sparse_rcnn_is_printed_without_products_of_activations():
     """Published: 172 G. The whole model has 1.9 % more: the authors' tool counts modules, not products in forward."""
     counts = counts_of('sparse_rcnn/sparse-rcnn_swin-t-p4-w7_fpn_300-proposals_ms-crop-3x_coco', (800, 1280))
     cost = counts.cost()
@@ -81,7 +81,7 @@ def test_published_classifiers(arch, params, flops):
 
 
 @pytest.mark.parametrize('window', [7, (4, 8)])
-def test_attention_is_the_closed_form_where_windows_divide_the_map(window):
+def test_attention_is_the_closed_form_for_dividing_windows(window):
     with on_device('meta'):
         backbone = SwinBackbone(arch='nano', window_size=window).eval()
     area = 49 if window == 7 else 32
@@ -102,7 +102,7 @@ def position_bias(window, heads):
 
 
 @pytest.mark.parametrize('windows', [(8, 8, 8, 8), (16, 16, 16, 8), (8, (4, 16), 2, (1, 8))])
-def test_attention_of_v2_is_the_closed_form_and_its_position_bias(windows):
+def test_attention_of_v2_is_the_closed_form_and_position_bias(windows):
     with on_device('meta'):
         backbone = SwinV2Backbone(arch='nano', window_size=windows).eval()
     rows = attention_costs(count(backbone, 256, 512), '', 256, 512)

@@ -106,7 +106,7 @@ def test_an_actor_that_is_killed_loses_and_doubles_no_picture(model, tmp_path, r
 
 
 @pytest.mark.slow
-def test_a_parquet_of_paths_and_a_webdataset_give_what_the_folder_gives(model, tmp_path):
+def test_parquet_and_webdataset_equal_the_folder(model, tmp_path):
     import pyarrow as pa
 
     write_watched(model, 0)

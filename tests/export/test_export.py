@@ -58,7 +58,7 @@ def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, form
     assert [path.name for path in tmp_path.iterdir()] == ['out']
 
 
-def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_path):
+def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
     """Capture once. Convert the ONNX file to OpenVINO's format."""
     needs('onnx')
     onnx = pytest.importorskip('onnx')
@@ -119,7 +119,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     assert (tmp_path / 'thesis.txt').read_text() == 'mine'
 
 
-def test_an_earlier_export_is_replaced_unless_something_of_the_user_is_in_it(record_fault, tmp_path):
+def test_an_earlier_export_without_user_files_is_replaced(record_fault, tmp_path):
     out = tmp_path / 'out'
 
     def make(text, **more):
@@ -220,7 +220,7 @@ def test_a_picture_of_which_nothing_is_left_is_refused(size):
         runtime.resize(np.zeros((*size, 3), np.uint8), dict(scale=[1333, 800], keep_ratio=True))
 
 
-def test_pictures_may_be_smaller_where_more_is_made_of_each_pixel():
+def test_pixel_limits_are_lower_for_larger_results():
     assert graph.most_pixels(1) == 1 << 26
     assert graph.most_pixels(150) * 150 * 4 <= 8 << 30
 

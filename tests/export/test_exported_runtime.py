@@ -123,7 +123,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
-def test_a_signal_is_handled_after_models_that_are_gone_in_the_order_in_which_they_came(tmp_path):
+def test_signals_are_handled_after_deleted_models(tmp_path):
     """A second Core of OpenVINO would restore the freed signal stack of the first Core."""
     pytest.importorskip('openvino', reason='openvino is not installed')
     command = [sys.executable, '-c', TWO_MODELS, Path(runtime.__file__).parent, export_to(tmp_path / 'm', 'openvino')]

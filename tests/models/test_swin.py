@@ -179,7 +179,7 @@ def test_norm_act_scale_and_patch_norm_arguments():
 
 
 @pytest.mark.parametrize('cls', [SwinMLPBackbone, SwinV2Backbone])
-def test_without_a_norm_of_patches_merging_keeps_its_own_as_in_the_official_code(cls):
+def test_merging_keeps_its_norm_without_patch_norm(cls):
     """mmdet has no Swin-MLP and no Swin V2. In the official code PatchMerging has a norm for any `patch_norm`."""
     backbone = cls(arch='nano', patch_norm=False)
     norms = {name for name in backbone.state_dict() if 'patch_embed.norm' in name or 'downsample.norm' in name}

@@ -108,7 +108,7 @@ def test_windows_of_each_stage_and_rectangles():
 
 
 @pytest.mark.parametrize('window', [12, 16, 24])
-def test_weights_of_window_12_give_any_window_the_same_bias_where_offsets_are_the_same(window):
+def test_all_windows_have_equal_bias_at_equal_offsets(window):
     source = nano(window_size=12)
     target = nano(window_size=window, pretrained_window_sizes=(12,) * 4)
     target.load_state_dict(source.state_dict(), strict=True)
@@ -210,7 +210,7 @@ def test_nothing_wraps_around_on_a_size_that_does_not_divide():
 
 
 @torch.no_grad()
-def test_a_backbone_equals_the_literal_algorithm_on_sizes_that_do_not_divide():
+def test_a_backbone_equals_the_reference_at_uneven_sizes():
     arguments = dict(window_size=(4, (3, 5), 4, 4), pretrained_window_sizes=(0, (6, 6), 3, 0), depths=(2, 2, 3, 2))
     backbone = nano(extra_norm_every_n_blocks=2, **arguments).double().eval()
     for name, parameter in backbone.named_parameters():

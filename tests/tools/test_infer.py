@@ -73,7 +73,7 @@ def trained(config, checkpoints):
     return config, '--weights', checkpoints / f'{config.stem}.pth'
 
 
-def test_detector_on_a_folder_with_a_video_and_a_file_that_is_none(tmp_path, checkpoints, pictures):
+def test_detector_on_a_folder_with_a_video_and_a_broken_file(tmp_path, checkpoints, pictures):
     checkpoint = checkpoints / f'{DETECTION.stem}.pth'
     out = tmp_path / 'out'
     result = run('tools/infer.py', pictures, DETECTION, '--weights', checkpoint, '--out-dir', out, '--batch', 3,
@@ -262,9 +262,7 @@ def test_what_print_config_prints_is_the_config(tmp_path):
     assert Config.fromfile(tmp_path / 'config.py').to_dict() == swap_backbone(read_config(name), 'swin-t').to_dict()
 
 
-def test_a_picture_that_the_pipeline_cannot_take_is_skipped_and_the_others_are_there(
-    record_fault, tmp_path, checkpoints, pictures
-):
+def test_a_picture_that_fails_in_the_pipeline_is_skipped(record_fault, tmp_path, checkpoints, pictures):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     data = cv2.imencode('.jpg', pixels)[1].tobytes()
     (tmp_path / 'half.jpg').write_bytes(data[: len(data) * 9 // 10])
@@ -306,7 +304,7 @@ def test_what_was_predicted_is_written_whatever_happens_then(tmp_path, checkpoin
     assert (tmp_path / 'results.json').exists()
 
 
-def test_a_picture_of_too_many_pixels_is_reduced_and_its_results_are_not(record_fault, tmp_path, checkpoints, pictures):
+def test_large_pictures_are_reduced_and_results_are_full_size(record_fault, tmp_path, checkpoints, pictures):
     for config in (DETECTION, SEGMENTATION):
         out = tmp_path / config.stem
         result = run('tools/infer.py', pictures / 'a.png', *trained(config, checkpoints), '--out-dir', out,

@@ -129,7 +129,7 @@ print(progress.total, progress.blank, peak.split()[1])
 
 
 @pytest.mark.slow
-def test_four_sizes_up_to_ten_thousand_megapixels_take_the_same_memory(tmp_path):
+def test_memory_is_equal_up_to_ten_thousand_megapixels(tmp_path):
     """Sparse pictures, in which one block of 2048 pixels in 64 was written, by processes of their own."""
     import zlib
 

@@ -32,7 +32,7 @@ def padded_and_rolled(windows, x_BHWC):
 
 @settings(max_examples=150)
 @given(cases())
-def test_partition_is_pad_roll_and_partition_and_reverse_undoes_it(case):
+def test_partition_pads_and_rolls_and_reverse_undoes_it(case):
     windows, x_BHWC = case
     x_LNC = windows.partition(x_BHWC)
     expected_LNC = reference.window_partition(padded_and_rolled(windows, x_BHWC), windows.window_size)
@@ -78,7 +78,7 @@ def test_gradients_of_partition_and_reverse(rolls):
     torch.autograd.gradgradcheck(lambda x: windows.partition(x) ** 2, x_BHWC)
 
 
-def test_a_size_seen_before_is_not_rebuilt_and_the_cache_is_bounded():
+def test_sizes_are_cached_in_a_bounded_cache():
     built = []
 
     @cached_table
@@ -133,7 +133,7 @@ class SeesAtomics(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(('window', 'table'), [((7, 7), (7, 7)), ((3, 5), (4, 5)), ((1, 1), (7, 7)), ((2, 3), (2, 3))])
-def test_the_bias_and_its_gradient_are_those_of_a_lookup_without_atomic_adds(window, table):
+def test_bias_and_gradient_equal_a_lookup_without_atomic_adds(window, table):
     table_Rh = torch.randn((2 * table[0] - 1) * (2 * table[1] - 1), 3, dtype=torch.float64, requires_grad=True)
     N = window[0] * window[1]
     literal = table_Rh[relative_position_index(window, table, torch.device('cpu'))].view(N, N, 3).permute(2, 0, 1)

@@ -94,7 +94,7 @@ def test_a_block_keeps_its_map_alone_for_backward():
     assert kept <= 49 * 49 * (block.attn.w_msa.num_heads * 4 + 8)  # the position bias from the table, and the index
 
 
-def test_no_block_in_double_precision_or_with_dropout_or_by_another_backend(calls):
+def test_no_native_block_for_float64_dropout_or_other_backends(calls):
     x = torch.randn(1, 3, 64, 64)
     SwinBackbone(arch='nano', drop_rate=0.1).train()(x)
     with torch.no_grad():

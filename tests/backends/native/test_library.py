@@ -146,7 +146,7 @@ SETS = ('avx512_bf16', 'avx512', 'avx2', 'neon_bf16', 'neon')
 
 
 @pytest.mark.parametrize('isa', SETS)
-def test_each_instruction_set_computes_what_the_reference_computes(isa):
+def test_each_instruction_set_equals_the_reference(isa):
     isas, best = load()[0].isas, load()[0].isa  # the processor has the later sets of the list too
     if isa not in isas[isas.index(best) :]:
         pytest.skip(f'this processor has no {isa}')

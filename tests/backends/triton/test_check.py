@@ -84,7 +84,7 @@ def test_a_wrong_kernel_is_not_used(monkeypatch, fault):
     assert ('nan' in reason) == ('NaN' in fault)
 
 
-def test_a_kernel_without_masks_is_caught_in_windows_that_are_shifted(monkeypatch):
+def test_a_kernel_without_masks_is_caught_in_shifted_windows(monkeypatch):
     def unmasked(tiles, *arguments):
         constants = tiles.constants
         monkeypatch.setattr(tiles, 'constants', lambda *has: {**constants(*has), 'MASKED': False})

@@ -133,7 +133,7 @@ def test_sums_of_several_programs_are_deterministic():
     assert all(torch.equal(*pair) for pair in zip(*gradients))
 
 
-def test_a_gradient_of_padding_is_summed_in_all_windows_that_reach_over():
+def test_gradients_of_padding_are_summed_over_windows():
     """The axes are tested separately."""
     for height, width in ((7, 4), (4, 7)):
         for shifted in (False, True):
@@ -205,7 +205,7 @@ def test_what_the_bias_gradient_needs_does_not_grow_with_the_map(window_size):
         assert programs == 1 or heads * programs * blocks <= PROGRAMS_OF_A_CPU
 
 
-def test_backward_keeps_the_inputs_the_output_and_the_log_sum_exp():
+def test_backward_keeps_inputs_output_and_log_sum_exp():
     qkv_T3C, padding_3C, bias_hNN, settings = make_case(2, 15, 9, (7, 7), True, False, 2, 16)
 
     class Attention(torch.nn.Module):

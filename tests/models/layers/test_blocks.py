@@ -173,7 +173,7 @@ def test_the_references_regions_are_the_papers_nine():
     assert (regions_HW[:4, :4] == 0).all()
 
 
-def test_queries_and_keys_have_their_lengths_and_padding_no_gradient():
+def test_query_and_key_lengths_and_no_gradient_of_padding():
     qkv_T3C = torch.randn(6, 3 * CHANNELS, dtype=torch.float64)
     qkv_T3C[-1, : 2 * CHANNELS] = 0  # padding of a backbone at the initialisation
     logit_scale = torch.tensor([1.0, 7.0], dtype=torch.float64).view(2, 1, 1)

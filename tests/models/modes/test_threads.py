@@ -69,7 +69,7 @@ def test_masks(backbone, training):
     assert not model.patch_embed._forward_hooks
 
 
-def test_a_thread_that_leaves_its_attention_changes_no_flag_of_another():
+def test_attention_of_a_thread_keeps_the_flags_of_others():
     """The enabled backends of torch's attention are a setting of the process."""
     flags, entered, left = torch.backends.cuda, Event(), Event()
     assert flags.cudnn_sdp_enabled()

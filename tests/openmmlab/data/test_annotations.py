@@ -123,7 +123,7 @@ def test_masks_are_looked_at_only_where_they_are_used(data):
         assert evaluate(cfg)['coco/bbox_mAP'] == 1
 
 
-def test_a_short_polygon_is_a_warning_of_training_and_an_error_of_evaluation(record_fault, data, caplog):
+def test_a_short_polygon_warns_in_training_alone(record_fault, data, caplog):
     for polygons in SHORT.values():
         cfg = data(lambda coco, polygons=polygons: coco['annotations'][0].update(segmentation=polygons))
         caplog.clear()
@@ -169,7 +169,7 @@ def test_what_can_be_taken_is(data, change):
     evaluate(cfg)
 
 
-def test_ids_may_be_strings_and_a_file_without_annotations_is_one_of_pictures_to_test(data):
+def test_ids_may_be_strings_and_annotations_may_be_absent(data):
     def strings(coco):
         for image, annotation in zip(coco['images'], coco['annotations']):
             image['id'] = annotation['image_id'] = f'picture {image["id"]}'
@@ -197,7 +197,7 @@ def test_masks_of_other_formats_are_looked_at_with_their_picture(record_fault, d
         record_fault('annotations')
 
 
-def test_an_rle_of_another_size_than_its_picture_is_no_mask_of_it(record_fault, data, tmp_path):
+def test_an_rle_must_have_the_size_of_its_picture(record_fault, data, tmp_path):
     """mmdet would read a turned RLE pixel by pixel, without an error."""
     turned = rle([10, 20, SIDE * 24 - 30], (24, SIDE))
 

@@ -40,7 +40,7 @@ def test_the_size_of_a_turned_picture_is_that_of_its_pixels(suffix, tmp_path, re
 
 
 @pytest.mark.parametrize('stored', STORED)
-def test_the_size_of_a_picture_whose_orientation_is_stored_unusually(stored, tmp_path, record_fault):
+def test_the_size_of_a_picture_with_unusual_orientation(stored, tmp_path, record_fault):
     kind, count, value = STORED[stored]
     tag = struct.pack('<HHI', ORIENTATION, kind, count) + value
     exif = b'Exif\0\0II*\0\10\0\0\0\1\0' + tag + b'\0\0\0\0'

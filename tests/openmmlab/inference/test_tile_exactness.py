@@ -91,7 +91,7 @@ def agreement(tmp_path, predictor, pixels, tile, overlap):
     return float((tifffile.imread(path) == whole).mean()), len(job.grid)
 
 
-def test_with_the_overlap_of_the_page_labels_are_the_whole_pictures(tmp_path):
+def test_labels_equal_the_whole_pictures_at_the_pages_overlap(tmp_path):
     """Use windows of 2 tokens with a small receptive field, in wide and high pictures."""
     predictor = predictor_of(tmp_path, 2)
     assert predictor.period == 64

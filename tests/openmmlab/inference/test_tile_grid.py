@@ -84,7 +84,7 @@ def test_shards_are_all_tiles_in_order(grid, of):
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
-def test_the_last_tile_sees_as_much_as_the_others_and_lies_on_the_windows_grid():
+def test_the_last_tile_has_full_context_on_the_grid_of_windows():
     grid = Grid((900, 2500), 1024, 128, 224)
     assert [grid.window(index)[1::2] for index in range(len(grid))] == [(0, 1024), (896, 1920), (1568, 2500)]
     assert Grid((900, 2500), 1024, 128).window(2)[1::2] == (1476, 2500)

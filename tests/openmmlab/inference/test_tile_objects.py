@@ -42,7 +42,7 @@ def test_unions_and_windows_of_masks(one, two, top, left):
     assert tiled.rle_of(tiled.clip_runs(runs(one), window, size[0]), size) == tiled.rle_of(runs(inside), size)
 
 
-def test_a_mask_in_a_picture_of_more_pixels_than_pycocotools_counts():
+def test_masks_in_pictures_too_large_for_pycocotools():
     size = 100_000, 120_000
     mask = np.random.default_rng(0).random((30, 40)) < 0.5
     rle = tiled.rle_of(tiled.runs_of(mask, Window(99_000, 110_000, 99_030, 110_040), size[0]), size)
@@ -96,7 +96,7 @@ def test_an_object_through_many_tiles_is_one():
     assert sorted(one.box for one in found) == [(10, 430, 890, 470), (600, 20, 630, 430), (600, 470, 630, 880)]
 
 
-def test_pairs_that_are_compared_grow_with_the_picture_not_with_its_square():
+def test_compared_pairs_grow_linearly_with_the_picture():
     compared = []
     for width in (600, 2400):
         picture, _ = scene((300, width), width // 20, largest=12)

@@ -71,7 +71,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize('kind', LABELS)
-def test_a_wrong_label_is_named_before_training_and_when_it_is_read(record_fault, own, kind, tmp_path):
+def test_a_wrong_label_is_named_before_and_during_training(record_fault, own, kind, tmp_path):
     pixels, file_format, message = LABELS[kind]
     path = own / 'labels' / 'train' / '0.png'
     if pixels is None:
@@ -121,7 +121,7 @@ def test_more_classes_than_a_label_has_values(own):
     assert reports[0].classes['class 299'] == 0
 
 
-def test_labels_counted_from_one_are_checked_as_they_are_trained_on(own):
+def test_labels_from_one_are_checked_like_in_training(own):
     rule = check_labels.LabelRule(2, 255, reduce_zero_label=True)
     path = own / 'labels' / 'train' / '0.png'
     Image.fromarray(np.full((SIZE, SIZE), 2, np.uint8)).save(path)
@@ -170,7 +170,7 @@ FAST_BREAK = ('truncated', 'missing')
 @pytest.mark.parametrize(
     'kind', [*FAST_BREAK, *(pytest.param(k, marks=pytest.mark.slow) for k in BREAK if k not in FAST_BREAK)]
 )
-def test_a_picture_that_cannot_be_read_is_named_or_skipped_and_counted(record_fault, own, kind):
+def test_unreadable_pictures_are_named_or_skipped_and_counted(record_fault, own, kind):
     spoil, message = BREAK[kind]
     path = own / 'images' / 'train' / '0.png'
     spoil(path)
@@ -194,7 +194,7 @@ def test_a_picture_that_cannot_be_read_is_named_or_skipped_and_counted(record_fa
 
 
 @pytest.mark.parametrize('words', [pytest.param(detection, marks=pytest.mark.slow), segmentation])
-def test_train_goes_on_without_unreadable_pictures_and_counts_them(record_fault, own, words, tmp_path):
+def test_train_skips_and_counts_unreadable_pictures(record_fault, own, words, tmp_path):
     truncate(own / 'images' / 'train' / '1.png')
     truncate(own / 'images' / 'val' / '1.png')
     arguments = (*words(own), '--work-dir', tmp_path / 'work')
@@ -574,7 +574,7 @@ def test_bad_files_are_named_and_the_others_looked_through(record_fault, own):
     record_fault('bad_data', 3)
 
 
-def test_browse_names_the_pictures_that_it_cannot_draw_and_draws_the_others(record_fault, own, tmp_path):
+def test_browse_names_bad_pictures_and_draws_the_rest(record_fault, own, tmp_path):
     (own / 'images' / 'train' / '1.png').write_text('no picture')
     coco = read_coco(own)
     coco['annotations'][2].update(segmentation=[[4, 6, 1e8, 6, 28, 30]])

@@ -44,7 +44,7 @@ def test_float32_gradients_are_the_references(case):
 
 @settings(max_examples=20, deadline=None)
 @given(cases())
-def test_values_that_forward_saved_are_those_that_backward_recomputes(case):
+def test_saved_values_equal_recomputed_values(case):
     x, weights, *how = case
     grad = torch.randn_like(x)
     saved, recomputed = (of_operator(x, weights, *how, grad=grad, save=save) for save in (True, False))
@@ -92,7 +92,7 @@ def test_bfloat16_gradients_are_nearer_to_float32_than_autocasts(case):
 
 
 @pytest.mark.usefixtures('_bf16')
-def test_bfloat16_gradients_of_large_logits_are_about_as_near_as_autocasts():
+def test_bfloat16_gradients_of_large_logits_are_near_autocasts():
     x, weights = torch.randn(2, 14, 14, 64), random_weights(64, 2, (7, 7), v2=False)
     weights['attn.w_msa.qkv.weight'] *= 10  # softmax without a maximum would overflow
     grad = torch.randn_like(x)
@@ -138,7 +138,7 @@ def test_same_bits_each_time_and_from_several_python_threads(channels, dtype):
             assert all(torch.equal(found[name], first[name]) for name in first)
 
 
-def test_gradients_over_several_rounds_of_groups_are_the_references():
+def test_gradients_of_several_rounds_equal_the_reference():
     x, weights = torch.randn(1, 60, 60, 256), random_weights(256, 8, (7, 7), v2=False)
     grad, how = torch.randn_like(x), (8, *WINDOW[1:])
     truth, ours = of_reference(x, weights, *how, grad=grad), of_operator(x, weights, *how, grad=grad)

@@ -78,7 +78,7 @@ def test_nan_stays_in_its_window_in_bfloat16():
     assert nan_HW.sum() == 16
 
 
-def test_same_bits_whatever_the_number_of_threads_and_from_several_python_threads():
+def test_bits_are_equal_for_all_numbers_of_threads():
     x, weights = torch.randn(2, 33, 40, 64), random_weights(64, 2, (7, 7), v2=False)
     run = lambda: by_operator(x, weights, 2, (7, 7), (3, 3), False)  # noqa: E731
     threads, first = torch.get_num_threads(), run()

@@ -131,7 +131,7 @@ def test_gradients_are_the_same_for_any_threads_and_at_every_run(name, dtype):
 
 
 @pytest.mark.parametrize('name', ['embed', 'merge', 'output_norm'])
-def test_only_inputs_are_stored_and_second_derivatives_are_torchs(name):
+def test_inputs_alone_are_stored_with_torchs_second_derivatives(name):
     ours, truth, tensors = operators()[name]
     x, *weights = tensors
     x = x[:, :7, :9] if name != 'embed' else x[:, :, :9, :10]

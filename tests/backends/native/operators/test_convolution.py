@@ -70,7 +70,7 @@ def test_tiles_of_both_sides(tile, B, H, W, C, has_bias):
     assert (y.permute(0, 3, 1, 2) - truth).abs().max() <= most
 
 
-def test_tiles_have_the_side_that_needs_the_fewest_products_where_bfloat16_hides_its_rounding():
+def test_tiles_have_the_side_with_the_fewest_products():
     def tile(dtype, *sizes, is_packed=True):
         return tile_for(torch.empty(*sizes, 1, dtype=dtype), is_packed)
 
@@ -117,7 +117,7 @@ def test_weights_that_changed_are_packed_again():
 
 
 @needs_bfloat16
-def test_a_head_of_maps_of_many_sizes_packs_its_weight_once_for_each_tile(monkeypatch):
+def test_a_weight_is_packed_once_for_each_tile(monkeypatch):
     packed, weight, caches = [], drawn(32, 32, 3, 3), {tile: WeightCache() for tile in TILES}
     monkeypatch.setattr(convolution, 'pack', lambda weight, tile: packed.append(tile) or pack(weight, tile))
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_no_maps():
     assert not of_bias.any()
 
 
-def test_a_number_that_is_not_finite_reaches_its_neighbours_and_no_other_image():
+def test_nonfinite_numbers_stay_in_their_image():
     x, weight = drawn(2, 32, 12, 12), drawn(32, 32, 3, 3, seed=1)
     x[0, 5, 6, 6] = torch.inf
     y = convolve(x, weight, None)
@@ -217,7 +217,7 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
 @given(
     st.integers(1, 3), st.integers(1, 19), st.integers(1, 19), st.integers(1, 70), st.integers(1, 120), st.booleans()
 )
-def test_bfloat16_outputs_and_gradients_are_those_of_double_precision(B, H, W, C, N, has_bias):
+def test_bfloat16_outputs_and_gradients_equal_double_precision(B, H, W, C, N, has_bias):
     tensors = drawn(B, C, H, W), drawn(N, C, 3, 3, seed=1), drawn(N, seed=2) if has_bias else None
     truth = outputs_and_gradients(
         by_torch, tensors[0].bfloat16().double(), *(t if t is None else t.double() for t in tensors[1:])
@@ -232,7 +232,7 @@ def test_bfloat16_outputs_and_gradients_are_those_of_double_precision(B, H, W, C
 
 
 @needs_bfloat16
-def test_bfloat16_in_all_orders_of_memory_and_twice_differentiated():
+def test_bfloat16_in_all_layouts_and_twice_differentiated():
     x, weight, bias = drawn(2, 8, 9, 14).bfloat16(), drawn(16, 8, 3, 3, seed=1), drawn(16, seed=2)
     expected = convolve(x, weight, bias)
     assert expected.dtype is torch.bfloat16

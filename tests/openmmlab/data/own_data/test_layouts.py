@@ -123,7 +123,7 @@ def test_a_class_called_void_is_ignored(names, classes, ignored, reduces, tmp_pa
     assert 'ignored' in report
 
 
-def test_classes_count_everywhere_but_where_they_are_not_the_datas():
+def test_num_classes_follow_the_data_except_in_other_parts():
     cfg = Config(dict(model=dict(
         rpn_head=dict(num_classes=1), bbox_head=[dict(num_classes=80), dict(num_classes=80)],
         panoptic_head=dict(loss_cls=dict(class_weight=[1.0] * 133 + [0.1])),
