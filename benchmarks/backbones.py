@@ -23,7 +23,6 @@ from swin_backbone.backends import BACKENDS
 from swin_backbone.command_line import (
     Parser,
     Shape,
-    device,
     positive,
     run,
     stop_on_user_errors,
@@ -60,7 +59,7 @@ def parse_args() -> argparse.Namespace:
         'batch shape device threads json overwrite',
         batch=dict(default=1, help='images in a batch (default: 1)'),
         shape=dict(default=[], action=Shapes, help='once for each size (default: 512 512)'),
-        device=dict(default='cpu', type=device, help='where to measure (default: cpu)'),
+        device=dict(default='cpu', help='where to measure (default: cpu)'),
     )
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
     parser.add_argument(

@@ -88,17 +88,6 @@ def _is_stdout_broken() -> bool:
     return False
 
 
-def device(text: str) -> str:
-    """Read the value of `--device`."""
-    from swin_backbone.devices import require_device
-
-    try:
-        require_device(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
-
-
 def swin(text: str) -> str:
     """Read the value of `--backbone`."""
     from swin_backbone.openmmlab.swap.variants import SWINS  # imported here, because it takes seconds

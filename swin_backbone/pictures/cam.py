@@ -31,17 +31,22 @@ def grad_cam(activations_BCHW: Tensor, gradients_BCHW: Tensor) -> Tensor:
 
 
 def eigen_cam(activations_BCHW: Tensor) -> Tensor:
-    """Return the first principal component of the channels (Muhammad and Yeasin 2020, arXiv 2008.00299): (B, H, W).
+    """Return the first principal component of the channels (Muhammad and Yeasin 2020, arXiv 2008.00299): (B, H, W)."""
+    map_BT = principal_components(activations_BCHW, 1)[..., 0]
+    map_BHW: Tensor = map_BT.relu().unflatten(1, activations_BCHW.shape[2:])
+    return map_BHW
+
+
+def principal_components(maps_BCHW: Tensor, count: int) -> Tensor:
+    """Return the first principal components of the channels: (B, H * W, count) in float32.
 
     The sign makes the largest deviation positive.
     """
-    features_BTC = activations_BCHW.flatten(2).transpose(1, 2).float()
+    features_BTC = maps_BCHW.flatten(2).transpose(1, 2).float()
     centred_BTC = features_BTC - features_BTC.mean(1, keepdim=True)
-    first_BC1 = torch.linalg.svd(centred_BTC, full_matrices=False).Vh[:, :1].transpose(1, 2)
-    map_BT = (centred_BTC @ first_BC1)[..., 0]
-    extreme_B1 = map_BT.gather(1, map_BT.abs().argmax(1, keepdim=True))
-    map_BHW: Tensor = (map_BT * extreme_B1.sign()).relu().unflatten(1, activations_BCHW.shape[2:])
-    return map_BHW
+    axes_BCN = torch.linalg.svd(centred_BTC, full_matrices=False).Vh[:, :count].transpose(1, 2)
+    values_BTN = centred_BTC @ axes_BCN
+    return values_BTN * values_BTN.gather(1, values_BTN.abs().argmax(1, keepdim=True)).sign()
 
 
 def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: int, method: str = 'grad') -> Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
-import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import AttentionMap, receptive_fields
+from .cam import principal_components
 
 HEAT = 'inferno'
 LARGEST_ROW = 6  # pictures side by side
@@ -131,17 +131,9 @@ def cam_figure(
 
 
 def principal_colours(map_CHW: Tensor) -> NDArray[Any]:
-    """Return the three first principal components of a map's channels, (H, W, 3), from the 1st to the 99th percentile.
-
-    The sign makes the largest deviation bright.
-    """
+    """Return three principal components of a map's channels, (H, W, 3), from the 1st to the 99th percentile."""
     _C, H, W = map_CHW.shape
-    features_TC = map_CHW.detach().float().cpu().flatten(1).T
-    features_TC = features_TC - features_TC.mean(0)
-    axes_C3 = torch.linalg.svd(features_TC, full_matrices=False).Vh[:3].T
-    values_T3 = features_TC @ axes_C3
-    extremes_13 = values_T3.gather(0, values_T3.abs().argmax(0, keepdim=True))
-    values = (values_T3 * extremes_13.sign()).numpy()
+    values = principal_components(map_CHW.detach().cpu()[None], 3)[0].numpy()
     low, high = np.percentile(values, [1, 99], axis=0)
     colours = np.zeros((H * W, 3))
     colours[:, : values.shape[1]] = np.clip(

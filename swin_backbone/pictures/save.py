@@ -31,12 +31,9 @@ def save_figure(figure: Figure, path: Path, dpi: int = 100, write: Callable[[Pat
     if path.suffix not in SUFFIXES:
         raise ValueError(f'a picture is written as {" or ".join(SUFFIXES)}, got {str(path)!r}')
     buffer = io.BytesIO()
-    if path.suffix == '.png':
-        figure.savefig(buffer, format='png', dpi=dpi)
-    else:
-        figure.savefig(buffer, format='svg', dpi=dpi)
-        drawing = buffer.getvalue().decode()
+    figure.savefig(buffer, format='png' if path.suffix == '.png' else 'svg', dpi=dpi)
+    data = buffer.getvalue()
+    if path.suffix == '.html':
         title = html.escape(figure.get_suptitle() or path.stem)
-        page = PAGE.format(title=title, drawing=drawing[drawing.index('<svg') :])
-        buffer = io.BytesIO(page.encode())
-    write(path, buffer.getvalue())
+        data = PAGE.format(title=title, drawing=data[data.index(b'<svg') :].decode()).encode()
+    write(path, data)

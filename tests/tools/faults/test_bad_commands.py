@@ -64,7 +64,6 @@ OPTIONS = [
     ('plot_log', '--dpi', ['1000000', 'fine']),
     ('make_shapes_dataset', '--shape', ['63', '1e9']),
     ('visualize attention', '--point', ['60']),
-    ('benchmarks.backbones', '--device', ['meta', 'cpu,cuda']),
 ]
 
 
