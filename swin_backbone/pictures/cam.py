@@ -45,7 +45,7 @@ def principal_components(maps_BCHW: Tensor, count: int) -> Tensor:
     features_BTC = maps_BCHW.flatten(2).transpose(1, 2).float()
     centred_BTC = features_BTC - features_BTC.mean(1, keepdim=True)
     axes_BCN = torch.linalg.svd(centred_BTC, full_matrices=False).Vh[:, :count].transpose(1, 2)
-    values_BTN = centred_BTC @ axes_BCN
+    values_BTN: Tensor = centred_BTC @ axes_BCN
     return values_BTN * values_BTN.gather(1, values_BTN.abs().argmax(1, keepdim=True)).sign()
 
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from ..windows.grid import Size, Windows, find_indices, fit_window
 
 PADDING = -1
-MOST_TOKENS = 1 << 18  # an image of 2048x2048 pixels in stage 1
-MOST_PLACES = 1 << 12  # of a window; a mask has the square
 
 
 class MaskKind(NamedTuple):
@@ -81,17 +79,11 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window.
 
     Raises:
-        ValueError: if a side of the map or window is not positive, or too large for a picture.
+        ValueError: if a side of the map or window is not positive.
     """
     for name, sides in (('size', size), ('window_size', window_size)):
         if min(sides) < 1:
             raise ValueError(f'{name} takes two positive sides, got {tuple(sides)}')
-    padded_tokens = math.prod(-(-length // side) * side for length, side in zip(size, window_size))
-    if padded_tokens > MOST_TOKENS or math.prod(window_size) > MOST_PLACES:
-        raise ValueError(
-            f'a map of {MOST_TOKENS} tokens at most is drawn, in windows of {MOST_PLACES}, got {padded_tokens} tokens '
-            f'({size[0]}x{size[1]}, padded to whole windows) in windows of {window_size[0]}x{window_size[1]}'
-        )
     half = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     shift = half
     if small_map == 'shrink':

@@ -87,13 +87,6 @@ def test_a_device_on_which_nothing_is_computed(record_fault, own, device, tmp_pa
     record_fault('bad_commands')
 
 
-@pytest.mark.parametrize('more', [['--shape', '16384'], ['--shape', '64', '--window', '1000000']])
-def test_maps_too_large_to_draw(record_fault, more, tmp_path):
-    error = error_of('tools/visualize.py', 'masks', *more, '--out', tmp_path / 'a.html')
-    assert 'a map of 262144 tokens at most is drawn' in error
-    record_fault('bad_commands')
-
-
 @pytest.mark.parametrize(
     'text', [b'{"step": "a", "loss": 2}\n{}', b'\xff\xfe{}', b'{"step": 1, "iter": 1, "loss": {}}']
 )
