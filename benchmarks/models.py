@@ -19,6 +19,7 @@ of tools/export.py with a whole model.
 """
 
 import argparse
+import copy
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -133,7 +134,7 @@ def build(cfg: Config, number: int) -> nn.Module:
         ValueError: if the config's backbone is no Swin V1.
     """
     scope = cfg.get('default_scope', 'mmdet')
-    described = cfg.model.copy()
+    described = copy.deepcopy(cfg.model)  # some toolboxes write into the config of a model
     theirs = as_theirs(described.backbone, scope)
     described.backbone = as_ours(theirs, 'auto') if number >= STEPS.index('backbone') else theirs
     if 'pretrained' in described:

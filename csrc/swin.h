@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 7
+#define SWIN_VERSION 8
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -245,6 +245,25 @@ SWIN_API int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const 
  * include the last pixel, otherwise 0. kept: memory for `count` indices. num_kept: the number of kept boxes. */
 SWIN_API int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
                           int32_t threads, int64_t* kept, int64_t* num_kept);
+
+/* Deformable attention over L maps (Zhu et al. 2021, arXiv 2010.04159, equation 2): for each query and head the sum of
+ * P bilinear samples of each map, times weights. Neighbours outside a map are 0. */
+typedef struct swin_deformable {
+  int32_t threads;
+  int64_t batch, queries, tokens; /* B, Q, S: the tokens of all maps of an image, map after map */
+  int64_t heads, channels;        /* h, and d of a head: 1 to 4096 each */
+  int64_t levels, points;         /* L, P: 1 to 4096 each */
+  const int64_t* shapes;          /* (L, 2): height and width of each map */
+} swin_deformable;
+
+/* values: (B, S, h, d). places: (B, Q, h, L, P, 2): x and y of samples, 0 to 1 across a map. weights: (B, Q, h, L, P).
+ * y: (B, Q, h, d). */
+SWIN_API int32_t swin_deformable_forward(const swin_deformable* deformable, const float* values, const float* places,
+                                         const float* weights, float* y);
+/* Write the gradients of places and weights, and add the gradient of values to grad_values. */
+SWIN_API int32_t swin_deformable_backward(const swin_deformable* deformable, const float* values, const float* places,
+                                          const float* weights, const float* grad_y, float* grad_values,
+                                          float* grad_places, float* grad_weights);
 
 #ifdef __cplusplus
 }

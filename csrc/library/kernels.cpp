@@ -4,6 +4,7 @@
 #include "block/backward.h"
 #include "block/block.h"
 #include "detection/convolution.h"
+#include "detection/deformable.h"
 #include "detection/roi_align.h"
 #include "machine/checksum.h"
 #include "machine/memory.h"
@@ -256,6 +257,7 @@ const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,        size_of_packed,
                       checksum_of,         block_saved_size,     block_forward,    block_backward,
                       embed_forward,       embed_backward,       merge_forward,    merge_backward,
                       output_norm_forward, output_norm_backward, pack_convolution, convolution_forward,
-                      roi_align_forward,   roi_align_backward,   suppress};
+                      roi_align_forward,   roi_align_backward,   suppress,         deformable_forward,
+                      deformable_backward};
 
 }  // namespace swin::SWIN_ISA

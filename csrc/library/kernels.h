@@ -42,6 +42,10 @@ struct Kernels {
   void (*roi_align_backward)(const swin_roi_align& of, const void* grad_pooled, float* grad_maps);
   int64_t (*suppress)(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
                       int64_t threads, int64_t* kept);
+  void (*deformable_forward)(const swin_deformable& of, const float* values, const float* places, const float* weights,
+                             float* y);
+  void (*deformable_backward)(const swin_deformable& of, const float* values, const float* places, const float* weights,
+                              const float* grad_y, float* grad_values, float* grad_places, float* grad_weights);
 };
 
 }  // namespace swin

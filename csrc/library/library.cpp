@@ -410,6 +410,34 @@ void check_apart(const swin_roi_align& of) {
     fail(SWIN_INVALID, "grad_maps must have numbers of its own, and its strides let some share memory");
 }
 
+// The numbers of each array.
+struct DeformableSizes {
+  int64_t values, samples, outputs;
+};
+
+DeformableSizes check_deformable(const swin_deformable& of, const float* values, const float* places,
+                                 const float* weights, Arrays& arrays) {
+  within("threads", of.threads, 1, MAX_THREADS);
+  within("heads", of.heads, 1, MAX_BINS);
+  within("channels", of.channels, 1, MAX_BINS);
+  within("levels", of.levels, 1, MAX_BINS);
+  within("points", of.points, 1, MAX_BINS);
+  const int64_t queries = product_within("queries", of.batch, of.queries, 1, MAX_COUNT);
+  const int64_t tokens = product_within("tokens", of.batch, of.tokens, 1, MAX_COUNT);
+  const DeformableSizes sizes{product_within("values", tokens, of.heads, of.channels, MAX_BYTES / 4),
+                              product_within("weights", queries * of.heads, of.levels, of.points, MAX_BYTES / 8),
+                              product_within("outputs", queries, of.heads, of.channels, MAX_BYTES / 4)};
+  arrays.read("shapes", of.shapes, 2 * of.levels, sizeof(int64_t));
+  int64_t sum = 0;
+  for (int64_t l = 0; l < of.levels; l++)
+    sum += product_within("a shape", of.shapes[2 * l], of.shapes[2 * l + 1], 1, MAX_COUNT);
+  within("tokens", of.tokens, sum, sum);
+  arrays.read("values", values, sizes.values);
+  arrays.read("places", places, 2 * sizes.samples);
+  arrays.read("weights", weights, sizes.samples);
+  return sizes;
+}
+
 int64_t pooled_numbers(const swin_roi_align& of) {
   const int64_t bins = of.bins_height * of.bins_width;
   return product_within("the numbers of what is pooled", of.regions, of.channels, bins, MAX_BYTES);
@@ -745,6 +773,36 @@ int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float 
     arrays.check_overlaps();
     for (int64_t i = 0; i < count; i++) within("an index in order", order[i], 0, count - 1);
     *num_kept = kernels.suppress(boxes, order, count, threshold, offset, threads, kept);
+  });
+}
+
+int32_t swin_deformable_forward(const swin_deformable* deformable, const float* values, const float* places,
+                                const float* weights, float* y) {
+  return guarded([&] {
+    exists("deformable", deformable);
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    Arrays arrays;
+    const int64_t outputs = check_deformable(*deformable, values, places, weights, arrays).outputs;
+    arrays.write("y", y, outputs);
+    arrays.check_overlaps();
+    kernels.deformable_forward(*deformable, values, places, weights, y);
+  });
+}
+
+int32_t swin_deformable_backward(const swin_deformable* deformable, const float* values, const float* places,
+                                 const float* weights, const float* grad_y, float* grad_values, float* grad_places,
+                                 float* grad_weights) {
+  return guarded([&] {
+    exists("deformable", deformable);
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    Arrays arrays;
+    const DeformableSizes sizes = check_deformable(*deformable, values, places, weights, arrays);
+    arrays.read("grad_y", grad_y, sizes.outputs);
+    arrays.write("grad_values", grad_values, sizes.values);
+    arrays.write("grad_places", grad_places, 2 * sizes.samples);
+    arrays.write("grad_weights", grad_weights, sizes.samples);
+    arrays.check_overlaps();
+    kernels.deformable_backward(*deformable, values, places, weights, grad_y, grad_values, grad_places, grad_weights);
   });
 }
 

@@ -559,6 +559,37 @@ void fuzz_nms() {
     stop(call.name, "the best box is kept, and no more than there are", SWIN_OK);
 }
 
+void fuzz_deformable(bool backward) {
+  ProjectionCall call(backward ? "swin_deformable_backward" : "swin_deformable_forward");
+  swin_deformable of{};
+  of.threads = static_cast<int32_t>(draw(1, 3));
+  of.batch = draw(0, 2), of.queries = draw(0, 9), of.heads = draw(1, 3), of.channels = draw(1, 40);
+  of.levels = draw(1, 3), of.points = draw(1, 4);
+  int64_t shapes[6];
+  for (int64_t& side : shapes) side = draw(0, 6);
+  for (int64_t l = 0; l < of.levels; l++) of.tokens += shapes[2 * l] * shapes[2 * l + 1];
+  of.shapes = shapes;
+  if (chance(0.3)) change(call, &of.threads, &of.batch, &of.queries, &of.tokens, &of.heads, &of.channels, &of.levels);
+  if (of.levels > 3) of.levels = chance(0.5) ? 0 : 5000;  // `shapes` has six numbers
+  const int64_t samples = product({of.batch, of.queries, of.heads, of.levels, of.points});
+  const int64_t values = product({of.batch, of.tokens, of.heads, of.channels});
+  const int64_t outputs = product({of.batch, of.queries, of.heads, of.channels});
+  float* arrays[7] = {};
+  call.field(arrays[0], "values", values);
+  call.field(arrays[1], "places", product({2, samples}));
+  call.field(arrays[2], "weights", samples);
+  call.field(arrays[3], backward ? "grad_y" : "y", outputs, 4, !backward);
+  if (backward) {
+    call.field(arrays[4], "grad_values", values, 4, true);
+    call.field(arrays[5], "grad_places", product({2, samples}), 4, true);
+    call.field(arrays[6], "grad_weights", samples, 4, true);
+  }
+  call.corrupt(call.all);
+  judge(call, backward ? swin_deformable_backward(&of, arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5],
+                                                  arrays[6])
+                       : swin_deformable_forward(&of, arrays[0], arrays[1], arrays[2], arrays[3]));
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -572,7 +603,7 @@ int main(int count, char** arguments) {
     calls = results = errors = 0;
     for (int64_t i = 0; i < times; i++) {
       const bool backward = chance(0.5);
-      const int64_t which = draw(0, 15);
+      const int64_t which = draw(0, 17);
       if (which < 4)
         fuzz_block(backward);
       else if (which < 6)
@@ -587,8 +618,10 @@ int main(int count, char** arguments) {
         fuzz_roi_align(backward);
       else if (which < 15)
         backward ? fuzz_convolution_weights() : fuzz_convolution();
-      else
+      else if (which < 16)
         fuzz_nms();
+      else
+        fuzz_deformable(backward);
     }
     std::printf("%s: %d calls, %d results, %d errors\n", isa.c_str(), calls, results, errors);
     if (results < calls / 5 || errors < calls / 5) return 1;

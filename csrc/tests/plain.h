@@ -292,6 +292,36 @@ Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
   return pooled;
 }
 
+// Deformable attention: values (B, S, h, d), places (B, Q, h, L, P, 2), weights (B, Q, h, L, P) to (B, Q, h, d).
+template <class X>
+Numbers<X> plain_deformable(const swin_deformable& of, const Numbers<X>& values, const Numbers<X>& places,
+                            const Numbers<X>& weights) {
+  Numbers<X> y;
+  for (int64_t query = 0; query < of.batch * of.queries * of.heads; query++)
+    for (int64_t c = 0; c < of.channels; c++) {
+      const int64_t image = query / of.heads / of.queries, head = query % of.heads;
+      X sum(0);
+      int64_t first = image * of.tokens;
+      for (int64_t l = 0; l < of.levels; first += of.shapes[2 * l] * of.shapes[2 * l + 1], l++)
+        for (int64_t p = 0; p < of.points; p++) {
+          const int64_t sample = (query * of.levels + l) * of.points + p, H = of.shapes[2 * l],
+                        W = of.shapes[2 * l + 1];
+          const X x = places[2 * sample] * X(static_cast<double>(W)) - X(.5);
+          const X y = places[2 * sample + 1] * X(static_cast<double>(H)) - X(.5);
+          const double left = std::floor(value_of(x)), top = std::floor(value_of(y));
+          for (const double i : {top, top + 1})
+            for (const double j : {left, left + 1}) {
+              if (i < 0 || j < 0 || i >= static_cast<double>(H) || j >= static_cast<double>(W)) continue;
+              const X across = j == left ? X(left + 1) - x : x - X(left), down = i == top ? X(top + 1) - y : y - X(top);
+              const int64_t token = first + static_cast<int64_t>(i) * W + static_cast<int64_t>(j);
+              sum = sum + weights[sample] * across * down * values[(token * of.heads + head) * of.channels + c];
+            }
+        }
+      y.push_back(sum);
+    }
+  return y;
+}
+
 // Greedy suppression of boxes x1, y1, x2, y2. A box with a number that is not finite overlaps nothing.
 inline double plain_overlap(const float* a, const float* b, double offset) {
   const auto area = [&](double x1, double y1, double x2, double y2) { return (x2 - x1 + offset) * (y2 - y1 + offset); };

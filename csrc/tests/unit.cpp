@@ -575,6 +575,40 @@ void test_convolution(const std::array<int64_t, 5>& sizes, bool has_bias, int32_
   }
 }
 
+void test_deformable(int64_t B, int64_t Q, int64_t h, int64_t d, int64_t P) {
+  doing = "deformable attention of " + std::to_string(d) + " channels" + doing;
+  const int64_t shapes[] = {5, 7, 1, 3, 2, 2}, L = 3, S = 42, samples = B * Q * h * L * P;
+  const Numbers<float> values = random_numbers(B * S * h * d), weights = random_numbers(samples);
+  const Numbers<float> grad = random_numbers(B * Q * h * d);
+  Numbers<float> places(2 * samples);
+  std::uniform_real_distribution<float> place(-.3f, 1.3f);
+  for (float& number : places) number = place(draw);
+  swin_deformable of{1, B, Q, S, h, d, L, P, shapes};
+  const Numbers<double> truth = plain_deformable(of, as<double>(values), as<double>(places), as<double>(weights));
+  tape.clear();
+  const Numbers<Var> leaves[] = {as<Var>(values), as<Var>(places), as<Var>(weights)};
+  const Numbers<double> all = all_gradients(plain_deformable(of, leaves[0], leaves[1], leaves[2]), grad);
+  Numbers<double> of_values = gradient_of(all, leaves[0]);
+  for (double& number : of_values) number += 1;  // the call adds to the gradient
+  for (const int threads : {1, 3}) {
+    of.threads = threads;
+    Numbers<float> y(truth.size(), NAN), grad_values(values.size(), 1), grad_places(2 * samples, NAN);
+    Numbers<float> grad_weights(samples, NAN);
+    ok(swin_deformable_forward(&of, values.data(), places.data(), weights.data(), y.data()), "swin_deformable_forward");
+    expect_close(y, truth, 2e-5, "y");
+    ok(swin_deformable_backward(&of, values.data(), places.data(), weights.data(), grad.data(), grad_values.data(),
+                                grad_places.data(), grad_weights.data()),
+       "swin_deformable_backward");
+    expect_close(grad_values, of_values, 6e-5, "the values' gradient");
+    expect_close(grad_places, gradient_of(all, leaves[1]), 6e-5, "the places' gradient");
+    expect_close(grad_weights, gradient_of(all, leaves[2]), 6e-5, "the weights' gradient");
+  }
+  of.tokens = S + 1;
+  expect(swin_deformable_forward(&of, values.data(), places.data(), weights.data(),
+                                 Numbers<float>(grad.size()).data()) == SWIN_INVALID,
+         "shapes of other maps");
+}
+
 void test_nms(int64_t count, float threshold, float offset) {
   doing = "NMS of " + std::to_string(count) + doing;
   Numbers<float> boxes;
@@ -630,6 +664,9 @@ void test_all(const std::string& isa, int32_t dtype) {
       for (const int32_t stored : {SWIN_FLOAT32, SWIN_BFLOAT16}) run(test_roi_align, c, stored);
     for (const int64_t count : {0, 1, 2, 130, 1500})
       for (const float offset : {0.f, 1.f}) run(test_nms, count, count % 4 ? 0.3f : 0.7f, offset);
+    run(test_deformable, 2, 5, 3, 8, 4);
+    run(test_deformable, 1, 3, 2, 37, 1);
+    run(test_deformable, 0, 3, 2, 4, 1);
   }
   std::printf("%s: %d checks, the largest error is %.2f of what is allowed\n", how.c_str() + 2, checks - before, worst);
 }

@@ -18,7 +18,7 @@ SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
 PRODUCTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}  # by autocast's
-VERSION = 7
+VERSION = 8
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 PATH = Path(__file__).with_name(NAME)
 
@@ -99,6 +99,12 @@ class RoiAlign(ctypes.Structure):
     ]
 
 
+class Deformable(ctypes.Structure):
+    """`swin_deformable`."""
+
+    _fields_ = _fields(i32='threads', i64='batch queries tokens heads channels levels points', p='shapes')
+
+
 _of_numbers = POINTER(c_int64)
 SIGNATURES = {  # of the functions with a `swin_status`
     'swin_use_isa': [c_char_p],
@@ -126,6 +132,8 @@ SIGNATURES = {  # of the functions with a `swin_status`
     'swin_nms': [
         *(c_void_p, c_void_p, c_int64, c_float, c_float, c_int32, c_void_p, _of_numbers),
     ],
+    'swin_deformable_forward': [POINTER(Deformable), *[c_void_p] * 4],
+    'swin_deformable_backward': [POINTER(Deformable), *[c_void_p] * 7],
 }
 ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # by `swin_status`
 

@@ -12,7 +12,11 @@ from .maps import prepare_convolutions, restore_convolutions
 
 Model = TypeVar('Model', bound=nn.Module)
 # Layers of the toolboxes, and the files here with a subclass of the same name.
-LAYER_FILES = {('mmdet', 'SingleRoIExtractor'): 'roi_extractor', ('mmseg', 'UPerHead'): 'uper_head'}
+LAYER_FILES = {
+    ('mmdet', 'SingleRoIExtractor'): 'roi_extractor',
+    ('mmseg', 'UPerHead'): 'uper_head',
+    ('mmcv', 'MultiScaleDeformableAttention'): 'deformable_attention',
+}
 CLASS = '_swin_backbone_class'
 
 
@@ -38,7 +42,7 @@ def accelerate(model: Model, dry_run: bool = False) -> Model:
 
 
 def replace_layers(model: nn.Module) -> None:
-    """Let this package's layers compute in the place of mmdet's and mmsegmentation's of the same name."""
+    """Let this package's layers compute in the place of the toolboxes' of the same name."""
     for module in model.modules():
         kind = type(module)
         file = LAYER_FILES.get((kind.__module__.split('.')[0], kind.__name__))

@@ -22,7 +22,7 @@ TESTED = {
 ELEMENTARY = ('torch', 'mmcv', 'mmengine', 'swin_backbone')
 AROUND_LAYERS = ('detectors', 'segmentors', 'data_preprocessors', 'data_preprocessor', 'losses')
 CONTIGUOUS = '_swin_backbone_contiguous'  # whether a convolution's weight was, before `prepare_convolutions`
-TORCH_ALONE = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without a compiled operator on a CPU
+TORCH_ALONE = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without an operator of mmcv on a CPU
 
 
 def takes_float32_maps(module: nn.Module) -> bool:

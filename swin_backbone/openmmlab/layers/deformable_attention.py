@@ -1,0 +1,55 @@
+"""Deformable attention of DETRs and pixel decoders on a CPU.
+
+Layout: B batch, Q queries, S tokens of all maps, h heads, L maps, P points of a map.
+"""
+
+from typing import Any, Optional
+
+from mmcv.ops import MultiScaleDeformableAttention as Base
+from torch import Tensor
+
+from ...backends.choose import why_not_native
+from ...backends.native.deformable import deformable_attention
+
+
+class MultiScaleDeformableAttention(Base):  # type: ignore[misc]
+    """mmcv's layer. The compiled library computes the samples where possible; mmcv's `grid_sample` takes longer."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor] = None,
+        value: Optional[Tensor] = None,
+        identity: Optional[Tensor] = None,
+        query_pos: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        reference_points: Optional[Tensor] = None,
+        spatial_shapes: Optional[Tensor] = None,
+        level_start_index: Optional[Tensor] = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """See mmcv's layer: (Q, B, C) to (Q, B, C), or (B, Q, C) if `batch_first`."""
+        if why_not_native(query) is not None or reference_points is None or spatial_shapes is None:
+            y: Tensor = super().forward(
+                *(query, key, value, identity, query_pos, key_padding_mask),
+                *(reference_points, spatial_shapes, level_start_index),
+                **kwargs,
+            )
+            return y
+        value, identity = query if value is None else value, query if identity is None else identity
+        query = query if query_pos is None else query + query_pos
+        if not self.batch_first:
+            query, value = query.transpose(0, 1), value.transpose(0, 1)
+        values_BSC = self.value_proj(value)
+        if key_padding_mask is not None:
+            values_BSC = values_BSC.masked_fill(key_padding_mask[..., None], 0.0)
+        (B, Q, _), h, L, P = query.shape, self.num_heads, self.num_levels, self.num_points
+        offsets = self.sampling_offsets(query).view(B, Q, h, L, P, 2)
+        weights = self.attention_weights(query).view(B, Q, h, L * P).softmax(-1).view(B, Q, h, L, P)
+        centres = reference_points[:, :, None, :, None, :2]
+        if reference_points.shape[-1] == 2:
+            places = centres + offsets / spatial_shapes.flip(-1)[:, None, :]
+        else:  # boxes: the offsets are parts of half a side
+            places = centres + offsets / P * reference_points[:, :, None, :, None, 2:] * 0.5
+        y = self.output_proj(deformable_attention(values_BSC.unflatten(-1, (h, -1)), spatial_shapes, places, weights))
+        return self.dropout(y if self.batch_first else y.transpose(0, 1)) + identity
