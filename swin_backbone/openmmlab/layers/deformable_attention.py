@@ -12,7 +12,7 @@ from ...backends.choose import why_not_native
 from ...backends.native.deformable import deformable_attention
 
 
-class MultiScaleDeformableAttention(Base):  # type: ignore[misc]
+class MultiScaleDeformableAttention(Base):
     """mmcv's layer. The compiled library computes the samples where possible; mmcv's `grid_sample` takes longer."""
 
     def forward(
@@ -29,8 +29,9 @@ class MultiScaleDeformableAttention(Base):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Tensor:
         """See mmcv's layer: (Q, B, C) to (Q, B, C), or (B, Q, C) if `batch_first`."""
+        y: Tensor
         if why_not_native(query) is not None or reference_points is None or spatial_shapes is None:
-            y: Tensor = super().forward(
+            y = super().forward(
                 *(query, key, value, identity, query_pos, key_padding_mask),
                 *(reference_points, spatial_shapes, level_start_index),
                 **kwargs,
@@ -52,4 +53,5 @@ class MultiScaleDeformableAttention(Base):  # type: ignore[misc]
         else:  # boxes: the offsets are parts of half a side
             places = centres + offsets / P * reference_points[:, :, None, :, None, 2:] * 0.5
         y = self.output_proj(deformable_attention(values_BSC.unflatten(-1, (h, -1)), spatial_shapes, places, weights))
-        return self.dropout(y if self.batch_first else y.transpose(0, 1)) + identity
+        y = self.dropout(y if self.batch_first else y.transpose(0, 1)) + identity
+        return y
