@@ -261,6 +261,5 @@ def test_a_whole_model(config, tmp_path):
     for format in ('onnx', 'openvino'):
         pytest.importorskip('openvino' if format == 'openvino' else 'onnx')
         manifest = export.export(cfg, str(checkpoint), tmp_path / format, format, operators='swin')
-        convolutions = {'Convolution'} if 'mmdet' in config else set()
-        assert set(kinds(tmp_path / format)[0]) == {'Embed', 'Block', 'Merge', 'OutputNorm', *convolutions}
+        assert set(kinds(tmp_path / format)[0]) == {'Embed', 'Block', 'Merge', 'OutputNorm', 'Convolution'}
         assert all(figure.get('equal_labels', figure.get('matched')) == 1 for figure in manifest['verification'])
