@@ -6,7 +6,7 @@ bags of any sizes, vectorised and on all threads.
 Letters: M rows of the map, C channels, P bags, E entries, S samples.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,8 +15,6 @@ from torch import Tensor
 
 # Entries per call: indices and weights stay below 64 MiB.
 MAX_ENTRIES = 2**22
-# Values per maximum: 64 MiB in float32.
-MAX_VALUES = 2**24
 
 
 class Bags(NamedTuple):
@@ -130,22 +128,42 @@ def parts(cost_R: Tensor, budget: int) -> Iterator[slice]:
     yield slice(begin, len(ends))
 
 
-def sample(map_MC: Tensor, image: Tensor, y: Tensor, x: Tensor, height: int, width: int) -> Tensor:
-    """Return bilinear samples (..., C) of the images' maps at (y, x), tensors of equal shape."""
+def corner_rows(image: Tensor, y: Tensor, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Return rows and weights (..., 4) of bilinear samples at (y, x) in the images' maps of `shape` (B, C, H, W)."""
+    height, width = shape[2:]
     rows, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
-    rows = rows + image[..., None] * (height * width)
-    return sum_bags(map_MC, even_bags(rows, weights)).view(*y.shape, -1)
+    return rows + image[..., None] * (height * width), weights
 
 
-def spread_to_pixels(grad_map: Tensor, grad: Tensor, image: Tensor, channel: Tensor, y: Tensor, x: Tensor) -> None:
-    """Add the transpose of bilinear samples with a position per channel to `grad_map` (B, C, H, W)."""
-    height, width = grad_map.shape[2:]
-    pixels, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
-    pixels = pixels + ((image * grad_map.shape[1] + channel) * (height * width))[..., None]
-    spread = torch.zeros(grad_map.numel(), dtype=grad.dtype, device=grad.device)
-    spread.index_add_(0, pixels.flatten(), (weights * grad[..., None]).flatten())
-    grad_map += spread.view(grad_map.shape)
+def pool_bags(x_BCHW: Tensor, bags_of_parts: Iterable[tuple[slice, Bags]], output: Tensor) -> None:
+    """Write the sums of bags into `output` (R, C, I, J). The bags are the bins of slices of regions."""
+    map_MC = as_rows(x_BCHW)
+    _, channels, height, width = output.shape
+    for part, bags in bags_of_parts:
+        output[part] = sum_bags(map_MC, bags).view(-1, height, width, channels).permute(0, 3, 1, 2).to(output)
 
 
-def channel_numbers(x_BCHW: Tensor) -> Tensor:
-    return torch.arange(x_BCHW.shape[1], device=x_BCHW.device).view(1, -1, 1, 1)
+def unpool_bags(grad_output: Tensor, bags_of_parts: Iterable[tuple[slice, Bags]], grad_BCHW: Tensor) -> None:
+    """Add the gradient of `pool_bags` in the maps to `grad_BCHW`."""
+    batch, channels, height, width = grad_BCHW.shape
+    for part, bags in bags_of_parts:
+        grad_MC = spread_bags(as_rows(grad_output[part]), bags, batch * height * width)
+        grad_BCHW += grad_MC.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def spread_to_pixels(grad_BCHW: Tensor, grad_RCIJ: Tensor, image_R: Tensor, y_RCIJ: Tensor, x_RCIJ: Tensor) -> None:
+    """Add the transpose of bilinear samples with a position per channel to `grad_BCHW`."""
+    channels = grad_BCHW.shape[1]
+    plane_RC11 = (image_R[:, None] * channels + torch.arange(channels, device=image_R.device))[..., None, None]
+    pixels, weights = corner_rows(plane_RC11, y_RCIJ, x_RCIJ, grad_BCHW.shape)
+    spread = torch.zeros(grad_BCHW.numel(), dtype=grad_RCIJ.dtype, device=image_R.device)
+    spread.index_add_(0, pixels.flatten(), (weights * grad_RCIJ[..., None]).flatten())
+    grad_BCHW += spread.view(grad_BCHW.shape)
+
+
+def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of `function(*inputs)` in the inputs."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        output = function(*leaves)
+    return torch.autograd.grad(output, leaves, grad_output)

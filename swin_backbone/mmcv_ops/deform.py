@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import providers
-from .bags import cross, even_bags, sum_bags, wide, zero_padded_corners
+from .bags import cross, even_bags, gradients, sum_bags, wide, zero_padded_corners
 
 Pair = tuple[int, int]
 
@@ -89,27 +89,17 @@ def _reread(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return x if x.shape[1:] == shape else x.flatten(1)[:, : math.prod(shape)].reshape(len(x), *shape)
 
 
-def _settings(
-    kW: int,
-    kH: int,
-    dW: int,
-    dH: int,
-    padW: int,
-    padH: int,
-    dilationW: int,
-    dilationH: int,
-    group: int,
-    deformable_group: int,
-    im2col_step: int,
-) -> tuple[Pair, Pair, Pair, int, int]:
-    return (dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group
+def _settings(sizes: dict[str, int]) -> tuple[Pair, Pair, Pair, int, int]:
+    """Return stride, padding, dilation and groups of version 1; `im2col_step` of mmcv is unused."""
+    pairs = [(sizes[f'{name}H'], sizes[f'{name}W']) for name in ('d', 'pad', 'dilation')]
+    return *pairs, sizes['group'], sizes['deformable_group']  # type: ignore[return-value]
 
 
 def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
-    """Write a deformable convolution (DCN v1) into `output`. `columns`, `ones` and `im2col_step` of mmcv are unused."""
-    settings = _settings(**sizes)
+    """Write a deformable convolution (DCN v1) into `output`. `columns` and `ones` of mmcv are unused."""
+    settings = _settings(sizes)
     for image in _images(input):
         output[image] = _convolve(input[image], offset[image], None, weight, None, *settings)
 
@@ -125,12 +115,13 @@ def deform_conv_backward_input(
     **sizes: int,
 ) -> None:
     """Add the gradient in the map to `gradInput`, and write the gradient in the offsets into `gradOffset`."""
-    settings = _settings(**sizes)
+    settings = _settings(sizes)
     for image in _images(input):
-        with torch.enable_grad():
-            x, by = input[image].detach().requires_grad_(), offset[image].detach().requires_grad_()
-            out = _convolve(x, by, None, weight.detach(), None, *settings)
-        grad_input, grad_offset = torch.autograd.grad(out, (x, by), gradOutput[image])
+        grad_input, grad_offset = gradients(
+            lambda x, by: _convolve(x, by, None, weight, None, *settings),
+            (input[image], offset[image]),
+            gradOutput[image],
+        )
         gradInput[image] += grad_input
         gradOffset[image] = grad_offset
 
@@ -147,27 +138,20 @@ def deform_conv_backward_parameters(
     **sizes: int,
 ) -> None:
     """Add the gradient in the weight, times `scale`, to `gradWeight`."""
-    settings = _settings(**sizes)
+    settings = _settings(sizes)
     for image in _images(input):
-        with torch.enable_grad():
-            weight = torch.zeros_like(gradWeight).requires_grad_()
-            out = _convolve(input[image].detach(), offset[image].detach(), None, weight, None, *settings)
-        gradWeight += scale * torch.autograd.grad(out, weight, gradOutput[image])[0]
+        x, by = input[image], offset[image]
+        (grad,) = gradients(
+            lambda weight: _convolve(x, by, None, weight, None, *settings),  # noqa: B023
+            (torch.zeros_like(gradWeight),),
+            gradOutput[image],
+        )
+        gradWeight += scale * grad
 
 
-def _modulated_settings(
-    kernel_h: int,
-    kernel_w: int,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    group: int,
-    deformable_group: int,
-) -> tuple[Pair, Pair, Pair, int, int]:
-    return (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group
+def _modulated_settings(sizes: dict[str, int]) -> tuple[Pair, Pair, Pair, int, int]:
+    pairs = [(sizes[f'{name}_h'], sizes[f'{name}_w']) for name in ('stride', 'pad', 'dilation')]
+    return *pairs, sizes['group'], sizes['deformable_group']  # type: ignore[return-value]
 
 
 def modulated_deform_conv_forward(
@@ -184,7 +168,7 @@ def modulated_deform_conv_forward(
     **sizes: int,
 ) -> None:
     """Write a deformable convolution with weighted samples (DCN v2) into `output`."""
-    settings = _modulated_settings(**sizes)
+    settings = _modulated_settings(sizes)
     for image in _images(input):
         some_bias = bias if with_bias else None
         output[image] = _convolve(input[image], offset[image], mask[image], weight, some_bias, *settings)
@@ -209,16 +193,13 @@ def modulated_deform_conv_backward(
     **sizes: int,
 ) -> None:
     """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
-    settings = _modulated_settings(**sizes)
+    settings = _modulated_settings(sizes)
     for image in _images(input):
-        with torch.enable_grad():
-            of = [x.detach().requires_grad_() for x in (input[image], offset[image], mask[image], weight)]
-            out = _convolve(of[0], of[1], of[2], of[3], None, *settings)
-        found = torch.autograd.grad(out, of, grad_output[image])
-        grad_input[image] += found[0]
-        grad_offset[image] = found[1]
-        grad_mask[image] = found[2]
-        grad_weight += found[3]
+        inputs = input[image], offset[image], mask[image], weight
+        parts = gradients(lambda *of: _convolve(*of, None, *settings), inputs, grad_output[image])
+        grad_input[image] += parts[0]
+        grad_offset[image], grad_mask[image] = parts[1:3]
+        grad_weight += parts[3]
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3))
 
@@ -277,10 +258,12 @@ def ms_deform_attn_backward(
     im2col_step: int,
 ) -> None:
     """Add the gradients to the three given tensors."""
-    with torch.enable_grad():
-        of = [x.detach().requires_grad_() for x in (value, sampling_locations, attention_weights)]
-        out = ms_deform_attn_forward(of[0], value_spatial_shapes, value_level_start_index, of[1], of[2], im2col_step)
-    for grad, found in zip(
-        (grad_value, grad_sampling_loc, grad_attn_weight), torch.autograd.grad(out, of, grad_output)
-    ):
-        grad += found
+
+    def attend(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
+        return ms_deform_attn_forward(
+            value, value_spatial_shapes, value_level_start_index, locations, weights, im2col_step
+        )
+
+    parts = gradients(attend, (value, sampling_locations, attention_weights), grad_output)
+    for target, part in zip((grad_value, grad_sampling_loc, grad_attn_weight), parts):
+        target += part

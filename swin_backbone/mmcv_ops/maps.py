@@ -1,8 +1,12 @@
 """Operators on whole maps: CARAFE, masked convolution, PSA's masks, active rotating filters."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .bags import gradients
 
 
 def carafe_forward(
@@ -33,11 +37,9 @@ def carafe_backward(
     **sizes: int,
 ) -> None:
     """Write the gradients of `carafe_forward` into `bottom_grad` and `mask_grad`."""
-    with torch.enable_grad():
-        inputs = rfeatures.detach().requires_grad_(), masks.detach().requires_grad_()
-        out = _reassemble(inputs[0], inputs[1], **sizes)
-    for target, gradient in zip((bottom_grad, mask_grad), torch.autograd.grad(out, inputs, top_grad)):
-        target.copy_(gradient)
+    parts = gradients(partial(_reassemble, **sizes), (rfeatures, masks), top_grad)
+    bottom_grad.copy_(parts[0])
+    mask_grad.copy_(parts[1])
 
 
 def _reassemble(features: Tensor, masks: Tensor, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
@@ -73,39 +75,39 @@ def masked_col2im_forward(
     im[0][:, mask_h_idx, mask_w_idx] = col
 
 
-def psamask_forward(input: Tensor, output: Tensor, *, psa_type: int, num_: int, **sizes: int) -> None:
+def psamask_forward(input: Tensor, output: Tensor, **settings: int) -> None:
     """Write PSANet's attention maps from masks around each position: (B, h_mask * w_mask, H, W) into (B, H * W, H, W).
 
     Args:
         psa_type: 0 for 'collect', with the attended position as channel; 1 for 'distribute', the transpose.
     """
-    index, inside = _psa_index(input, **sizes)
-    collected = input.flatten(2).gather(1, index.expand(num_, -1, -1)) * inside
-    if psa_type == 1:
-        collected = collected.transpose(1, 2)
-    output.copy_(collected.reshape(output.shape))
+    output.copy_(_psa_maps(input, **settings).view(output.shape))
 
 
-def psamask_backward(grad_output: Tensor, grad_input: Tensor, *, psa_type: int, num_: int, **sizes: int) -> None:
+def psamask_backward(grad_output: Tensor, grad_input: Tensor, **settings: int) -> None:
     """Add the gradient to `grad_input`."""
-    index, inside = _psa_index(grad_input, **sizes)
-    grad = grad_output.flatten(2)
-    if psa_type == 1:
-        grad = grad.transpose(1, 2)
-    spread = torch.zeros_like(grad_input).flatten(2).scatter_add_(1, index.expand(num_, -1, -1), grad * inside)
-    grad_input += spread.view(grad_input.shape)
+    (grad,) = gradients(partial(_psa_maps, **settings), (grad_input,), grad_output.flatten(2))
+    grad_input += grad
 
 
-def _psa_index(
-    x: Tensor, h_feature: int, w_feature: int, h_mask: int, w_mask: int, half_h_mask: int, half_w_mask: int
-) -> tuple[Tensor, Tensor]:
-    """Return the place in the mask for each pair of positions, (H * W, H * W), and whether the mask covers the pair."""
+def _psa_maps(
+    x: Tensor,
+    psa_type: int,
+    num_: int,
+    h_feature: int,
+    w_feature: int,
+    h_mask: int,
+    w_mask: int,
+    half_h_mask: int,
+    half_w_mask: int,
+) -> Tensor:
     rows, columns = torch.arange(h_feature, device=x.device), torch.arange(w_feature, device=x.device)
     down = (rows[:, None] - rows + half_h_mask)[:, None, :, None]
     right = (columns[:, None] - columns + half_w_mask)[None, :, None, :]
     inside = (down >= 0) & (down < h_mask) & (right >= 0) & (right < w_mask)
-    index = torch.where(inside, down * w_mask + right, 0)
-    return index.view(h_feature * w_feature, -1), inside.view(h_feature * w_feature, -1)
+    index = torch.where(inside, down * w_mask + right, 0).view(1, h_feature * w_feature, -1)  # in the mask
+    collected = x.flatten(2).gather(1, index.expand(num_, -1, -1)) * inside.view(index.shape)
+    return collected.transpose(1, 2).contiguous() if psa_type == 1 else collected
 
 
 def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor) -> None:
@@ -114,18 +116,16 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
     Args:
         indices: int32 (orientations, kH, kW, rotations), the target of each weight, counted from 1.
     """
-    places, weights = _places(indices), input.flatten(2)
-    turned = torch.empty(len(places), *weights.shape, dtype=input.dtype, device=input.device)
-    turned.scatter_(3, places[:, None, None].expand_as(turned), weights.expand_as(turned))
-    output.copy_(turned.transpose(0, 1).reshape(output.shape))
+    output.copy_(_rotate(input, indices))
 
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
     """Write the gradient into `grad_in`."""
-    places = _places(indices)
-    grad = grad_out.reshape(grad_in.shape[0], len(places), grad_in.shape[1], -1).transpose(0, 1)
-    grad_in.copy_(grad.gather(3, places[:, None, None].expand_as(grad)).sum(0).view(grad_in.shape))
+    grad_in.copy_(gradients(partial(_rotate, indices=indices), (grad_in,), grad_out)[0])
 
 
-def _places(indices: Tensor) -> Tensor:
-    return indices.flatten(0, 2).t().long() - 1
+def _rotate(filters: Tensor, indices: Tensor) -> Tensor:
+    inner, orientations, *kernel = filters.shape[1:]
+    weight_at = (indices.flatten(0, 2).long() - 1).argsort(0)  # of each target and rotation
+    turned = filters.flatten(2)[..., weight_at.t()].transpose(1, 2)
+    return turned.reshape(-1, inner * orientations, *kernel)

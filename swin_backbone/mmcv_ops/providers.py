@@ -9,7 +9,7 @@ A provider is a function that returns a kernel or None. The first kernel in the 
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Optional
 
 import torch
@@ -38,28 +38,21 @@ def _find(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]:
 def _library(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]:
     from ..backends.native import detection, library
 
-    kernels: dict[str, tuple[Kernel, tuple[torch.dtype, ...]]] = {
-        'nms': (_library_nms(0), (*library.DTYPES, torch.float16)),
-        'nms_offset': (_library_nms(1), (*library.DTYPES, torch.float16)),
-        'roi_align': (detection.roi_align, library.DTYPES),
-        'roi_align_max': (detection.roi_align, library.DTYPES),
-        'roi_align_backward': (detection.roi_align_backward, library.DTYPES),
-        'roi_align_max_backward': (detection.roi_align_backward, library.DTYPES),
-    }
-    if device != 'cpu' or name not in kernels or library.load()[0] is None:
+    if device != 'cpu' or library.load()[0] is None:
         return None
-    kernel, dtypes = kernels[name]
-    return kernel if dtype in dtypes else None
+    if name in ('nms', 'nms_offset'):
+        kernel = partial(_library_nms, offset=int(name == 'nms_offset'))
+        return kernel if dtype in (*library.DTYPES, torch.float16) else None
+    if not name.startswith('roi_align') or dtype not in library.DTYPES:
+        return None
+    return detection.roi_align_backward if name.endswith('_backward') else detection.roi_align
 
 
-def _library_nms(offset: int) -> Kernel:
-    def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-        from ..backends.native import detection
+def _library_nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    from ..backends.native import detection
 
-        order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv
-        return detection.nms(boxes.float(), order, iou_threshold, offset)
-
-    return nms
+    order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv
+    return detection.nms(boxes.float(), order, iou_threshold, offset)
 
 
 # --- torchvision ------------------------------------------------------------------------------------------------------
@@ -95,29 +88,15 @@ def _torchvision_nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Ten
 
 
 def _torchvision_roi_align(
-    maps: Tensor,
-    rois: Tensor,
-    pooled: Tensor,
-    argmax: None,
-    bins: tuple[int, int],
-    scale: float,
-    ratio: int,
-    aligned: bool,
+    maps: Tensor, rois: Tensor, pooled: Tensor, argmax: None, bins: tuple[int, int], scale: float, *settings: Any
 ) -> None:
-    pooled.copy_(torch.ops.torchvision.roi_align(maps, rois, scale, *bins, ratio, aligned))
+    pooled.copy_(torch.ops.torchvision.roi_align(maps, rois, scale, *bins, *settings))
 
 
 def _torchvision_roi_align_backward(
-    grad: Tensor,
-    rois: Tensor,
-    argmax: None,
-    grad_maps: Tensor,
-    bins: tuple[int, int],
-    scale: float,
-    ratio: int,
-    aligned: bool,
+    grad: Tensor, rois: Tensor, argmax: None, grad_maps: Tensor, bins: tuple[int, int], scale: float, *settings: Any
 ) -> None:
-    grad_maps += torch.ops.torchvision._roi_align_backward(grad, rois, scale, *bins, *grad_maps.shape, ratio, aligned)
+    grad_maps += torch.ops.torchvision._roi_align_backward(grad, rois, scale, *bins, *grad_maps.shape, *settings)
 
 
 def _torchvision_deform_conv2d(*args: Any) -> Any:

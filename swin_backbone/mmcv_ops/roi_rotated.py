@@ -8,20 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .bags import (
-    MAX_ENTRIES,
-    Bags,
-    as_rows,
-    clamped_corners,
-    cross,
-    even_bags,
-    number_entries,
-    parts,
-    spread_bags,
-    sum_bags,
-    wide,
-)
-from .roi import Axis, refuse_negative
+from .bags import MAX_ENTRIES, Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
+from .roi import Axis, mean_bags, refuse_negative, samples_of
 
 
 def roi_align_rotated_forward(
@@ -36,10 +24,9 @@ def roi_align_rotated_forward(
     clockwise: bool,
 ) -> None:
     """Pool (R, 6) regions: image, centre, width, height, and angle in radians."""
-    map_MC = as_rows(input)
     bins = (pooled_height, pooled_width)
-    for r, bags in _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, input.shape):
-        output[r] = sum_bags(map_MC, bags).view(-1, *bins, input.shape[1]).permute(0, 3, 1, 2).to(output)
+    bags = _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, input.shape)
+    pool_bags(input, bags, output)
 
 
 def roi_align_rotated_backward(
@@ -54,12 +41,9 @@ def roi_align_rotated_backward(
     clockwise: bool,
 ) -> None:
     """Add the gradient of `roi_align_rotated_forward` in the maps to `grad_input`."""
-    num_images, channels, height, width = grad_input.shape
     bins = (pooled_height, pooled_width)
-    for r, bags in _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, grad_input.shape):
-        grad_PC = wide(grad_output[r]).permute(0, 2, 3, 1).reshape(-1, channels)
-        grad_MC = spread_bags(grad_PC, bags, num_images * height * width)
-        grad_input += grad_MC.view(num_images, height, width, channels).permute(0, 3, 1, 2)
+    bags = _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, grad_input.shape)
+    unpool_bags(grad_output, bags, grad_input)
 
 
 def _rotated_bags(
@@ -71,10 +55,8 @@ def _rotated_bags(
     clockwise: bool,
     shape: torch.Size,
 ) -> Iterator[tuple[slice, Bags]]:
-    """Yield bags as `_upright_bags`. A rotated grid is not separable, and every sample has four entries."""
     if not len(rois):
         return
-    height, width = shape[2:]
     x_R, y_R, width_R, height_R = (wide(rois[:, 1:5]) * scale).unbind(1)
     angle_R = -wide(rois[:, 5]) if clockwise else wide(rois[:, 5])
     if aligned:
@@ -84,26 +66,12 @@ def _rotated_bags(
         width_R, height_R = width_R.clamp(min=1), height_R.clamp(min=1)
     down = Axis(-height_R / 2, height_R, bins[0], sampling_ratio)
     across = Axis(-width_R / 2, width_R, bins[1], sampling_ratio)
-    cos_R, sin_R, image_R = angle_R.cos(), angle_R.sin(), rois[:, 0].long()
-
-    samples_R = down.samples_R * across.samples_R
-    num_bins = bins[0] * bins[1]
-    for part in parts(samples_R * (4 * num_bins), MAX_ENTRIES):
-        count_P = samples_R[part].repeat_interleave(num_bins)
-        total = int(count_P.sum())
-        bag_S, sample_S = number_entries(count_P, total)
-        region_S = bag_S // num_bins
-        bin_S = bag_S - region_S * num_bins
-        region_S = region_S + part.start
-        samples_x_S = across.samples_R[region_S]
-        up_S = down.at(region_S, bin_S // bins[1], sample_S // samples_x_S)
-        right_S = across.at(region_S, bin_S % bins[1], sample_S % samples_x_S)
-        y_S = up_S * cos_R[region_S] - right_S * sin_R[region_S] + y_R[region_S]
-        x_S = up_S * sin_R[region_S] + right_S * cos_R[region_S] + x_R[region_S]
-        rows, weights = cross(clamped_corners(y_S, height), clamped_corners(x_S, width), width)
-        rows = rows + (image_R[region_S] * (height * width))[:, None]
-        weights = weights / samples_R[region_S][:, None]
-        yield part, Bags(rows.flatten(), weights.flatten(), 4 * (count_P.cumsum(0) - count_P))
+    cos_R, sin_R = angle_R.cos(), angle_R.sin()
+    for samples in samples_of((down, across), MAX_ENTRIES // 4):
+        region_S, down_S, across_S = samples.region_S, samples.down_S, samples.across_S
+        y_S = down_S * cos_R[region_S] - across_S * sin_R[region_S] + y_R[region_S]
+        x_S = down_S * sin_R[region_S] + across_S * cos_R[region_S] + x_R[region_S]
+        yield mean_bags(samples, y_S, x_S, rois, shape)
 
 
 def rotated_feature_align_forward(
@@ -111,22 +79,17 @@ def rotated_feature_align_forward(
 ) -> None:
     """Sum a position with samples at the centre of its box, and with 5 points also at the corners (R3Det's feature
     refinement). Maps are (B, C, H, W), boxes (B, H, W, 5)."""
-    pooled_MC = sum_bags(as_rows(features), _refining_bags(best_bboxes, features.shape, spatial_scale, points))
-    num_images, channels, height, width = features.shape
-    output.copy_(pooled_MC.view(num_images, height, width, channels).permute(0, 3, 1, 2))
+    pool_bags(features, _refining_bags(best_bboxes, features.shape, spatial_scale, points), output)
 
 
 def rotated_feature_align_backward(
     top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor, spatial_scale: float, points: int
 ) -> None:
     """Add the gradient of `rotated_feature_align_forward` in the maps to `bottom_grad`."""
-    num_images, channels, height, width = bottom_grad.shape
-    bags = _refining_bags(best_bboxes, bottom_grad.shape, spatial_scale, points)
-    grad_MC = spread_bags(as_rows(top_grad), bags, num_images * height * width)
-    bottom_grad += grad_MC.view(num_images, height, width, channels).permute(0, 3, 1, 2)
+    unpool_bags(top_grad, _refining_bags(best_bboxes, bottom_grad.shape, spatial_scale, points), bottom_grad)
 
 
-def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) -> Bags:
+def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) -> list[tuple[slice, Bags]]:
     num_images, _, height, width = shape
     # mmcv reads the first number of a box as y and the second as x.
     y_M, x_M, width_M, height_M = (wide(boxes).reshape(-1, 5)[:, :4] * scale).unbind(1)
@@ -137,8 +100,8 @@ def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) 
         aside = torch.tensor([0, 1, 1, -1, -1], device=boxes.device) / 2
         x_MS = x_MS + along * (cos_M * width_M)[:, None] - aside * (sin_M * height_M)[:, None]
         y_MS = y_MS + along * (sin_M * width_M)[:, None] + aside * (cos_M * height_M)[:, None]
-    rows, weights = cross(clamped_corners(y_MS, height), clamped_corners(x_MS, width), width)
     itself_M = torch.arange(num_images * height * width, device=boxes.device)
-    rows = rows + (itself_M // (height * width) * (height * width))[:, None, None]
+    rows, weights = corner_rows(itself_M[:, None] // (height * width), y_MS, x_MS, shape)
     rows = torch.cat([itself_M[:, None], rows.flatten(1)], 1)
-    return even_bags(rows, torch.cat([weights.new_ones(len(rows), 1), weights.flatten(1)], 1))
+    weights = torch.cat([weights.new_ones(len(rows), 1), weights.flatten(1)], 1)
+    return [(slice(None), even_bags(rows, weights))]

@@ -183,7 +183,7 @@ def test_a_region_of_a_billion_pixels_is_refused_by_torch(mode):
     out = torch.zeros(1, 1, 2, 2)
     with (
         computed_by('torch'),
-        pytest.raises(ValueError, match=r'rois: regions with \d+ samples along an axis, more than'),
+        pytest.raises(ValueError, match='rois: a region with more than 16777216 samples'),
     ):
         ext.roi_align_forward(
             torch.zeros(1, 1, 4, 4), torch.tensor([[0.0, 0, 0, 1e9, 1e9]]), out, out, out, 2, 2, 1.0, 0, mode, True
