@@ -19,7 +19,7 @@ from ..predict import Predictor, category_ids_of
 from . import writers
 from .blend import Blender
 from .grid import Grid, Window
-from .manifest import Part, ResultBlock, parts_of, read_block
+from .manifest import Part, ResultBlock, parts_of
 from .objects import Merger, Object, mark_cut, runs_of
 from .readers import digest_of, open_picture, require
 
@@ -165,7 +165,7 @@ class TiledInference:
         return Finished(progress, self.merge(overwrite))
 
     def merge(self, overwrite: bool = False) -> list[Path]:
-        """Write the results of all shards, and delete the blocks.
+        """Write the results of all shards, and delete their tiles.
 
         Raises:
             ValueError: if a shard is missing or unfinished, or of another model or other settings.
@@ -179,7 +179,7 @@ class TiledInference:
                 stack.enter_context(part)
             (self._write_labels if self.segments else self._write_objects)(outputs, parts)
             for part in parts:
-                part.blocks_path.unlink()
+                part.mark_merged()
         return self.files
 
     def _predict(self, tiles: range) -> Iterator[tuple[list[ResultBlock], bool]]:
@@ -258,14 +258,19 @@ class TiledInference:
 
     def _write_labels(self, outputs: Outputs, parts: list[Part]) -> None:
         count = self.grid.vertical.blocks * self.grid.horizontal.blocks
-        places = np.zeros((count, 4), np.int64)  # part, offset, length, CRC
+        places = np.zeros((count, 3), np.int64)  # part, offset, length
         for index, part in enumerate(parts):
             for done in part.records():
-                for number, offset, length, crc in done.blocks:
-                    places[number] = index, offset, length, crc
+                for number, data, offset in done.blocks:
+                    places[number] = index, offset, len(data)
         with ExitStack() as stack:
-            files = [stack.enter_context(open(part.blocks_path, 'rb')) for part in parts]
-            blocks = (read_block(files[part], *place) for part, *place in map(NDArray[Any].tolist, places))
+            files = [stack.enter_context(open(part.path, 'rb')) for part in parts]
+
+            def block_at(part: int, offset: int, length: int) -> bytes:
+                files[part].seek(offset)
+                return files[part].read(length)
+
+            blocks = (block_at(*place.tolist()) for place in places)
             outputs.write_by(
                 self.files[0],
                 lambda partial: writers.write_labels(
@@ -294,11 +299,9 @@ class TiledInference:
     def _merged(self, parts: list[Part]) -> Iterator[Object]:
         merger = Merger(self.grid)
         for part in parts:
-            with open(part.blocks_path, 'rb') as file:
-                for done in part.records():
-                    data = [read_block(file, *place) for _, *place in done.blocks]
-                    objects = [item for block in data for item in writers.decode_objects(block)]
-                    yield from merger.add(done.tile, objects)
+            for done in part.records():
+                objects = [item for block in done.blocks for item in writers.decode_objects(block.data)]
+                yield from merger.add(done.tile, objects)
 
 
 @contextmanager
