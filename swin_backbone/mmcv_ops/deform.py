@@ -196,7 +196,9 @@ def modulated_deform_conv_backward(
     settings = _modulated_settings(sizes)
     for image in _images(input):
         inputs = input[image], offset[image], mask[image], weight
-        parts = gradients(lambda *of: _convolve(*of, None, *settings), inputs, grad_output[image])
+        parts = gradients(
+            lambda x, by, mask, weight: _convolve(x, by, mask, weight, None, *settings), inputs, grad_output[image]
+        )
         grad_input[image] += parts[0]
         grad_offset[image], grad_mask[image] = parts[1:3]
         grad_weight += parts[3]

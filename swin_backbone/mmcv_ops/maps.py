@@ -1,7 +1,5 @@
 """Operators on whole maps: CARAFE, masked convolution, PSA's masks, active rotating filters."""
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,7 +35,7 @@ def carafe_backward(
     **sizes: int,
 ) -> None:
     """Write the gradients of `carafe_forward` into `bottom_grad` and `mask_grad`."""
-    parts = gradients(partial(_reassemble, **sizes), (rfeatures, masks), top_grad)
+    parts = gradients(lambda features, masks: _reassemble(features, masks, **sizes), (rfeatures, masks), top_grad)
     bottom_grad.copy_(parts[0])
     mask_grad.copy_(parts[1])
 
@@ -86,7 +84,7 @@ def psamask_forward(input: Tensor, output: Tensor, **settings: int) -> None:
 
 def psamask_backward(grad_output: Tensor, grad_input: Tensor, **settings: int) -> None:
     """Add the gradient to `grad_input`."""
-    (grad,) = gradients(partial(_psa_maps, **settings), (grad_input,), grad_output.flatten(2))
+    (grad,) = gradients(lambda x: _psa_maps(x, **settings), (grad_input,), grad_output.flatten(2))
     grad_input += grad
 
 
@@ -121,7 +119,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
     """Write the gradient into `grad_in`."""
-    grad_in.copy_(gradients(partial(_rotate, indices=indices), (grad_in,), grad_out)[0])
+    grad_in.copy_(gradients(lambda filters: _rotate(filters, indices), (grad_in,), grad_out)[0])
 
 
 def _rotate(filters: Tensor, indices: Tensor) -> Tensor:
