@@ -76,7 +76,7 @@ class Model:
         """
         from .openmmlab import runtime
         from .openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook
-        from .openmmlab.config.paths import make_folder, require_data
+        from .openmmlab.config.paths import require_data
         from .openmmlab.config.published import start_from
         from .openmmlab.config.training_settings import TrainingSettings
         from .openmmlab.data.check_data import check_own_data
@@ -88,7 +88,6 @@ class Model:
             start_from(cfg, self.checkpoint)
         require_data(cfg, ('train', 'val'))
         check_own_data(cfg)
-        make_folder(cfg.work_dir, 'work_dir')
         with only_training_in(cfg.work_dir, 0):
             runner = runtime.build_runner(cfg)
             runtime.run(runner, 'train')

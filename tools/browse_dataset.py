@@ -28,7 +28,7 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
 )
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.data.media import encode_picture
 from swin_backbone.openmmlab.errors import sentence_of
@@ -87,7 +87,7 @@ def main() -> int:
         if cfg.get(f'{args.phase}_dataloader') is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
-            make_folder(args.output_dir, '--output-dir')
+            args.output_dir.mkdir(parents=True, exist_ok=True)
             outputs = Outputs(args.output_dir, overwrite=args.overwrite)
         require_data(cfg, (args.phase,))
         dataset = build_dataset(cfg, args.phase, args.skip_unreadable)

@@ -60,7 +60,6 @@ from swin_backbone.command_line import (
 )
 from swin_backbone.devices import default_device, keep_freed_memory
 from swin_backbone.export.predictor import ExportedPredictor, is_exported
-from swin_backbone.openmmlab.config.paths import make_folder
 from swin_backbone.openmmlab.config.published import find_weights
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
@@ -275,7 +274,7 @@ class Job:
 def infer_tiles(args: argparse.Namespace) -> int:
     """Predict for one picture in tiles."""
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        make_folder(args.out_dir, '--out-dir')
+        args.out_dir.mkdir(parents=True, exist_ok=True)
         given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
         job = TiledInference(
             open_predictor(args), args.inputs[0], args.out_dir, skip_blank=args.skip_blank, score_thr=args.score_thr,
@@ -347,7 +346,7 @@ def main() -> int:
             number, of = args.shard
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
-        make_folder(args.out_dir, '--out-dir')
+        args.out_dir.mkdir(parents=True, exist_ok=True)
         predictor = open_predictor(args)
         read = [args.config, args.weights or args.config, *(medium.path for medium in inputs)]
         results = Results(Outputs(args.out_dir, read, args.overwrite), predictor, args.score_thr)

@@ -22,7 +22,7 @@ from swin_backbone.command_line import (
 )
 from swin_backbone.export.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.config.published import find_weights
 from swin_backbone.openmmlab.inference.results import OneFileEachHook, own_folder, written_by_others
 from swin_backbone.outputs import claim
@@ -75,7 +75,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
             runtime.set_checkpoint(cfg, args.checkpoint)
         show_dir = None
         if args.show_dir:
-            outputs = own_folder(make_folder(args.show_dir, '--show-dir'), args.overwrite)
+            outputs = own_folder(Path(args.show_dir), args.overwrite)
             show_dir = str(places.enter_context(written_by_others(outputs)))
             if cfg.get('default_scope') == 'mmdet':
                 hooks.append(OneFileEachHook(outputs))
@@ -88,7 +88,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
             runtime.enable_tta(cfg)
         if args.out and cfg.get('default_scope') == 'mmseg':
-            outputs = own_folder(make_folder(args.out, '--out'), args.overwrite)
+            outputs = own_folder(Path(args.out), args.overwrite)
             runtime.write_predictions(cfg, str(places.enter_context(written_by_others(outputs))))
             hooks.append(OneFileEachHook(outputs, '.png'))
         elif args.out:

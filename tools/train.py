@@ -21,7 +21,7 @@ from swin_backbone.command_line import (
     training_settings,
 )
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.config.published import start_from_weights
 from swin_backbone.openmmlab.data.check_data import check_own_data
 from swin_backbone.openmmlab.launchers import rank
@@ -58,7 +58,6 @@ def main() -> None:
             runtime.set_resume(cfg, args.resume)
             require_data(cfg, ('train', 'val'))
             check_own_data(cfg, args.skip_unreadable)
-            make_folder(cfg.work_dir, '--work-dir')
             until_it_ends.enter_context(only_training_in(cfg.work_dir, rank(cfg.launcher)))
             runner = runtime.build_runner(cfg, args.unsafe_load, skip_unreadable=args.skip_unreadable)
         runtime.run(runner, 'train')

@@ -21,7 +21,6 @@ from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_fit
 from .config.files import read_config, use_torchvision
-from .config.paths import make_folder
 from .config.published import start_from
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
 from .data.guard import count_pictures, guard_runner, label_rule
@@ -142,11 +141,10 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         skip_unreadable: continue without unreadable pictures: see `guard_runner`.
 
     Raises:
-        ValueError: if the launcher did not start this process, or the working folder is not writable.
+        ValueError: if the launcher did not start this process.
     """
     require_launcher(cfg.launcher)
     check_fit(cfg)
-    make_folder(cfg.work_dir, '--work-dir')
     read_checkpoints_safely(unless=unsafe_load)
     use_torchvision()
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():

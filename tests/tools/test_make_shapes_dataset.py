@@ -4,7 +4,7 @@ import json
 
 import cv2
 import numpy as np
-from helpers.in_process import error_of, run_well
+from helpers.in_process import run_well
 from pycocotools import mask as coco_mask
 
 
@@ -86,10 +86,3 @@ def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
     assert {path.relative_to(tmp_path / 'crops' / 'val').as_posix() for path in tmp_path.glob('crops/val/*/*')} == {
         line.split()[0] for line in lines
     }
-
-
-def test_a_folder_that_is_a_file_is_a_sentence(tmp_path):
-    (tmp_path / 'file').write_text('precious')
-    error = error_of('tools/make_shapes_dataset.py', tmp_path / 'file', '--train', '1', '--val', '1')
-    assert error.endswith(f'tools/make_shapes_dataset.py: {tmp_path}/file/images/train (Not a directory)')
-    assert (tmp_path / 'file').read_text() == 'precious'

@@ -14,25 +14,6 @@ LARGEST_FILE = 2**34  # bytes of a picture or annotation file
 MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
 
 
-def make_folder(path: Union[str, Path], argument: str) -> Path:
-    """Make a writable folder, unless it exists.
-
-    Raises:
-        ValueError: if this fails, naming the argument.
-    """
-    path = Path(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise ValueError(f'{argument} takes a folder, got {str(path)!r}, which is a file') from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, 'strerror', None) or error
-        raise ValueError(f'{argument}: the folder {str(path)!r} cannot be made: {reason}') from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ValueError(f'{argument}: the folder {str(path)!r} cannot be written to')
-    return path
-
-
 def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
     """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
 

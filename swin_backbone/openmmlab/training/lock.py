@@ -32,6 +32,7 @@ def only_training_in(work_dir: str, rank: int = 0) -> Iterator[None]:
     if rank:
         yield
         return
+    Path(work_dir).mkdir(parents=True, exist_ok=True)
     lock = FileLock(Path(work_dir, LOCK))
     try:
         lock.acquire(timeout=0)
