@@ -26,8 +26,11 @@ SMALL = {
 
 
 def test_importing_the_package_imports_no_toolbox():
-    code = 'import sys, swin_backbone; print([m for m in ("mmdet", "mmseg", "matplotlib", "onnx") if m in sys.modules])'
-    assert run_python('-c', code).stdout == '[]\n'
+    # An installed torchvision imports torch's compiler.
+    code = """import sys, swin_backbone
+print([name for name in ('mmdet', 'mmseg', 'matplotlib', 'onnx') if name in sys.modules])
+print('torch._dynamo' in sys.modules and 'torchvision' not in sys.modules)"""
+    assert run_python('-c', code).stdout == '[]\nFalse\n'
 
 
 def test_from_a_name_to_predictions(tmp_path):

@@ -20,6 +20,7 @@ ARM64 = ['neon_bf16', 'neon']
 CONFIG = 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
 
 LOOK_UP = f"""
+import runpy, sys
 import swin_backbone
 from pathlib import Path
 from mmengine.config import Config
@@ -34,6 +35,8 @@ mim = Path(swin_backbone.__file__).parent / '.mim'
 assert '_scope_' not in cfg.model, 'what is inherited would be looked for in a scope of that name'
 assert (mim / 'tools' / 'train.py').is_file()
 assert (mim / 'tools' / 'dist_train.sh').is_file()
+sys.argv = ['swin-backbone', 'plot-log', '--help']
+runpy.run_path({{script!r}}, run_name='__main__')
 """
 
 
@@ -126,16 +129,12 @@ def test_an_old_compiler_builds_what_it_has_flags_for(tmp_path, old_compiler, mo
     assert list(build_native.supported_sets(build_native.target(), tmp_path)) == ['avx512', 'avx2']
 
 
-def test_an_installed_wheel_finds_its_configs(installed, tmp_path):
+def test_an_installed_wheel_has_its_configs_and_commands(installed, tmp_path):
     child = tmp_path / 'child.py'
     child.write_text(f"_base_ = 'swin_backbone::{CONFIG}'\n")
-    code = LOOK_UP.format(target=str(installed), child=str(child))
-    run_python('-c', code, folder=tmp_path, path=installed)
-
-
-def test_the_commands_of_an_installed_wheel_are_its_tools(installed, tmp_path):
     script = next(path for path in (installed / 'bin').iterdir() if path.stem == 'swin-backbone')
-    result = run_python(script, 'plot-log', '--help', folder=tmp_path, path=installed)
+    code = LOOK_UP.format(target=str(installed), child=str(child), script=str(script))
+    result = run_python('-c', code, folder=tmp_path, path=installed)
     assert result.stdout.startswith('usage: swin-backbone plot-log')
 
 
