@@ -1,7 +1,8 @@
-"""tools/train.py and tools/test.py on made pictures: to the end, after a kill, in two processes."""
+"""tools/train.py and tools/test.py on made pictures: to the end, after a kill or a signal, in two processes."""
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, in_process
-from helpers.openmmlab import toy_training
+from helpers import in_process
+from helpers.in_process import ROOT
+from helpers.openmmlab.toy_training import call_in_ranks, differing, start, wait
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
 
 pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -20,21 +24,11 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 LIMIT_S = 240
-# One thread per process: two cores serve two processes.
-ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable}
 
 
-def in_a_process(*command):
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-
-
-def run(*command, by=in_process.run):
-    """Return the output of a tool, run in this process to save the imports, or by `by`."""
-    result = by(*command)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+def run(*command):
+    """Return the output of a tool."""
+    result = in_process.run_well(*command)
     return result.stdout + result.stderr
 
 
@@ -73,27 +67,54 @@ def load(path):
     return torch.load(path, map_location='cpu', weights_only=False)
 
 
-def train_until_killed(work_dir, arguments):
-    """Start a training, kill it after the first checkpoint, and return the checkpoint."""
-    log = work_dir.with_suffix('.log')
-    command = ['tools/train.py', DETECTION, '--work-dir', work_dir, *arguments]
-    process = toy_training.start(lambda: print(in_process.run(*command)), log=log)
-    marker = work_dir / 'last_checkpoint'
+def run_and_exit(*command):
+    """Run a tool, and exit with its status."""
+    result = in_process.run(*command)
+    print(result.stdout, result.stderr)
+    sys.exit(result.returncode)
+
+
+def stop_training(number, work_dir, *command):
+    """Send a signal to a training some time after its first new checkpoint, and return the exit code."""
+    log, marker = work_dir.with_suffix('.log'), work_dir / 'last_checkpoint'
+    before = marker.read_text() if marker.exists() else ''
+    process = start(run_and_exit, 'tools/train.py', *command, '--work-dir', work_dir, log=log)
     deadline = time.monotonic() + LIMIT_S
-    while not marker.exists() or not marker.read_text():
+    while not marker.exists() or marker.read_text() in ('', before):
         ended, _ = os.waitpid(process, os.WNOHANG)
         assert not ended, log.read_text()[-3000:]
         assert time.monotonic() < deadline
-        time.sleep(0.2)
-    os.kill(process, signal.SIGKILL)
-    assert toy_training.wait(process) == -signal.SIGKILL
-    return Path(marker.read_text())
+        time.sleep(0.05)
+    time.sleep(random.Random(work_dir.name).uniform(0, 0.5))
+    os.kill(process, number)
+    return wait(process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('config', [DETECTION, SEGMENTATION], ids=['detection', 'segmentation'])
+def test_a_kill_and_a_signal_change_no_bit(tmp_path, shapes, record_fault, config):
+    """With a detector by epochs and a segmentor by iterations, two workers, random flips and drop path."""
+    more = ['train_dataloader.num_workers=2', 'train_dataloader.batch_size=2', 'model.backbone.drop_path_rate=0.3']
+    if config == DETECTION:
+        words = [config, *detection_options(shapes, *more, 'train_cfg.max_epochs=5')]
+    else:
+        more += ['default_hooks.checkpoint.interval=1', 'train_cfg.val_interval=100', 'train_cfg.max_iters=20']
+        words = [config, *options(shapes, *more)]
+    whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+    run('tools/train.py', *words, '--work-dir', whole)
+    assert stop_training(signal.SIGKILL, stopped, *words) == -signal.SIGKILL
+    assert stop_training(signal.SIGTERM, stopped, *words, '--resume') == 75
+    run('tools/train.py', *words, '--work-dir', stopped, '--resume')
+    final = Path((whole / 'last_checkpoint').read_text()).name
+    assert differing(whole / final, stopped / final) == []
+    record_fault('resumes')
 
 
 def test_resume_after_a_kill_and_test(tmp_path, shapes):
     work_dir = tmp_path / 'work'
     arguments = detection_options(shapes, 'train_cfg.max_epochs=40')
-    before = load(train_until_killed(work_dir, arguments))
+    assert stop_training(signal.SIGKILL, work_dir, DETECTION, *arguments) == -signal.SIGKILL
+    before = load((work_dir / 'last_checkpoint').read_text())
     epochs = before['meta']['epoch'] + 1
     arguments = detection_options(shapes, f'train_cfg.max_epochs={epochs}')
     output = run('tools/train.py', DETECTION, '--work-dir', work_dir, '--resume', *arguments)
@@ -127,51 +148,16 @@ def test_segmentation_trains_tests_and_draws(tmp_path, shapes):
     assert list(tmp_path.glob('work/*/curves.png'))
     run(
         'tools/test.py', SEGMENTATION, tmp_path / 'work' / 'iter_2.pth', '--work-dir', tmp_path / 'work',
-        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments, by=in_a_process,
+        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments,
     )  # fmt: skip
     assert len(list((tmp_path / 'labels').glob('*.png'))) == 2
     assert len(list((tmp_path / 'pictures').rglob('*.png'))) == 2
 
 
-def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, shapes):
-    (tmp_path / 'check_ranks.py').write_text(CHECK_RANKS)
-    config = tmp_path / 'config.py'
-    config.write_text(
-        f'_base_ = {str(DETECTION)!r}\n'
-        "custom_imports = dict(imports=['swin_backbone', 'check_ranks'])\n"
-        "custom_hooks = [dict(type='CheckRanks')]\n"
-    )
-    arguments = detection_options(shapes, 'train_cfg.max_epochs=1')
-    environment = {
-        **ENVIRONMENT,
-        'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}',
-        'PORT': str(20000 + os.getpid() % 20000),
-    }
-    result = subprocess.run(
-        ['bash', 'tools/dist_train.sh', str(config), '2', '--work-dir', str(tmp_path / 'work'), *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    report = json.loads((tmp_path / 'work' / 'ranks.json').read_text())
-    assert report == {
-        'world_size': 2,
-        'largest_difference': 0.0,
-        'unused': [],
-        'wrapper': 'MMDistributedDataParallel',
-    }
-
-
-CHECK_RANKS = """
-import json
-from pathlib import Path
-
-import torch
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
-
-
-@HOOKS.register_module(name='CheckRanks')
+@HOOKS.register_module()
 class CheckRanks(Hook):
+    """Compare the parameters of all ranks, and list the unused parameters."""
+
     def before_train(self, runner):
         self.used = set()
         for name, parameter in runner.model.named_parameters():
@@ -189,7 +175,29 @@ class CheckRanks(Hook):
                 wrapper=type(runner.model).__name__,
             )
             Path(runner.work_dir, 'ranks.json').write_text(json.dumps(report))
-"""
+
+
+def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, shapes):
+    config, log = tmp_path / 'config.py', tmp_path / 'log'
+    config.write_text(f"_base_ = {str(DETECTION)!r}\ncustom_hooks = [dict(type='CheckRanks')]\n")
+    arguments = detection_options(shapes, 'train_cfg.max_epochs=1')
+    command = ['tools/train.py', config, '--launcher', 'pytorch', '--work-dir', tmp_path / 'work', *arguments]
+    assert call_in_ranks(run_and_exit, *command, log=log) == [0, 0], Path(f'{log}0').read_text()[-4000:]
+    assert json.loads((tmp_path / 'work' / 'ranks.json').read_text()) == {
+        'world_size': 2,
+        'largest_difference': 0.0,
+        'unused': [],
+        'wrapper': 'MMDistributedDataParallel',
+    }
+
+
+@pytest.mark.parametrize(('tool', 'words'), [('train', 'CONFIG'), ('test', 'CONFIG CKPT')])
+def test_a_script_starts_all_processes_by_torchrun(tool, words):
+    command = ['bash', f'tools/dist_{tool}.sh', *words.split(), '2', '--amp']
+    variables = {**os.environ, 'PYTHON': 'echo'}
+    printed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith('-m torch.distributed.run --nnodes 1 ')
+    assert printed.endswith(f' --nproc-per-node 2 tools/{tool}.py {words} --launcher pytorch --amp\n')
 
 
 def in_official_names(key):

@@ -268,18 +268,19 @@ def run(cfg, **options):
 
 def run_ranks(cfg, ranks=2, log=None):
     """Train in several processes, and return the exit codes."""
+    cfg.launcher = 'pytorch'
+    return call_in_ranks(train, cfg, ranks=ranks, log=log)
+
+
+def call_in_ranks(function, *args, ranks=2, log=None):
+    """Call `function` in the processes of a distributed run, and return the exit codes."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     common = dict(WORLD_SIZE=ranks, MASTER_ADDR='127.0.0.1', MASTER_PORT=port)
-    cfg.launcher = 'pytorch'
     logs = [f'{log}{rank}' if log else os.devnull for rank in range(ranks)]
-    return [
-        wait(process)
-        for process in [
-            start(train, cfg, log=logs[rank], RANK=rank, LOCAL_RANK=rank, **common) for rank in range(ranks)
-        ]
-    ]
+    started = [start(function, *args, log=logs[rank], RANK=rank, LOCAL_RANK=rank, **common) for rank in range(ranks)]
+    return [wait(process) for process in started]
 
 
 def tensors_of(checkpoint):
