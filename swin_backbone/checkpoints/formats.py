@@ -4,7 +4,7 @@ A row is (name here, name there). Names here are mmdet's and mmseg's. `norm` and
 norm and its head, which a backbone lacks. {s} is a stage, {b} a block; {s+1}, {2s+1}, {2s+2} are an origin's numbers
 for stage s. The first row that matches the beginning of a name renames it; the rest of the name is kept.
 
-Names alone decide: `recognise.find_names` maps the names of a module or of a file. Values differ from ours in two ways;
+Names alone decide: see `recognise.find_swin`. Values differ from ours in two ways;
 `to_here` and `from_here` convert them.
 
 | origin | block | patch merging behind stage s | columns of merging | query, key, value |

@@ -1,7 +1,7 @@
 """Recognise the origin of a Swin by the names of its weights, and find the weights of its backbone."""
 
 import re
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -42,25 +42,13 @@ _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
 
 @dataclass
-class SwinNames:
-    """Names of a Swin backbone. Keys of dicts are the origin's names, values are names here."""
-
-    format: Format
-    prefix: str  # of the origin's names: 'backbone.', 'module.encoder.', ...
-    backbone: dict[str, str] = field(default_factory=dict)  # with `query`, `key`, `value` if these are three layers
-    classifier: dict[str, str] = field(default_factory=dict)  # a classifier's `norm` and `head`
-    tables: dict[str, Optional[str]] = field(default_factory=dict)  # index tables and masks
-    ignored: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # the origin's names, by reason
-
-
-@dataclass
 class SwinWeights:
     """A Swin backbone under our names, in our orders."""
 
     format: Format
     prefix: str  # of the origin's names
-    backbone: dict[str, Tensor]
-    classifier: dict[str, Tensor]  # a classifier's `norm` and `head`
+    backbone: dict[str, Tensor] = field(default_factory=dict)
+    classifier: dict[str, Tensor] = field(default_factory=dict)  # a classifier's `norm` and `head`
     ignored: dict[str, list[str]] = field(default_factory=dict)  # the origin's names, by reason
     # V1: window of each bias table with an index table; V2: window that scales the offsets, by the logit scale.
     windows: dict[str, Size] = field(default_factory=dict)
@@ -128,14 +116,14 @@ def holds_swin(tensors: dict[str, Tensor]) -> bool:
     return bool(_prefixes(tensors))
 
 
-def find_names(
-    names: Iterable[str],
+def find_swin(
+    tensors: dict[str, Tensor],
     prefer: str = 'backbone.',
     prefix: Optional[str] = None,
     is_own: bool = False,
     family: Optional[str] = None,
-) -> SwinNames:
-    """Find a Swin backbone among the names of a checkpoint or of a live module, and translate its names.
+) -> SwinWeights:
+    """Return the weights of the Swin backbone among `tensors`, under our names and in our orders.
 
     Of several backbones, the first of these is taken: at `prefix`, at `prefer`, an averaged one (EMA, teacher), at the
     shortest prefix.
@@ -145,67 +133,60 @@ def find_names(
         family: family of Swin. Default: any.
 
     Raises:
-        CheckpointError: if no Swin is found.
+        CheckpointError: if no Swin is found, or weights are no floating numbers.
     """
-    names = list(names)
+    format, prefix = _choose_swin(tensors, prefer, prefix, family)
+    short = {key: key.removeprefix(prefix) for key in tensors}
+    if not is_own:
+        format = _refine(format, {short[key] for key in tensors if key.startswith(prefix)}, set(short.values()))
+    weights = SwinWeights(format, prefix)
+    for key, name in short.items():
+        here, is_inside, reason = name_here(name, format), key.startswith(prefix), None
+        if is_inside and INDEX_TABLES.search(key):
+            reason = 'index tables and masks'
+            _note_window(weights, here or '', tensors[key])
+        elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
+            reason = 'classification head' if here.startswith('head.') else 'classification norm'
+            weights.classifier[here] = tensors[key]
+        elif here and is_inside:
+            weights.backbone[here] = tensors[key]
+        else:
+            reason = 'no part of a Swin backbone' if is_inside else OUTSIDE
+        if reason:
+            weights.ignored.setdefault(reason, []).append(key)
+    fault = storage_fault({**weights.backbone, **weights.classifier})
+    if fault:
+        raise CheckpointError(fault)
+    weights.backbone = to_here(weights.backbone, format)
+    _flatten_position_map(weights)
+    return weights
+
+
+def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], family: Optional[str]) -> tuple[Format, str]:
+    """Return the format and the prefix of a Swin backbone; see `find_swin`."""
     any_family = _prefixes(names)
-    found = {prefix: format for prefix, format in any_family.items() if family in (None, format.family)}
-    if not found:
+    formats = {at: format for at, format in any_family.items() if family in (None, format.family)}
+    if not formats:
         if any_family:
             other = next(iter(any_family.values())).family
             raise CheckpointError(f'it holds a {other}, whose weights fit no {family}')
-        raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {names[:5]}')
+        raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(names)[:5]}')
     if prefix is None:
-        prefix = min(found, key=lambda prefix: (prefix != prefer, not _AVERAGED.search(prefix), len(prefix)))
-    elif (prefix := f'{prefix.rstrip(".")}.'.lstrip('.')) not in found:
-        raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(found)}')
-    short = {key: key.removeprefix(prefix) for key in names}
-    inside = {name for key, name in short.items() if key.startswith(prefix)}
-    format = found[prefix] if is_own else _refine(found[prefix], inside, set(short.values()))
-
-    result = SwinNames(format, prefix)
-    for key, name in short.items():
-        here, is_inside = name_here(name, format), key.startswith(prefix)
-        if is_inside and INDEX_TABLES.search(key):
-            result.tables[key] = here
-            result.ignored['index tables and masks'].append(key)
-        elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
-            result.classifier[key] = here
-            result.ignored['classification head' if here.startswith('head.') else 'classification norm'].append(key)
-        elif here and is_inside:
-            result.backbone[key] = here
-        else:
-            result.ignored['no part of a Swin backbone' if is_inside else OUTSIDE].append(key)
-    return result
+        prefix = min(formats, key=lambda at: (at != prefer, not _AVERAGED.search(at), len(at)))
+    elif (prefix := f'{prefix.rstrip(".")}.'.lstrip('.')) not in formats:
+        raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(formats)}')
+    return formats[prefix], prefix
 
 
-def find_swin(tensors: dict[str, Tensor], **how: Any) -> SwinWeights:
-    """Return the weights of the Swin backbone among `tensors`, under our names and in our orders.
-
-    Args:
-        how: keyword arguments of `find_names`.
-
-    Raises:
-        CheckpointError: if no Swin is found, or weights are no floating numbers.
-    """
-    names = find_names(tensors, **how)
-    backbone = {here: tensors[key] for key, here in names.backbone.items()}
-    classifier = {here: tensors[key] for key, here in names.classifier.items()}
-    fault = storage_fault({**backbone, **classifier})
-    if fault:
-        raise CheckpointError(fault)
-    windows = {}
-    for key, here in names.tables.items():
-        if here and here.endswith('relative_position_index'):
-            windows[here.replace('_index', '_bias_table')] = window_of_index(tensors[key])
-        elif here and here.endswith('relative_coords_table'):
-            windows[here.replace('relative_coords_table', 'logit_scale')] = window_of_coordinates(tensors[key])
-    known = {key: window for key, window in windows.items() if window}
-    weights = SwinWeights(
-        names.format, names.prefix, to_here(backbone, names.format), classifier, dict(names.ignored), known
-    )
-    _flatten_position_map(weights)
-    return weights
+def _note_window(weights: SwinWeights, here: str, table: Tensor) -> None:
+    """Store the window of an index table or of a table of coordinates."""
+    window = None
+    if here.endswith('relative_position_index'):
+        here, window = here.replace('_index', '_bias_table'), window_of_index(table)
+    elif here.endswith('relative_coords_table'):
+        here, window = here.replace('relative_coords_table', 'logit_scale'), window_of_coordinates(table)
+    if window:
+        weights.windows[here] = window
 
 
 def _prefixes(names: Iterable[str]) -> dict[str, Format]:
