@@ -71,7 +71,24 @@ _STAGES: Rows = (
     ('stages', 'stages'),
 )
 _STAGES_ANCHOR = r'stages\.0\.blocks\.0\.attn\.w_msa\.relative_position_bias_table'
-_HF_BLOCK = 'swin.encoder.layers.{s}.blocks.{b}'
+
+
+def _hugging_face_rows(model: str) -> Rows:
+    block = f'{model}.encoder.layers.{{s}}.blocks.{{b}}'
+    return (
+        ('patch_embed.projection', f'{model}.embeddings.patch_embeddings.projection'),
+        ('patch_embed.norm', f'{model}.embeddings.norm'),
+        ('absolute_pos_embed', f'{model}.embeddings.position_embeddings'),
+        (f'{_BLOCK}.norm1', f'{block}.layernorm_before'),
+        (f'{_BLOCK}.attn.w_msa.proj', f'{block}.attention.output.dense'),
+        (f'{_BLOCK}.attn.w_msa', f'{block}.attention.self'),
+        (f'{_BLOCK}.norm2', f'{block}.layernorm_after'),
+        (f'{_BLOCK}.ffn.layers.0.0', f'{block}.intermediate.dense'),
+        (f'{_BLOCK}.ffn.layers.1', f'{block}.output.dense'),
+        ('norm', f'{model}.layernorm'),
+        ('head', 'classifier'),
+    )
+
 
 MMDET = Format(
     'mmdet',
@@ -123,19 +140,9 @@ HUGGING_FACE = Format(
     'Hugging Face',
     r'(?:swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.\w+\.relative_position_bias_table',
     (
-        ('patch_embed.projection', 'swin.embeddings.patch_embeddings.projection'),
-        ('patch_embed.norm', 'swin.embeddings.norm'),
-        ('absolute_pos_embed', 'swin.embeddings.position_embeddings'),
-        (f'{_BLOCK}.norm1', f'{_HF_BLOCK}.layernorm_before'),
-        (f'{_BLOCK}.attn.w_msa.proj', f'{_HF_BLOCK}.attention.output.dense'),
-        (f'{_BLOCK}.attn.w_msa', f'{_HF_BLOCK}.attention.self'),
-        (f'{_BLOCK}.norm2', f'{_HF_BLOCK}.layernorm_after'),
-        (f'{_BLOCK}.ffn.layers.0.0', f'{_HF_BLOCK}.intermediate.dense'),
-        (f'{_BLOCK}.ffn.layers.1', f'{_HF_BLOCK}.output.dense'),
+        *_hugging_face_rows('swin'),
         ('stages.{s}.downsample', 'swin.encoder.layers.{s}.downsample'),
         ('norm{s}', 'hidden_states_norms.stage{s+1}'),
-        ('norm', 'swin.layernorm'),
-        ('head', 'classifier'),
     ),
     separate_qkv=True,
     spellings=(
@@ -154,7 +161,7 @@ HUGGING_FACE = Format(
 # Swin V2. Names here are those of mmpretrain's `SwinTransformerV2`: a stage begins with patch merging.
 _LAYERS_ANCHOR_V2 = r'layers[._]0\.blocks\.0\.attn\.logit_scale'
 _STAGES_ANCHOR_V2 = r'stages\.0\.blocks\.0\.attn\.w_msa\.logit_scale'
-_HF_BLOCK_V2 = _HF_BLOCK.replace('swin.', 'swinv2.')
+_HF_BLOCK_V2 = 'swinv2.encoder.layers.{s}.blocks.{b}'
 
 OWN_V2 = MMDET._replace(origin='SwinV2Backbone', anchor=_STAGES_ANCHOR_V2, family=V2)
 MMPRETRAIN_V2 = MMPRETRAIN._replace(origin='mmpretrain, Swin V2', anchor=_STAGES_ANCHOR_V2, family=V2)
@@ -175,23 +182,13 @@ HUGGING_FACE_V2 = Format(
     'Hugging Face, Swin V2',
     r'(?:swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale',
     (
-        ('patch_embed.projection', 'swinv2.embeddings.patch_embeddings.projection'),
-        ('patch_embed.norm', 'swinv2.embeddings.norm'),
-        ('absolute_pos_embed', 'swinv2.embeddings.position_embeddings'),
-        (f'{_BLOCK}.norm1', f'{_HF_BLOCK_V2}.layernorm_before'),
         (f'{_BLOCK}.attn.w_msa.q_bias', f'{_HF_BLOCK_V2}.attention.self.query.bias'),
         (f'{_BLOCK}.attn.w_msa.v_bias', f'{_HF_BLOCK_V2}.attention.self.value.bias'),
         (f'{_BLOCK}.attn.w_msa.cpb_mlp', f'{_HF_BLOCK_V2}.attention.self.continuous_position_bias_mlp'),
-        (f'{_BLOCK}.attn.w_msa.proj', f'{_HF_BLOCK_V2}.attention.output.dense'),
-        (f'{_BLOCK}.attn.w_msa', f'{_HF_BLOCK_V2}.attention.self'),
-        (f'{_BLOCK}.norm2', f'{_HF_BLOCK_V2}.layernorm_after'),
+        *_hugging_face_rows('swinv2'),
         (f'{_BLOCK}.norm3', f'{_HF_BLOCK_V2}.norm3'),  # not in Hugging Face's own models
-        (f'{_BLOCK}.ffn.layers.0.0', f'{_HF_BLOCK_V2}.intermediate.dense'),
-        (f'{_BLOCK}.ffn.layers.1', f'{_HF_BLOCK_V2}.output.dense'),
         ('stages.{s+1}.downsample', 'swinv2.encoder.layers.{s}.downsample'),
         ('norm{s}', 'norm{s}'),
-        ('norm', 'swinv2.layernorm'),
-        ('head', 'classifier'),
     ),
     separate_qkv=True,
     spellings=((r'^(?=(embeddings|encoder\.layers|layernorm)\.)', 'swinv2.'),),
@@ -228,7 +225,7 @@ def name_here(key: str, format: Format) -> Optional[str]:
 def to_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     """Convert the values of an origin's weights, under our names: permute merged channels, concatenate qkv."""
     if format.separate_qkv:
-        weights = _fuse_qkv(weights)
+        weights = fuse(weights, _QKV, 'qkv.')
     return reorder_merging(weights, format.merging, 'channels')
 
 
@@ -246,22 +243,22 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     return renamed
 
 
-def _fuse_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    fused = {}
+def fuse(weights: dict[str, Tensor], parts: tuple[str, str, str], fused: str) -> dict[str, Tensor]:
+    """Concatenate the weights of three layers, PARTS.weight and PARTS.bias, under names that begin with `fused`."""
+    name = re.compile(rf'(.*\.)({"|".join(parts)})\.(\w+)')
+    result = {}
     for key, value in weights.items():
-        owner, _, leaf = key.rpartition('.')
-        part = owner.rpartition('.')[2]
-        if part == 'query':
-            stem = owner.removesuffix('query')
-            parts = [weights[name] for name in (f'{stem}{part}.{leaf}' for part in _QKV) if name in weights]
-            if len(parts) < len(_QKV):
-                raise CheckpointError(f'{stem}query.{leaf} is there without its key or value')
-            if any(part.dim() == 0 for part in parts):
-                raise CheckpointError(f'{stem}query.{leaf}, or its key or value, has shape (): the file is damaged')
-            fused[f'{stem}qkv.{leaf}'] = torch.cat(parts)
-        elif part not in ('key', 'value'):
-            fused[key] = value
-    return fused
+        match = name.fullmatch(key)
+        if not match:
+            result[key] = value
+        elif match[2] == parts[0]:
+            values = [weights[name] for name in (f'{match[1]}{part}.{match[3]}' for part in parts) if name in weights]
+            if len(values) < len(parts):
+                raise CheckpointError(f'{key} is there without its key or value')
+            if any(value.dim() == 0 for value in values):
+                raise CheckpointError(f'{key}, or its key or value, has shape (): the file is damaged')
+            result[f'{match[1]}{fused}{match[3]}'] = torch.cat(values)
+    return result
 
 
 def _split_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,11 +14,10 @@ mmdet 2 and mmseg 0.x have the names of mmdet 3 and mmseg 1; the background is t
 import re
 from typing import NamedTuple, Optional
 
-import torch
 from torch import Tensor
 
 from .errors import CheckpointError
-from .formats import Rows, rename
+from .formats import Rows, fuse, rename
 
 HEAD = 'HEAD'  # stands for `panoptic_head` in mmdet, `decode_head` in mmseg
 LEFT_OUT = re.compile(r'criterion\.|.*\.fed_loss_weight$')  # weights of the classes in a loss; a config has them
@@ -150,25 +149,9 @@ def heads_to_here(tensors: dict[str, Tensor], heads: Heads, head: str) -> dict[s
         CheckpointError: if a tensor has no name here.
     """
     renamed = {}
-    for key, value in _fuse_in_proj(tensors).items():
+    for key, value in fuse(tensors, ('q_proj', 'k_proj', 'v_proj'), 'in_proj_').items():  # as `nn.MultiheadAttention`
         here = rename(key, heads.rows, source=1)
         if here is None:
             raise CheckpointError(f'{key} is no weight that a {heads.origin} has')
         renamed[here.replace(HEAD, head)] = value
     return renamed
-
-
-def _fuse_in_proj(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate query, key and value, as in `nn.MultiheadAttention`."""
-    fused = {}
-    for key, value in tensors.items():
-        owner, _, part_leaf = key.rpartition('_proj.')
-        if not owner.endswith(('.q', '.k', '.v')):
-            fused[key] = value
-        elif owner.endswith('.q'):
-            stem = owner.removesuffix('q')
-            names = [f'{stem}{part}_proj.{part_leaf}' for part in 'qkv']
-            if any(name not in tensors for name in names):
-                raise CheckpointError(f'{key} is there without its key or value')
-            fused[f'{stem}in_proj_{part_leaf}'] = torch.cat([tensors[name] for name in names])
-    return fused

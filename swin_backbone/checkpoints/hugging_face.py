@@ -36,12 +36,14 @@ def file_in(folder: Path) -> Path:
     raise CheckpointError(f'it is a folder without {" or ".join(FILES)}; name a file in it')
 
 
-def config_of(weights: SwinWeights) -> dict[str, Any]:
-    """Return the arguments of `transformers.SwinConfig` or `Swinv2Config`, from names and shapes of weights.
+def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
+    """Return config.json: arguments of `transformers.SwinConfig` or `Swinv2Config`, from names and shapes of weights.
 
     Raises:
-        CheckpointError: if transformers has no such model, or the window is unknown.
+        CheckpointError: if weights are missing, transformers has no such model, or the window is unknown.
     """
+    if missing:
+        raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
     named = weights.backbone
     is_v2 = weights.format.family == V2
     projection_DCHW = named['patch_embed.projection.weight']
@@ -53,7 +55,7 @@ def config_of(weights: SwinWeights) -> dict[str, Any]:
     # transformers' Swin V2 has no norms of outputs
     with_norm = [stage for stage in range(len(depths)) if f'norm{stage}.weight' in named and not is_v2]
     kind = 'ForImageClassification' if head is not None else 'Backbone' if with_norm else 'Model'
-    config = dict(
+    config: dict[str, Any] = dict(
         architectures=[f'{name}{kind}'],
         model_type=name.lower(),
         # The map of the last stage is one window, because transformers shrinks larger windows.
@@ -85,18 +87,7 @@ def config_of(weights: SwinWeights) -> dict[str, Any]:
         config['pretrained_window_sizes'] = [
             0 if of in (None, (window, window), (last, last)) else of[0] for of in scaled
         ]
-    return config
-
-
-def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
-    """Return the bytes of config.json.
-
-    Raises:
-        CheckpointError: if weights are missing; see also `config_of`.
-    """
-    if missing:
-        raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
-    return (json.dumps(config_of(weights), indent=2) + '\n').encode()
+    return (json.dumps(config, indent=2) + '\n').encode()
 
 
 def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:

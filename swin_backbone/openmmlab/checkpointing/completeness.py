@@ -1,6 +1,6 @@
 """Compare a checkpoint with a whole model: missing weights, other shapes, other classes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 import numpy as np
@@ -73,12 +73,13 @@ def _check_shapes(
     wrong = [key for key in own if key in shapes and shapes[key] != own[key]]
     if not missing and not wrong:
         return
-    theirs, ours = _numbers_of_classes(model, shapes, own, wrong, dataset_meta_of(loaded))
-    if theirs != ours:
-        raise CheckpointError(
-            f'checkpoint {checkpoint!r} was trained with {theirs} classes, the model of the config has {ours}; '
-            f'{instead}'
-        )
+    classes = dataset_meta_of(loaded).get('classes', ())
+    for name, number in _class_heads(model):
+        if classes and number != len(classes) and any(key.startswith(f'{name}.') for key in wrong):
+            raise CheckpointError(
+                f'checkpoint {checkpoint!r} was trained with {len(classes)} classes, the model of the config has '
+                f'{number}; {instead}'
+            )
     reasons = []
     if missing:
         reasons.append(f'does not have {len(missing)} of the {len(own)} weights of the model ({first_of(missing)})')
@@ -94,33 +95,12 @@ def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {key: tuple(value.shape) for key, value in both.items()}
 
 
-def _numbers_of_classes(
-    model: nn.Module,
-    shapes: dict[str, tuple[int, ...]],
-    own: dict[str, tuple[int, ...]],
-    wrong: list[str],
-    meta: dict[str, Any],
-) -> tuple[Optional[int], Optional[int]]:
-    """Return the numbers of classes of a checkpoint and of the model, from the shapes of a head."""
-    for key in wrong:
-        ours = _classes_at(model, key) if any(head in key.split('.') for head in CLASS_HEADS) else None
-        if not ours or shapes[key][1:] != own[key][1:]:
-            continue
-        background = own[key][0] % ours if ours > 1 else own[key][0] - 1  # a further output of some heads
-        theirs, rest = divmod(shapes[key][0] - background, own[key][0] // ours)
-        if background in (0, 1) and not rest and theirs != ours:
-            return len(meta.get('classes') or ()) or theirs, ours
-    return None, None
-
-
-def _classes_at(model: nn.Module, key: str) -> Optional[int]:
-    """Return `num_classes` of the innermost module around a weight."""
-    parts = key.split('.')[:-1]
-    for end in range(len(parts), 0, -1):
-        number = getattr(model.get_submodule('.'.join(parts[:end])), 'num_classes', None)
-        if isinstance(number, int):
-            return number
-    return None
+def _class_heads(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield the heads with the classes of the data, and their numbers of classes."""
+    for name, module in model.named_modules():
+        number = getattr(module, 'num_classes', None)
+        if name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(number, int):
+            yield name, number
 
 
 def check_classes(model: nn.Module, data: Mapping[str, Any], checkpoint: str) -> None:
@@ -132,10 +112,8 @@ def check_classes(model: nn.Module, data: Mapping[str, Any], checkpoint: str) ->
     classes = data.get('classes')
     if not classes or any(hasattr(model, name) for name in SEVERAL_CLASSES):
         return
-    for name, module in model.named_modules():
-        number = getattr(module, 'num_classes', None)
-        last = name.rstrip('.0123456789').rpartition('.')[2]
-        if last in CLASS_HEADS and isinstance(number, int) and number != len(classes):
+    for name, number in _class_heads(model):
+        if number != len(classes):
             raise CheckpointError(
                 f'checkpoint {checkpoint!r}: the model has {number} classes ({name}), the data {len(classes)}: '
                 "take the config of the model's training"

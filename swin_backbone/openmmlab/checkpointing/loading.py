@@ -1,8 +1,7 @@
 """Load checkpoints through mmengine's Runner: safely, and adapted to the model."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -107,31 +106,17 @@ class FitCheckpointHook(Hook):
 
 
 def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `torch.load` read as `read_checkpoint` does while a loader runs, also with weights_only=False."""
+
     @wraps(loader)
     def load(*args: Any, **kwargs: Any) -> Any:
-        with _torch_loads_safely():
+        load_of_torch, torch.load = torch.load, _read_instead
+        try:
             return without_code(loader(*args, **kwargs))
+        finally:
+            torch.load = load_of_torch
 
     return load
-
-
-@contextmanager
-def _torch_loads_safely() -> Iterator[None]:
-    """Let `torch.load` read as `read_checkpoint` does, also with weights_only=False.
-
-    A module with its own import of `torch.load` loads weights only.
-    """
-    before, load = os.environ.get(WEIGHTS_ONLY), torch.load
-    torch.load = _read_instead
-    if not are_checkpoints_trusted():
-        os.environ[WEIGHTS_ONLY] = '1'
-    try:
-        yield
-    finally:
-        torch.load = load
-        os.environ.pop(WEIGHTS_ONLY, None)
-        if before is not None:
-            os.environ[WEIGHTS_ONLY] = before
 
 
 def _read_instead(f: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
