@@ -19,8 +19,8 @@ from ..devices import keep_freed_memory
 from ..outputs import mark_folder
 from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
-from .config.check import check_fit
-from .config.files import read_config, use_torchvision
+from .config.check import check_classes
+from .config.files import read_config
 from .config.published import start_from
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
 from .data.guard import count_pictures, guard_runner, label_rule
@@ -127,7 +127,7 @@ def _put_settings(
         lines.append(lr_line(with_options(), processes(launcher)))
     changes = summarize(before, cfg)
     if changes:
-        lines.append(f'{settings.words or "for so few pictures"}:\n{changes}')
+        lines.append(f'changed settings:\n{changes}')
     if not rank(launcher):
         print(*filter(None, lines), sep='\n', end='\n' if any(lines) else '', flush=True)
 
@@ -144,9 +144,8 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         ValueError: if the launcher did not start this process.
     """
     require_launcher(cfg.launcher)
-    check_fit(cfg)
+    check_classes(cfg)
     read_checkpoints_safely(unless=unsafe_load)
-    use_torchvision()
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)

@@ -122,7 +122,7 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
     """
     for phase in phases:
         for where, dataset in datasets_in(cfg, phase):
-            _require_metainfo(dataset.get('metainfo'), f'{where}.metainfo')
+            _require_names((dataset.get('metainfo') or {}).get('classes'), f'{where}.metainfo.classes')
             if not dataset.get('backend_args'):
                 for key, path in _expected(dataset):
                     _require(path, f'{where}.{key}', f'{where}.data_root')
@@ -135,7 +135,7 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
 def _require(path: str, key: str, setting: str) -> None:
     if '://' in path:
         return
-    if '\0' in path or not os.path.exists(path):
+    if not os.path.exists(path):
         raise ValueError(
             f'there is no {path}, where {key} expects data. Put the data there, or set --cfg-options {setting}=...'
         )
@@ -146,19 +146,10 @@ def _require(path: str, key: str, setting: str) -> None:
             raise ValueError(f'{key}: {error}') from None
 
 
-def _require_metainfo(metainfo: Any, where: str) -> None:
-    """Raise an error unless classes are a list of names, as for ('person') without a comma."""
-    if metainfo is None:
-        return
-    if not isinstance(metainfo, dict):
-        raise ValueError(f'{where} takes a dict, got {metainfo!r}')
-    classes = metainfo.get('classes')
+def _require_names(classes: Any, where: str) -> None:
+    """Raise an error for ('person') without a comma: mmengine takes each letter for a class."""
     if isinstance(classes, str) and not os.path.isfile(classes):
-        raise ValueError(f'{where}.classes takes a list of names, or a file with one in each line, got {classes!r}')
-    if classes is not None and not isinstance(classes, str):
-        is_list = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
-        if not is_list or not classes or len(set(classes)) < len(classes):
-            raise ValueError(f'{where}.classes takes a list of names, each once, got {classes!r}')
+        raise ValueError(f'{where} takes a list of names, or a file with one in each line, got {classes!r}')
 
 
 def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -178,16 +178,6 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     return kept
 
 
-def check_heads(model: dict[str, Any], maps: SwappedMaps, key: str) -> None:
-    """Check that the heads of a segmentor without a neck read maps that exist.
-
-    Raises:
-        ValueError: with the key of the setting.
-    """
-    for path, head in _segmentation_heads(model, key):
-        _places(path, ConfigDict(head), maps)
-
-
 def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
     """Yield the heads that read maps: all heads of a cascade, and the head of K-Net that makes the kernels."""
     for part in ('decode_head', 'auxiliary_head', 'kernel_generate_head'):
