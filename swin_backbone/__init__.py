@@ -44,8 +44,9 @@ else:
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
         from .backends.native.library import library_path
         from .checkpoints import convert_checkpoint, load_checkpoint
+        from .compat import import_torchvision
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-        from .openmmlab.config.files import register_prefixes, use_torchvision
+        from .openmmlab.config.files import register_prefixes
         from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
         from .openmmlab.optim.amp import mixed_precision
         from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
@@ -53,7 +54,7 @@ else:
         from .openmmlab.swap.replace import swap_backbone
 
         register_prefixes()
-        use_torchvision()  # before timm and mmpretrain, whose import fails beside a torchvision for CUDA
+        import_torchvision()  # before timm and mmpretrain, whose import fails beside a torchvision for CUDA
 
 __all__ = [
     'ARCHS',

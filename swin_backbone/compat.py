@@ -108,61 +108,35 @@ def without_cudnn_attention() -> Iterator[None]:
 
 # --- mmengine ---------------------------------------------------------------------------------------------------------
 
-CONFIG_PATHS = '_get_cfg_path'
-DISTRIBUTIONS = 'MODULE2PACKAGE'
-SCHEMES = '_schemes'
-HTTP_LOADER = 'load_from_http'
+# OpenMMLab's last release and OneDL's have these parts.
 
 FindConfig = Callable[[str], Optional[tuple[str, Optional[str]]]]
 
 
 def find_base_configs_by(find: FindConfig) -> None:
-    """Let `_base_ = 'package::...'` call `find` first, for path and scope of a config, or None.
-
-    Without mmengine's method: `_base_` finds the toolboxes' own prefixes alone, and `read_config` finds all of them.
-    """
+    """Let `_base_ = 'package::...'` call `find` first, for path and scope of a config, or None."""
     from mmengine.config import Config
 
-    mmengines = getattr(Config, CONFIG_PATHS, None)
-    if mmengines is None:
-        return
+    mmengines = Config._get_cfg_path
 
     def find_config(cfg_path: str, filename: str) -> tuple[str, Optional[str]]:
         return find(cfg_path) or mmengines(cfg_path, filename)
 
-    setattr(Config, CONFIG_PATHS, staticmethod(find_config))
+    Config._get_cfg_path = staticmethod(find_config)
 
 
-def distribution_names() -> dict[str, str]:
-    """Return mmengine's table of distributions by module, for `mmengine.hub.get_config`.
-
-    Without the table: an empty dict, and `get_config` works as without this package.
-    """
-    from mmengine.config import utils
-
-    return getattr(utils, DISTRIBUTIONS, {})
-
-
-def checkpoint_loaders() -> Optional[dict[str, Callable[..., Any]]]:
-    """Return mmengine's loaders of checkpoints by the prefix of an address.
-
-    Without the table: None. The caller then lets the whole process load weights alone.
-    """
+def checkpoint_loaders() -> dict[str, Callable[..., Any]]:
+    """Return mmengine's loaders of checkpoints by the prefix of an address."""
     from mmengine.runner import CheckpointLoader
 
-    loaders = getattr(CheckpointLoader, SCHEMES, None)
-    return None if loaders is None else dict(loaders)
+    return dict(CheckpointLoader._schemes)
 
 
 def download_by(load: Callable[..., Any]) -> None:
-    """Let the loaders of `open-mmlab://` and similar prefixes download their http addresses by `load`.
-
-    Without mmengine's function: the loaders download themselves, and check only a hash in the name.
-    """
+    """Let the loaders of `open-mmlab://` and similar prefixes download their http addresses by `load`."""
     from mmengine.runner import checkpoint
 
-    if hasattr(checkpoint, HTTP_LOADER):
-        setattr(checkpoint, HTTP_LOADER, load)
+    checkpoint.load_from_http = load
 
 
 def print_no_debug_messages() -> None:
@@ -192,16 +166,15 @@ TORCHVISION_OPERATORS = (
 )
 
 
-def import_torchvision() -> Optional[Exception]:
+def import_torchvision() -> None:
     """Import torchvision, also a build for another torch.
 
     PyPI's build is for CUDA. Beside a CPU torch its compiled operators do not load, and the import stops with a
     RuntimeError, because two operators are not declared. Here the two are declared. torchvision's Python code then
     works, as the transforms of mmpretrain and mmrotate need. The operators themselves stay missing.
 
-    Returns:
-        The error, if torchvision still cannot be imported. It then counts as not installed: mmengine writes versions
-        to the log, and catches an ImportError alone.
+    If torchvision still cannot be imported, the log has a warning, and torchvision counts as not installed: mmengine
+    writes versions to the log, and catches an ImportError alone.
     """
     error = _try_torchvision()
     if error is not None and 'torchvision::' in str(error):
@@ -209,7 +182,11 @@ def import_torchvision() -> Optional[Exception]:
         error = _try_torchvision()
     if error is not None:
         sys.modules['torchvision'] = None  # type: ignore[assignment]  # its import raises ModuleNotFoundError now
-    return error
+        warnings.warn(
+            f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch than the '
+            f'one here, {torch.__version__}. Replace or uninstall torchvision; only mmpretrain and mmrotate need it',
+            stacklevel=2,
+        )
 
 
 def _try_torchvision() -> Optional[Exception]:

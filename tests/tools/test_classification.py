@@ -13,7 +13,7 @@ from mmengine.fileio import load
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, load_checkpoint
-from swin_backbone.openmmlab.config.files import read_config, use_torchvision
+from swin_backbone.openmmlab.config.files import read_config
 
 pytestmark = pytest.mark.toolboxes
 
@@ -26,7 +26,6 @@ CLASSES = ['circle', 'square', 'triangle', 'star']
 
 @pytest.fixture(autouse=True, scope='module')
 def mmpretrain():
-    use_torchvision()
     return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install EXTRAS=cls')
 
 
@@ -137,37 +136,6 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet, calls):
     assert 'accuracy/top1: ' in flipped.stdout
     error = error_of('tools/test.py', *arguments, *outputs, '--tta', *common)
     assert '--tta of a classifier takes no --show or --show-dir' in error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('model', METAFILE, ids=lambda model: model['Name'])
-def test_each_config_trains_and_tests(tmp_path, imagenet, calls, model):
-    """Pictures have 64 pixels; an epoch is one step, and the warm-up has 20 steps."""
-    config, epochs = ROOT / model['Config'], 21
-    more = options(
-        *(f'{loader}_dataloader.dataset.data_root={imagenet}' for loader in ('train', 'val', 'test')),
-        'train_dataloader.dataset.ann_file=train.txt',
-        'train_dataloader.dataset.pipeline.1.scale=64',
-        'train_dataloader.batch_size=4',
-        *(f'{loader}_dataloader.dataset.ann_file=val.txt' for loader in ('val', 'test')),
-        *(f'{loader}_dataloader.dataset.pipeline.1.scale=73' for loader in ('val', 'test')),
-        *(f'{loader}_dataloader.dataset.pipeline.2.crop_size=64' for loader in ('val', 'test')),
-        f'train_cfg.max_epochs={epochs}',
-        f'train_cfg.val_interval={epochs}',
-        f'default_hooks.checkpoint.interval={epochs}',
-        'default_hooks.checkpoint.save_optimizer=False',
-    )
-    run_well('tools/train.py', config, '--work-dir', tmp_path, *more)
-    assert calls['LabelSmoothLoss'] == calls['Mixup'] + calls['CutMix'] == epochs
-    steps = [line for line in scalars(tmp_path) if 'lr' in line]
-    assert len(steps) == epochs
-    assert np.isfinite([step['loss'] for step in steps]).all()
-    assert (steps[0]['lr'], steps[20]['lr']) == (pytest.approx(1e-6), pytest.approx(1e-3))
-
-    checkpoint = tmp_path / f'epoch_{epochs}.pth'
-    tested = run_well('tools/test.py', config, checkpoint, '--work-dir', tmp_path, *more)
-    checkpoint.unlink()  # up to 800 MB; pytest keeps the folders of three runs
-    assert 'accuracy/top5: ' in tested.stdout
 
 
 @pytest.fixture(scope='module')

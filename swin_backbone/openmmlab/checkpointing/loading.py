@@ -16,8 +16,6 @@ from ...compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, fit_to_model
 from .exact_resume import ANEW, check_resumable, fit_to_run
 
-WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # overrides the argument of torch.load
-
 # Configs as text. mmengine's Runner and Inferencer run them as Python.
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
 
@@ -37,10 +35,7 @@ def read_checkpoints_safely(unless: bool = False) -> None:
     own = ('', 'file://', 'http://', 'https://')
     CheckpointLoader.register_scheme(own, load_from_file_or_address, force=True)
     download_by(load_from_file_or_address)
-    loaders = checkpoint_loaders()
-    if loaders is None and not unless:
-        os.environ[WEIGHTS_ONLY] = '1'
-    for prefix, loader in (loaders or {}).items():
+    for prefix, loader in checkpoint_loaders().items():
         if prefix not in own and not hasattr(loader, '__wrapped__'):
             CheckpointLoader.register_scheme(prefix, _read_safely(loader), force=True)
 

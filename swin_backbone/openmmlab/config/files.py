@@ -1,21 +1,18 @@
 """Find a config by a path, or by `package::folder/name.py` of an installed toolbox or of this package."""
 
-import logging
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional, TextIO, Union
 
-import torch
 import yaml
 from mmengine.config import Config
-from mmengine.fileio import load, register_handler
+from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.fileio import register_handler
 from mmengine.fileio.handlers import YamlHandler
-from mmengine.logging import print_log
 
-from ...compat import distribution_names, find_base_configs_by, import_torchvision
+from ...compat import find_base_configs_by
 from ..errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'
@@ -44,15 +41,10 @@ class PlainYamlHandler(YamlHandler):
 def register_prefixes() -> None:
     """Register prefixes of configs with mmengine, for `_base_` and `get_config`.
 
-    mmengine maps a prefix to the name of a distribution. The table lacks this package, and has OpenMMLab's names in
-    place of OneDL's: for OneDL the module's name serves. mmengine 0.10.7 finds installed packages by pkg_resources,
-    and setuptools has removed this module.
+    mmengine maps a prefix to the name of a distribution, but the names of OneDL's distributions differ. The name of the
+    module serves too. mmengine 0.10.7 finds installed packages by pkg_resources, and new setuptools lack this module.
     """
-    names = distribution_names()
-    names.setdefault(OWN, OWN)
-    for module in TOOLBOXES:
-        if find_spec(module) is not None and not _is_distributed(names.get(module, module)):
-            names[module] = module
+    MODULE2PACKAGE.update({module: module for module in (OWN, *TOOLBOXES) if find_spec(module) is not None})
     find_base_configs_by(_find_base)
 
 
@@ -66,7 +58,6 @@ def read_config(path: Union[str, Path]) -> Config:
     Raises:
         ConfigError: (a ValueError) if the package is not installed, or the file is missing, damaged or no config.
     """
-    use_torchvision()  # a config may import mmpretrain or mmrotate, and both import torchvision
     prefix, colons, name = str(path).partition('::')
     file = Path(path)
     if colons:
@@ -74,17 +65,9 @@ def read_config(path: Union[str, Path]) -> Config:
         if configs is None:
             raise ConfigError(f'a config is a path or package::path with an installed package, got {prefix!r}')
         file = configs / name
-    try:
-        is_file = file.is_file()
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(f'a config is a path, got {str(path)!r}: {error}') from error
-    if not is_file:
+    if not file.is_file():
         raise ConfigError(f'there is no config {str(path)!r}{_similar(str(path))}')
-    if file.suffix not in CONFIG_SUFFIXES:
-        raise ConfigError(f'a config is a file of one of the kinds {", ".join(CONFIG_SUFFIXES)}, got {str(path)!r}')
     try:
-        if file.suffix != '.py' and not isinstance(content := load(str(file)), dict):
-            raise ValueError(f'it takes settings by their names, got {type(content).__name__}')
         return Config.fromfile(str(file))
     except Exception as error:  # Python code of a config raises errors of any kind
         raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
@@ -112,18 +95,6 @@ def similar(name: str, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*longer, *get_close_matches(name, names, MAX_SUGGESTIONS, 0.5)]))[:MAX_SUGGESTIONS]
 
 
-def use_torchvision() -> None:
-    """Import torchvision by `import_torchvision`, and log an error as a warning."""
-    error = import_torchvision()
-    if error is not None:
-        print_log(
-            f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch than the '
-            f'one here, {torch.__version__}. Replace or uninstall torchvision; only mmpretrain and mmrotate need it',
-            'current',
-            logging.WARNING,
-        )
-
-
 def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
     """Return path and scope of a config with a prefix in `_base_`. The scope is the prefix of a toolbox, or None."""
     prefix, _colons, name = cfg_path.partition('::')
@@ -135,18 +106,10 @@ def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
 
 def configs_of(package: str) -> Optional[Path]:
     """Return the folder of configs in an installed package; None if the package is unknown or not installed."""
-    spec = find_spec(package) if package in (OWN, *TOOLBOXES, *distribution_names()) else None
+    spec = find_spec(package) if package in (OWN, *TOOLBOXES, *MODULE2PACKAGE) else None
     if spec is None or spec.origin is None:
         return None
     root = Path(spec.origin).parent
     if package == OWN and not (root / '.mim').exists():  # a checkout without installation
         return root.parent / 'configs'
     return root / '.mim' / 'configs'
-
-
-def _is_distributed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

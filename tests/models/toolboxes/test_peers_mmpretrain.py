@@ -6,7 +6,6 @@ import torch
 from benchmarks.peers import build_peer, largest_difference
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.backends.native.library import load
-from swin_backbone.openmmlab.config.files import use_torchvision
 
 pytestmark = [pytest.mark.peer, pytest.mark.toolboxes]
 
@@ -18,7 +17,6 @@ WINDOW = {1: 7, 2: 8}
 
 @pytest.fixture(autouse=True, scope='module')
 def mmpretrain():
-    use_torchvision()
     return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install EXTRAS=cls')
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_backbone import swap_backbone
-from swin_backbone.openmmlab.config.files import read_config, use_torchvision
+from swin_backbone.openmmlab.config.files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
@@ -24,7 +24,6 @@ SIDE = 128  # pixels: anchors are large
 
 @pytest.fixture(autouse=True, scope='module')
 def mmrotate():
-    use_torchvision()
     return pytest.importorskip('mmrotate', reason='mmrotate is not installed: make install EXTRAS=rotate')
 
 
