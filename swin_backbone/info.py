@@ -100,16 +100,11 @@ def _operators() -> str:
 
 
 def _torchvision() -> str:
-    from .compat import import_torchvision
-
-    error = import_torchvision()
-    if error is not None:
-        return f'left out, it cannot be imported: {error}'
     from torchvision.extension import _has_ops
 
-    if _has_ops():
-        return 'imports'
-    return 'imports after swin_backbone, without its operators: it is built for another torch'
+    return (
+        'imports' if _has_ops() else 'imports after swin_backbone, without its operators: it is built for another torch'
+    )
 
 
 def _import(module: str) -> str:
@@ -146,11 +141,8 @@ def _cuda() -> str:
     return f'{"; ".join(names)}; CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, TF32 {tf32}'
 
 
-CAN_COMPUTE = 'can compute'
-
-
 def _backends() -> Iterator[Fact]:
-    """Yield for each device and dtype the choice of `backend='auto'`, and why a backend cannot compute."""
+    """Yield for each device and dtype the choice of `backend='auto'`, and why another backend cannot compute."""
     yield 'compiled library', _try(_library)
     for dtype_name in ('float32', 'bfloat16'):
         yield f'Swin-T in training, {dtype_name}', _try(_storage, dtype_name)
@@ -159,11 +151,9 @@ def _backends() -> Iterator[Fact]:
         import torch
 
         devices += [f'cuda:{index}' for index in range(torch.cuda.device_count())]
-    for name in ('auto', 'native', 'triton'):  # torch computes everything
-        for device in devices:
-            for dtype_name in ('float32', 'bfloat16'):
-                fact = _try(_chosen_backend if name == 'auto' else _why_not, name, device, dtype_name)
-                yield f'{name} on {device}, {dtype_name}', fact
+    for device in devices:
+        for dtype_name in ('float32', 'bfloat16'):
+            yield f'{device}, {dtype_name}', _try(_chosen_backend, device, dtype_name)
 
 
 def _storage(dtype_name: str) -> str:
@@ -182,13 +172,8 @@ def _library() -> str:
     return f'computes by {library.isa}; was built with {", ".join(library.isas)}' if library else str(reason)
 
 
-def _chosen_backend(_auto: str, device: str, dtype_name: str) -> str:
-    computes = [name for name in ('native', 'triton') if _why_not(name, device, dtype_name) == CAN_COMPUTE]
-    return computes[0] if computes and not (computes == ['triton'] and device == 'cpu') else 'torch'
-
-
-def _why_not(name: str, device: str, dtype_name: str) -> str:
-    """Return why a backend cannot compute a Swin-T on a device, or `CAN_COMPUTE`."""
+def _chosen_backend(device: str, dtype_name: str) -> str:
+    """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
     from .backends.choose import takes_triton, why_not_native
@@ -196,13 +181,15 @@ def _why_not(name: str, device: str, dtype_name: str) -> str:
 
     kind, x = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device)
     with torch.autocast(kind, getattr(torch, dtype_name), enabled=dtype_name != 'float32'):
-        if name == 'native':
-            return why_not_native(x) or CAN_COMPUTE
+        if kind == 'cpu':
+            reason = why_not_native(x)
+            return f'torch: {reason}' if reason else 'native'
+        attention = x, x.new_empty(3, 49, 49), Windows(7, 7, (7, 7)), 0.0
         try:
-            takes_triton('triton', x, x.new_empty(3, 49, 49), Windows(7, 7, (7, 7)), 0.0)
+            takes_triton('triton', *attention)
         except ValueError as error:
-            return str(error).partition(': ')[2]
-    return CAN_COMPUTE
+            return f'torch: {str(error).partition(": ")[2]}'
+        return 'triton' if takes_triton('auto', *attention) else 'torch: TF32 is off'
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {
