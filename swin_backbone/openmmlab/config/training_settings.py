@@ -8,12 +8,12 @@ from mmengine.config import Config, ConfigDict
 
 from ..errors import ConfigError, kind_of, parts_of
 
-WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
+WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR')
 WARM_UP = 0.1  # largest share of a warm-up in a training
 # Settings of hooks and heads, in epochs
-EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')
+EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'initial_epoch')
 # Settings of transforms and preprocessors, in pixels: one side, or two
-SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
+SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range')
 GRID = 32  # pixels: multiples of this number stay multiples
 
 
@@ -33,14 +33,6 @@ class TrainingSettings(NamedTuple):
     img_scale: Optional[tuple[int, int]] = None
     lr: Optional[float] = None
     auto_scale_lr: bool = False
-
-    @property
-    def words(self) -> str:
-        """Return the settings as options of a command line."""
-        shape = self.img_scale and f'{self.img_scale[1]} {self.img_scale[0]}'
-        options = dict(epochs=self.epochs, batch=self.batch, shape=shape, lr=self.lr)
-        words = [f'--{name} {value}' for name, value in options.items() if value is not None]
-        return ' '.join(words + ['--auto-scale-lr'] * self.auto_scale_lr)
 
 
 def apply_settings(cfg: Config, settings: TrainingSettings, pictures_of: Callable[[], int], processes: int = 1) -> None:
@@ -122,9 +114,8 @@ def _scale_lr(cfg: Config, factor: float) -> None:
     assert optimizer is not None
     optimizer.lr = _rounded(optimizer.lr * factor)
     for schedule in _schedules(cfg):
-        for key in ('eta_min', 'eta_max', 'min_value'):
-            if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in schedule.type:
-                schedule[key] = _rounded(schedule[key] * factor)
+        if 'eta_min' in schedule:
+            schedule.eta_min = _rounded(schedule.eta_min * factor)
 
 
 def _rounded(value: float) -> float:
@@ -181,32 +172,26 @@ class _Ends:
 
     def fitted(self, schedule: ConfigDict) -> Optional[ConfigDict]:
         """Return a part of the schedule at its new place, or None for a part without length."""
-        if 'end' not in schedule and 'milestones' not in schedule and 'T_max' not in schedule:
-            return schedule
         schedule = ConfigDict(schedule)
         counts_epochs = schedule.get('by_epoch', True)
         begin, end = schedule.get('begin', 0), schedule.get('end')
-        if schedule.type in WARM_UPS and not begin and isinstance(end, int):
+        if kind_of(schedule) in WARM_UPS and not begin and isinstance(end, int):
             return self._warm_up(schedule, end, counts_epochs)
         limit = self.new if counts_epochs == self.by_epoch else self.total
         factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)
-        if isinstance(begin, int) and 'begin' in schedule:
+        if begin:
             moved = None if counts_epochs else self.moved.get(begin)
             schedule.begin = min(round(begin * factor), limit) if moved is None else moved
         if isinstance(end, int):
             schedule.end = min(max(1, round(end * factor)), max(limit, 1))
             if schedule.end <= schedule.get('begin', 0):
                 return None
-        if isinstance(schedule.get('T_max'), int):
+        if 'T_max' in schedule:
             whole = isinstance(end, int) and schedule.T_max in (end - begin, end)
             length = schedule.end - schedule.get('begin', 0) if whole else max(1, round(schedule.T_max * factor))
             schedule.T_max = max(1, length)
-        for key in ('milestones', 'periods'):
-            if isinstance(schedule.get(key), (list, tuple)):
-                schedule[key] = sorted({max(1, round(value * factor)) for value in schedule[key]})
-        for key in ('step_size', 'total_steps'):
-            if isinstance(schedule.get(key), int):
-                schedule[key] = max(1, round(schedule[key] * factor))
+        if 'milestones' in schedule:
+            schedule.milestones = sorted({max(1, round(value * factor)) for value in schedule.milestones})
         return schedule
 
     def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
@@ -233,11 +218,9 @@ def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_ep
     def fitted(interval: int) -> int:
         return min(max(1, round(min(interval, interval * factor) / step)) * step, new)
 
-    if isinstance(loop.get('val_interval'), int):
-        loop.val_interval = fitted(loop.val_interval)
-    elif cfg.get('val_dataloader'):
-        loop.val_interval = fitted(1 if by_epoch else 1000)  # mmengine's defaults
-    if isinstance(loop.get('val_begin'), int):
+    if cfg.get('val_dataloader'):
+        loop.val_interval = fitted(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
+    if 'val_begin' in loop:
         loop.val_begin = max(1, round(loop.val_begin * factor))
     if loop.get('dynamic_intervals'):
         loop.dynamic_intervals = [(round(at * factor), fitted(every)) for at, every in loop.dynamic_intervals]
@@ -253,8 +236,6 @@ def _scale_modes(node: Any, factor: float) -> None:
         for key, value in node.items():
             if key in EPOCH_SETTINGS and isinstance(value, int):
                 node[key] = round(value * factor)
-            elif key == 'warmup_iters' and isinstance(value, int):
-                node[key] = max(1, round(value * factor))
             else:
                 _scale_modes(value, factor)
     elif isinstance(node, (list, tuple)):
@@ -272,24 +253,18 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
         raise ConfigError('--shape sets the scale of Resize in test_dataloader, whose pipeline has none')
     old = sorted(_pair(tested[0]['scale']))
     factors = min(scale) / old[0], max(scale) / old[1]
-    for node in (cfg.get('train_dataloader'), cfg.get('custom_hooks'), cfg.get('tta_pipeline')):
-        for step in _steps(node):
-            _scale_sides(step, factors)
-    for step in tested:
-        if sorted(_pair(step['scale'])) == old:
-            step['scale'] = scale
-        else:
-            _scale_sides(step, factors)
-    for phase in ('test', 'val'):
-        for step in _steps(cfg.get(f'{phase}_dataloader')):
-            if not _is_resize(step):
-                _scale_sides(step, factors)
     model = cfg.get('model') or {}
-    for preprocessor in (model.get('data_preprocessor'), cfg.get('data_preprocessor')):
-        if isinstance(preprocessor, dict):
-            _scale_sides(preprocessor, factors)
-            for augment in preprocessor.get('batch_augments') or ():
-                _scale_sides(augment, factors)
+    nodes = [cfg.get(name) for name in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'data_preprocessor')]
+    nodes += [cfg.get('custom_hooks'), cfg.get('tta_pipeline'), model.get('data_preprocessor')]
+    for step in (step for node in nodes for step in _steps(node)):
+        if _is_resize(step) and sorted(_pair(step['scale'])) == old:
+            step['scale'] = scale
+            continue
+        for key in SIDES:
+            if key in step:
+                step[key] = _scaled(step[key], factors)
+        if isinstance(step.get('max_size'), int):  # the longer side
+            step['max_size'] = _side(step['max_size'], factors[1])
     test_cfg = model.get('test_cfg')
     if isinstance(test_cfg, dict) and test_cfg.get('mode') == 'slide':
         for key in ('crop_size', 'stride'):
@@ -309,35 +284,24 @@ def _steps(node: Any) -> Iterator[dict[str, Any]]:
     return (part for _, part in parts_of(node, '-'))
 
 
-def _scale_sides(step: dict[str, Any], factors: tuple[float, float]) -> None:
-    for key in SIDES:
-        if key in step and not isinstance(step[key], (bool, str)) and _has_pixels(step[key]):
-            step[key] = _scaled(step[key], factors)
-    if isinstance(step.get('max_size'), int):  # the longer side
-        step['max_size'] = _side(step['max_size'], factors[1])
-
-
-def _has_pixels(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(map(_has_pixels, value))
-    return isinstance(value, int)
-
-
 def _scaled(value: Any, factors: tuple[float, float]) -> Any:
-    """Scale a side, a pair or a list of pairs by the factors of the short and the long side; a square by the first."""
+    """Scale a side, a pair or a list of pairs by the factors of the short and the long side; a square by the first.
+
+    All other values stay.
+    """
     short, long = factors
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return _side(value, short)
-    if not isinstance(value[0], int):
-        return [_scaled(pair, factors) for pair in value]
-    if len(value) == 2 and value[0] != value[1]:
-        least = min(value)
-        return type(value)(_side(side, short if side == least else long) for side in value)
-    return type(value)(_side(side, short) for side in value)
+    if not isinstance(value, (list, tuple)):
+        return value
+    kind: Any = type(value)
+    if len(value) == 2 and all(isinstance(side, int) for side in value) and value[0] != value[1]:
+        return kind(_side(side, short if side == min(value) else long) for side in value)
+    return kind(_scaled(part, factors) for part in value)
 
 
 def _side(side: int, factor: float) -> int:
-    scaled = side * factor
-    if side % GRID == 0 and side:
-        return max(GRID, round(scaled / GRID) * GRID) if side > 0 else round(scaled)
-    return max(1, round(scaled)) if side > 0 else round(scaled)
+    if side <= 0:  # the border of a mosaic
+        return round(side * factor)
+    unit = GRID if side % GRID == 0 else 1
+    return max(unit, round(side * factor / unit) * unit)

@@ -11,6 +11,7 @@ from torch import nn, optim
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
+from swin_backbone.openmmlab.config.cfg_options import setting_of
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.config.training_settings import (
     TrainingSettings,
@@ -69,6 +70,8 @@ def test_epochs_of_a_step_schedule():
     assert (warm_up.end, steps.end, steps.milestones) == (30, 6, [4, 6])
     assert cfg.default_hooks.logger.interval == 50
     assert rates(cfg, 300)[31] == pytest.approx(cfg.optim_wrapper.optimizer.lr)
+    longer = set_(RETINANET, epochs=36)
+    assert (longer.train_cfg.val_interval, longer.param_scheduler[1].milestones) == (1, [24, 33])
 
 
 def test_epochs_of_a_config_that_counts_iterations():
@@ -143,12 +146,6 @@ def test_any_length_is_a_schedule(config, epochs, pictures):
         assert all(0 <= rate <= 1.01 * cfg.optim_wrapper.optimizer.lr for rate in found)
 
 
-def test_a_longer_training_validates_as_often_as_before():
-    cfg = set_(RETINANET, epochs=36)
-    assert cfg.train_cfg.val_interval == 1
-    assert cfg.param_scheduler[1].milestones == [24, 33]
-
-
 def test_the_learning_rate_does_not_follow_the_batch():
     """RetinaNet's 0.01 is for 16 pictures: 8 processes of 2."""
     hint = '; the config has it for 16: --auto-scale-lr scales it in proportion, --lr sets another'
@@ -160,6 +157,8 @@ def test_the_learning_rate_does_not_follow_the_batch():
     assert lr_line(cfg) == 'learning rate 0.01, 16 pictures per step'
     assert lr_line(read_config(FCN)) == 'learning rate 0.01, 4 pictures per step'
     assert lr_line(Config(dict(optim_wrapper=dict(gen=dict(), disc=dict())))) == ''
+    assert set_(RETINANET, batch=8, lr=0.5).optim_wrapper.optimizer.lr == 0.5
+    assert set_(FCN, lr=0.1).param_scheduler[0].eta_min == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(('config', 'rate'), [(RETINANET, 1e-4), (FCN, 6e-5)])
@@ -172,11 +171,6 @@ def test_a_swap_names_the_batch_of_its_rate(config, rate):
     assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)
     with pytest.raises(ValueError, match='base_batch_size'):
         enable_auto_scale_lr(read_config(FCN))
-
-
-def test_a_learning_rate_moves_the_end_of_its_schedule():
-    assert set_(RETINANET, batch=8, lr=0.5).optim_wrapper.optimizer.lr == 0.5
-    assert set_(FCN, lr=0.1).param_scheduler[0].eta_min == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(('config', 'pictures'), [(RETINANET, 32), (RETINANET, 2), (SEGFORMER, 20)])
@@ -208,10 +202,8 @@ def test_few_pictures_shorten_a_warm_up_alone():
 def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected):
     cfg = set_(config, img_scale=scale)
     for key, value in expected.items():
-        node = cfg
-        for name in key.split('.'):
-            node = node[int(name)] if name.isdecimal() else node.get(name)
-        assert (tuple(node) if node else node) == value, key
+        found = setting_of(cfg, key)
+        assert (tuple(found) if found else found) == value, key
 
 
 @pytest.mark.parametrize(('cfg', 'settings', 'key'), [
