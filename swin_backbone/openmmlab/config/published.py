@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from mmengine.config import Config
 from mmengine.fileio import load
@@ -11,27 +11,8 @@ from ..errors import ConfigError
 from .files import OWN, TOOLBOXES, configs_of, similar
 
 
-class Published(NamedTuple):
-    """An entry of a metafile.yml."""
-
-    name: str
-    weights: str  # URL
-    scores: dict[str, float]  # published, by metric
-
-
-def published_in(metafile: Path) -> list[Published]:
-    """Return the models of a metafile with weights."""
-    loaded: Any = load(str(metafile))
-    models = loaded.get('Models') or [] if isinstance(loaded, dict) else loaded
-    return [
-        Published(model['Name'], model['Weights'], _scores(model.get('Results') or []))
-        for model in models
-        if model.get('Weights')
-    ]
-
-
-def find_published(name: str) -> Published:
-    """Return the entry of a model in the metafiles of this package, then of the installed toolboxes.
+def find_published(name: str) -> str:
+    """Return the URL of a model's weights, from the metafiles of this package, then of the installed toolboxes.
 
     Args:
         name: file name of the config, without `.py`.
@@ -46,9 +27,10 @@ def find_published(name: str) -> Published:
             text = metafile.read_text(encoding='utf-8')
             names += re.findall(r'(?m)^ *- Name: (\S+_\S+)', text)
             if name in text:
-                for model in published_in(metafile):
-                    if model.name == name:
-                        return model
+                loaded: Any = load(str(metafile))
+                for model in loaded.get('Models') or [] if isinstance(loaded, dict) else loaded:
+                    if model['Name'] == name and model.get('Weights'):
+                        return str(model['Weights'])
     near = similar(name, names)
     raise ConfigError(
         f'--weights takes the name of a model with published weights, got {name!r}'
@@ -74,7 +56,7 @@ def find_weights(weights: str) -> str:
         return weights
     if Path(weights).suffix or '/' in weights:
         raise ConfigError(f'--weights takes a checkpoint or the name of a published model, got no file {weights!r}')
-    return find_published(weights).weights
+    return find_published(weights)
 
 
 def start_from_weights(cfg: Config, weights: str) -> None:
@@ -90,8 +72,3 @@ def start_from_weights(cfg: Config, weights: str) -> None:
     backbone = cfg.model.get('backbone')
     if backbone and 'Pretrained' in str(backbone.get('init_cfg')):
         backbone.init_cfg = None
-
-
-def _scores(results: Any) -> dict[str, float]:
-    results = results if isinstance(results, list) else [results]
-    return {metric: score for result in results for metric, score in (result['Metrics'] or {}).items()}
