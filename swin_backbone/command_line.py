@@ -88,15 +88,6 @@ def _is_stdout_broken() -> bool:
     return False
 
 
-def swin(text: str) -> str:
-    """Read the value of `--backbone`."""
-    from swin_backbone.openmmlab.swap.variants import SWINS  # imported here, because it takes seconds
-
-    if text not in SWINS:
-        raise argparse.ArgumentTypeError(f'it takes one of {", ".join(SWINS)}, got {text[:40]!r}')
-    return text
-
-
 def number(least: float, most: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
     """Return the type of an option that takes a number from `least` to `most`.
 
@@ -171,9 +162,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         help='your own pictures and annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or label '
         'PNGs, or the JSON itself; replaces data sets, classes and metrics of the config',
     ),
-    '--backbone': dict(
-        type=swin, metavar='NAME', help="put this Swin in place of the config's backbone: swin-t, swinv2-b, ..."
-    ),
+    '--backbone': dict(metavar='NAME', help="put this Swin in place of the config's backbone: swin-t, swinv2-b, ..."),
     '--epochs': dict(
         type=positive, metavar='N', help='passes over the training pictures; schedule and validation are adapted'
     ),

@@ -18,9 +18,12 @@ from swin_backbone import command_line
 from swin_backbone.command_line import ARGUMENTS, RENAMED_OPTIONS
 
 TOOLS = ROOT / 'tools'
-COMMANDS = sorted(
-    {*TOOLS.glob('*.py')} | {ROOT / 'benchmarks' / f'{name}.py' for name in ('backbones', 'operators', 'gpu', 'models')}
-)
+COMMANDS = [
+    path
+    for folder in ('benchmarks', 'tools')
+    for path in sorted((ROOT / folder).glob('*.py'))
+    if 'def parse_args(' in path.read_text(encoding='utf-8')
+]
 TABLE = ROOT / 'docs' / 'reference' / 'tools.md'
 PROGRAM = """
 import logging, sys
@@ -128,9 +131,9 @@ def test_the_table_of_options_is_that_of_the_parsers(monkeypatch):
             own = options(parser)
             assert not {'--size', '--img-scale', '--batch-size', '--traceback'} & set(own), tool
             assert {**own, **{name: shared[name] for name in shared if own.get(name)}} == own, tool
+            in_table = [name for name in own if own[name] == shared.get(name)]
+            assert in_table == [name for name in shared if name in in_table], tool
             if tool.is_relative_to(TOOLS):
-                in_table = [name for name in own if own[name] == shared.get(name)]
-                assert in_table == [name for name in shared if name in in_table], tool
                 for name in own:
                     tools_with.setdefault(name, set()).add(tool)
     several = {name for name, tools in tools_with.items() if len(tools) > 1} - {'-h'}

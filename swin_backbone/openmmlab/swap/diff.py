@@ -8,6 +8,7 @@ from mmengine.config import Config
 from ..errors import kind_of
 
 WIDTH = 100  # characters of a value in the summary
+ABSENT: Any = '(not set)'
 
 
 def summarize(before: Config, after: Config) -> str:
@@ -16,14 +17,6 @@ def summarize(before: Config, after: Config) -> str:
     for key, old, new in _differences('', before.to_dict(), after.to_dict()):
         lines += [key, f'  - {_shown(old)}', f'  + {_shown(new)}']
     return '\n'.join(lines)
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return '(not set)'
-
-
-ABSENT = _Absent()
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -45,6 +38,8 @@ def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]
 
 
 def _shown(value: Any) -> str:
+    if value is ABSENT:
+        return str(ABSENT)
     text = _call(value) if isinstance(value, dict) and 'type' in value else repr(value)
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + '...'
 
