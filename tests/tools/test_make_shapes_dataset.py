@@ -17,9 +17,7 @@ def test_a_seed_gives_the_same_bytes(tmp_path):
     small = ('--train', '3', '--val', '2', '--seed', '5')
     first, again = make(tmp_path / 'a', *small), make(tmp_path / 'b', *small)
     assert first == again
-    other = make(tmp_path / 'c', '--train', '3', '--val', '2', '--seed', '6')
-    assert other.keys() == first.keys()
-    assert other != first
+    assert make(tmp_path / 'c', '--train', '3', '--val', '2', '--seed', '6') != first
     larger = make(tmp_path / 'd', '--train', '5', '--val', '2', '--seed', '5')
     for path in first:
         if path.suffix == '.png':

@@ -115,7 +115,7 @@ def test_attention_of_a_photograph_without_a_checkpoint(tmp_path):
         (['windows', '--shape', '9', '9', '--window', '1', '2', '3'], 'a window has one side or two, got [1, 2, 3]'),
         (['masks', '--shape', '9', '9', '--out', 'a.gif'], "written as .png or .html, got 'a.gif'"),
         (['explore', '--shape', '9', '9', '--out', 'a.png'], "the explorer is written as .html, got 'a.png'"),
-        (['features', '{files}/picture.png', '{files}/picture.png', 'a.pth'], 'of the kinds .py, .yml, .yaml, .json'),
+        (['features', '{files}/picture.png', '{files}/picture.png', 'a.pth'], 'Only py/yml/yaml/json'),
         (['attention', 'missing.png', str(DETECTION), '--point', '1,1'], "'missing.png' is none"),
         (['attention', '{files}/picture.png', str(DETECTION), '--point', '128,1'],
          '--point takes a pixel X,Y of a picture 128 wide'),

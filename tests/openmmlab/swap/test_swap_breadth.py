@@ -11,24 +11,13 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.openmmlab.breadth import (
-    PLACED,
-    REFUSED,
-    SLOW,
-    build,
-    pictures_and_truth,
-    predict,
-    swapped,
-    train_one_step,
-)
+from helpers.openmmlab.breadth import PLACED, REFUSED, build, pictures_and_truth, predict, swapped, train_one_step
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
 
 
-@pytest.mark.parametrize(
-    'family', [pytest.param(family, marks=[pytest.mark.slow] * (family in SLOW)) for family in PLACED]
-)
+@pytest.mark.parametrize('family', PLACED)
 def test_swaps_trains_and_predicts(family):
     cfg = swapped(PLACED[family])
     model = build(cfg)
@@ -48,7 +37,3 @@ def test_refuses_by_the_key(family):
     with pytest.raises(ValueError, match=rf'^{re.escape(key)}\W'):
         swap_backbone(cfg, 'swin-t', verbose=False)
     assert cfg.to_dict() == before
-
-
-def test_at_least_forty_are_placed():
-    assert len(PLACED) >= 40
