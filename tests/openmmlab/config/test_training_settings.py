@@ -5,6 +5,7 @@ import copy
 import pytest
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import RepeatDataset
+from mmengine.optim import LinearLR
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn, optim
 
@@ -180,8 +181,10 @@ def test_the_shortest_training_reaches_its_learning_rate(config, pictures):
     assert max(rates(cfg, max(1, pictures // 2))) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
 
 
-def test_few_pictures_shorten_a_warm_up_alone():
+@pytest.mark.parametrize('kind', ['LinearLR', LinearLR])  # a class, like in Python-style configs
+def test_few_pictures_shorten_a_warm_up_alone(kind):
     cfg = read_config(RETINANET)
+    cfg.param_scheduler[0].type = kind
     fit_schedule(cfg, 10)
     assert cfg.train_cfg == read_config(RETINANET).train_cfg
     assert [one.end for one in cfg.param_scheduler] == [6, 12]
