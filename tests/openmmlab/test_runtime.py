@@ -142,7 +142,7 @@ def test_weights_alone_come_from_a_checkpoint_that_is_named(tmp_path, monkeypatc
     checkpoint.touch()
     for start, loaded in (
         (lambda cfg: runtime.set_checkpoint(cfg, str(checkpoint)), str(checkpoint)),
-        (lambda cfg: start_from_weights(cfg, published), find_published(published).weights),
+        (lambda cfg: start_from_weights(cfg, published), find_published(published)),
         (lambda cfg: predictor.set_exported(cfg, 'exported'), None),
     ):
         cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))
