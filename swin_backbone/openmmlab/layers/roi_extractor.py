@@ -4,7 +4,7 @@ Letters: B images, C channels, H W height and width of a map; R regions, I and J
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from mmcv.ops import RoIAlign
@@ -15,15 +15,7 @@ from torch.autograd.function import once_differentiable
 from ...mmcv_ops.roi import roi_align_backward, roi_align_forward
 
 
-class Settings(NamedTuple):
-    """Arguments of mmcv's RoIAlign after the tensors, for one level."""
-
-    height: int
-    width: int
-    scale: float
-    sampling_ratio: int
-    pool_mode: int  # 1: the mean
-    aligned: bool
+MEAN = 1  # mmcv's number of the pool mode
 
 
 class SingleRoIExtractor(OfMMDet):
@@ -53,25 +45,23 @@ class SingleRoIExtractor(OfMMDet):
                 rois = self.roi_rescale(rois, roi_scale_factor)
         levels_R, order_R = levels_R.sort(stable=True)
         counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
-        settings = [_settings(one) for one in layers]
+        settings = [(*one.output_size, one.spatial_scale, one.sampling_ratio, MEAN, one.aligned) for one in layers]
         align: Any = _RoIAlign
         sorted_RCIJ: Tensor = align.apply(rois[order_R], counts, settings, *feats)
         return sorted_RCIJ[order_R.argsort()]
 
 
-def _settings(layer: Any) -> Settings:
-    height, width = layer.output_size
-    return Settings(height, width, layer.spatial_scale, layer.sampling_ratio, 1, layer.aligned)
-
-
 class _RoIAlign(torch.autograd.Function):
-    """Mean RoIAlign of regions sorted by level. `counts` are the numbers of regions of each level."""
+    """Mean RoIAlign of regions sorted by level.
+
+    `counts` are the numbers of regions of each level, `settings` the arguments of mmcv's operator after the tensors.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rois_R5: Tensor, counts: list[int], settings: list[Settings], *maps: Tensor) -> Tensor:
+    def forward(ctx: Any, rois_R5: Tensor, counts: list[int], settings: list[Any], *maps: Tensor) -> Tensor:
         ctx.save_for_backward(rois_R5)
         ctx.counts, ctx.settings, ctx.maps = counts, settings, [(x.shape, x.stride(), x.dtype) for x in maps]
-        pooled_RCIJ = maps[0].new_empty(len(rois_R5), maps[0].shape[1], settings[0].height, settings[0].width)
+        pooled_RCIJ = maps[0].new_empty(len(rois_R5), maps[0].shape[1], *settings[0][:2])
         none = maps[0].new_empty(0)
         parts = zip(maps, rois_R5.split(counts), pooled_RCIJ.split(counts), settings)
         for map_BCHW, of_level_R5, of_level_RCIJ, setting in parts:
