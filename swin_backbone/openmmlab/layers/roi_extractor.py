@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from ...mmcv_ops.roi import roi_align_backward, roi_align_forward
 
-
 MEAN = 1  # mmcv's number of the pool mode
 
 

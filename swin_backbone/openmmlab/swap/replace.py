@@ -40,7 +40,7 @@ def swap_backbone(
 
     All settings that depend on the backbone follow: channels and indices in neck and heads, normalisation of images,
     pretrained weights, and optimizer. A `SwinTransformer` of the same size gets another `type` alone, and the results
-    stay equal. Layers of mmdet and mmseg with a counterpart in `layers` are replaced too.
+    stay equal.
 
     Args:
         cfg: a config of mmdet, mmseg, mmpretrain or mmrotate, or its path or name, as `mmdet::...`.
