@@ -1,4 +1,4 @@
-"""Private parts of other libraries. Each docstring states the behaviour without the part.
+"""Private parts of other libraries. Releases of torch may lack a part: the docstring states the behaviour without it.
 
 Functions import mmengine late, because code without mmengine imports this file too.
 """
@@ -108,7 +108,7 @@ def without_cudnn_attention() -> Iterator[None]:
 
 # --- mmengine ---------------------------------------------------------------------------------------------------------
 
-# OpenMMLab's last release and OneDL's have these parts.
+# OpenMMLab's last release and OneDL's release have these parts.
 
 FindConfig = Callable[[str], Optional[tuple[str, Optional[str]]]]
 
