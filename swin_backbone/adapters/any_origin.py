@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..checkpoints.adapt import adapt_weights
-from ..checkpoints.recognise import find_swin, holds_swin, tensors_of
+from ..checkpoints.recognise import find_swin, swins_in, tensors_of
 
 
 def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
@@ -25,7 +25,7 @@ def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
     own = module.state_dict()
     theirs = [key for key in state_dict if key.startswith(prefix)]
     tensors = {key.removeprefix(prefix): state_dict[key] for key in theirs}
-    if all(key in tensors for key in own) or not holds_swin(tensors):
+    if all(key in tensors for key in own) or not swins_in(tensors):
         return
     fitted, report = adapt_weights(module, tensors, 'state_dict')
     names = getattr(module, 'classifier_names', {})

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..windows.grid import Size
-from .errors import CheckpointError, first_of, not_finite
-from .formats import MLP, V1, V2
+from .errors import CheckpointError, first_of, naming, not_finite
+from .formats import V2
 from .reading import read_checkpoint
-from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, find_swin, plain_name, storage_fault, tensors_of
-from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
+from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, check_floating, find_swin, plain_name, swins_in, tensors_of
+from .resize import adapt_input_channels, resize_embedding, resize_table, trained_window
 from .shapes import sizes_of
 
 OF_A_CLASSIFIER = (
@@ -27,12 +27,6 @@ OF_A_CLASSIFIER = (
     "small_map='shrink' gives the classifier's features"
 )
 TABLE = 'attn.w_msa.relative_position_bias_table'
-# A name in every Swin backbone, by family, which tells the place of the backbone in a model.
-_ANCHORS = {
-    V1: f'stages.0.blocks.0.{TABLE}',
-    V2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
-    MLP: 'stages.0.blocks.0.spatial_mlp.weight',
-}
 
 
 @dataclass
@@ -84,14 +78,11 @@ def backbones_of(model: nn.Module) -> dict[str, str]:
 
     Prefixes have no WRAPPERS. The toolboxes' own Swins are left out, because they do not tell the size of their window.
     """
-    found = {}
-    for name in map(plain_name, model.state_dict()):
-        for family, anchor in _ANCHORS.items():
-            prefix = name.removesuffix(anchor)
-            is_anchor = prefix != name and (not prefix or prefix.endswith('.'))
-            if is_anchor and hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size'):
-                found[prefix] = family
-    return found
+    return {
+        prefix: format.family
+        for prefix, format in swins_in(map(plain_name, model.state_dict())).items()
+        if format.name == 'mmdet' and hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size')
+    }
 
 
 def load_checkpoint(
@@ -168,7 +159,7 @@ def adapt_weights(
     own = {plain_name(key): value for key, value in model.state_dict().items()}
     fitted: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
     report = LoadReport(checkpoint)
-    try:
+    with naming(checkpoint):
         tensors = tensors_of(loaded)
         is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
         found: dict[str, SwinWeights] = {}
@@ -183,8 +174,6 @@ def adapt_weights(
                 raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
             for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():
                 fitted[own_prefix + key] = value
-    except CheckpointError as error:
-        raise CheckpointError(f'checkpoint {checkpoint!r}: {error}') from error.__cause__
     report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
     # Outside the backbone names are the whole model's, behind whatever is before them, `model.` say.
     outer = weights.prefix.removesuffix(own_prefix)
@@ -209,25 +198,25 @@ def adapt_weights(
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
+    """Check the numbers of the weights of a model; see `check_numbers`. `checkpoint` is the name in an error."""
+    own = dict(model.named_parameters())
+    parameters = {key: value for key, value in weights.items() if key in own and own[key].is_floating_point()}
+    buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
+    with naming(checkpoint):
+        check_numbers(parameters, buffers)
+
+
+def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
     """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
 
     Raises:
-        CheckpointError: if there are NaN or infinite numbers in weights of the model, NaN in its buffers, or weights
-            that are no floating numbers.
+        CheckpointError: with the names of the weights.
     """
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    floating = (key for key, parameter in parameters.items() if key in weights and parameter.is_floating_point())
-    fault = storage_fault({key: weights[key] for key in floating})
-    if fault:
-        raise CheckpointError(f'checkpoint {checkpoint!r}: {fault}')
-    broken = [
-        key
-        for key, value in weights.items()
-        if value.is_floating_point()
-        and ((key in parameters and not value.isfinite().all()) or (key in buffers and value.isnan().any()))
-    ]
+    check_floating(parameters)
+    broken = [key for key, value in parameters.items() if not value.isfinite().all()]
+    broken += [key for key, value in buffers.items() if value.is_floating_point() and value.isnan().any()]
     if broken:
-        raise CheckpointError(f'checkpoint {checkpoint!r}: {not_finite(broken, len(weights))}')
+        raise CheckpointError(not_finite(broken, len(parameters) + len(buffers)))
 
 
 def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:
@@ -237,79 +226,55 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
         if key not in own:
             _note_unused(key, report)
             continue
+        change = ''
         if key.endswith(TABLE) and value.shape[1:] == own[key].shape[1:]:
-            target = backbone.window_size[_stage(key)]
+            target = backbone.window_size[int(key.split('.')[1])]
             trained[key] = trained_window(value, weights.windows.get(key), target)
-            fitted[key], change = resize_table(value, trained[key], target)
-        else:
-            fitted[key], change = _at_size_of(own[key], key, value, weights, backbone)
+            value, change = resize_table(value, trained[key], target)
+        elif key == 'absolute_pos_embed' and value.shape[2:] == own[key].shape[2:]:
+            value, change = resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
+        elif key == 'patch_embed.projection.weight' and value.dim() == own[key].dim():
+            value, change = adapt_input_channels(value, own[key].shape[1])
         if change:
             report.resized[key] = change
-        if fitted[key].shape != own[key].shape:
+        if value.shape != own[key].shape:
             why = ': what mixes the places of a window cannot be resized' if '.spatial_mlp.' in key else ''
             raise CheckpointError(
                 f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(own[key].shape)}{why}'
             )
-        if key == _ANCHORS[V1] and key not in weights.windows and is_ambiguous(value, backbone.window_size[0]):
-            report.warnings.append(
-                f'{key} was taken for window {backbone.window_size[0]}; a square window has as many rows'
-            )
+        fitted[key] = value
     of_a_classifier = weights.classifier or weights.format.name in ('timm', 'torchvision')  # also without its head
     if of_a_classifier and backbone.small_map == 'pad' and OF_A_CLASSIFIER not in report.notes:
         report.notes.append(OF_A_CLASSIFIER)
-    _note_unasked_windows(trained, backbone, report)
-    _compare_windows(weights, backbone, report)
+    _compare_windows(trained, weights, backbone, report)
     return fitted
 
 
-def _note_unasked_windows(trained: dict[str, Size], backbone: Any, report: LoadReport) -> None:
-    """Warn about resized tables where the backbone has the default window, or the checkpoint several windows.
+def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
+    """Warn about windows of the training that a user probably forgot.
 
-    A backbone with another window than the default has chosen this window.
+    Resized tables are no warning if the checkpoint has one window and the backbone another than the default: then the
+    window was chosen.
+
+    Args:
+        trained: window of each bias table.
     """
-    windows = tuple(trained.get(f'stages.{s}.blocks.0.{TABLE}', own) for s, own in enumerate(backbone.window_size))
-    for stage, (source, own) in enumerate(zip(windows, backbone.window_size)):
-        unasked = own == (DEFAULT_WINDOW, DEFAULT_WINDOW) or len(set(windows)) > 1
-        if source != own and unasked:
-            tables = [key for key in trained if _stage(key) == stage]
-            report.warnings.append(
-                f'{first_of(tables, 1)} of its stage were resized from window {times(source)} to {times(own)}, and '
-                f'outputs are others; as the checkpoint was trained: window_size={_shortest(windows)}'
-            )
-
-
-def _shortest(windows: tuple[Size, ...]) -> Any:
-    """Return windows of each stage in the shortest form of `window_size`, where two ints are (height, width)."""
-    sides = tuple(window[0] if window[0] == window[1] else window for window in windows)
-    if len(set(sides)) == 1:
-        return sides[0]
-    return windows if len(windows) == 2 else sides
-
-
-def _stage(key: str) -> int:
-    return int(key.split('.')[1])
-
-
-def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
-    """Warn if a Swin V2 scales its offsets by another window than in training."""
-    if weights.format.family != V2:
-        return
-    trained = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(backbone.stages))]
-    used = [own or window for own, window in zip(backbone.pretrained_window_sizes, backbone.window_size)]
-    if any(window not in (None, own) for window, own in zip(trained, used)):
+    own, stages = backbone.window_size, range(len(backbone.stages))
+    windows = tuple(trained.get(f'stages.{stage}.blocks.0.{TABLE}', own[stage]) for stage in stages)
+    default, several = (DEFAULT_WINDOW, DEFAULT_WINDOW), len(set(windows)) > 1
+    if any(window != used and (several or used == default) for window, used in zip(windows, own)):
         report.warnings.append(
-            f'The position bias was trained with offsets scaled by windows {tuple(trained)}, the backbone scales '
-            f'them by {tuple(used)}: set pretrained_window_sizes'
+            f'The bias tables were resized from windows {windows} to {own}, which changes the outputs. As the '
+            f'checkpoint was trained: window_size={windows if several else windows[0]}'
         )
-
-
-def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: Any) -> tuple[Tensor, str]:
-    """Return a weight at the backbone's sizes, and the change in words, '' for none."""
-    if key == 'absolute_pos_embed' and value.shape[2:] == own.shape[2:]:
-        return resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
-    if key == 'patch_embed.projection.weight' and value.dim() == own.dim():
-        return adapt_input_channels(value, own.shape[1])
-    return value, ''
+    scales = [weights.windows.get(f'stages.{stage}.blocks.0.attn.w_msa.logit_scale') for stage in stages]
+    if weights.format.family == V2 and any(scales):
+        used = [own or window for own, window in zip(backbone.pretrained_window_sizes, own)]
+        if any(scale not in (None, window) for scale, window in zip(scales, used)):
+            report.warnings.append(
+                f'The position bias was trained with offsets scaled by windows {tuple(scales)}, the backbone scales '
+                f'them by {tuple(used)}: set pretrained_window_sizes'
+            )
 
 
 def _note_unused(key: str, report: LoadReport) -> None:

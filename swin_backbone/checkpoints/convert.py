@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
-from .errors import CheckpointError, first_of, not_finite
+from .adapt import check_numbers
+from .errors import CheckpointError, first_of, naming
 from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
 from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
@@ -76,18 +77,19 @@ def convert_checkpoint(
     if folder:
         outputs.check(folder / CONFIG)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
-    try:
+    with naming(source):
         tensors = tensors_of(loaded)
         weights = find_swin(tensors)
         format = _written('mmdet' if to == 'mmseg' else to, weights.format.family)
         around, used = _around(weights, tensors, HEADS[to]) if to in HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of the Swin, unused by the heads
-        missing = _check(weights, around)
+        own = {**weights.backbone, **weights.classifier}
+        check_shapes(own, weights.format.family)
+        check_numbers(own, around)
+        missing = missing_weights(own, weights.format.family)
         config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
-    except CheckpointError as error:
-        raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
     if around:
         converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **around}
     _write(converted, file, format, outputs)
@@ -102,22 +104,6 @@ def convert_checkpoint(
         + (', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing')
     )
     return report + (f'; missing: {first_of(missing)}' if missing else '')
-
-
-def _check(weights: SwinWeights, around: dict[str, Tensor]) -> list[str]:
-    """Return the names of missing weights.
-
-    Raises:
-        CheckpointError: if a shape does not fit the others, or a number is not finite. Buffers of heads may be
-            infinite.
-    """
-    own = {**weights.backbone, **weights.classifier}
-    check_shapes(own, weights.format.family)
-    broken = [key for key, value in own.items() if not value.isfinite().all()]
-    broken += [key for key, value in around.items() if value.is_floating_point() and value.isnan().any()]
-    if broken:
-        raise CheckpointError(not_finite(broken, len(own) + len(around)))
-    return missing_weights(own, weights.format.family)
 
 
 def _written(to: str, family: str) -> Format:

@@ -1,6 +1,7 @@
 """Errors of checkpoints, and lists of names in them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class CheckpointError(ValueError):
@@ -9,6 +10,15 @@ class CheckpointError(ValueError):
 
 class RefusedCheckpoint(CheckpointError):
     """A complete checkpoint with objects that are not allowed or not installed."""
+
+
+@contextmanager
+def naming(checkpoint: object) -> Iterator[None]:
+    """Put the name of a checkpoint before the message of a CheckpointError."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise type(error)(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
 
 
 def not_finite(names: Sequence[str], total: int) -> str:

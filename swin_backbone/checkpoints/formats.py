@@ -37,6 +37,12 @@ from .errors import CheckpointError
 Rows = tuple[tuple[str, str], ...]
 
 V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
+# A name in every backbone of a family, which tells the place of the backbone in a model.
+ANCHORS = {
+    V1: 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table',
+    V2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
+    MLP: 'stages.0.blocks.0.spatial_mlp.weight',
+}
 
 
 class Format(NamedTuple):
@@ -44,7 +50,6 @@ class Format(NamedTuple):
 
     name: str  # a value of --to
     origin: str  # title in reports
-    anchor: str  # regular expression of a name in every checkpoint of this origin, without its prefix
     rows: Rows
     merging: str = 'columns'  # order of merged channels, see `reorder_merging`
     separate_qkv: bool = False  # query, key and value are three linear layers
@@ -64,13 +69,11 @@ _LAYERS: Rows = (  # microsoft/Swin-Transformer, SimMIM, Swin-Transformer-{Objec
     ('norm{s}', 'norm{s}'),
     ('norm', 'norm'),
 )
-_LAYERS_ANCHOR = r'layers[._]0\.blocks\.0\.attn\.relative_position_bias_table'
 _STAGES: Rows = (
     ('patch_embed', 'patch_embed'),
     ('absolute_pos_embed', 'absolute_pos_embed'),
     ('stages', 'stages'),
 )
-_STAGES_ANCHOR = r'stages\.0\.blocks\.0\.attn\.w_msa\.relative_position_bias_table'
 
 
 def _hugging_face_rows(model: str) -> Rows:
@@ -93,34 +96,29 @@ def _hugging_face_rows(model: str) -> Rows:
 MMDET = Format(
     'mmdet',
     'mmdet or mmseg',
-    _STAGES_ANCHOR,
     (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
     merging='channels',
 )
 MMPRETRAIN = Format(  # the last norm of its classifiers has the name of an output norm
     'mmpretrain',
     'mmpretrain',
-    _STAGES_ANCHOR,
     (*_STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
     merging='channels',
 )
 OFFICIAL = Format(
     'official',
     'microsoft/Swin-Transformer',
-    _LAYERS_ANCHOR,
     (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
 )
 TIMM = Format(  # before timm 0.9: the names of microsoft/Swin-Transformer
     'timm',
     'timm',
-    _LAYERS_ANCHOR,
     (*_LAYERS, ('stages.{s}.downsample', 'layers.{s+1}.downsample'), ('head', 'head.fc')),
     spellings=((r'^layers_(?=\d)', 'layers.'),),  # features_only=True
 )
 TORCHVISION = Format(
     'torchvision',
     'torchvision',
-    r'features\.1\.0\.attn\.relative_position_bias_table',
     (
         ('patch_embed.projection', 'features.0.0'),
         ('patch_embed.norm', 'features.0.2'),
@@ -138,7 +136,6 @@ TORCHVISION = Format(
 HUGGING_FACE = Format(
     'hf',
     'Hugging Face',
-    r'(?:swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.\w+\.relative_position_bias_table',
     (
         *_hugging_face_rows('swin'),
         ('stages.{s}.downsample', 'swin.encoder.layers.{s}.downsample'),
@@ -159,28 +156,23 @@ HUGGING_FACE = Format(
 )
 
 # Swin V2. Names here are those of mmpretrain's `SwinTransformerV2`: a stage begins with patch merging.
-_LAYERS_ANCHOR_V2 = r'layers[._]0\.blocks\.0\.attn\.logit_scale'
-_STAGES_ANCHOR_V2 = r'stages\.0\.blocks\.0\.attn\.w_msa\.logit_scale'
 _HF_BLOCK_V2 = 'swinv2.encoder.layers.{s}.blocks.{b}'
 
-OWN_V2 = MMDET._replace(origin='SwinV2Backbone', anchor=_STAGES_ANCHOR_V2, family=V2)
-MMPRETRAIN_V2 = MMPRETRAIN._replace(origin='mmpretrain, Swin V2', anchor=_STAGES_ANCHOR_V2, family=V2)
+OWN_V2 = MMDET._replace(origin='SwinV2Backbone', family=V2)
+MMPRETRAIN_V2 = MMPRETRAIN._replace(origin='mmpretrain, Swin V2', family=V2)
 OFFICIAL_V2 = OFFICIAL._replace(
     origin='microsoft/Swin-Transformer, Swin V2',
-    anchor=_LAYERS_ANCHOR_V2,
     rows=(*_LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
     family=V2,
 )
 TIMM_V2 = TIMM._replace(
     origin='timm, Swin V2',
-    anchor=_LAYERS_ANCHOR_V2,
     rows=(*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
     family=V2,
 )
 HUGGING_FACE_V2 = Format(
     'hf',
     'Hugging Face, Swin V2',
-    r'(?:swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale',
     (
         (f'{_BLOCK}.attn.w_msa.q_bias', f'{_HF_BLOCK_V2}.attention.self.query.bias'),
         (f'{_BLOCK}.attn.w_msa.v_bias', f'{_HF_BLOCK_V2}.attention.self.value.bias'),
@@ -196,13 +188,10 @@ HUGGING_FACE_V2 = Format(
 )
 
 # Swin-MLP
-_MLP_BLOCK = r'\.0\.blocks\.0\.spatial_mlp\.weight'
-OFFICIAL_MLP = OFFICIAL._replace(
-    origin='microsoft/Swin-Transformer, Swin-MLP', anchor=rf'layers{_MLP_BLOCK}', family=MLP
-)
-OWN_MLP = MMDET._replace(origin='SwinMLPBackbone', anchor=rf'stages{_MLP_BLOCK}', family=MLP)
+OFFICIAL_MLP = OFFICIAL._replace(origin='microsoft/Swin-Transformer, Swin-MLP', family=MLP)
+OWN_MLP = MMDET._replace(origin='SwinMLPBackbone', family=MLP)
 
-# Recognised origins. The first of two with one anchor is taken; `recognise` then tells the two apart.
+# Recognised origins. The first of two with equal names of blocks is taken; `recognise` then tells the two apart.
 ALL = (
     *(OFFICIAL, MMDET, TIMM, TORCHVISION, HUGGING_FACE, MMPRETRAIN),
     *(OFFICIAL_V2, OWN_V2, TIMM_V2, HUGGING_FACE_V2, MMPRETRAIN_V2),
@@ -253,8 +242,6 @@ def fuse(weights: dict[str, Tensor], parts: tuple[str, str, str], fused: str) ->
             result[key] = value
         elif match[2] == parts[0]:
             values = [weights[name] for name in (f'{match[1]}{part}.{match[3]}' for part in parts) if name in weights]
-            if len(values) < len(parts):
-                raise CheckpointError(f'{key} is there without its key or value')
             if any(value.dim() == 0 for value in values):
                 raise CheckpointError(f'{key}, or its key or value, has shape (): the file is damaged')
             result[f'{match[1]}{fused}{match[3]}'] = torch.cat(values)

@@ -26,13 +26,11 @@ def file_in(folder: Path) -> Path:
     """Return the file of weights in a folder of transformers.
 
     Raises:
-        CheckpointError: without a file of weights, and with several.
+        CheckpointError: without a file of weights.
     """
     for name in FILES:
         if (folder / name).is_file():
             return folder / name
-        if (folder / f'{name}.index.json').is_file():
-            raise CheckpointError(f'its weights are in several files; save them in one ({name}), or name one of them')
     raise CheckpointError(f'it is a folder without {" or ".join(FILES)}; name a file in it')
 
 

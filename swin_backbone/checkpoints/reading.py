@@ -23,7 +23,7 @@ from mmengine.logging import HistoryBuffer
 from numpy.typing import NDArray
 
 from .download import fetch
-from .errors import CheckpointError, RefusedCheckpoint
+from .errors import CheckpointError, RefusedCheckpoint, naming
 
 START_BYTES = 512  # of a file, enough to tell its kind
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
@@ -64,11 +64,8 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
                 return _read_safetensors(path, map_location)
             return read_file(file, str(checkpoint), map_location, unsafe_load)
 
-    try:
+    with naming(checkpoint):
         return fetch(str(checkpoint), read)
-    except CheckpointError as error:
-        kind = RefusedCheckpoint if isinstance(error, RefusedCheckpoint) else CheckpointError
-        raise kind(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
 
 
 def read_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:

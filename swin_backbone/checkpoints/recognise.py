@@ -1,5 +1,6 @@
 """Recognise the origin of a Swin by the names of its weights, and find the weights of its backbone."""
 
+import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -12,21 +13,7 @@ from torch import Tensor
 
 from ..windows.grid import Size
 from .errors import CheckpointError
-from .formats import (
-    ALL,
-    MMDET,
-    MMPRETRAIN,
-    MMPRETRAIN_V2,
-    OFFICIAL,
-    OFFICIAL_V2,
-    OWN_V2,
-    TIMM,
-    TIMM_V2,
-    V2,
-    Format,
-    name_here,
-    to_here,
-)
+from .formats import ALL, ANCHORS, Format, name_here, to_here
 from .resize import window_of_coordinates, window_of_index
 
 # Entries of a checkpoint with weights, averaged weights first (timm, DeiT). mmengine stores averaged weights in
@@ -38,6 +25,7 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Saved by some implementations, computed here.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
 OUTSIDE = 'outside the backbone'  # a reason to ignore
+_ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
 
@@ -96,24 +84,22 @@ def _outside_ddp(key: str) -> str:
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
     """Return the entry of a checkpoint with a Swin, averaged weights first."""
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
-    found = [name for name, held in entries.items() if _prefixes(_outside_ddp(str(key)) for key in held)]
+    found = [name for name, held in entries.items() if swins_in(_outside_ddp(str(key)) for key in held)]
     return entries[min(found, key=lambda name: not _AVERAGED.search(name))] if found else None
 
 
-def storage_fault(weights: Mapping[str, Tensor]) -> Optional[str]:
-    """Describe a weight of a quantised dtype, whose scale torch would lose; None: all weights are floating numbers."""
-    key = next((key for key, value in weights.items() if value.dtype not in FLOATING), None)
-    if key is None:
-        return None
-    return (
-        f'{key} is stored as {weights[key].dtype}, as of a quantised model, which says elsewhere by what it is scaled: '
-        'save the model in float32, float16 or bfloat16'
-    )
+def check_floating(weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights of a quantised dtype, whose scale torch would lose.
 
-
-def holds_swin(tensors: dict[str, Tensor]) -> bool:
-    """Return whether a Swin backbone of any origin is among `tensors`."""
-    return bool(_prefixes(tensors))
+    Raises:
+        CheckpointError: with the name of the first quantised weight.
+    """
+    for key, value in weights.items():
+        if value.dtype not in FLOATING:
+            raise CheckpointError(
+                f'{key} is stored as {value.dtype}, as of a quantised model, whose scales are elsewhere: save the '
+                'model in float32, float16 or bfloat16'
+            )
 
 
 def find_swin(
@@ -154,9 +140,7 @@ def find_swin(
             reason = 'no part of a Swin backbone' if is_inside else OUTSIDE
         if reason:
             weights.ignored.setdefault(reason, []).append(key)
-    fault = storage_fault({**weights.backbone, **weights.classifier})
-    if fault:
-        raise CheckpointError(fault)
+    check_floating({**weights.backbone, **weights.classifier})
     weights.backbone = to_here(weights.backbone, format)
     _flatten_position_map(weights)
     return weights
@@ -164,7 +148,7 @@ def find_swin(
 
 def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], family: Optional[str]) -> tuple[Format, str]:
     """Return the format and the prefix of a Swin backbone; see `find_swin`."""
-    any_family = _prefixes(names)
+    any_family = swins_in(names)
     formats = {at: format for at, format in any_family.items() if family in (None, format.family)}
     if not formats:
         if any_family:
@@ -189,30 +173,30 @@ def _note_window(weights: SwinWeights, here: str, table: Tensor) -> None:
         weights.windows[here] = window
 
 
-def _prefixes(names: Iterable[str]) -> dict[str, Format]:
-    anchors = {format.anchor: format for format in ALL[::-1]}  # the first of formats with one anchor
-    found = {}
+def swins_in(names: Iterable[str]) -> dict[str, Format]:
+    """Return the format of each Swin backbone by the prefix of its names."""
+    swins: dict[str, Format] = {}
     for key in names:
-        for anchor, format in anchors.items():
-            match = re.fullmatch(rf'((?:.+?\.)??)(?:{anchor})', key)
-            if match:
-                found[match[1]] = format
-    return found
+        if key.endswith(_ANCHOR_ENDS):
+            starts = [0, *(dot.end() for dot in re.finditer(r'\.', key))]
+            places = ((key[:start], format) for start in starts for format in ALL if _is_anchor(key[start:], format))
+            swins.update(itertools.islice(places, 1))
+    return swins
+
+
+def _is_anchor(name: str, format: Format) -> bool:
+    return name_here(name, format) == ANCHORS[format.family]
 
 
 def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:
     """Tell origins with the same names of blocks apart."""
-    official, timm, own, mmpretrain = (OFFICIAL, TIMM, MMDET, MMPRETRAIN)
-    if format.family == V2:
-        official, timm, own, mmpretrain = (OFFICIAL_V2, TIMM_V2, OWN_V2, MMPRETRAIN_V2)
-    if format.anchor == official.anchor:
-        merges = [key for key in inside if '.downsample.' in key]
-        at_the_end = any(re.match(r'layers[._]0\.downsample\.', key) for key in merges)
-        is_timm = (merges and not at_the_end) or any(key.startswith('layers_') for key in inside)
-        return timm if is_timm else official
-    if format.anchor == own.anchor:
-        is_mmpretrain = 'norm0.weight' not in inside and ('head.fc.weight' in everywhere or 'mask_token' in inside)
-        return mmpretrain if is_mmpretrain else own
+    others = {other.name: other for other in ALL if other.family == format.family}
+    merges = [key for key in inside if '.downsample.' in key]
+    if format.name == 'official' and merges and not any(key.startswith('layers.0.') for key in merges):
+        return others.get('timm', format)
+    is_mmpretrain = 'norm0.weight' not in inside and ('head.fc.weight' in everywhere or 'mask_token' in inside)
+    if format.name == 'mmdet' and is_mmpretrain:
+        return others.get('mmpretrain', format)
     return format
 
 

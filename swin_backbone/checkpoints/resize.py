@@ -108,12 +108,6 @@ def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
     return window[0], window[1]
 
 
-def is_ambiguous(table_Rh: Tensor, window_size: Size) -> bool:
-    """Return whether a table fits a rectangular and a square window, for example 5 x 13 and 8 x 8."""
-    square = window_of_table(table_Rh)
-    return square is not None and square != window_size and table_Rh.shape[0] == num_offsets(window_size)
-
-
 def window_of_table(table_Rh: Tensor) -> Optional[Size]:
     """Return the square window of a bias table, or None."""
     side = (math.isqrt(table_Rh.shape[0]) + 1) // 2

@@ -12,7 +12,6 @@ Names are this package's (see formats.py). A shape is a row of sides, each a num
 """
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -96,24 +95,18 @@ class _Place(NamedTuple):
     block: int  # -1 outside blocks
 
 
+_Letter = tuple[str, int, int]  # a letter, its stage and its block; -1 for all
+
+
 def sizes_of(weights: Mapping[str, Tensor], family: str) -> Sizes:
-    """Return the sizes of a backbone. If weights disagree, the most frequent size; 0 for an unknown size."""
-    letters = _letters(weights, _places(weights, family))
+    """Return the sizes of a backbone, 0 for an unknown size."""
+    sides = _sides(weights, _places(weights, family))
     depths = _depths(weights)
-    heads: dict[int, Counter[int]] = defaultdict(Counter)
-    for key, value in weights.items():
-        match = _BLOCK_NAME.fullmatch(key)
-        if not match or not value.dim():
-            continue
-        stage, leaf = int(match[1]), match[3]
-        if leaf == 'attn.w_msa.relative_position_bias_table':
-            heads[stage][value.shape[-1]] += 1
-        elif leaf == 'attn.w_msa.logit_scale':
-            heads[stage][value.shape[0]] += 1
-        elif leaf == 'spatial_mlp.weight' and value.dim() > 1 and value.shape[1]:
-            heads[stage][value.shape[0] // value.shape[1]] += 1
-    by_stage = tuple(heads[stage].most_common(1)[0][0] if heads[stage] else 0 for stage in range(len(depths)))
-    return Sizes(letters.get(('C', -1, -1), 0), depths, by_stage)
+    heads = []
+    for stage in range(len(depths)):
+        own = {letter: side for (letter, of, _), side in sides.items() if of == stage}
+        heads.append(own['G'] // own['N'] if 'N' in own else own.get('h', 0))
+    return Sizes(sides.get(('C', -1, -1), 0), depths, tuple(heads))
 
 
 def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
@@ -142,25 +135,16 @@ def check_shapes(weights: Mapping[str, Tensor], family: str) -> None:
         weights: a backbone, with or without a classifier's `norm` and `head`. Other names are not checked.
 
     Raises:
-        CheckpointError: with the name of the first weight of a wrong shape.
+        CheckpointError: with the name of the first weight whose shape does not fit the weights before it.
     """
     places = _places(weights, family)
-    letters = _letters(weights, places)
+    sides = _sides(weights, places)
     for name, place in places.items():
-        shape = tuple(weights[name].shape) if name in weights else None
-        if shape is None:
-            continue
-        terms = list(_terms(place))
-        sides = [factor * letters.get(key, 0) if key[0] else factor for factor, key in terms]
-        fits = len(shape) == len(terms) and all(want in (0, side) for want, side in zip(sides, shape))
-        if fits and name.endswith('relative_position_bias_table'):
-            width = letters.get(('A', place.stage, place.block), 0)
-            fits = shape[0] % 2 == 1 and shape[1] > 0 and width % shape[1] == 0
-        if not fits:
-            expected = ', '.join(str(side or '?') for side in sides)
+        expected = tuple(factor * sides.get(letter, 0) for factor, letter in _terms(place))
+        if name in weights and tuple(weights[name].shape) != expected:
             raise CheckpointError(
-                f'{name} has shape {shape}, and its other weights are of a Swin with shape ({expected}): '
-                'the file is damaged'
+                f'{name} has shape {tuple(weights[name].shape)}, and its other weights are of a Swin with shape '
+                f'{expected}: the file is damaged'
             )
 
 
@@ -194,28 +178,23 @@ def _places(weights: Mapping[str, Tensor], family: str) -> dict[str, _Place]:
     return places
 
 
-def _terms(place: _Place) -> Iterator[tuple[int, tuple[str, int, int]]]:
-    """Yield each side as a factor and its letter in the scope of the letter; '' for a plain number."""
+def _terms(place: _Place) -> Iterator[tuple[int, _Letter]]:
+    """Yield each side of a shape as a factor and a letter in its scope."""
     for term in place.shape.split():
-        digits, letter = re.fullmatch(r'(\d*)(\w*?)', term).groups()  # type: ignore[union-attr]
-        factor = int(digits or 1)
+        factor, letter = re.fullmatch(r'(\d*)(\w*)', term).groups()  # type: ignore[union-attr]
         if letter == 'C':
-            yield factor << place.stage, ('C', -1, -1)
-        elif letter == 'R':
-            yield factor, ('R', place.stage, -1)
+            yield int(factor or 1) << place.stage, ('C', -1, -1)
         else:
-            yield factor, (letter, place.stage, place.block)
+            yield int(factor or 1), (letter, place.stage, -1 if letter in 'GNR' else place.block)
 
 
-def _letters(weights: Mapping[str, Tensor], places: Mapping[str, _Place]) -> dict[tuple[str, int, int], int]:
-    """Give each letter the most frequent value."""
-    votes: dict[tuple[str, int, int], Counter[int]] = defaultdict(Counter)
+def _sides(weights: Mapping[str, Tensor], places: Mapping[str, _Place]) -> dict[_Letter, int]:
+    """Return the value of each letter, by the first weight of the right rank."""
+    sides: dict[_Letter, int] = {}
     for name, place in places.items():
         terms = list(_terms(place))
         shape = weights[name].shape if name in weights else ()
-        if len(shape) != len(terms):
-            continue
-        for (factor, key), side in zip(terms, shape):
-            if key[0] and side % factor == 0:
-                votes[key][side // factor] += 1
-    return {key: counts.most_common(1)[0][0] for key, counts in votes.items()}
+        if len(shape) == len(terms):
+            for side, (factor, letter) in zip(shape, terms):
+                sides.setdefault(letter, side // factor)
+    return sides

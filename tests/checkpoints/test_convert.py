@@ -2,9 +2,9 @@
 
 import errno
 import os
+import re
 
 import pytest
-import safetensors.torch
 import torch
 from helpers.checkpoints.origins import ORIGINS, official, official_backbone
 from helpers.models.small_models import randomised
@@ -30,20 +30,29 @@ def same(left, right):
         assert torch.equal(value, right[key]), key
 
 
-@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
 @pytest.mark.parametrize('to', FORMATS)
-def test_there_and_back_gives_the_same_bits(tmp_path, to, suffix):
-    """Convert a detector's backbone with a classifier's norm and head, in mixed precision."""
+def test_there_and_back_gives_the_same_bits(tmp_path, to):
+    """Convert a detector's backbone with a classifier's norm and head, in mixed precision, by both kinds of files."""
     state = randomised(use_abs_pos_embed=True, pretrain_img_size=28).state_dict()
     source = official_backbone(state) | {key: v for key, v in official(state)['model'].items() if key not in state}
     source = {key: v for key, v in source.items() if not key.endswith(('_index', '_mask'))}
     source['layers.1.blocks.0.attn.qkv.weight'] = source['layers.1.blocks.0.attn.qkv.weight'].half()
     source['layers.1.downsample.reduction.weight'] = source['layers.1.downsample.reduction.weight'].double()
     torch.save({'model': source}, tmp_path / 'source.pth')
-    convert_checkpoint(tmp_path / 'source.pth', tmp_path / f'there.{suffix}', to)
-    convert_checkpoint(tmp_path / f'there.{suffix}', tmp_path / f'back.{suffix}', 'official')
-    same(flat(tmp_path / f'back.{suffix}'), source)
-    assert names_in(tmp_path) == {'source.pth', f'there.{suffix}', f'back.{suffix}'}
+    convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'there.pth', to)
+    convert_checkpoint(tmp_path / 'there.pth', tmp_path / 'there.safetensors', to)
+    convert_checkpoint(tmp_path / 'there.safetensors', tmp_path / 'back.pth', 'official')
+    same(flat(tmp_path / 'back.pth'), source)
+    assert names_in(tmp_path) == {'source.pth', 'there.pth', 'there.safetensors', 'back.pth'}
+
+
+@pytest.mark.parametrize(('family', 'to'), [('V2', 'official'), ('V2', 'timm'), ('V2', 'hf'), ('MLP', 'official')])
+def test_other_families_there_and_back(tmp_path, family, to):
+    source = STATES[family]()
+    torch.save(source, tmp_path / 'source.pth')
+    convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'there.safetensors', to)
+    convert_checkpoint(tmp_path / 'there.safetensors', tmp_path / 'back.pth', 'mmdet')
+    same(flat(tmp_path / 'back.pth'), source)
 
 
 def test_a_missing_folder_is_made_and_one_that_cannot_be_is_said(tmp_path):
@@ -80,7 +89,7 @@ def test_every_origin_gives_the_toolboxes_names(tmp_path, origin):
     convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'mmdet')
     written = read_checkpoint(tmp_path / 'target.pth')['state_dict']
     expected = {key: v for key, v in state.items() if has_output_norms or not key.startswith('norm')}
-    if origin in ('mmdet_detector', 'official_detector', 'data_parallel', 'averaged', 'teacher_and_student'):
+    if origin in ('mmdet_detector', 'official_detector', 'averaged', 'teacher_and_student'):
         assert written.pop('neck.fpn.weight').tolist() == [1, 1]  # a whole detector stays whole
         assert set(written.pop('steps', torch.zeros(1)).shape) <= {1}
         expected = {f'backbone.{key}': value for key, value in expected.items()}
@@ -96,46 +105,66 @@ def test_what_is_left_out_is_said(tmp_path):
     )
 
 
-def test_a_failure_leaves_what_was_there(tmp_path):
-    (tmp_path / 'target.pth').write_bytes(b'mine')
-    torch.save({'conv1.weight': torch.zeros(1)}, tmp_path / 'source.pth')
-    with pytest.raises(CheckpointError, match='no weight of a Swin Transformer'):
-        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'timm', overwrite=True)
-    with pytest.raises(ValueError, match=f"to must be one of {', '.join(FORMATS)}, got 'tf'"):
-        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'tf', overwrite=True)
-    assert (tmp_path / 'target.pth').read_bytes() == b'mine'
-    assert names_in(tmp_path) == {'source.pth', 'target.pth'}
-
-
-@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
-def test_a_disk_that_takes_no_more_leaves_what_was_there(tmp_path, monkeypatch, suffix):
+def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
     def fsync(handle):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
-    target = tmp_path / f'target.{suffix}'
-    target.write_bytes(b'mine')
+    torch.save({'conv1.weight': torch.zeros(1)}, tmp_path / 'no_swin.pth')
     torch.save(randomised(False).state_dict(), tmp_path / 'source.pth')
+    target = tmp_path / 'target.safetensors'
+    target.write_bytes(b'mine')
     monkeypatch.setattr(os, 'fsync', fsync)
-    with pytest.raises(CheckpointError, match=rf'{target} cannot be written \(No space left on device\)'):
-        convert_checkpoint(tmp_path / 'source.pth', target, 'timm', overwrite=True)
+    for source, to, message in (
+        ('no_swin.pth', 'timm', 'no weight of a Swin Transformer'),
+        ('source.pth', 'tf', f"to must be one of {', '.join(FORMATS)}, got 'tf'"),
+        ('source.pth', 'timm', rf'{target} cannot be written \(No space left on device\)'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert_checkpoint(tmp_path / source, target, to, overwrite=True)
     assert target.read_bytes() == b'mine'
-    assert names_in(tmp_path) == {'source.pth', target.name}
+    assert names_in(tmp_path) == {'no_swin.pth', 'source.pth', target.name}
 
 
-QKV, HEAD = 'layers.1.blocks.1.attn.qkv.bias', 'head.weight'
+QKV, HEAD, V2_SCALE = 'layers.1.blocks.1.attn.qkv.bias', 'head.weight', 'stages.1.blocks.0.attn.w_msa.logit_scale'
+STATES = {
+    'V1': lambda: official(randomised(False).state_dict())['model'],
+    'V2': lambda: SwinV2Backbone(arch='nano', extra_norm_every_n_blocks=2).state_dict(),
+    'MLP': lambda: SwinMLPBackbone(arch='nano').state_dict(),
+}
+KINDS = {'V1': FORMATS, 'V2': ('official', 'mmdet', 'timm'), 'MLP': ('official', 'mmdet')}
 
 
-def damaged(folder, changes, state=None, suffix='pth'):
-    """Write a classifier's file with `changes` to the weights. None removes a weight."""
-    state = dict(state or official(randomised(False).state_dict())['model'])
-    for name, change in changes.items():
-        value = state.pop(name)
+def saved(path, family, name, change):
+    """Write a model with a change of the weights whose names begin with `name`. None removes the weights."""
+    state = STATES[family]()
+    for key in [key for key in state if key.startswith(name)]:
+        value = state.pop(key)
         if change is not None:
-            state[name] = change(value).clone()
-    path = folder / f'source.{suffix}'
-    write = torch.save if suffix == 'pth' else safetensors.torch.save_file
-    write(state, path)
+            state[key] = change(value).clone()
+    torch.save(state, path)
     return path
+
+
+@pytest.mark.parametrize(
+    ('family', 'name', 'missing'),
+    [
+        ('V1', QKV, 'stages.1.blocks.1.attn.w_msa.qkv.bias'),
+        ('V1', 'layers.2.downsample.norm.bias', 'stages.2.downsample.norm.bias'),
+        ('V1', 'head.bias', 'head.bias'),
+        ('V1', 'layers.3', 'stages.3.blocks.0.attn.w_msa.relative_position_bias_table, .* and 10 more'),
+        ('V2', V2_SCALE, V2_SCALE),
+        ('MLP', 'stages.1.blocks.0.spatial_mlp.weight', 'stages.1.blocks.0.spatial_mlp.weight'),
+    ],
+)
+def test_a_conversion_names_missing_weights(tmp_path, record_fault, family, name, missing):
+    source = saved(tmp_path / 'source.pth', family, name, None)
+    for to in KINDS[family]:
+        report = convert_checkpoint(source, tmp_path / f'{to}.safetensors', to)
+        assert re.fullmatch(missing, report.partition('; missing: ')[2])
+        record_fault('damages')
+    if family == 'V1':
+        with pytest.raises(CheckpointError, match=r'config\.json needs complete weights; missing: '):
+            convert_checkpoint(source, tmp_path / 'out', 'hf')
 
 
 def with_nan(value):
@@ -148,77 +177,26 @@ def first(value):
     return value.flatten()[0]
 
 
-@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
-@pytest.mark.parametrize('to', FORMATS)
-def test_a_conversion_names_missing_weights(tmp_path, record_fault, to, suffix):
-    changes = dict.fromkeys(['layers.0.blocks.0.norm1.weight', QKV, 'head.bias', 'layers.2.downsample.norm.bias'])
-    report = convert_checkpoint(damaged(tmp_path, changes, suffix=suffix), tmp_path / 'out.safetensors', to)
-    assert report.endswith(
-        'missing: stages.0.blocks.0.norm1.weight, stages.1.blocks.1.attn.w_msa.qkv.bias, '
-        'stages.2.downsample.norm.bias and 1 more'
-    )
-    record_fault('damages')
-
-
-DAMAGES = [
-    (QKV, with_nan, r'1 of its \d+ weights are not finite .*qkv\.bias'),
-    (HEAD, with_nan, 'not finite .*head.weight'),
-    (QKV, first, r'qkv\.bias has shape \(\)'),
-    ('layers.0.downsample.reduction.weight', lambda value: value[:, :-1], r'reduction\.weight has shape \(64, 127\)'),
-    ('layers.0.downsample.norm.weight', first, r'norm\.weight has shape \(\)'),
-    ('layers.1.blocks.0.attn.relative_position_bias_table', lambda value: value[:-1], 'table has shape .168'),
-    ('layers.1.blocks.0.attn.relative_position_bias_table', lambda value: value[:, 1:], 'table has shape .169, 3'),
-    ('layers.0.blocks.0.norm1.weight', first, r'norm1\.weight has shape \(\)'),
-    (HEAD, lambda value: value[:-1], r'head\.\w+ has shape'),
-    (HEAD, first, r'head\.weight has shape \(\)'),
-]
-
-
-def assert_refused(path, to, message):
-    with pytest.raises(CheckpointError, match=message) as error:
-        convert_checkpoint(path, path.with_name('out.safetensors'), to)
-    assert str(path) in str(error.value)
-    assert not path.with_name('out.safetensors').exists()
-
-
-@pytest.mark.parametrize(('name', 'change', 'message'), DAMAGES)
-def test_damaged_weights_are_an_error(tmp_path, record_fault, name, change, message):
-    for to in FORMATS:
-        suffix = 'pth' if to in ('mmdet', 'official', 'torchvision') else 'safetensors'
-        assert_refused(damaged(tmp_path, {name: change}, suffix=suffix), to, message)
-        record_fault('damages')
-
-
 @pytest.mark.parametrize(
     ('family', 'name', 'change', 'message'),
     [
-        (SwinV2Backbone, 'blocks.0.attn.w_msa.logit_scale', first, r'logit_scale has shape \(\)'),
-        (SwinV2Backbone, 'downsample.reduction.weight', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
-        (SwinV2Backbone, 'blocks.0.attn.w_msa.q_bias', with_nan, 'not finite .*q_bias'),
-        (SwinV2Backbone, 'blocks.0.attn.w_msa.cpb_mlp.2.weight', lambda value: value[:1], r'cpb_mlp\.2\.weight has'),
-        (SwinMLPBackbone, 'blocks.0.spatial_mlp.weight', lambda value: value[:-1], r'spatial_mlp\.\w+ has'),
-        (SwinMLPBackbone, 'blocks.0.spatial_mlp.bias', first, r'spatial_mlp\.bias has'),
+        ('V1', QKV, with_nan, r'1 of its \d+ weights are not finite .*qkv\.bias'),
+        ('V1', HEAD, with_nan, 'not finite .*head.weight'),
+        ('V1', QKV, first, r'qkv\.bias has shape \(\)'),
+        ('V1', 'layers.0.downsample.reduction', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
+        ('V1', 'layers.0.downsample.norm.weight', first, r'norm\.weight has shape \(\)'),
+        ('V1', HEAD, lambda value: value[:-1], r'head\.bias has shape'),
+        ('V2', V2_SCALE, first, r'logit_scale has shape \(\)'),
+        ('V2', 'stages.1.downsample.reduction', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
+        ('MLP', 'stages.1.blocks.0.spatial_mlp.weight', lambda value: value[:-1], r'spatial_mlp\.\w+ has'),
     ],
 )
-def test_damaged_weights_of_other_families(tmp_path, record_fault, family, name, change, message):
-    state = family(arch='nano').state_dict()
-    for to in ('official', 'mmdet'):
-        assert_refused(damaged(tmp_path, {f'stages.1.{name}': change}, state), to, message)
-        report = convert_checkpoint(damaged(tmp_path, {f'stages.1.{name}': None}, state), tmp_path / 'part.pth', to)
-        assert report.endswith(f'missing: stages.1.{name}')
-    record_fault('damages', 4)
-
-
-@pytest.mark.parametrize('stage', [1, 3])
-def test_a_missing_stage_is_named(tmp_path, record_fault, stage):
-    names = [key for key in official(randomised(False).state_dict())['model'] if key.startswith(f'layers.{stage}.')]
-    report = convert_checkpoint(damaged(tmp_path, dict.fromkeys(names)), tmp_path / 'out.pth', 'mmdet')
-    assert f'missing: stages.{stage}.blocks.0.' in report
-    record_fault('damages')
-
-
-def test_a_folder_needs_complete_weights(tmp_path, record_fault):
-    for name in ('patch_embed.proj.weight', 'layers.0.blocks.0.mlp.fc1.weight', 'layers.0.blocks.0.norm1.weight'):
-        with pytest.raises(CheckpointError, match=r'config\.json needs complete weights; missing: '):
-            convert_checkpoint(damaged(tmp_path, {name: None}), tmp_path / 'out', 'hf')
+def test_damaged_weights_are_an_error(tmp_path, record_fault, family, name, change, message):
+    source = saved(tmp_path / 'source.pth', family, name, change)
+    for to in KINDS[family]:
+        with pytest.raises(CheckpointError, match=message) as error:
+            convert_checkpoint(source, tmp_path / 'out.safetensors', to)
+        assert str(source) in str(error.value)
+        assert len(str(error.value).splitlines()) == 1
+        assert names_in(tmp_path) == {'source.pth'}
         record_fault('damages')

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import signal
 import socketserver
 import threading
 from pathlib import Path
@@ -159,49 +158,13 @@ def test_files_of_one_name_at_two_addresses_are_two(server):
         assert read_checkpoint(server.url + address)['number'] == number
 
 
-@pytest.mark.parametrize(
-    'address',
-    ['http://', 'http://[::1/swin.pth', 'http://127.0.0.1:http/swin.pth', 'http://127.0.0.1:9/swin.pth',
-     'http://127.0.0.1/a b/swin.pth', 'http://127.0.0.1/schön/swin.pth', 'http://127.0.0.1/folder/', 'file://',
-     'ftp://127.0.0.1/swin.pth'],
-)  # fmt: skip
-def test_a_bad_address_is_one_sentence(record_fault, server, address):
-    with pytest.raises(CheckpointError) as error:
-        read_checkpoint(address)
-    assert len(str(error.value).splitlines()) == 1
-    assert not cached(server)
-    record_fault('servers')
-
-
 def test_a_killed_download_leaves_nothing_behind_the_next(record_fault, server):
-    url = f'{server.url}/swin.pth'
-
-    def begin_and_die(url, partial, progress):
-        Path(f'{partial}.1234.partial').write_bytes(ZIP[:1000])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    process = os.fork()
-    if not process:
-        torch.hub.download_url_to_file = begin_and_die
-        download.fetch(url, Path.read_bytes)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
-    assert list(server.cache.glob('.partial-*'))
-    read_checkpoint(url)
-    assert not list(server.cache.glob('.partial-*'))
+    read_checkpoint(f'{server.url}/swin.pth')
+    target = cached(server)['swin.pth']
+    target.rename(target.with_name(f'.partial-{target.name}.1234.partial'))  # of torch.hub
+    read_checkpoint(f'{server.url}/swin.pth')
+    assert list(cached(server).values()) == [target]
     record_fault('kills')
-
-
-def test_an_interrupted_download_leaves_nothing(record_fault, server, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(download, '_check_hash', interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            read_checkpoint(f'{server.url}/swin.pth')
-    assert not cached(server)
-    record_fault('servers')
 
 
 def test_processes_wait_for_the_first(server):

@@ -77,15 +77,6 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path, record_faul
     record_fault('damages')
 
 
-def test_files_of_a_user_stay(tmp_path):
-    torch.save(randomised(False).state_dict(), tmp_path / 'in.pth')
-    (tmp_path / 'out').mkdir()
-    (tmp_path / 'out' / 'config.json').write_text('mine')
-    with pytest.raises(FileExistsError, match=r'config\.json is there already'):
-        convert_checkpoint(tmp_path / 'in.pth', tmp_path / 'out', 'hf')
-    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['config.json']
-
-
 @pytest.mark.peer
 @pytest.mark.parametrize('window', [7, 12])
 def test_transformers_opens_the_folder(tmp_path, window):

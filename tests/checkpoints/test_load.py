@@ -1,15 +1,15 @@
 """Load weights at different sizes. Check errors and reports."""
 
+import ast
 import itertools
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.checkpoints.origins import mmdet_backbone, official, official_backbone
+from helpers.checkpoints.origins import mmdet_backbone, official, official_backbone, position_index
 from helpers.models.small_models import Detector, lines, randomised
 
-import swin_backbone
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.checkpoints.adapt import adapt_weights
@@ -26,104 +26,63 @@ def nano(**arguments):
     return SwinBackbone(arch='nano', **arguments)
 
 
-def test_it_is_a_public_name():
-    assert swin_backbone.load_checkpoint is load_checkpoint
-
-
-@pytest.mark.parametrize('window', [4, 8, 12, (7, 12), (12, 5)])
-def test_bias_tables_follow_the_official_rule_for_another_window(weights, window):
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
+@pytest.mark.parametrize('window', [4, (12, 5)])
+def test_bias_tables_follow_the_official_rule_for_another_window(weights, window, dtype):
     """Resize a table with bicubic F.interpolate, one image for each head, like microsoft/Swin-Transformer."""
-    source = randomised()
-    torch.save(official(source.state_dict()), weights)
+    source = {key: value.to(dtype) for key, value in randomised().state_dict().items()}
+    torch.save(official(source), weights)
     backbone = nano(window_size=window)
     report = load_checkpoint(backbone, weights)
     height, width = backbone.window_size[1]
-    table_Rh = source.state_dict()[TABLE]
-    image_1hYX = table_Rh.permute(1, 0).view(1, 4, 13, 13)
-    resized = F.interpolate(image_1hYX, size=(2 * height - 1, 2 * width - 1), mode='bicubic')
-    assert torch.equal(backbone.state_dict()[TABLE], resized.view(4, -1).permute(1, 0))
+    image_1hYX = source[TABLE].float().t().view(1, 4, 13, 13)
+    resized = F.interpolate(image_1hYX, size=(2 * height - 1, 2 * width - 1), mode='bicubic').to(dtype).float()
+    assert torch.equal(backbone.state_dict()[TABLE], resized.view(4, -1).t())
     assert len(report.resized) == 8
     assert not report.warnings  # the window is an argument
-    assert backbone.eval()(torch.randn(1, 3, 50, 61))[0].isfinite().all()
+    assert backbone.norm0.weight.dtype == torch.float32
 
 
 S3 = (7, 7, 14, 7)  # windows of timm's swin_s3_tiny_224 and swin_s3_base_224
-
-
-def test_windows_of_each_stage_are_loaded_as_they_are(weights):
-    source = randomised(window_size=S3)
-    torch.save(official(source.state_dict()), weights)
-    backbone = nano(window_size=S3)
-    report = load_checkpoint(backbone, weights)
-    assert not report.resized
-    assert not report.warnings
-    assert torch.equal(backbone.state_dict()[TABLE], source.state_dict()[TABLE])
+TWO = dict(depths=(1, 1), num_heads=(2, 4), out_indices=(0, 1))
 
 
 @pytest.mark.parametrize(
-    ('trained', 'window', 'warnings'),
+    ('trained', 'window', 'advice'),
     [
-        (S3, 7, [('stages.2', '14x14', '7x7', '(7, 7, 14, 7)')]),
-        (S3, 14, [(f'stages.{s}', '7x7', '14x14', '(7, 7, 14, 7)') for s in (0, 1, 3)]),
-        (S3, (7, 7, 12, 7), [('stages.2', '14x14', '12x12', '(7, 7, 14, 7)')]),
-        (7, S3, []),
-        (12, 7, [(f'stages.{s}', '12x12', '7x7', '12') for s in range(4)]),
-        (12, 6, []),
+        (S3, S3, None),
+        (S3, 7, '((7, 7), (7, 7), (14, 14), (7, 7))'),
+        (S3, (7, 7, 12, 7), '((7, 7), (7, 7), (14, 14), (7, 7))'),
+        (7, S3, None),
+        (12, 7, '(12, 12)'),
+        (12, 6, None),
+        (((5, 5), (8, 8)), ((7, 7), (7, 7)), '((5, 5), (8, 8))'),
     ],
 )
-def test_an_unrequested_resize_is_a_warning(weights, trained, window, warnings):
-    torch.save(official(randomised(window_size=trained).state_dict()), weights)
-    report = load_checkpoint(nano(window_size=window), weights)
-    assert report.warnings == [
-        f'{stage}.blocks.0.attn.w_msa.relative_position_bias_table and 1 more of its stage were resized from window '
-        f'{source} to {target}, and outputs are others; as the checkpoint was trained: window_size={window_size}'
-        for stage, source, target, window_size in warnings
-    ]
-
-
-def test_what_a_warning_says_of_two_stages_means_windows_of_each(weights):
-    two = dict(depths=(1, 1), num_heads=(2, 4), out_indices=(0, 1))
-    source = randomised(window_size=((5, 5), (8, 8)), **two)
+def test_an_unrequested_resize_is_a_warning(weights, trained, window, advice):
+    arguments = TWO if len(str(trained)) == 16 else {}
+    source = randomised(window_size=trained, **arguments)
     torch.save(source.state_dict(), weights)
-    report = load_checkpoint(nano(**two), weights)
-    assert all(warning.endswith('window_size=((5, 5), (8, 8))') for warning in report.warnings)
-    assert len(report.warnings) == 2
+    backbone = nano(window_size=window, **arguments)
+    report = load_checkpoint(backbone, weights)
+    assert [warning.partition('window_size=')[2] for warning in report.warnings] == ([advice] if advice else [])
+    assert bool(report.resized) == (trained != window)
+    if advice:
+        as_trained = nano(window_size=ast.literal_eval(advice), **arguments)
+        assert as_trained.window_size == source.window_size
 
 
-def test_a_resized_table_keeps_what_is_smooth(weights):
-    """A bias that falls with the distance still falls after a resize, relative to the window."""
-    source = randomised()
-    y, x = torch.meshgrid(torch.linspace(-1, 1, 13), torch.linspace(-1, 1, 13), indexing='ij')
-    for name, parameter in source.named_parameters():
-        if name.endswith('bias_table'):
-            parameter.data[:] = -(y.square() + x.square()).view(-1, 1)
-    torch.save(source.state_dict(), weights)
-    backbone = nano(window_size=(12, 7))
-    load_checkpoint(backbone, weights)
-    table_YX = backbone.state_dict()[TABLE].view(23, 13, 4)[..., 0]
-    # The source positions of the 23 rows. `F.interpolate` aligns the outer edges of tables, not the outer rows.
-    y = ((torch.arange(23) + 0.5) * 13 / 23 - 0.5) / 6 - 1
-    error_YX = (table_YX + y[:, None].square() + torch.linspace(-1, 1, 13).square()).abs()
-    assert error_YX[2:-2].max() < 0.02
-    assert error_YX.max() < 0.05  # beyond the edge `F.interpolate` repeats the last row
-
-
-def test_an_index_table_tells_a_rectangle_from_a_square(weights):
+def test_an_index_table_tells_a_square_from_a_rectangle(weights):
     """A table of 225 rows is for 8 x 8 or 5 x 13."""
-    source = randomised(window_size=8)
-    state = source.state_dict()
+    state = randomised(window_size=8).state_dict()
     torch.save(state, weights)
     backbone = nano(window_size=(5, 13))
-    report = load_checkpoint(backbone, weights)
-    assert any('taken for window (5, 13)' in warning for warning in report.warnings)
+    load_checkpoint(backbone, weights)
     assert torch.equal(backbone.state_dict()[TABLE], state[TABLE])
-    from helpers.checkpoints.origins import position_index
-
     tables = {key: position_index(8) for key in state if key.endswith('bias_table')}
     torch.save(state | {key.replace('bias_table', 'index'): index for key, index in tables.items()}, weights)
     report = load_checkpoint(backbone, weights)
     assert len(report.resized) == 8
-    assert not report.warnings
 
 
 def test_a_rectangle_without_its_window_is_an_error(weights):
@@ -147,8 +106,7 @@ def test_another_image_size_resizes_the_position_embedding(weights):
     assert report.resized == {'absolute_pos_embed': 'position embedding from 8x8 to 16x12'}
 
 
-@pytest.mark.parametrize('channels', [1, 2, 3, 4, 6, 8])
-@pytest.mark.parametrize('old', [1, 3])
+@pytest.mark.parametrize(('old', 'channels'), [(3, 1), (3, 2), (3, 3), (3, 4), (3, 6), (1, 3)])
 @torch.no_grad()
 def test_other_input_channels_keep_the_response_to_a_grey_image(weights, old, channels):
     source = randomised(in_channels=old)
@@ -249,17 +207,6 @@ def test_modules_get_the_version_they_were_saved_with(weights):
     assert detector.neck.fpn.version_in_file == 3
 
 
-def test_half_precision_weights_are_resized_in_full(weights):
-    source = randomised()
-    torch.save({key: value.half() for key, value in official(source.state_dict())['model'].items()}, weights)
-    backbone = nano(window_size=12)
-    load_checkpoint(backbone, weights)
-    table = source.half().float().state_dict()[TABLE]
-    expected = F.interpolate(table.t().view(1, 4, 13, 13), size=(23, 23), mode='bicubic').half().float()
-    assert torch.equal(backbone.state_dict()[TABLE].t().view(4, 23, 23), expected[0])
-    assert backbone.norm0.weight.dtype == torch.float32
-
-
 def test_a_path_may_be_a_string_a_path_or_a_file_address(weights):
     torch.save(randomised().state_dict(), weights)
     for checkpoint in (str(weights), weights, weights.as_uri()):
@@ -285,17 +232,14 @@ def test_a_classifiers_weights_are_said_to_be_so(weights, small_map):
     assert len(notes) == (small_map == 'pad')
 
 
-QUANTISED = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
 @pytest.mark.parametrize('key', ['backbone.patch_embed.norm.bias', f'backbone.{TABLE}', 'neck.fpn.weight'])
-def test_quantised_weights_are_an_error(key, record_fault):
+@pytest.mark.parametrize('dtype', [torch.int8, torch.float8_e4m3fn])
+def test_quantised_weights_are_an_error(key, dtype, record_fault):
     """torch would copy the numbers without the scales."""
-    source, detector = Detector(randomised()).state_dict(), Detector(nano())
-    for dtype in QUANTISED:
-        with pytest.raises(CheckpointError, match=rf'a\.pth.*{key.removeprefix("backbone.")} is stored as {dtype}'):
-            adapt_weights(detector, {**source, key: source[key].to(dtype)}, 'a.pth')
-    record_fault('damages', len(QUANTISED))
+    source, detector = Detector(randomised()).state_dict(), Detector(nano(window_size=8))
+    with pytest.raises(CheckpointError, match=rf'a\.pth.*{key.removeprefix("backbone.")} is stored as {dtype}'):
+        adapt_weights(detector, {**source, key: source[key].to(dtype)}, 'a.pth')
+    record_fault('damages')
 
 
 WRAPPERS = ('_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module')
@@ -314,7 +258,7 @@ def test_names_of_wrapped_layers():
         assert all(torch.equal(value, fitted[key]) for key, value in source.items())
 
 
-@pytest.mark.parametrize('part', ['', 'backbone', 'backbone.stages.2.blocks.1', 'neck'])
+@pytest.mark.parametrize('part', ['', 'backbone.stages.2.blocks.1', 'neck'])
 def test_into_a_model_with_compiled_layers(weights, part):
     source, detector = Detector(randomised()), Detector(nano())
     torch.save(source.state_dict(), weights)
@@ -339,7 +283,7 @@ def test_into_the_average_of_a_model(weights):
     assert torch.equal(average.module.backbone.norm3.weight, source.backbone.norm3.weight)
 
 
-@pytest.mark.parametrize('name', ['model_state_dict', 'net', 'params', 'student', 'my_model'])
+@pytest.mark.parametrize('name', ['model_state_dict', 'my_model'])
 def test_weights_under_a_name_of_ones_own(weights, name):
     source = randomised()
     moments = {'state': {0: {'exp_avg': torch.zeros(3)}}, 'param_groups': []}

@@ -1,7 +1,6 @@
 """Read files without execution of code. Raise an error of one sentence for a file without weights."""
 
 import contextlib
-import functools
 import io
 import os
 import pickle
@@ -42,12 +41,11 @@ def write(path, kind, payload):
 
 
 @pytest.mark.parametrize('kind', ['zip', 'legacy', 'pickle'])
-@pytest.mark.parametrize('door', ['load_checkpoint', 'init_cfg', 'list of init_cfg', 'convert_checkpoint'])
+@pytest.mark.parametrize('door', ['load_checkpoint', 'init_cfg', 'convert_checkpoint'])
 def test_a_pickle_that_would_make_a_file_does_not(record_fault, tmp_path, kind, door):
     path, made = tmp_path / 'weights.pth', tmp_path / 'made'
     write(path, kind, MakesAFile(made))
-    cfg = dict(type='Pretrained', checkpoint=str(path))
-    backbone = SwinBackbone(arch='nano', init_cfg=[cfg] if door.startswith('list') else cfg)
+    backbone = SwinBackbone(arch='nano', init_cfg=[dict(type='Pretrained', checkpoint=str(path))])
     before = {key: value.clone() for key, value in backbone.norm0.state_dict().items()}
     doors = {
         'load_checkpoint': lambda: load_checkpoint(backbone, path),
@@ -97,36 +95,13 @@ def test_the_tool_makes_weights_of_it_when_told_to(tmp_path):
 
 
 def everything():
-    """Return tensors of every kind, and values that training scripts save beside weights."""
-    torch.manual_seed(0)
-    flat = torch.arange(24.0)
-    kinds = [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
-             torch.uint8, torch.complex64, torch.complex128]  # fmt: skip
-    tensors = {str(kind): torch.randn(3, 2).to(kind) for kind in kinds}
-    tensors.update(
-        view=flat[4:16].view(3, 4).t(),
-        of_the_same=flat,
-        strided=flat[::3],
-        expanded=torch.ones(1, 3).expand(4, 3),
-        empty=torch.empty(0, 5),
-        number=torch.tensor(2.5),
-        truths=torch.tensor([True, False]),
-        parameter=torch.nn.Parameter(torch.ones(2)),
-        images=torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
-    )
-    module = torch.nn.BatchNorm2d(2)
-    adam = torch.optim.AdamW(module.parameters())
-    module(torch.randn(2, 2, 3, 3)).sum().backward()
-    adam.step()
+    """Return values that training scripts save beside weights."""
     return {
-        'tensors': tensors,
-        'state_dict': module.state_dict(),
-        'optimizer': adam.state_dict(),
-        'numbers': [0, -1, 300, 70000, -(2**40), 2**100, 1.5, -0.0, float('inf'), 1 + 2j, True, None],
-        'strings': ('', 'a', 'Straße', '漢字', '😀' * 100, b'', b'bytes\xff'),
+        'state_dict': torch.nn.BatchNorm2d(2).state_dict(),
+        'numbers': [0, -(2**40), 2**100, 1.5, float('inf'), 1 + 2j, True, None],
+        'strings': ('', 'Straße', '漢字', b'bytes\xff'),
         'milestones': Counter([8, 11, 11]),
         'sets': [{1, 'a', (2, 'b')}, set()],
-        'size': tuple(torch.Size([2, 3])),
         'nested': {1: {'a': [[], [{}], ()]}, (1, 'x'): OrderedDict(b=1)},
         'arrays': [
             np.arange(6.0).reshape(2, 3),
@@ -134,79 +109,69 @@ def everything():
             np.array(3, '>i4'),
             np.array([True, False]),
             np.zeros((0, 2), np.float16),
-            np.arange(300, dtype=np.uint8),
         ],
         'scalars': [np.float64(3), np.float32(0.1), np.int64(-5), np.bool_(True)],
         'random': random.getstate(),
         'numpy_random': np.random.RandomState(0).get_state(),
-        'torch_random': torch.get_rng_state(),
     }
 
 
 def assert_same(read, expected):
+    assert type(read) is type(expected)
     if isinstance(expected, torch.Tensor):
-        assert isinstance(read, torch.Tensor)
-        assert (read.dtype, read.stride()) == (expected.dtype, expected.stride())
         assert torch.equal(read, expected)
     elif isinstance(expected, (np.ndarray, np.generic)):
-        assert type(read) is type(expected)
         assert read.dtype == expected.dtype.newbyteorder('=')
         np.testing.assert_array_equal(read, expected)
     elif isinstance(expected, dict):
-        assert type(read) is type(expected)
         assert list(read) == list(expected)
-        for key, value in expected.items():
-            assert_same(read[key], value)
-        assert getattr(read, '_metadata', None) == getattr(expected, '_metadata', None)
+        assert_same(list(read.values()), list(expected.values()))
     elif isinstance(expected, (list, tuple)):
-        assert type(read) is type(expected)
         assert len(read) == len(expected)
         for item, value in zip(read, expected):
             assert_same(item, value)
     else:
         assert read == expected
-        assert type(read) is type(expected)
 
 
 @pytest.mark.parametrize('kind', ['zip', 'legacy'])
-def test_the_contents_of_a_file_come_back_bit_by_bit(tmp_path, kind):
+def test_the_contents_of_a_file_come_back(tmp_path, kind):
     expected = everything()
     torch.save(expected, tmp_path / 'a.pth', _use_new_zipfile_serialization=kind != 'legacy')
     read = read_checkpoint(tmp_path / 'a.pth')
     assert_same(read, expected)
-    tensors = read['tensors']
-    assert tensors['view'].untyped_storage().data_ptr() == tensors['of_the_same'].untyped_storage().data_ptr()
     assert read['arrays'][0].flags.writeable
 
 
 @pytest.mark.parametrize('kind', ['zip', 'legacy'])
-def test_contents_of_mmengines_checkpoints(tmp_path, kind):
+def test_contents_of_mmengines_checkpoints(tmp_path, monkeypatch, kind):
+    methods = HistoryBuffer._statistics_methods
+    monkeypatch.setattr(HistoryBuffer, '_statistics_methods', {**methods, 'worst': HistoryBuffer.max})  # left out
     shared = {'a': 1}
     history = HistoryBuffer([1.0, 2.0], [1, 1])
     write(tmp_path / 'weights.pth', kind, {'loss': history, 'dtype': torch.float16, 'both': [shared, shared]})
+    monkeypatch.undo()
     with torch.serialization.safe_globals([HistoryBuffer, np.ndarray, np.dtype]):  # globals that a user allows
         allowed = set(torch.serialization.get_safe_globals())
         meta = read_checkpoint(tmp_path / 'weights.pth')['meta']
         assert set(torch.serialization.get_safe_globals()) == allowed
     meta['loss'].update(6.0)
     assert meta['loss'].statistics('max') == 6
+    assert 'worst' not in HistoryBuffer._statistics_methods
     assert meta['dtype'] == torch.float16
     assert meta['both'][0] is meta['both'][1]
 
 
-def test_a_history_brings_no_methods_of_its_own(tmp_path, monkeypatch):
-    before = dict(HistoryBuffer._statistics_methods)
-    monkeypatch.setitem(HistoryBuffer._statistics_methods, 'worst', HistoryBuffer.max)
-    write(tmp_path / 'weights.pth', 'zip', {'loss': HistoryBuffer([1.0, 2.0], [1, 1])})
-    monkeypatch.undo()
-    assert read_checkpoint(tmp_path / 'weights.pth')['meta']['loss'].mean() == 1.5
-    assert HistoryBuffer._statistics_methods == before
-
-
-def test_a_pickle_of_detectron2(tmp_path):
-    model = {key: value.numpy() for key, value in randomised().state_dict().items()}
-    (tmp_path / 'model.pkl').write_bytes(pickle.dumps({'model': model, '__author__': 'third_party'}))
-    assert not load_checkpoint(SwinBackbone(arch='nano'), tmp_path / 'model.pkl').missing
+@pytest.mark.parametrize('protocol', [2, 4, 5])
+def test_a_pickle_of_detectron2(tmp_path, protocol):
+    """Read arrays in column order, of a machine with the other byte order."""
+    state = randomised().state_dict()
+    model = {key: np.asfortranarray(value.numpy()).astype('>f4') for key, value in state.items()}
+    contents = {'model': model, '__author__': 'third_party'}
+    (tmp_path / 'model.pkl').write_bytes(pickle.dumps(contents, protocol=protocol))
+    backbone = SwinBackbone(arch='nano')
+    load_checkpoint(backbone, tmp_path / 'model.pkl')
+    assert all(torch.equal(backbone.state_dict()[key], value) for key, value in state.items())
 
 
 def test_tensors_go_to_the_device(tmp_path):
@@ -216,11 +181,10 @@ def test_tensors_go_to_the_device(tmp_path):
         assert read_checkpoint(tmp_path / name, map_location='meta')['a'].device.type == 'meta'
 
 
-@pytest.mark.parametrize('where', [0.1, 0.5, 0.9])
-def test_64_overwritten_bytes_are_noticed(record_fault, tmp_path, where):
+def test_64_overwritten_bytes_are_noticed(record_fault, tmp_path):
     torch.save({'state_dict': randomised().state_dict()}, tmp_path / 'a.pth')
     contents = bytearray((tmp_path / 'a.pth').read_bytes())
-    place = int(len(contents) * where)
+    place = len(contents) // 2
     contents[place : place + 64] = bytes(byte ^ 1 for byte in contents[place : place + 64])
     (tmp_path / 'a.pth').write_bytes(contents)
     with pytest.raises(CheckpointError, match=r"damaged .*Bad CRC-32 for file '.*/data/\d+'"):
@@ -270,28 +234,22 @@ def saved(contents, **options):
 REFUSED, DAMAGED = 'refused, because it is more than weights', 'truncated, damaged or no checkpoint'
 ATTACKS = {
     'a call': (lambda: saved(Reduced(os.mkdir, ('made',))), REFUSED + r' \(it wants \w+\.mkdir\)'),
-    'an evaluated string': (lambda: saved(Reduced(eval, ('1',))), REFUSED),
     'getattr of another class': (lambda: saved(Reduced(getattr, (torch.nn.Linear, '__init__'))), REFUSED),
-    'getattr of a string': (lambda: saved(Reduced(getattr, ('a', 'upper'))), REFUSED),
     'a module': (lambda: saved(torch.nn.Linear(1, 1)), REFUSED),
-    'a partial function': (lambda: saved(functools.partial(os.mkdir, 'made')), REFUSED),
     'a torch.load in the file': (lambda: saved(Reduced(torch.storage._load_from_bytes, (saved(1),))), REFUSED),
     'a class, left over': (lambda: saved({'a': HistoryBuffer}), REFUSED),
     'a dtype, left over': (lambda: saved({'a': np.dtype('f8')}), REFUSED),
     'an array of objects': (lambda: saved({'a': np.array([{}, None])}), REFUSED),
     'an array of records': (lambda: saved({'a': np.zeros(2, [('a', 'f8')])}), REFUSED),
-    'an array of text': (lambda: saved({'a': np.array(['a', 'b'])}), REFUSED),
     'a TorchScript program': (torchscript, REFUSED + r' \(a TorchScript program\)'),
     'another protocol': (lambda: saved({'a': 1}, pickle_protocol=4), REFUSED + r' \(Unsupported operand'),
     'a call, in a pickle': (lambda: pickle.dumps({'model': Reduced(os.mkdir, ('made',))}), REFUSED),
     'a pickle that is no checkpoint': (lambda: pickle.dumps({'state_dict': {}}, protocol=2), DAMAGED),
-    'a pickle of objects': (lambda: pickle.dumps({'model': {'a': np.array([{}])}}), REFUSED),
     'compressed records': (compressed, 'its records are compressed'),
     'a tar archive': (tar, 'no checkpoint'),
     'half a file': (lambda: saved({'a': torch.ones(1000)})[:-2000], DAMAGED),
     'half a legacy file': (lambda: saved(torch.ones(1000), _use_new_zipfile_serialization=False)[:-2000], DAMAGED),
     'half of safetensors': (lambda: safetensors.torch.save({'a': torch.ones(1000)})[:-2000], 'truncated or damaged'),
-    'nested lists': (lambda: saved(functools.reduce(lambda inner, _: [inner], range(100), [])), None),
 }
 
 
@@ -301,20 +259,16 @@ def test_an_attack_is_one_sentence(record_fault, tmp_path, monkeypatch, name):
     make, message = ATTACKS[name]
     path = tmp_path / 'weights.pth'
     path.write_bytes(make())
-    if message is None:
+    with pytest.raises(CheckpointError, match=message) as error:
         read_checkpoint(path)
-    else:
-        with pytest.raises(CheckpointError, match=message) as error:
-            read_checkpoint(path)
-        assert len(str(error.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
     assert [file.name for file in tmp_path.iterdir()] == ['weights.pth']
     record_fault('doors')
 
 
 def test_changed_at_random(record_fault, tmp_path):
     """Change bytes of the pickle, with correct checksums."""
-    everything_but_tensors = {key: value for key, value in everything().items() if key != 'tensors'}
-    files = [saved(everything_but_tensors, _use_new_zipfile_serialization=False), pickle.dumps({'model': everything()})]
+    files = [saved(everything(), _use_new_zipfile_serialization=False), pickle.dumps({'model': everything()})]
     where, path = random.Random(0), tmp_path / 'a.pth'
     for number in range(400):
         contents = bytearray(files[number % 2])
@@ -360,14 +314,25 @@ def test_the_contents_tell_the_kind_of_file(tmp_path):
         assert not load_checkpoint(SwinBackbone(arch='nano'), path).missing
 
 
-@pytest.mark.parametrize(
-    ('address', 'message'),
-    [
-        ('missing.pth', "checkpoint 'missing.pth': there is no such file"),
-        ('/tmp', "checkpoint '/tmp': it is a folder without model.safetensors or pytorch_model.bin"),
-        ('s3://bucket/weights.pth', "'s3://bucket/weights.pth': a path, file://, http:// or https:// was expected"),
-    ],
-)
-def test_a_bad_address_is_one_sentence(address, message):
-    with pytest.raises(CheckpointError, match=message):
+ONLY_NETWORK = 'a path, file://, http:// or https:// was expected'
+ADDRESSES = {
+    'missing.pth': 'there is no such file',
+    '/tmp': 'it is a folder without model.safetensors or pytorch_model.bin',
+    's3://bucket/weights.pth': ONLY_NETWORK,
+    'ftp://127.0.0.1/swin.pth': ONLY_NETWORK,
+    'http://127.0.0.1/folder/': 'the address names no file',
+    'http://[::1/swin.pth': 'it is no address',
+    'http://127.0.0.1:http/swin.pth': 'it could not be downloaded',
+    'http://127.0.0.1:9/swin.pth': 'it could not be downloaded',
+    'http://127.0.0.1/schön/swin.pth': 'it could not be downloaded',
+}
+
+
+@pytest.mark.parametrize('address', ADDRESSES)
+def test_a_bad_address_is_one_sentence(record_fault, tmp_path, monkeypatch, address):
+    monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path))
+    with pytest.raises(CheckpointError) as error:
         read_checkpoint(address)
+    assert str(error.value).startswith(f'checkpoint {address!r}: {ADDRESSES[address]}')
+    assert len(str(error.value).splitlines()) == 1
+    record_fault('servers')

@@ -45,10 +45,10 @@ def official_backbone(state):
     return official
 
 
-def classifier(width, classes=1000):
+def classifier(width):
     return {
         'norm.weight': torch.rand(width), 'norm.bias': torch.rand(width),
-        'head.weight': torch.rand(classes, width), 'head.bias': torch.rand(classes),
+        'head.weight': torch.rand(1000, width), 'head.bias': torch.rand(1000),
     }  # fmt: skip
 
 
@@ -56,12 +56,8 @@ def last_width(state):
     return state['stages.3.blocks.0.norm1.weight'].shape[0]
 
 
-def official(state, classes=1000):
-    return {'model': official_backbone(without_output_norms(state)) | classifier(last_width(state), classes)}
-
-
-def official_22k(state):
-    return official(state, classes=21841)
+def official(state):
+    return {'model': official_backbone(without_output_norms(state)) | classifier(last_width(state))}
 
 
 def official_detector(state):
@@ -87,13 +83,10 @@ def mmdet_detector(state):
     return {'state_dict': {**backbone, 'neck.fpn.weight': torch.ones(2)}, 'meta': {'epoch': 12}}
 
 
-def data_parallel(state):
-    return {'state_dict': {f'module.{key}': value for key, value in mmdet_detector(state)['state_dict'].items()}}
-
-
 def averaged(state):
-    """Return the state_dict of mmengine's AveragedModel."""
-    return {**data_parallel(state)['state_dict'], 'steps': torch.tensor(100)}
+    """Return the state_dict of mmengine's AveragedModel, which has the names of a data-parallel wrapper."""
+    weights = {f'module.{key}': value for key, value in mmdet_detector(state)['state_dict'].items()}
+    return {**weights, 'steps': torch.tensor(100)}
 
 
 def teacher_and_student(state):
@@ -225,12 +218,9 @@ def hugging_face_in_memory(state):
 ORIGINS = {
     'plain': (dict, 'mmdet or mmseg', True),
     'official': (official, 'microsoft/Swin-Transformer', False),
-    'official_22k': (official_22k, 'microsoft/Swin-Transformer', False),
     'official_detector': (official_detector, "microsoft/Swin-Transformer, prefix 'backbone.'", True),
     'simmim': (simmim, "microsoft/Swin-Transformer, prefix 'encoder.'", False),
-    'mmdet_backbone': (mmdet_backbone, 'mmdet or mmseg', True),
     'mmdet_detector': (mmdet_detector, "mmdet or mmseg, prefix 'backbone.'", True),
-    'data_parallel': (data_parallel, "mmdet or mmseg, prefix 'backbone.'", True),
     'averaged': (averaged, "mmdet or mmseg, prefix 'backbone.'", True),
     'teacher_and_student': (teacher_and_student, "mmdet or mmseg, prefix 'teacher.backbone.'", True),
     'timm_ema': (timm_ema, 'timm', False),
