@@ -16,7 +16,7 @@ from torch import Tensor
 from ..models import SwinBackbone
 from .any_origin import take_any_origin
 
-FEATURES = ('res2', 'res3', 'res4', 'res5')  # detectron2's names of the stages' outputs
+STAGES = {'res2': 0, 'res3': 1, 'res4': 2, 'res5': 3}  # the stage of each output of detectron2
 
 
 class D2SwinBackbone(SwinBackbone, Backbone):
@@ -28,17 +28,11 @@ class D2SwinBackbone(SwinBackbone, Backbone):
     Args:
         out_features: the outputs, of 'res2' (stride 4) to 'res5' (stride 32).
         arguments: of `SwinBackbone`.
-
-    Raises:
-        ValueError: for an unknown output.
     """
 
-    def __init__(self, out_features: Sequence[str] = FEATURES, **arguments: Any):
-        unknown = [name for name in out_features if name not in FEATURES]
-        if unknown or not out_features:
-            raise ValueError(f'out_features takes names of {FEATURES}, got {tuple(out_features)}')
-        names = [name for name in FEATURES if name in out_features]
-        super().__init__(out_indices=[FEATURES.index(name) for name in names], **arguments)
+    def __init__(self, out_features: Sequence[str] = tuple(STAGES), **arguments: Any):
+        names = sorted(out_features, key=STAGES.__getitem__)
+        super().__init__(out_indices=[STAGES[name] for name in names], **arguments)
         self._out_features = names
         self.init_weights()
         self.register_load_state_dict_pre_hook(take_any_origin)
@@ -68,7 +62,7 @@ def add_swin_config(cfg: CfgNode) -> None:
         dict(
             PRETRAIN_IMG_SIZE=224, PATCH_SIZE=4, EMBED_DIM=96, DEPTHS=[2, 2, 6, 2], NUM_HEADS=[3, 6, 12, 24],
             WINDOW_SIZE=7, MLP_RATIO=4.0, QKV_BIAS=True, QK_SCALE=None, DROP_RATE=0.0, ATTN_DROP_RATE=0.0,
-            DROP_PATH_RATE=0.3, APE=False, PATCH_NORM=True, OUT_FEATURES=list(FEATURES), USE_CHECKPOINT=False,
+            DROP_PATH_RATE=0.3, APE=False, PATCH_NORM=True, OUT_FEATURES=list(STAGES), USE_CHECKPOINT=False,
         )
     )  # fmt: skip
 

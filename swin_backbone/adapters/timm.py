@@ -61,8 +61,6 @@ class TimmSwin(nn.Module):
         **backbone: Any,
     ):
         super().__init__()
-        if output_stride not in (4, 8, 16, 32):
-            raise ValueError(f'output_stride must be 4, 8, 16 or 32, got {output_stride!r}')
         if features is None:  # as microsoft/Swin-Transformer's classifiers
             backbone.setdefault('small_map', 'shrink')
         depths = backbone.get('depths') or FAMILY_ARCHS[family][backbone['arch']].depths
@@ -190,12 +188,13 @@ def _own_names(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Ten
 
 
 def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
-    family, arch = VARIANTS[name]
+    type_, arch = VARIANTS[name]
+    family, archs = FAMILIES[type_]
     arguments = {'arch': arch, **arguments}
     if not arguments.pop('features_only', False):
         build, features = partial(TimmSwin, family), {}
     else:
-        stages = len(arguments.get('depths') or FAMILY_ARCHS[family][arguments['arch']].depths)
+        stages = len(arguments.get('depths') or archs[arguments['arch']].depths)
         taken, _ = feature_take_indices(stages, arguments.pop('out_indices', (0, 1, 2, 3)))
         arguments.pop('feature_cls', None)
         build = partial(TimmSwin, family, features=sorted(taken))
@@ -214,10 +213,9 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
 
 def _cfg(type_: str, arch: str) -> dict[str, Any]:
     """Return timm's record of a model and its weights."""
-    names = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
-    swin = SWINS.get(f'{"swinv2" if type_ == "swinv2_backbone" else "swin"}-{names.get(arch)}')
-    url = swin.weights if swin and type_ != 'swin_mlp_backbone' else None
-    side = 256 if type_ != 'swin_backbone' else 224
+    swin = SWINS.get(f'{type_.removesuffix("_backbone")}-{arch[0]}')
+    url = swin.weights if swin else None
+    side = 224 if type_ == 'swin_backbone' else 256
     return dict(
         url=url or '',
         num_classes=21841 if url and url.endswith('22k.pth') else 1000,
@@ -234,11 +232,9 @@ def _cfg(type_: str, arch: str) -> dict[str, Any]:
 
 
 VARIANTS = {
-    f'{name}_{arch}'.replace('-', '_'): (family, arch) for name, (family, archs) in FAMILIES.items() for arch in archs
+    f'{type_}_{arch}'.replace('-', '_'): (type_, arch) for type_, (_, archs) in FAMILIES.items() for arch in archs
 }
-default_cfgs = generate_default_cfgs(
-    {f'{name}_{arch}'.replace('-', '_'): _cfg(name, arch) for name, (_, archs) in FAMILIES.items() for arch in archs}
-)
+default_cfgs = generate_default_cfgs({name: _cfg(*variant) for name, variant in VARIANTS.items()})
 
 
 def _register(name: str) -> None:

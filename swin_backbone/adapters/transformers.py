@@ -26,9 +26,6 @@ class SwinBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
         arguments: further ones of `SwinBackbone`, `SwinV2Backbone` or `SwinMLPBackbone`: `window_size`, `depths`, ...
         out_features: the outputs, of 'stage1' to 'stage4'; or `out_indices`, of 1 to 4, as transformers' Swin counts
             them. Default: the last.
-
-    Raises:
-        ValueError: for an unknown family.
     """
 
     model_type = 'swin_backbone'
@@ -40,8 +37,6 @@ class SwinBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
     _out_indices: Optional[list[Any]] = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.family not in FAMILIES:
-            raise ValueError(f'family must be one of {", ".join(FAMILIES)}, got {self.family!r}')
         stages = len((self.arguments or {}).get('depths', (2, 2, 6, 2)))
         self.stage_names = ['stem', *(f'stage{stage + 1}' for stage in range(stages))]
         self.set_output_features_output_indices(
@@ -64,10 +59,7 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
 
     def __init__(self, config: SwinBackboneConfig):
         super().__init__(config)
-        names = config.stage_names or []
-        stages = [names.index(name) - 1 for name in config.out_features]
-        if -1 in stages:
-            raise ValueError("out_features takes 'stage1', 'stage2', ...; 'stem' is no output of this backbone")
+        stages = [index - 1 for index in config.out_indices]
         self.backbone = FAMILIES[config.family](arch=config.arch, out_indices=stages, **(config.arguments or {}))
         self.num_features = [self.backbone.num_features[0], *self.backbone.num_features]
         self.register_load_state_dict_pre_hook(take_any_origin)

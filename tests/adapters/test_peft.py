@@ -13,7 +13,7 @@ from helpers.adapters.frameworks import (
     train_a_step,
 )
 from helpers.checkpoints.origins import official
-from helpers.models.small_models import randomised
+from helpers.models.small_models import Detector, randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 
@@ -28,8 +28,7 @@ def test_lora(tmp_path):
     plain = SwinBackbone(arch='nano', drop_path_rate=0.0)
     model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(r=4, target_modules=LORA))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert len(trained) == 8 * 4 * 2
-    assert all('lora_' in name for name in trained)
+    assert len([name for name in trained if 'lora_' in name]) == len(trained) == 8 * 4 * 2
     torch.testing.assert_close(model.eval()(X), plain.eval()(X), rtol=1e-4, atol=1e-4)  # B begins at 0
     train_a_step(model, lambda model: sum(x.square().mean() for x in model(X)))
     with torch.no_grad():
@@ -87,16 +86,11 @@ def test_the_config_of_a_mask_rcnn_with_a_frozen_backbone(adapter, tmp_path):
     with torch.no_grad():
         assert type(model.backbone.merged()) is SwinBackbone
         assert_equal_maps(model.backbone.merged().eval()(X), published(X))  # new adapters change no outputs
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert len({name for name in trained if name.startswith('backbone')}) == 8 * 4 * 2
-    assert {name for name in trained if name.startswith('backbone')} == {n for n in trained if 'lora_' in n}
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert [name for name in trained if name.startswith('backbone')] == [name for name in trained if 'lora_' in name]
     assert any(name.startswith('roi_head') for name in trained)
     train_a_step(model, lambda model: sum(x.square().mean() for x in model.extract_feat(X)))
     assert len(peft.get_peft_model_state_dict(model.backbone)) == 8 * 4 * 2
-    other = MODELS.build(cfg.model)
-    other.load_state_dict(model.state_dict(), strict=True)
-    with torch.no_grad():
-        assert_equal_maps(other.backbone.eval()(X), model.backbone.eval()(X))
 
 
 def test_adapters_alone_and_merged(adapter, tmp_path):
@@ -127,7 +121,6 @@ def test_adapters_alone_and_merged(adapter, tmp_path):
 @torch.no_grad()
 def test_checkpoints_with_and_without_adapters(adapter, tmp_path):
     """Load checkpoints of an origin and of a whole detector, with and without adapters. Save and load with mmengine."""
-    from mmengine.model import BaseModule
     from mmengine.runner import load_checkpoint as load_by_mmengine
     from mmengine.runner import save_checkpoint
     from mmengine.runner.checkpoint import get_state_dict
@@ -138,11 +131,6 @@ def test_checkpoints_with_and_without_adapters(adapter, tmp_path):
     report = load_checkpoint(model, tmp_path / 'official.pth')
     assert all('.lora_' in key for key in report.missing if not key.startswith('norm'))
     assert_equal_maps(model.merged()(X), plain(X))
-
-    class Detector(BaseModule):
-        def __init__(self, backbone):
-            super().__init__()
-            self.backbone = backbone
 
     for seed, source in enumerate((plain, lora_swin(adapter))):
         whole = Detector(source)

@@ -1,6 +1,5 @@
 """Maps in every framework equal the maps of `SwinBackbone` bit for bit, and survive copies, files and compiling."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,14 +23,8 @@ FAMILIES = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
 
 @pytest.fixture(autouse=True)
 def recorded_detectron2():
-    """Import the adapter on the recorded interface of detectron2."""
-    name = 'swin_backbone.adapters.detectron2'
-    before = sys.modules.pop(name, None)
     with recorded():
         yield
-    sys.modules.pop(name, None)
-    if before is not None:
-        sys.modules[name] = before
 
 
 def by_timm(family, out_indices=(0, 1, 2, 3), in_channels=3, **arguments):

@@ -1,16 +1,13 @@
 """Run the backbones in the real timm, and through timm in segmentation_models_pytorch."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.adapters.frameworks import (
     assert_compiled,
-    assert_compiles,
     assert_equal_maps,
-    assert_survives,
     require,
     train_a_step,
 )
@@ -70,8 +67,6 @@ def test_arguments(timm):
     assert (backbone.in_channels, backbone.window_size[0], backbone.drop_after_pos.p) == (5, (4, 4), 0.1)
     assert [tuple(x.shape[2:]) for x in model(torch.rand(1, 5, 33, 47))] == [(9, 12), (5, 6), (3, 3), (2, 2)]
     assert small(timm, features_only=True, output_stride=16).feature_info.reduction() == [4, 8, 16, 16]
-    with pytest.raises(ValueError, match='output_stride must be 4, 8, 16 or 32, got 12'):
-        small(timm, output_stride=12)
 
 
 def test_classifier(timm):
@@ -85,8 +80,6 @@ def test_classifier(timm):
     assert torch.equal(second, maps[1])
     with pytest.raises(ValueError, match="output_fmt must be 'NCHW', got 'NLC'"):
         model.forward_intermediates(X, output_fmt='NLC')
-    assert_compiled(lambda: model(X), blocks=8)
-    assert_survives(model, lambda model: model(X))
     for classes, output in ((3, (2, 3)), (0, last.mean((2, 3)).shape)):
         model.reset_classifier(classes)
         assert model(X).shape == output
@@ -98,25 +91,17 @@ def test_classifier(timm):
     assert train_a_step(model, lambda model: F.cross_entropy(model(X), torch.tensor([1, 4]))) > 0
 
 
-@pytest.mark.parametrize('origin', ['hugging_face', 'timm'])
 @torch.no_grad()
-def test_checkpoint_path_takes_any_origin(timm, tmp_path, origin):
+def test_checkpoints_of_any_origin(timm, tmp_path):
+    """A checkpoint lacks output norms; the model and its copy keep their own. The copy gets weights for itself."""
     source = randomised(output_norms=False)
-    write, _, _ = ORIGINS[origin]
-    torch.save(write(source.state_dict()), tmp_path / 'w.pth')
+    torch.save(ORIGINS['hugging_face'][0](source.state_dict()), tmp_path / 'w.pth')
     model = timm.create_model('swin_backbone_nano', features_only=True, checkpoint_path=str(tmp_path / 'w.pth')).eval()
     assert_equal_maps(model(X), source(X))
-
-
-@pytest.mark.parametrize('assign', [False, True])
-@torch.no_grad()
-def test_a_copy_takes_any_origin_for_itself(timm, assign):
-    source, model = randomised(output_norms=False), small(timm, features_only=True)
-    before, copy_ = model(X), copy.deepcopy(model)
-    for norm in range(4):  # the checkpoint lacks output norms
-        copy_.model.backbone.get_submodule(f'norm{norm}').load_state_dict(getattr(source, f'norm{norm}').state_dict())
-    copy_.load_state_dict(official(source.state_dict())['model'], assign=assign)
-    assert_equal_maps(copy_(X), source(X))
+    other, before = randomised(output_norms=False), model(X)
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(official(other.state_dict())['model'])
+    assert_equal_maps(twin(X), other(X))
     assert_equal_maps(model(X), before)
 
 
@@ -186,15 +171,11 @@ def padded(model, x_BCHW):
 @pytest.mark.parametrize('name', ['Unet', 'FPN', 'DeepLabV3Plus', 'UPerNet'])
 def test_segmentation_models(timm, name):
     smp = require('segmentation_models_pytorch')
-    with warnings.catch_warnings(record=True):
-        model = getattr(smp, name)('tu-swin_backbone_nano', encoder_weights=None, in_channels=3, classes=4).eval()
-    backbone = model.encoder.model.model.backbone
+    model = getattr(smp, name)('tu-swin_backbone_nano', encoder_weights=None, in_channels=3, classes=4).eval()
     with torch.no_grad():
-        assert_equal_maps(model.encoder(X)[2:], backbone(X))
+        assert_equal_maps(model.encoder(X)[2:], model.encoder.model.model.backbone(X))
     assert_compiled(lambda: padded(model, X), blocks=8)
     assert padded(model, X).shape == (2, 4, 45, 70)
-    assert_survives(model, lambda model: padded(model, X), exact=False)
-    assert_compiles(lambda x: padded(model, x), X, atol=1e-3)
     if name == 'Unet':
         assert model(X).shape == (2, 4, 45, 70)  # Unet needs no padding
     labels = torch.randint(4, (2, 45, 70))

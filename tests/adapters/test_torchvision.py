@@ -38,11 +38,14 @@ def small(adapter, **arguments):
     return adapter.backbone_with_fpn('nano', out_channels=16, drop_path_rate=0.0, **arguments)
 
 
-def test_a_pyramid(adapter):
-    model = small(adapter).eval()
-    assert {name: tuple(x.shape[1:]) for name, x in model(X).items()} == {
+def test_a_pyramid_and_retinanets_extra_levels(adapter):
+    from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+    assert {name: tuple(x.shape[1:]) for name, x in small(adapter).eval()(X).items()} == {
         '0': (16, 19, 26), '1': (16, 10, 13), '2': (16, 5, 7), '3': (16, 3, 4), 'pool': (16, 2, 2),
     }  # fmt: skip
+    model = small(adapter, family=SwinV2Backbone, out_indices=(1, 2, 3), extra_blocks=LastLevelP6P7(16, 16))
+    assert list(model(X)) == ['0', '1', '2', 'p6', 'p7']
 
 
 @pytest.mark.parametrize('name', ['MaskRCNN', 'FasterRCNN', 'RetinaNet', 'FCOS'])
@@ -69,10 +72,3 @@ def test_their_means_are_swins(torchvision, adapter):
     model = torchvision.models.detection.FasterRCNN(small(adapter), num_classes=2)
     assert [255 * m for m in model.transform.image_mean] == pytest.approx(data.mean)
     assert [255 * s for s in model.transform.image_std] == pytest.approx(data.std)
-
-
-def test_retinanets_extra_levels_and_swin_v2(torchvision, adapter):
-    from torchvision.ops.feature_pyramid_network import LastLevelP6P7
-
-    model = small(adapter, family=SwinV2Backbone, out_indices=(1, 2, 3), extra_blocks=LastLevelP6P7(16, 16))
-    assert list(model(X)) == ['0', '1', '2', 'p6', 'p7']

@@ -4,15 +4,10 @@ import pytest
 import torch
 from helpers.adapters.frameworks import (
     assert_compiled,
-    assert_compiles,
     assert_equal_maps,
-    assert_survives,
     require,
     train_a_step,
 )
-
-from swin_backbone import SwinV2Backbone
-from swin_backbone.checkpoints import CheckpointError
 
 pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
 X = torch.linspace(-1, 1, 2 * 3 * 45 * 70).view(2, 3, 45, 70).sin()
@@ -54,10 +49,6 @@ def test_outputs_by_name_and_index_follow_transformers_swin(adapter, transformer
     assert (ours.out_features, ours.stage_names) == (theirs.out_features, theirs.stage_names)
     model = adapter.SwinBackboneModel(ours)
     assert [x.shape[1] for x in model(X).feature_maps] == model.channels == [64, 256]
-    with pytest.raises(ValueError, match="'stem' is no output"):
-        small(adapter, out_features=['stem', 'stage1'])
-    with pytest.raises(ValueError, match="family must be one of v1, v2, mlp, got 'v3'"):
-        adapter.SwinBackboneConfig(family='v3')
 
 
 def test_a_folder_with_config_and_safetensors(adapter, tmp_path):
@@ -103,31 +94,18 @@ def detr(adapter, transformers):
     return transformers.DetrForObjectDetection(config)
 
 
-MODELS = {  # name: (model, output name, targets)
-    'upernet': (upernet, 'logits', dict(labels=torch.ones(2, 45, 70, dtype=torch.long))),
-    'mask2former': (
-        mask2former,
-        'masks_queries_logits',
-        dict(mask_labels=[torch.ones(2, 45, 70)] * 2, class_labels=[torch.tensor([0, 2])] * 2),
-    ),
-    'detr': (
-        detr,
-        'pred_boxes',
-        dict(labels=[dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]]))] * 2),
-    ),
-}
+BOX = dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]]))
+MODELS = [  # (model, targets)
+    (upernet, dict(labels=torch.ones(2, 45, 70, dtype=torch.long))),
+    (mask2former, dict(mask_labels=[torch.ones(2, 45, 70)] * 2, class_labels=[torch.tensor([0, 2])] * 2)),
+    (detr, dict(labels=[BOX] * 2)),
+]
 
 
-@pytest.mark.parametrize('name', MODELS)
-def test_a_model_of_transformers(adapter, transformers, name):
-    make, output, targets = MODELS[name]
+@pytest.mark.parametrize(('make', 'targets'), MODELS)
+def test_a_model_of_transformers_trains(adapter, transformers, make, targets):
     model = make(adapter, transformers).eval()
     assert_compiled(lambda: model(X), blocks=8)
-    assert_survives(model, lambda model: model(X)[output], exact=False)
-    assert_compiles(lambda x: model(x)[output], X, atol=1e-3)
-    if name != 'mask2former':
-        exported = torch.export.export(model, (X,)).module()
-        torch.testing.assert_close(exported(X)[output], model(X)[output], rtol=1e-3, atol=1e-3)
     train_a_step(model, lambda model: model(X, **targets).loss)
 
 
@@ -136,8 +114,6 @@ def test_gradient_checkpointing_enable(adapter):
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
     assert model.backbone.with_cp
-    model.gradient_checkpointing_disable()
-    assert not model.backbone.with_cp
 
 
 @torch.no_grad()
@@ -151,11 +127,6 @@ def test_a_folder_of_a_whole_model_and_other_precision(adapter, transformers, tm
     half = adapter.SwinBackboneModel.from_pretrained(tmp_path / 'backbone', dtype=torch.bfloat16)
     assert half(X.bfloat16()).feature_maps[0].dtype == torch.bfloat16
     assert adapter.SwinBackboneConfig.from_dict(half.config.to_dict()).to_dict() == half.config.to_dict()
-
-
-def test_a_state_dict_of_another_family(adapter):
-    with pytest.raises(CheckpointError, match='it holds a Swin V2'):
-        small(adapter).load_state_dict(SwinV2Backbone(arch='nano').state_dict())
 
 
 def test_trainer_resumes(adapter, transformers, tmp_path):

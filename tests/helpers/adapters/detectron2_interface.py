@@ -1,54 +1,30 @@
-"""The part of detectron2 that the adapter calls: facebookresearch/detectron2 at 02b5c4e.
+"""The part of detectron2 that the adapter calls, for tests without an installed detectron2.
 
-Tests use the part without an installed detectron2. `tests/adapters/test_detectron2.py` compares the part with a clone.
+Recorded from facebookresearch/detectron2 at 02b5c4e. `tests/adapters/test_detectron2.py` also runs a clone.
 """
 
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Optional
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import NamedTuple, Optional
 
 from torch import nn
+
+ADAPTER = 'swin_backbone.adapters.detectron2'
 
 
 class Backbone(nn.Module):
     """detectron2/modeling/backbone/backbone.py"""
 
-    def __init__(self):
-        super().__init__()
 
-    @property
-    def size_divisibility(self) -> int:
-        return 0
-
-    @property
-    def padding_constraints(self) -> dict:
-        return {}
-
-    def output_shape(self):
-        raise NotImplementedError
-
-
-@dataclass
-class ShapeSpec:
+class ShapeSpec(NamedTuple):
     """detectron2/layers/shape_spec.py"""
 
     channels: Optional[int] = None
     height: Optional[int] = None
     width: Optional[int] = None
     stride: Optional[int] = None
-
-
-class Registry(dict):
-    """`BACKBONE_REGISTRY` of detectron2/modeling/backbone/build.py, a class of fvcore."""
-
-    def register(self):
-        def keep(builder):
-            self[builder.__name__] = builder
-            return builder
-
-        return keep
 
 
 class CfgNode(dict):
@@ -58,40 +34,29 @@ class CfgNode(dict):
     __setattr__ = dict.__setitem__
 
 
-class FPN(nn.Module):
-    """detectron2/modeling/backbone/fpn.py: the calls of the backbone."""
-
-    def __init__(self, bottom_up, in_features, out_channels, norm='', top_block=None, fuse_type='sum'):
-        super().__init__()
-        self.shapes = {name: bottom_up.output_shape()[name] for name in in_features}
-        self.bottom_up = bottom_up
-
-
-class LastLevelMaxPool(nn.Module):
-    """detectron2/modeling/backbone/fpn.py"""
-
-
 MODULES = {
     'detectron2': {},
     'detectron2.config': dict(CfgNode=CfgNode),
     'detectron2.layers': dict(ShapeSpec=ShapeSpec),
-    'detectron2.modeling': dict(BACKBONE_REGISTRY=Registry(), FPN=FPN, Backbone=Backbone),
+    'detectron2.modeling': dict(
+        BACKBONE_REGISTRY=SimpleNamespace(register=lambda: lambda build: build), FPN=None, Backbone=Backbone
+    ),
     'detectron2.modeling.backbone': {},
-    'detectron2.modeling.backbone.fpn': dict(LastLevelMaxPool=LastLevelMaxPool),
+    'detectron2.modeling.backbone.fpn': dict(LastLevelMaxPool=None),
 }
 
 
 @contextmanager
 def recorded():
-    """Import the recorded interface under the name detectron2."""
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition('.')[0] == 'detectron2'}
+    """Import the adapter on the recorded interface, and return the adapter."""
+    replaced = [name for name in sys.modules if name.partition('.')[0] == 'detectron2' or name == ADAPTER]
+    before = {name: sys.modules.pop(name) for name in replaced}
     for name, members in MODULES.items():
-        module = ModuleType(name)
-        vars(module).update(members)
-        sys.modules[name] = module
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(members)
     try:
-        yield
+        yield import_module(ADAPTER)
     finally:
-        for name in MODULES:
-            del sys.modules[name]
+        for name in (*MODULES, ADAPTER):
+            sys.modules.pop(name, None)
         sys.modules.update(before)

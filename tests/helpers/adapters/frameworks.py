@@ -43,34 +43,19 @@ def assert_equal_maps(outputs, expected):
         assert torch.equal(output, other)
 
 
-def assert_survives(model, call, exact=True):
-    """Compare the output after `copy.deepcopy`, `torch.save` with `torch.load`, and `load_state_dict`.
-
-    Args:
-        call: function from a model to a tensor.
-        exact: compare bit for bit. Rounding of convolutions in heads depends on memory alignment.
-    """
-
-    def assert_same(other):
-        if exact:
-            assert torch.equal(call(other), expected)
-        torch.testing.assert_close(call(other), expected)
-
-    model.eval()
-    expected = call(model)
-    assert_same(copy.deepcopy(model))
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    assert_same(torch.load(file, weights_only=False))
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
+def assert_survives(model, call):
+    """Compare the output `call(model)` after `copy.deepcopy`, `torch.save` with `torch.load`, and `load_state_dict`."""
+    expected = call(model.eval())
+    torch.save(model, model_file := io.BytesIO())
+    torch.save(model.state_dict(), state_file := io.BytesIO())
+    model_file.seek(0)
+    state_file.seek(0)
     other = copy.deepcopy(model)
     for parameter in other.parameters():
         torch.nn.init.zeros_(parameter)
-    other.load_state_dict(torch.load(file))
-    assert_same(other)
+    other.load_state_dict(torch.load(state_file))
+    for twin in (copy.deepcopy(model), torch.load(model_file, weights_only=False), other):
+        assert torch.equal(call(twin), expected)
 
 
 def assert_compiles(model, *inputs, atol=1e-4):
