@@ -12,9 +12,6 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..checks import check_int, check_number
-from .layer_configs import check_init_cfg, check_norm
-
 
 @MODELS.register_module()
 class GlobalAttention(BaseModule):
@@ -30,9 +27,6 @@ class GlobalAttention(BaseModule):
         mlp_ratio: hidden channels of the MLP, divided by embed_dims.
         norm_cfg: norm before attention and before the MLP.
         init_cfg: any initializer of mmengine.
-
-    Raises:
-        ValueError, TypeError: if a number is out of range, or num_heads does not divide embed_dims.
     """
 
     def __init__(
@@ -43,17 +37,11 @@ class GlobalAttention(BaseModule):
         norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006 - the toolboxes' own way to write a config
         init_cfg: Optional[dict[str, Any]] = None,
     ):
-        super().__init__(init_cfg=check_init_cfg('init_cfg', init_cfg))
-        check_int('embed_dims', embed_dims, least=1)
-        check_int('num_heads', num_heads, least=1)
-        if embed_dims % num_heads:
-            raise ValueError(f'num_heads takes a divisor of embed_dims, got {embed_dims=} and {num_heads=}')
-        check_norm('norm_cfg', norm_cfg, embed_dims)
+        super().__init__(init_cfg=init_cfg)
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.attn = nn.MultiheadAttention(embed_dims, num_heads, batch_first=True)
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        hidden = int(check_number('mlp_ratio', mlp_ratio, least=1 / embed_dims) * embed_dims)
-        self.ffn = FFN(embed_dims, hidden, act_cfg=dict(type='GELU'), add_identity=False)
+        self.ffn = FFN(embed_dims, int(mlp_ratio * embed_dims), act_cfg=dict(type='GELU'), add_identity=False)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Take maps (B, C_i, H_i, W_i), change the last map, and return all maps."""

@@ -15,7 +15,6 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
 
-from ..backends.choose import autocast_dtype
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..compat import has_global_hooks, is_exporting, symbolic_views
 from ..windows.position import resize_absolute_position_embedding
@@ -171,7 +170,7 @@ class SwinPyramid(BaseModule):
         Raises:
             TypeError, ValueError: if the input or `out` is wrong. The message describes the wrong argument.
         """
-        check_images(x_BCHW, self.in_channels, self.patch_embed)
+        check_images(x_BCHW, self.in_channels)
         stages = self.out_indices if out_indices is None else sorted(set(out_indices))
         if out is not None:
             sizes = self.map_sizes(*x_BCHW.shape[2:])
@@ -296,21 +295,16 @@ class SwinPyramid(BaseModule):
             self.absolute_pos_embed.requires_grad_(False)
 
 
-def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None:
-    """Refuse wrong images for the patch embedding.
+def check_images(x_BCHW: Tensor, in_channels: int) -> None:
+    """Refuse a batch of images of a wrong kind.
 
     Raises:
-        TypeError: if the batch is not a floating-point tensor, or if, outside autocast, batch and weights differ in
-            dtype.
+        TypeError: if the batch has no floating-point numbers.
         ValueError: if the shape is not (B, in_channels, H, W), or if the batch is empty.
     """
-    if not isinstance(x_BCHW, Tensor):
-        raise TypeError(f'the input must be a Tensor (B, {in_channels}, H, W), got {type(x_BCHW).__name__}')
     shape = tuple(x_BCHW.shape)
     if len(shape) != 4:
         raise ValueError(f'the input must be 4-D (B, {in_channels}, H, W), got shape {shape}')
-    if shape[1] != in_channels:
-        raise ValueError(f'the input must have in_channels={in_channels} channels, got {shape[1]} in shape {shape}')
     if 0 in shape:
         raise ValueError(f'the input must hold at least one image of at least 1x1 pixels, got shape {shape}')
     if not torch.is_floating_point(x_BCHW):
@@ -318,30 +312,11 @@ def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None
             f'the input must be floating point, normalised images, got {x_BCHW.dtype}; '
             "a model's data_preprocessor converts and normalises"
         )
-    projection = getattr(embedding, 'projection', None)
-    if type(projection) is not nn.Conv2d or embedding._forward_pre_hooks or projection._forward_pre_hooks:
-        return  # a hook or a wrapper (FSDP) may cast images or weights
-    dtype = projection.weight.dtype
-    if dtype != x_BCHW.dtype and autocast_dtype(x_BCHW.device.type) is None:
-        raise TypeError(
-            f"the input must be {dtype}, as the model's weights, or torch.autocast be on; got {x_BCHW.dtype}"
-        )
 
 
-def check_out(out: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse wrong outputs for maps of `shapes`.
-
-    Raises:
-        TypeError: if an output is not a floating-point tensor.
-        ValueError: if the outputs have wrong shapes, or gradients are recorded.
-    """
+def check_out(out: Sequence[Tensor], shapes: list[tuple[int, ...]]) -> None:
+    """Raise a ValueError for outputs of other shapes than `shapes`, or if gradients are recorded."""
     if torch.is_grad_enabled():
         raise ValueError('out takes maps without gradients: call the backbone under torch.inference_mode()')
-    if not isinstance(out, Sequence):
-        raise TypeError(f'out takes a sequence of tensors, got {type(out).__name__}')
-    for tensor in out:
-        if not isinstance(tensor, Tensor) or not torch.is_floating_point(tensor):
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f'out takes floating-point tensors, got {got}')
-    if [tuple(tensor.shape) for tensor in out] != list(shapes):
-        raise ValueError(f'out takes tensors of {list(shapes)}, got {[tuple(tensor.shape) for tensor in out]}')
+    if [tuple(tensor.shape) for tensor in out] != shapes:
+        raise ValueError(f'out takes tensors of {shapes}, got {[tuple(tensor.shape) for tensor in out]}')

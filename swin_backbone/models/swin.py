@@ -60,7 +60,7 @@ class SwinBackbone(SwinPyramid):
             of at most 16x16 and heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
 
     Raises:
-        ValueError, TypeError: for an argument out of range or of a wrong type. The message names the argument.
+        ValueError, TypeError: for wrong sizes, stages, windows, rates or names. The message names the argument.
 
     Examples:
         >>> import torch
@@ -109,12 +109,6 @@ class SwinBackbone(SwinPyramid):
         checked = arguments.check(locals(), ARCHS)
 
         def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
-            return SwinBlock(qkv_bias=checked.qkv_bias, qk_scale=checked.qk_scale, **block)
+            return SwinBlock(qkv_bias=qkv_bias, qk_scale=qk_scale, **block)
 
-        super().__init__(
-            checked,
-            make_block=make_block,
-            merging_first=False,
-            post_norm=False,
-            merging_norm=checked.patch_norm,
-        )
+        super().__init__(checked, make_block=make_block, merging_first=False, post_norm=False, merging_norm=patch_norm)

@@ -40,7 +40,7 @@ class SwinV2Backbone(SwinPyramid):
         small_map: as in `SwinBackbone`; under 'shrink' the bias belongs to the smaller window.
 
     Raises:
-        ValueError, TypeError: for an argument out of range or of a wrong type. The message names the argument.
+        ValueError, TypeError: for wrong sizes, stages, windows, rates or names. The message names the argument.
 
     Examples:
         >>> import torch
@@ -83,17 +83,18 @@ class SwinV2Backbone(SwinPyramid):
         backend: str = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS_V2)
-        every_n_blocks = checked.extra_norm_every_n_blocks
+        pretrained = arguments.check_pretrained_windows(pretrained_window_sizes, len(checked.size.depths))
+        every_n_blocks = extra_norm_every_n_blocks
         if every_n_blocks is None:
             every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
 
         def make_block(stage: int, index: int, **block: Any) -> SwinV2Block:
             return SwinV2Block(
-                qkv_bias=checked.qkv_bias,
-                pretrained_window=checked.pretrained_window_sizes[stage],
+                qkv_bias=qkv_bias,
+                pretrained_window=pretrained[stage],
                 extra_norm=bool(every_n_blocks) and (index + 1) % every_n_blocks == 0,
                 **block,
             )
 
         super().__init__(checked, make_block=make_block, merging_first=True, post_norm=True)
-        self.pretrained_window_sizes = checked.pretrained_window_sizes  # of each stage
+        self.pretrained_window_sizes = pretrained  # of each stage

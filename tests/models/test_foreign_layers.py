@@ -34,29 +34,19 @@ def maps(model, x):
 
 
 @pytest.mark.parametrize('backbone', BACKBONES)
-@pytest.mark.parametrize('name', ['attn.w_msa.proj', 'ffn.layers.1', 'norm1', 'attn.w_msa.qkv'])
+@pytest.mark.parametrize('name', ['attn.w_msa.proj', 'ffn.layers.1', 'norm1', 'attn.w_msa.qkv', 'norm', 'reduction'])
 def test_a_forward_of_its_own_is_called(backbone, name):
     """accelerate's offloading sets `forward` on layers."""
     model, x = make(backbone), torch.randn(1, 3, 40, 50)
-    expected, layer = maps(model, x), model.stages[0].blocks[1].get_submodule(name)
+    merging = next(stage.downsample for stage in model.stages if stage.downsample is not None)
+    owner = merging if name in ('norm', 'reduction') else model.stages[0].blocks[1]
+    expected, layer = maps(model, x), owner.get_submodule(name)
     original, calls = layer.forward, []
     layer.forward = lambda x: calls.append(1) or original(x)
     assert_same(model, expected, x)
     assert calls
     layer.forward = lambda x: original(x).flip(-1)
-    assert not torch.allclose(maps(model, x)[0], expected[0], atol=1e-4)
-
-
-@pytest.mark.parametrize('backbone', BACKBONES)
-@pytest.mark.parametrize('name', ['downsample.norm', 'downsample.reduction'])
-def test_a_forward_of_its_own_is_called_in_patch_merging(backbone, name):
-    model, x, calls = make(backbone), torch.randn(1, 3, 40, 50), []
-    stage = next(stage for stage in model.stages if stage.downsample is not None)
-    layer, expected = stage.get_submodule(name), maps(model, x)
-    original = layer.forward
-    layer.forward = lambda x: calls.append(1) or original(x)
-    assert_same(model, expected, x)
-    assert calls
+    assert not torch.allclose(maps(model, x)[1], expected[1], atol=1e-4)
 
 
 def replace_all(model, kinds, make_other):
@@ -75,21 +65,6 @@ def test_identities_for_dropout_and_drop_path(backbone, train):
     model.train(train)
     assert_same(model, expected, x)
     sum(output.sum() for output in model(x)).backward()
-
-
-@pytest.mark.parametrize('backbone', BACKBONES)
-def test_an_identity_for_a_norm(backbone):
-    model, x = make(backbone), torch.randn(1, 3, 40, 50)
-    block = model.stages[0].blocks[0]
-    block.norm1 = nn.Identity()
-    before = maps(model, x)
-
-    class Same(nn.Module):
-        def forward(self, x):
-            return x
-
-    block.norm1 = Same()
-    assert_same(model, before, x)
 
 
 class Mlp(nn.Module):
@@ -150,7 +125,7 @@ def test_a_head_that_was_taken_out(backbone):
         model(x)
 
 
-@pytest.mark.parametrize('hidden', [77, 1, 128 - 8])
+@pytest.mark.parametrize('hidden', [77, 120])
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_hidden_channels_that_were_pruned(backbone, hidden):
     model, x = make(backbone).train(), torch.randn(1, 3, 40, 50)
@@ -202,15 +177,6 @@ def test_dynamic_quantization(backbone):
 
 
 @pytest.mark.parametrize('backbone', BACKBONES)
-def test_what_is_written_through_data_is_seen(backbone):
-    model, x = make(backbone), torch.randn(1, 3, 40, 50)
-    maps(model, x)
-    for parameter in model.parameters():
-        parameter.data.add_(0.5)
-    assert_same(model, maps(copy.deepcopy(model), x), x, 0)
-
-
-@pytest.mark.parametrize('backbone', BACKBONES)
 def test_torch_func(backbone):
     sizes = dict(depths=(2,), num_heads=(2,), out_indices=(0,))
     model, x = make(backbone, **sizes).double(), torch.randn(2, 3, 18, 22).double()
@@ -240,15 +206,6 @@ def test_torch_func(backbone):
     with torch.autograd.forward_ad.dual_level():
         dual = mean(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
-
-
-@pytest.mark.parametrize('backbone', BACKBONES)
-@pytest.mark.parametrize('grad', [False, True])
-def test_traces_in_either_grad_mode(backbone, grad):
-    model, x = make(backbone), torch.randn(1, 3, 40, 50)
-    expected = maps(model, x)
-    with torch.set_grad_enabled(grad):
-        assert_same(torch.jit.trace(model, x), expected, x)
 
 
 def test_complexity_is_counted_as_mmdets():

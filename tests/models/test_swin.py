@@ -14,13 +14,15 @@ def nano(**arguments):
     return SwinBackbone(arch='nano', drop_path_rate=0.0, **arguments)
 
 
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 @pytest.mark.parametrize('size', [(1, 1), (1, 300), (33, 47), (64, 64), (95, 130)])
-@pytest.mark.parametrize('batch', [1, 3])
-def test_emits_four_maps_at_rounded_up_strides(size, batch):
-    outputs = nano().eval()(torch.randn(batch, 3, *size))
+@pytest.mark.parametrize('small_map', ['pad', 'shrink'])
+def test_emits_four_maps_at_rounded_up_strides(kind, size, small_map):
+    outputs = MODELS.build(dict(type=kind.__name__, arch='nano', small_map=small_map)).eval()(torch.randn(2, 3, *size))
     for output, channels, stride in zip(outputs, (32, 64, 128, 256), (4, 8, 16, 32)):
-        assert output.shape == (batch, channels, -(-size[0] // stride), -(-size[1] // stride))
+        assert output.shape == (2, channels, -(-size[0] // stride), -(-size[1] // stride))
         assert output.is_contiguous()
+        assert output.isfinite().all()
 
 
 def test_roi_align_reads_what_comes_out():
@@ -73,12 +75,10 @@ def test_is_registered_at_the_root_and_found_from_a_toolbox():
 @pytest.mark.parametrize(
     ('images', 'error', 'message'),
     [
-        (torch.zeros(1, 4, 32, 32), ValueError, 'in_channels=3 channels, got 4'),
         (torch.zeros(3, 32, 32), ValueError, '4-D .* got shape'),
         (torch.zeros(0, 3, 32, 32), ValueError, 'at least one image'),
         (torch.zeros(1, 3, 0, 32), ValueError, 'at least one image of at least 1x1'),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, 'floating point.*got torch.uint8'),
-        ([1, 2], TypeError, 'must be a Tensor'),
     ],
 )
 def test_a_bad_input_is_named(images, error, message):
@@ -86,9 +86,10 @@ def test_a_bad_input_is_named(images, error, message):
         nano()(images)
 
 
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
 @pytest.mark.parametrize('frozen_stages', [-1, 0, 2, 4])
-def test_frozen_stages_stay_frozen(frozen_stages):
-    backbone = nano(frozen_stages=frozen_stages, use_abs_pos_embed=True)
+def test_frozen_stages_stay_frozen(frozen_stages, kind):
+    backbone = kind(arch='nano', frozen_stages=frozen_stages, use_abs_pos_embed=True)
     assert backbone.train() is backbone
     assert backbone.eval() is backbone
     backbone.train()
@@ -102,8 +103,10 @@ def test_frozen_stages_stay_frozen(frozen_stages):
     assert backbone.patch_embed.training == (frozen_stages < 0)
     for stage, module in enumerate(backbone.stages):
         assert module.training == (stage >= frozen_stages)
+    outputs = backbone(torch.randn(1, 3, 40, 40))
+    assert [output.requires_grad for output in outputs] == [stage >= frozen_stages for stage in range(4)]
     if frozen_stages < 4:
-        sum(output.sum() for output in backbone(torch.randn(1, 3, 40, 40))).backward()
+        sum(output.sum() for output in outputs).backward()
         assert all((p.grad is None) == (not p.requires_grad) for n, p in backbone.named_parameters())
 
 
@@ -191,20 +194,6 @@ def test_merging_keeps_its_norm_without_patch_norm(cls):
     for stage in stages:
         backbone.stages[stage].downsample.norm.bias.data += 1
     assert not torch.equal(backbone(x)[1], before)
-
-
-def test_mask_padding_makes_outputs_independent_of_padding():
-    backbone = nano(mask_padding=True, depths=(2,), num_heads=(2,), out_indices=(0,)).eval()
-    x = torch.randn(1, 3, 24, 24)  # 6 x 6 tokens in a 7 x 7 window
-    free = nano(window_size=6, depths=(2,), num_heads=(2,), out_indices=(0,)).eval()
-    state = backbone.state_dict()
-    for name, table in state.items():
-        if name.endswith('bias_table'):
-            state[name] = table.view(13, 13, -1)[1:12, 1:12].reshape(121, -1)
-    free.load_state_dict(state)
-    for blocks in (backbone.stages[0].blocks, free.stages[0].blocks):
-        blocks[1].shift = (0, 0)
-    torch.testing.assert_close(backbone(x)[0], free(x)[0])
 
 
 def test_copies_and_state_dicts_hold_no_index_tables():

@@ -5,7 +5,7 @@ run in torch.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Optional, Protocol, TypeVar
+from typing import Any, Optional, TypeVar
 
 import torch
 from mmcv.cnn.bricks import Linear
@@ -44,20 +44,6 @@ def known(*attributes: str) -> Callable[[Class], Class]:
         return cls
 
     return add
-
-
-class Norm(Protocol):
-    """A norm over channels."""
-
-    weight: Optional[Tensor]
-    bias: Optional[Tensor]
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalised tokens."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """See `nn.Module`."""
 
 
 class Layer(BaseModule):
@@ -156,6 +142,6 @@ def modules_inside(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                     parents.append(module)
 
 
-def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
-    """Return weight, bias and eps of a norm; three times None for `nn.Identity`, the module without a norm."""
+def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
+    """Return weight, bias and eps of a norm; three times None for `nn.Identity` and None."""
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)

@@ -5,6 +5,7 @@ W-MSA or SW-MSA, then an MLP, with norms before and shortcuts around. Parameter 
 Layout: B batch, H W height and width of a map, C channels, N places of a window, h heads.
 """
 
+import itertools
 from functools import partial
 from typing import Any, Optional
 
@@ -23,7 +24,10 @@ from ...backends.native.availability import TINY, Stages, is_stored
 from ...compat import is_transformed
 from ...windows.grid import Size, Windows, fit_window
 from ...windows.position import relative_position_bias
-from .layer import Layer, Norm, known
+from .layer import Layer, known, norm_values
+
+# Modules with the first tensors of `native.BlockWeights`: weights and biases of the linear layers, then of the norms.
+LINEARS, NORMS = ('attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'), ('norm1', 'norm2', 'norm3')
 
 
 @known('num_heads', 'scale', 'attn_drop_rate', 'training', 'relative_position_bias_table')
@@ -140,9 +144,9 @@ class SwinBlock(Layer):
         super().__init__()
         self.window_size, self.shift, self.stages = window_size, shift, stages
         self.small_map, self.mask_padding, self.with_cp = small_map, mask_padding, with_cp
-        self.norm1: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
         self._build_mixing(embed_dims, num_heads, proj_drop_rate=drop_rate, **attention)
-        self.norm2: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn = FFN(
             embed_dims=embed_dims,
             feedforward_channels=feedforward_channels,
@@ -182,7 +186,7 @@ class SwinBlock(Layer):
             (weights, settings), windows, dtype = arguments, self.windows(x_BHWC), linear_dtype(x_BHWC)
             drop_path_2B = self._draw_drop_path(x_BHWC) if self.drop_path.training else None
             derived = self.derived_weights(windows.window_size)
-            weights = native.BlockWeights(**weights, **derived, drop_path_2B=drop_path_2B)
+            weights = native.BlockWeights(**{**weights, **derived}, drop_path_2B=drop_path_2B)
             stores = torch.is_grad_enabled() and not self.with_cp and is_stored(dtype, x_BHWC.shape[3], self.stages)
             return native.block(x_BHWC, weights, settings, windows, dtype, self.cache, stores, overwrites)
         if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
@@ -212,29 +216,17 @@ class SwinBlock(Layer):
         if self.drop_path.drop_prob >= 1 and self.drop_path.training:
             return 'The compiled library drops no branch for certain, and a drop path rate is 1.'
         with torch.no_grad():
-            weights = native.BlockWeights(**self.library_arguments()[0], **self.derived_weights(self.window_size))
-        return native.why_not_block(weights, self.window_size)
+            weights = {**self.library_arguments()[0], **self.derived_weights(self.window_size)}
+        return native.why_not_block(native.BlockWeights(**weights), self.window_size)
 
     def library_arguments(self) -> tuple[dict[str, Any], native.BlockSettings]:
         """See `Layer`."""
-        attention, fc1, fc2 = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1]
-        weights = {
-            'qkv_weight': attention.qkv.weight,
-            'proj_weight': attention.proj.weight,
-            'fc1_weight': fc1.weight,
-            'fc2_weight': fc2.weight,
-            'qkv_bias': attention.qkv.bias,
-            'proj_bias': attention.proj.bias,
-            'fc1_bias': fc1.bias,
-            'fc2_bias': fc2.bias,
-            'norm1_weight': self.norm1.weight,
-            'norm1_bias': self.norm1.bias,
-            'norm2_weight': self.norm2.weight,
-            'norm2_bias': self.norm2.bias,
-            'norm3_weight': None,
-            'norm3_bias': None,
-        }
-        return weights, native.BlockSettings(attention.scale, (self.norm1.eps, self.norm2.eps))
+        linears = [self.get_submodule(name) for name in LINEARS]
+        norms = [norm_values(getattr(self, name, None)) for name in NORMS]
+        tensors = [one.weight for one in linears], [one.bias for one in linears], *(norm[:2] for norm in norms)
+        eps = tuple(norm[2] for norm in norms if norm[2] is not None)
+        weights = dict(zip(native.BlockWeights._fields, itertools.chain(*tensors)))
+        return weights, native.BlockSettings(self.attn.w_msa.scale, eps)
 
     def derived_weights(self, window_size: Size) -> dict[str, Any]:
         """Compute tensors from parameters, for windows of `window_size`: once a call."""

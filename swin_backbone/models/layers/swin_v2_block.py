@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from ...backends.attention import attend
 from ...backends.choose import without_autocast
 from ...backends.cosine import cosine_scale, normalise_qk
-from ...backends.native import layers as native
 from ...windows.grid import Size, Windows
 from ...windows.position import log_spaced_coordinates, relative_position_bias
-from .layer import Norm, known
+from .layer import known
 from .swin_block import SwinBlock
 
 CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
@@ -127,7 +126,7 @@ class SwinV2Block(SwinBlock):
 
     def __init__(self, embed_dims: int, norm_cfg: dict[str, Any], extra_norm: bool, **block: Any):
         super().__init__(embed_dims=embed_dims, norm_cfg=norm_cfg, **block)
-        self.norm3: Optional[Norm] = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
+        self.norm3 = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
         for norm in (self.norm1, self.norm2):
             for parameter in norm.parameters():
                 nn.init.zeros_(parameter)
@@ -148,15 +147,6 @@ class SwinV2Block(SwinBlock):
         if self.attn.w_msa.qkv.bias is not None:
             return 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
         return super().why_not_native()
-
-    def library_arguments(self) -> tuple[dict[str, Any], native.BlockSettings]:
-        """See `Layer`."""
-        (weights, settings), norm3 = super().library_arguments(), self.norm3
-        del weights['qkv_bias']  # `derived_weights` has it
-        if norm3 is None:
-            return weights, settings
-        eps = *settings.eps, norm3.eps
-        return {**weights, 'norm3_weight': norm3.weight, 'norm3_bias': norm3.bias}, settings._replace(eps=eps)
 
     def derived_weights(self, window_size: Size) -> dict[str, Any]:
         """See `SwinBlock`."""

@@ -4,10 +4,12 @@ import torch
 
 from swin_backbone import SwinBackbone
 
+TWO_STAGES = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), drop_path_rate=0.0)
 
-def randomised(output_norms=True, **arguments):
+
+def randomised(output_norms=True, kind=SwinBackbone, **arguments):
     """Return a backbone with random parameters. Output norms stay as initialised if `output_norms` is false."""
-    backbone = SwinBackbone(**{'arch': 'nano', **arguments}).eval()
+    backbone = kind(**{'arch': 'nano', **arguments}).eval()
     for name, parameter in backbone.named_parameters():
         if output_norms or not name.startswith('norm'):
             torch.nn.init.normal_(parameter, std=0.1)
