@@ -6,11 +6,10 @@ mmcv's compiled operators take no bfloat16.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from types import MethodType
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from mmengine.hooks import Hook
@@ -69,63 +68,55 @@ def mixed_precision(model: nn.Module) -> Iterator[None]:
         model: a model of mmdet, mmseg or mmpretrain. On a GPU the context is torch's autocast alone, in float16.
     """
     device = next((x.device.type for x in model.parameters()), 'cpu')
-    with ExitStack() as stack:
-        if device == 'cpu':
-            for module in model.modules():
-                stack.enter_context(_methods_of(module))
-        dtype = torch.bfloat16 if device == 'cpu' else torch.float16
-        # Autocast's cache would keep copies of the weights until the context ends, as of the first step of a training.
-        stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
+    dtype = torch.bfloat16 if device == 'cpu' else torch.float16
+    methods = _methods_in_float32(model) if device == 'cpu' else nullcontext()
+    # Autocast's cache would keep copies of the weights until the context ends, as of the first step of a training.
+    with methods, torch.autocast(device, dtype, cache_enabled=False):
         yield
 
 
-class _Replaced(NamedTuple):
-    """The replaced methods of a module."""
-
-    contexts: int  # open contexts, of all threads
-    names: list[str]
-    before: dict[str, Method]  # earlier methods of the module itself, without those of its class
-
-
-_replaced: WeakKeyDictionary[nn.Module, _Replaced] = WeakKeyDictionary()
+_open: dict[nn.Module, tuple[int, ExitStack]] = {}  # by model: number of contexts in all threads, and the restoration
 _lock = threading.Lock()
 
 
 @contextmanager
-def _methods_of(module: nn.Module) -> Iterator[None]:
-    """Replace methods of a module by methods in float32. The last context of the module restores the methods."""
+def _methods_in_float32(model: nn.Module) -> Iterator[None]:
+    """Replace methods of a model's modules by methods in float32. The last context of the model restores them."""
     with _lock:
-        record = _replaced.get(module) or _replace(module)
-        _replaced[module] = record._replace(contexts=record.contexts + 1)
+        contexts, restoration = _open.get(model) or (0, _replace_methods(model))
+        _open[model] = contexts + 1, restoration
     try:
         yield
     finally:
         with _lock:
-            record = _replaced.pop(module)
-            if record.contexts > 1:
-                _replaced[module] = record._replace(contexts=record.contexts - 1)
+            contexts, restoration = _open.pop(model)
+            if contexts > 1:
+                _open[model] = contexts - 1, restoration
             else:
-                for name in record.names:
-                    delattr(module, name)
-                vars(module).update(record.before)
+                restoration.close()
 
 
-def _replace(module: nn.Module) -> _Replaced:
-    behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
-    methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)
-    if takes_float32_maps(module):
-        methods['forward'] = in_float32
-    elif behind:
-        methods['forward'] = to_float32
-    if callable(getattr(type(module), SAMPLING, None)):
-        methods[SAMPLING] = in_float32
-    before = {name: vars(module)[name] for name in methods if name in vars(module)}
-    for name, change in methods.items():
-        if name in before:  # accelerate.py, for example, sets a module's own forward
-            setattr(module, name, change(before[name]))
-        else:  # a bound method: a deep copy of the module binds the method to the copy
-            setattr(module, name, MethodType(change(getattr(type(module), name)), module))
-    return _Replaced(0, list(methods), before)
+def _replace_methods(model: nn.Module) -> ExitStack:
+    """Replace methods, and return a stack that restores them."""
+    stack = ExitStack()
+    for module in model.modules():
+        behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
+        methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)
+        if takes_float32_maps(module):
+            methods['forward'] = in_float32
+        elif behind:
+            methods['forward'] = to_float32
+        if callable(getattr(type(module), SAMPLING, None)):
+            methods[SAMPLING] = in_float32
+        for name, change in methods.items():
+            before = vars(module).get(name)
+            if before is not None:  # accelerate.py, for example, sets a module's own forward
+                setattr(module, name, change(before))
+                stack.callback(setattr, module, name, before)
+            else:  # a bound method: a deep copy of the module binds the method to the copy
+                setattr(module, name, MethodType(change(getattr(type(module), name)), module))
+                stack.callback(delattr, module, name)
+    return stack
 
 
 def in_float32(method: Method) -> Method:

@@ -5,13 +5,12 @@ import re
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 
 import pytest
 import torch
 from helpers import ROOT
-from helpers.in_process import run
 from helpers.openmmlab.breadth import PLACED, build, pictures_and_truth, predict, swapped, train_one_step
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
@@ -208,22 +207,6 @@ def test_every_family_predicts_and_trains(family):
     assert all(value.isfinite() for value in losses.values())
 
 
-def test_a_forward_that_a_head_was_given_is_called():
-    class Head(torch.nn.Linear):
-        def loss_by_feat(self, x):
-            return x
-
-    head = Head(4, 4)
-    given = head.forward = lambda x: 2 * torch.nn.functional.linear(x, head.weight)
-    x = torch.randn(3, 4)
-    with mixed_precision(head):
-        y = head(x)
-        assert head.loss_by_feat(y.bfloat16()).dtype == torch.float32
-    assert y.dtype == torch.float32
-    torch.testing.assert_close(y, given(x), rtol=2e-2, atol=2e-2)
-    assert head.forward is given
-
-
 def test_afterwards_and_in_a_copy_methods_are_the_modules_own():
     model = build(swapped(PLACED['RetinaNet']), initialise=False)
     head = model.bbox_head
@@ -237,37 +220,6 @@ def test_afterwards_and_in_a_copy_methods_are_the_modules_own():
     assert not {'forward', *BEHIND_FORWARD} & set(vars(head))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('demo', 'config', 'metrics'),
-    [
-        ('demo', 'mask-rcnn_swin-nano_fpn_shapes.py', {'coco/bbox_mAP': 0.01, 'coco/segm_mAP': 0.01}),
-        ('demo-seg', 'swin-nano_upernet_shapes.py', {'mIoU': 1.0}),
-    ],
-)
-def test_metrics_of_the_demos(demo, config, metrics, tmp_path, monkeypatch):
-    """Metrics are within 0.3 points of float32, after `make demo` and `make demo TASK=seg`."""
-    last = ROOT / 'work_dirs' / demo / 'last_checkpoint'
-    if not last.exists():
-        pytest.skip(f'make {demo} has not been run')
-    found, dtypes, convolve = [], set(), nn.Conv2d._conv_forward
-
-    def recording(self, *args):
-        result = convolve(self, *args)
-        dtypes.add(result.dtype)
-        return result
-
-    monkeypatch.setattr(nn.Conv2d, '_conv_forward', recording)
-    for amp in ([], ['--amp']):
-        dtypes.clear()
-        command = ('tools/test.py', f'configs/demo/{config}', last.read_text(), '--work-dir', tmp_path, *amp)
-        output = run(*command).stdout
-        assert dtypes == {torch.bfloat16 if amp else torch.float32}
-        found.append({name: float(re.search(rf'^{name}: (.+)$', output, re.MULTILINE)[1]) for name in metrics})
-    for name, point in metrics.items():
-        assert found[1][name] == pytest.approx(found[0][name], abs=0.3 * point)
-
-
 @pytest.mark.parametrize('grad', [True, False])
 def test_weights_that_change_while_it_lasts_are_used(grad):
     model, x = nn.Linear(3, 2), torch.ones(1, 3)
@@ -276,29 +228,6 @@ def test_weights_that_change_while_it_lasts_are_used(grad):
         with torch.no_grad():
             model.weight += 1  # like an optimizer's step
         torch.testing.assert_close(model(x) - before, torch.full((1, 2), 3.0), atol=0.05, rtol=0, check_dtype=False)
-
-
-def test_one_context_equals_a_context_per_step():
-    images = torch.rand(3, 1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-
-    def trained(around_all, around_each):
-        torch.manual_seed(0)
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with around_all(model):
-            for x in images:
-                with around_each(model):
-                    _, scores = model(x)
-                scores.float().square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return list(model.parameters())
-
-    def nothing(model):
-        return nullcontext()
-
-    for found, wanted in zip(trained(mixed_precision, nothing), trained(nothing, mixed_precision)):
-        assert torch.equal(found, wanted)
 
 
 def test_one_model_in_several_threads():
