@@ -5,56 +5,40 @@ import subprocess
 
 from torch.distributed import DistError
 
-# The variables that mmengine reads; the rank is first.
-RANK_VARIABLES = {
-    'none': (),
-    'pytorch': ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'),
-    'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_NODELIST'),
-    'mpi': ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_SIZE', 'MASTER_ADDR'),
+# Variables with the number of this process and the number of processes
+VARIABLES = {
+    'pytorch': ('RANK', 'WORLD_SIZE'),
+    'slurm': ('SLURM_PROCID', 'SLURM_NTASKS'),
+    'mpi': ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
 }
-COUNTED_BY = {'pytorch': 'WORLD_SIZE', 'slurm': 'SLURM_NTASKS', 'mpi': 'OMPI_COMM_WORLD_SIZE'}
-STARTED_BY = {
-    'pytorch': 'torchrun or tools/dist_train.sh starts',
-    'slurm': 'srun starts in a job of Slurm',
-    'mpi': "Open MPI's mpirun starts, with MASTER_ADDR the first machine's address",
-}
-
-
-def require_launcher(launcher: str) -> None:
-    """Raise an error if the environment variables of `--launcher` are missing.
-
-    Args:
-        launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
-
-    Raises:
-        ValueError: naming the missing variables.
-    """
-    missing = [name for name in RANK_VARIABLES[launcher] if name not in os.environ]
-    if missing:
-        raise ValueError(
-            f'--launcher {launcher} is for processes that {STARTED_BY[launcher]}; {", ".join(missing)} is not set'
-        )
 
 
 def rank(launcher: str) -> int:
     """Return the number of this process among all processes of the run.
 
+    Args:
+        launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
+
     Raises:
-        ValueError: see `require_launcher`.
+        ValueError: if the launcher did not start this process.
     """
-    require_launcher(launcher)
-    return int(os.environ[RANK_VARIABLES[launcher][0]]) if RANK_VARIABLES[launcher] else 0
+    return 0 if launcher == 'none' else _variable(launcher, 0)
 
 
 def processes(launcher: str) -> int:
     """Return the number of processes of the run.
 
     Raises:
-        ValueError: see `require_launcher`.
+        ValueError: see `rank`.
     """
-    require_launcher(launcher)
-    name = COUNTED_BY.get(launcher)
-    return int(os.environ[name]) if name else 1
+    return 1 if launcher == 'none' else _variable(launcher, 1)
+
+
+def _variable(launcher: str, index: int) -> int:
+    name = VARIABLES[launcher][index]
+    if name not in os.environ:
+        raise ValueError(f'--launcher {launcher} takes processes that it starts, got a process without {name}')
+    return int(os.environ[name])
 
 
 def is_lost_peer(error: BaseException) -> bool:

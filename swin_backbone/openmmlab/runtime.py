@@ -27,7 +27,7 @@ from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
-from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
+from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank
 from .layers.accelerate import accelerate
 from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
 from .swap.diff import summarize
@@ -139,11 +139,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         unsafe_load: let pickles in checkpoints run code.
         whole: refuse a checkpoint without all weights of the model; for tests.
         skip_unreadable: continue without unreadable pictures: see `guard_runner`.
-
-    Raises:
-        ValueError: if the launcher did not start this process.
     """
-    require_launcher(cfg.launcher)
     check_classes(cfg)
     read_checkpoints_safely(unless=unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():

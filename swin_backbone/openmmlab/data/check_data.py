@@ -22,7 +22,7 @@ from rich.table import Table
 
 from ..config.paths import annotation_file, datasets_in, metrics_in, require_data
 from ..errors import DataError, Faults
-from ..launchers import rank, require_launcher
+from ..launchers import rank
 from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
 from .check_labels import LabelRule, read_label
 from .guard import build_error, label_rule, unreadable
@@ -117,8 +117,7 @@ def check_own_data(cfg: Config, skip_unreadable: bool = False) -> None:
     Raises:
         DataError: if the data has errors.
     """
-    require_launcher(cfg.launcher)
-    if 'own_data' not in cfg or rank(cfg.launcher) > 0:
+    if rank(cfg.launcher) > 0 or 'own_data' not in cfg:
         return
     reports = check_data(cfg, max_files=200, seconds=5, skip_unreadable=skip_unreadable)
     print_reports(reports, Console(stderr=True), with_errors=False)
