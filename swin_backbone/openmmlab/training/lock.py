@@ -1,6 +1,5 @@
 """A lock for one training at a time in a working folder: two trainings would mix their checkpoints."""
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from ...whole_files import write_whole
 from ..checkpointing.names import is_own_file
 from ..errors import TrainingStopped
 
-LOCK, HOLDER = '.training.lock', '.training.json'  # two files: Windows cannot read a locked file
+LOCK, HOLDER = '.training.lock', '.training.txt'  # two files: Windows cannot read a locked file
 
 
 @contextmanager
@@ -37,22 +36,16 @@ def only_training_in(work_dir: str, rank: int = 0) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        holder = Path(work_dir, HOLDER)
+        words = holder.read_text() if is_own_file(holder) else ''
         raise TrainingStopped(
-            f'{_holder(Path(work_dir, HOLDER))} trains in {work_dir}, and two trainings would mix their checkpoints: '
+            f'{words or "another process"} trains in {work_dir}, and two trainings would mix their checkpoints: '
             'wait, end the process, or take another --work-dir'
         ) from None
     try:
         since = datetime.now().astimezone().isoformat(timespec='seconds')
-        holder = dict(pid=os.getpid(), host=socket.gethostname(), since=since)
-        write_whole(Path(work_dir, HOLDER), json.dumps(holder).encode())
+        words = f'process {os.getpid()} on {socket.gethostname()}, since {since},'
+        write_whole(Path(work_dir, HOLDER), words.encode())
         yield
     finally:
         lock.release()
-
-
-def _holder(path: Path) -> str:
-    try:
-        holder = json.loads(path.read_bytes()[:1000]) if is_own_file(path) else {}
-        return f'process {holder["pid"]:d} on {holder["host"]:.100}, since {holder["since"]:.40},'
-    except (OSError, ValueError, KeyError, TypeError):  # the other training has just begun
-        return 'another process'

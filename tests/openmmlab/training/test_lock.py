@@ -1,7 +1,6 @@
 """Two trainings cannot share a working folder. The lock ends with the process."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -44,12 +43,11 @@ def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fau
             pass
     with only_training_in(str(tmp_path), rank=1):  # rank 0 holds the lock
         pass
-    for contents in ('', '{}'):
-        (tmp_path / HOLDER).write_text(contents)
-        with pytest.raises(TrainingStopped, match=r'^another process trains in'), only_training_in(str(tmp_path)):
-            pass
+    (tmp_path / HOLDER).unlink()
+    with pytest.raises(TrainingStopped, match=r'^another process trains in'), only_training_in(str(tmp_path)):
+        pass
     wait_killed(holder)
-    record_fault('locks', 4)
+    record_fault('locks', 3)
 
 
 def wait_killed(process):
@@ -61,7 +59,7 @@ def test_a_kill_leaves_no_lock(tmp_path, holder, record_fault):
     """Workers live for some seconds more, and hold no lock."""
     wait_killed(holder)
     with only_training_in(str(tmp_path)):
-        assert json.loads((tmp_path / HOLDER).read_text())['pid'] == os.getpid()
+        assert (tmp_path / HOLDER).read_text().startswith(f'process {os.getpid()} on ')
     with only_training_in(str(tmp_path)):
         pass
     record_fault('locks')
