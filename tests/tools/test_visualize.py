@@ -168,8 +168,7 @@ def test_curves_are_drawn_at_each_validation_and_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(('name', 'backend'), [('tensorboard', 'TensorboardVisBackend'), ('wandb', 'WandbVisBackend')])
-def test_vis(monkeypatch, name, backend):
-    monkeypatch.setattr(monitor, 'find_spec', lambda package: package == name)
+def test_vis(name, backend):
     cfg = Config.fromfile(DETECTION)
     for _ in range(2):
         monitor.enable_vis(cfg, name)
@@ -177,9 +176,6 @@ def test_vis(monkeypatch, name, backend):
     bare = Config(dict())
     monitor.enable_vis(bare, name)
     assert [one['type'] for one in bare.visualizer.vis_backends] == ['LocalVisBackend', backend]
-    monkeypatch.setattr(monitor, 'find_spec', lambda package: None)
-    with pytest.raises(ValueError, match=f'--vis {name} needs the package {name}: pip install {name}'):
-        monitor.enable_vis(cfg, name)
     before = cfg.pretty_text
     monitor.enable_vis(cfg, None)
     assert cfg.pretty_text == before

@@ -1,7 +1,6 @@
 """Views of a training: curves.png beside the log, and mmengine's backends for TensorBoard and W&B."""
 
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,11 +12,7 @@ from mmengine.runner import Runner
 from ...pictures.curves import curves_figure, read_log
 from ...pictures.save import save_figure
 
-# By the value of --vis: mmengine's backend, and packages, any of which serves
-VIS_BACKENDS = {
-    'tensorboard': ('TensorboardVisBackend', ('tensorboard', 'tensorboardX')),
-    'wandb': ('WandbVisBackend', ('wandb',)),
-}
+VIS_BACKENDS = {'tensorboard': 'TensorboardVisBackend', 'wandb': 'WandbVisBackend'}  # by the value of --vis
 
 
 class CurvesHook(Hook):
@@ -49,16 +44,10 @@ def enable_vis(cfg: Config, name: Optional[str]) -> None:
 
     Args:
         name: 'tensorboard' or 'wandb'; None changes nothing.
-
-    Raises:
-        ValueError: if the package is not installed.
     """
     if name is None:
         return
-    backend, packages = VIS_BACKENDS[name]
-    if not any(find_spec(package) for package in packages):
-        raise ValueError(f'--vis {name} needs the package {packages[0]}: pip install {packages[0]}')
     visualizer = cfg.get('visualizer') or dict(type='Visualizer')
     backends = visualizer.get('vis_backends') or [dict(type='LocalVisBackend')]
-    if backend not in [entry['type'] for entry in backends]:
-        cfg.visualizer = dict(visualizer, vis_backends=[*backends, dict(type=backend)])
+    if VIS_BACKENDS[name] not in [entry['type'] for entry in backends]:
+        cfg.visualizer = dict(visualizer, vis_backends=[*backends, dict(type=VIS_BACKENDS[name])])
