@@ -15,7 +15,6 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from ...checkpoints.errors import first_of
-from ...checks import check_int
 from ..checkpointing.checkpoint_hook import find_checkpoint_hook, name_of_last
 from ..errors import TrainingStopped
 
@@ -34,14 +33,13 @@ class NonFiniteGuardHook(Hook):
         max_in_a_row: number of skipped steps in a row that ends the training.
 
     Raises:
-        ValueError: if `max_in_a_row` is below 1.
         TrainingStopped: after `max_in_a_row` skipped steps.
     """
 
     priority = 'HIGH'  # before the hooks that use the results of a step: EMA, checkpoints
 
     def __init__(self, max_in_a_row: int = 10) -> None:
-        self.max_in_a_row = check_int('max_in_a_row', max_in_a_row, least=1)
+        self.max_in_a_row = max_in_a_row
         self.in_a_row = 0
         self.wrapper: Optional[OptimWrapper] = None
         self.problem: Optional[str] = None  # 'loss' or 'gradient norm' of a skipped step
