@@ -1,6 +1,7 @@
 """Save checkpoints, with a complete checkpoint on the disk at any moment."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -10,7 +11,7 @@ from mmengine.runner import Runner
 
 from ...whole_files import PARTIAL, write_whole
 from .exact_resume import resume_state
-from .names import partials
+from .names import is_checkpoint_name, is_own_file
 
 
 class WholeCheckpointHook(CheckpointHook):
@@ -24,30 +25,28 @@ class WholeCheckpointHook(CheckpointHook):
     # Of the newest complete checkpoint; mmengine sets `last_ckpt` before the write
     saved_iter = -1
     saved_path: Optional[str] = None
-    file_backend: Any  # mmengine's, or `_RemovesLater`
+    file_backend: Any
 
-    def __init__(
-        self,
-        *args: Any,
-        out_dir: Optional[Union[str, Path]] = None,
-        file_client_args: Optional[dict[str, Any]] = None,
-        backend_args: Optional[dict[str, Any]] = None,
-        **kwargs: Any,
-    ) -> None:
-        if file_client_args is None and backend_args is None and '://' not in str(out_dir):
-            backend_args = dict(backend='whole')
-        super().__init__(*args, out_dir=out_dir, file_client_args=file_client_args, backend_args=backend_args, **kwargs)
+    def __init__(self, **settings: Any) -> None:
+        if not any(map(settings.get, ('file_client_args', 'backend_args'))) and not _is_url(settings.get('out_dir')):
+            settings['backend_args'] = dict(backend='whole')
+        super().__init__(**settings)
 
     def before_train(self, runner: Runner) -> None:
-        kept = runner.message_hub.runtime_info.pop('keep_ckpt_ids', [])  # mmengine's hook removes surplus files
+        info = runner.message_hub.runtime_info
+        for key in [key for key in info if key.startswith('best_ckpt')]:
+            name = _name_of(info.pop(key))
+            if self._is_own(name):
+                info[key] = os.path.join(self.folder(runner), name)  # the folder may have moved
+        kept = info.pop('keep_ckpt_ids', [])  # mmengine's hook removes surplus files
         super().before_train(runner)
-        if is_main_process() and '://' not in str(self.out_dir):
-            for partial in partials(Path(self.out_dir), PARTIAL, self.filename_tmpl):
-                partial.unlink()
+        if is_main_process() and not _is_url(self.out_dir):
+            for partial in Path(self.out_dir).glob(f'{PARTIAL}*'):  # of a killed process
+                if self._is_own(partial.name.removeprefix(PARTIAL)) and is_own_file(partial):
+                    partial.unlink()
         if self.max_keep_ckpts > 0:
             self.keep_ckpt_ids.extend(kept[-self.max_keep_ckpts :])
-            if is_main_process():
-                self._remove([self._path(step) for step in kept[: -self.max_keep_ckpts]])
+            self._remove([self._path(step) for step in kept[: -self.max_keep_ckpts]])
 
     def folder(self, runner: Runner) -> str:
         """Return the folder of the checkpoints, also before training."""
@@ -87,31 +86,30 @@ class WholeCheckpointHook(CheckpointHook):
         self.saved_iter, self.saved_path = meta['iter'], self.last_ckpt
         if is_main_process():
             write_whole(Path(runner.work_dir) / 'last_checkpoint', str(self.last_ckpt).encode())
-            self._remove(outdated)
+        self._remove(outdated)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict[str, float]) -> None:
-        backend = self.file_backend
-        self.file_backend = later = _RemovesLater(backend)
+        outdated: list[str] = []
+        self.file_backend.remove = outdated.append  # mmengine removes before it saves
         try:
             super()._save_best_checkpoint(runner, metrics)
-            outdated = later.removed
         finally:
-            self.file_backend = backend
-        self._remove([path for path in outdated if path not in self._best().values()])
+            del self.file_backend.remove
+        best = [path for key, path in runner.message_hub.runtime_info.items() if key.startswith('best_ckpt')]
+        self._remove([path for path in outdated if path not in best])
 
     def _path(self, step: Union[int, str]) -> str:
         return str(self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step)))
 
-    def _remove(self, paths: list[str]) -> None:
-        for path in paths:
-            if self.file_backend.isfile(path) and not os.path.islink(path):
-                self.file_backend.remove(path)
+    def _is_own(self, name: str) -> bool:
+        return is_checkpoint_name(name, self.filename_tmpl, best=True)
 
-    def _best(self) -> dict[Optional[str], Optional[str]]:
-        """Return the path of the best checkpoint by metric; the key of a single metric is None."""
-        if self.save_best is None:
-            return {}
-        return {None: self.best_ckpt_path} if len(self.key_indicators) == 1 else self.best_ckpt_path_dict
+    def _remove(self, paths: list[str]) -> None:
+        """Remove checkpoints of this folder."""
+        for path in paths if is_main_process() else ():
+            is_here = path == self.file_backend.join_path(self.out_dir, _name_of(path))
+            if is_here and self._is_own(_name_of(path)) and self.file_backend.isfile(path) and not os.path.islink(path):
+                self.file_backend.remove(path)
 
 
 def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:
@@ -126,15 +124,9 @@ def name_of_last(hook: Optional[WholeCheckpointHook]) -> str:
     return f'The last whole checkpoint is {hook.saved_path}; --resume goes on from there.'
 
 
-class _RemovesLater:
-    """A file backend that lists paths instead of removing them."""
+def _name_of(path: str) -> str:
+    return re.split(r'[/\\]', path)[-1]
 
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self.removed: list[str] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
-
-    def remove(self, path: str) -> None:
-        self.removed.append(path)
+def _is_url(folder: Any) -> bool:
+    return '://' in str(folder)

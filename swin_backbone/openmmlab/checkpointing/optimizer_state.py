@@ -1,113 +1,95 @@
-"""The state of a resumed optimizer: moments from the checkpoint, settings from the config."""
+"""The optimizer of a resumed training: moments from the checkpoint, settings and schedules from the config."""
 
-import copy
-from collections import defaultdict
-from typing import Any, Optional
+import warnings
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
 
 import torch
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
-from torch.optim import Optimizer
+
+PLATEAU = ('best', 'num_bad_epochs', 'cooldown_counter', 'last_step')
 
 
-def fit_optimizer(wrapper: Any, saved: Any, where: str = 'optimizer') -> dict[str, Any]:
-    """Return a state for a freshly built optimizer wrapper: the moments of a checkpoint and the wrapper's own settings.
-
-    Each moment is compared in name, shape and dtype with a moment of this optimizer after one step. Moments are copied,
-    because a file may share memory between moments.
+def fit_optimizer(wrapper: OptimWrapper, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer wrapper with the moments of a checkpoint and the wrapper's own settings.
 
     Args:
-        wrapper: mmengine's OptimWrapper or OptimWrapperDict.
         saved: the `state_dict` of such a wrapper, from a checkpoint.
 
     Raises:
-        ValueError, TypeError, AttributeError, KeyError: if they do not fit.
+        ValueError: if the optimizers have other parameter groups, or a moment does not fit its parameter.
     """
-    if isinstance(wrapper, OptimWrapperDict):
-        if set(saved) != set(wrapper.keys()):
-            raise ValueError(f'{where} is of {sorted(saved)}, and this training has {sorted(wrapper.keys())}')
-        return {name: fit_optimizer(inner, saved[name], f'{where}.{name}') for name, inner in wrapper.items()}
     own: dict[str, Any] = wrapper.state_dict()
-    own['state'] = _fit_moments(wrapper, own['param_groups'], saved, where)
-    if isinstance(own.get('loss_scaler'), dict) and saved.get('loss_scaler') is not None:
+    sizes, own_sizes = [[len(group['params']) for group in state['param_groups']] for state in (saved, own)]
+    if sizes != own_sizes:
+        raise ValueError(
+            f'optimizer is of {sum(sizes)} parameters in {len(sizes)} groups, and this training has {sum(own_sizes)} '
+            f'in {len(own_sizes)}: model or optimizer differ'
+        )
+    numbers, own_numbers = (
+        chain.from_iterable(group['params'] for group in state['param_groups']) for state in (saved, own)
+    )
+    parameters = ((parameter, group) for group in wrapper.optimizer.param_groups for parameter in group['params'])
+    own['state'] = {
+        own_number: {
+            name: _fit_moment(value, parameter, bool(group.get('fused')), f'optimizer.state[{number}].{name}')
+            for name, value in saved['state'][number].items()
+        }
+        for (parameter, group), own_number, number in zip(parameters, own_numbers, numbers)
+        if saved['state'].get(number)  # else the parameter had no gradient
+    }
+    if own.get('loss_scaler') and saved.get('loss_scaler'):
         own['loss_scaler'].update({name: saved['loss_scaler'][name] for name in ('scale', '_growth_tracker')})
     return own
 
 
-def is_alike(value: Any, own: Any) -> bool:
-    """Return whether a value has the type of another, and a tensor the same shape, dtype and layout."""
-    if not isinstance(own, Tensor):
-        return type(value) is type(own)
-    return isinstance(value, Tensor) and (value.shape, value.dtype, value.layout) == (own.shape, own.dtype, own.layout)
+def _fit_moment(value: Any, parameter: nn.Parameter, fused: bool, where: str) -> Any:
+    """Copy a moment to the memory layout of its parameter. Fused optimizers compare neither shape nor layout."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    if value.shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+    if fused:
+        raise ValueError(f'{where} takes the shape {tuple(parameter.shape)}, got {tuple(value.shape)}')
+    return value
 
 
-def describe(value: Any) -> str:
-    """Describe a value in a few words, for a sentence."""
-    if isinstance(value, Tensor):
-        return f'a tensor of {value.dtype} and shape {tuple(value.shape)}'
-    return f'{value!r:.60}'
+def wind(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
+    """Step the schedules of the config up to a position.
 
-
-def _fit_moments(wrapper: OptimWrapper, own_groups: list[dict[str, Any]], saved: Any, where: str) -> dict[str, Any]:
-    numbers = [group['params'] for group in saved['param_groups']]
-    sizes, own_sizes = [list(map(len, groups)) for groups in (numbers, [group['params'] for group in own_groups])]
-    if sizes != own_sizes:
-        raise ValueError(
-            f'{where} is of {sum(sizes)} parameters in {len(sizes)} groups, and this training has {sum(own_sizes)} in '
-            f'{len(own_sizes)}: model or optimizer differ'
-        )
-    moments = {}
-    samples: dict[tuple[Any, ...], Optional[dict[str, Any]]] = {}
-    for index, (group, own_group) in enumerate(zip(wrapper.optimizer.param_groups, own_groups)):
-        for parameter, own_number, number in zip(group['params'], own_group['params'], numbers[index]):
-            entry = {name: value for name, value in (saved['state'].get(number) or {}).items() if value is not None}
-            if not entry:
-                continue  # the parameter had no gradient
-            kind = (index, parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
-            if kind not in samples:
-                samples[kind] = _moments_of_a_step(wrapper.optimizer, group, parameter)
-            moments[own_number] = _fit_entry(entry, samples[kind], f'{where}.state[{number}]')
-    return moments
-
-
-@torch.enable_grad()
-def _moments_of_a_step(
-    optimizer: Optimizer, group: dict[str, Any], parameter: nn.Parameter
-) -> Optional[dict[str, Any]]:
-    """Return the moments of a copied optimizer after one step of a parameter of zeros.
-
-    The result is None for an optimizer whose step needs more than a gradient, as LBFGS.
+    A schedule is a function of config and position, and its saved state is not read. The exception is a schedule that
+    follows a metric (ReduceOnPlateau), with history and rates from the checkpoint.
     """
-    probe = copy.copy(optimizer)
-    zeros = nn.Parameter(torch.zeros_like(parameter))
-    zeros.grad = torch.zeros_like(parameter)
-    probe.param_groups = [dict(group, params=[zeros])]
-    # Adagrad has moments before the first step
-    probe.state = defaultdict(dict, {zeros: copy.deepcopy(optimizer.state.get(parameter, {}))})
-    try:
-        type(probe).step(probe)  # the class's method: a scheduler replaces the method of the object
-    except Exception:  # optimizers raise errors of any kind
-        return None
-    moments: dict[str, Any] = probe.state[zeros]
-    return moments
+    length = len(runner.train_dataloader) if isinstance(runner.train_loop, EpochBasedTrainLoop) else 0
+    epochs = min(epoch, runner.max_epochs) if length else 0
+    schedulers = runner.param_schedulers or []
+    done = 0
+
+    def step(by_epoch: bool) -> None:
+        for scheduler in schedulers:
+            if scheduler.by_epoch == by_epoch:
+                scheduler.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # the optimizer takes no steps here
+        for number in range(1, min(iteration, runner.max_iters) + 1):
+            step(by_epoch=False)
+            if done < epochs and number % length == 0:
+                done += 1
+                step(by_epoch=True)
+        for _ in range(epochs - done):  # a batch sampler may make fewer batches than its length
+            step(by_epoch=True)
+    for scheduler, state in zip(schedulers, checkpoint.get('param_schedulers', ())):
+        if getattr(scheduler, 'need_val_args', False):
+            scheduler.__dict__.update({key: state[key] for key in PLATEAU})
+            for group, saved in zip(scheduler.optimizer.param_groups, groups_of(checkpoint['optimizer'])):
+                group[scheduler.param_name] = saved[scheduler.param_name]
 
 
-def _fit_entry(entry: dict[str, Any], samples: Optional[dict[str, Any]], where: str) -> dict[str, Any]:
-    if samples is None:
-        return {name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.items()}
-    if any(name not in entry and sample is not None for name, sample in samples.items()):
-        raise ValueError(
-            f'{where} has {", ".join(map(str, entry))}, and this optimizer keeps {", ".join(samples)}: another '
-            'optimizer made it'
-        )
-    return {
-        name: _fit_value(entry[name], sample, f'{where}.{name}') for name, sample in samples.items() if name in entry
-    }
-
-
-def _fit_value(value: Any, sample: Any, where: str) -> Any:
-    if isinstance(sample, Tensor) and sample.ndim == 0 and isinstance(value, (int, float)):  # of older torch
-        value = torch.tensor(value, dtype=sample.dtype)
-    if not is_alike(value, sample):
-        raise ValueError(f'{where} takes {describe(sample)}, got {describe(value)}')
-    return torch.empty_like(sample).copy_(value) if isinstance(sample, Tensor) else value
+def groups_of(optimizer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the groups in a wrapper's state, in the order of `OptimWrapper.param_groups`."""
+    base = optimizer.get('base_param_settings')
+    return [*optimizer['param_groups'], *([] if base is None else [base])]

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from functools import partial
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.device import get_device
@@ -13,12 +14,12 @@ from torch.utils.data import DataLoader
 
 from ...whole_files import CANNOT_WRITE
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
-from ..checkpointing.exact_resume import restore_position
 from ..checkpointing.latest import newest_whole_checkpoint
 from ..checkpointing.loops import placed
+from ..checkpointing.names import EPOCHS
 from ..errors import TrainingStopped
 from ..layers.accelerate import accelerate
-from .signals import SignalHook, WorkerInit
+from .signals import SignalHook, init_worker
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
 FOR_THE_FILE = (
@@ -73,8 +74,7 @@ class SafeRunner(Runner):
         dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
     ) -> DataLoader[Any]:
         loader: DataLoader[Any] = Runner.build_dataloader(dataloader, *args, **kwargs)
-        if not isinstance(loader.worker_init_fn, WorkerInit):
-            loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+        loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
         return loader
 
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
@@ -86,17 +86,11 @@ class SafeRunner(Runner):
             return
         hook = find_checkpoint_hook(self)
         folder = hook.folder(self) if hook is not None else self.work_dir
-        template = hook.filename_tmpl if hook is not None else 'epoch_{}.pth'
-        path = newest_whole_checkpoint(self.work_dir, folder, template, len(self.train_dataloader))
+        path = newest_whole_checkpoint(self.work_dir, folder, hook.filename_tmpl if hook is not None else EPOCHS)
         if path is None:
             self.logger.warning(f'There is no checkpoint in {folder} to resume: training starts from the beginning.')
         else:
             self.resume(path)
-
-    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        checkpoint: dict[str, Any] = super().load_checkpoint(filename, *args, **kwargs)
-        self._meta = checkpoint.get('meta', {})
-        return checkpoint
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
         """Continue from a checkpoint, as mmengine: see `fit_to_run`.
@@ -109,7 +103,6 @@ class SafeRunner(Runner):
         hook = find_checkpoint_hook(self)
         if hook is not None:
             hook.saved_iter, hook.saved_path = self.iter, filename
-        restore_position(self, self._meta)
 
     def train(self) -> nn.Module:
         """Train, as mmengine.

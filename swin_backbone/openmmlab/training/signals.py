@@ -119,25 +119,20 @@ class SignalHook(Hook):
         sys.exit(RESUMABLE)
 
 
-class WorkerInit:
-    """A data loader's `worker_init_fn` that makes the worker ignore signals, beside the loader's own function.
+def init_worker(own: Optional[Callable[[int], None]], worker_id: int) -> None:
+    """Make a worker of a data loader ignore signals, then call the loader's own `worker_init_fn`.
 
     Terminals and clusters signal workers too, and a dead worker would end the training without a checkpoint. SIGTERM
     from the training itself still ends a worker.
     """
-
-    def __init__(self, own: Optional[Callable[[int], None]]) -> None:
-        self.own = own
-
-    def __call__(self, worker_id: int) -> None:
-        for number in ACTIONS:
-            if number != signal.SIGTERM:
-                signal.signal(number, signal.SIG_IGN)
-        if hasattr(signal, 'sigwaitinfo'):  # returns the sender; macOS lacks it
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            threading.Thread(target=_end_by, args=(os.getppid(),), daemon=True).start()
-        if self.own is not None:
-            self.own(worker_id)
+    for number in ACTIONS:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, 'sigwaitinfo'):  # returns the sender; macOS lacks it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_by, args=(os.getppid(),), daemon=True).start()
+    if own is not None:
+        own(worker_id)
 
 
 def _end_by(parent: int) -> None:

@@ -5,35 +5,29 @@ import signal
 
 import pytest
 import torch
-from helpers.openmmlab.toy_training import config, run, run_ranks
+from helpers.openmmlab.toy_training import config, differing, run, run_ranks
 
 LOOPS = {'epochs': dict(epochs=2), 'iterations': dict(iterations=16, interval=4)}
 ENDED_AT = {'epochs': 'epoch_3.pth', 'iterations': 'iter_20.pth'}
 LONGER = {'epochs': dict(epochs=3), 'iterations': dict(iterations=20, interval=4)}
 BATCH = 'train_dataloader__batch_size'
-IMAGES = 'train_dataloader__dataset__images'
 AVERAGE = [dict(type='EMAHook', momentum=0.1)]
+ACCUMULATED = dict(optim_wrapper__accumulative_counts=2)
 # settings before and after, and the message
 CHANGES = {
     'a smaller batch': ({BATCH: 8}, {BATCH: 2}, '2 images a batch instead of 8'),
-    'a larger batch': ({BATCH: 2}, {BATCH: 8}, '8 images a batch instead of 2'),
+    'within an accumulation': ({BATCH: 8, **ACCUMULATED}, {BATCH: 2}, '2 images a batch instead of 8'),
     'more processes': (dict(ranks=1), dict(ranks=2), '2 processes instead of 1'),
     'fewer processes and a larger batch': (
-        {'ranks': 2, BATCH: 2}, {'ranks': 1, BATCH: 4}, '4 images a batch instead of 2, 1 processes instead of 2'),
-    'fewer images': ({}, {IMAGES: 6}, 'other data, of 6 images instead of 16'),
-    'another seed': (dict(randomness=dict(seed=5)), dict(randomness=dict(seed=6)), 'its seed 5 and not 6'),
-    'a seed where there was none': (
-        dict(randomness=dict(seed=None)), dict(randomness=dict(seed=6)), r'its seed \d+ and not 6'),
+        {'ranks': 2, BATCH: 2, **ACCUMULATED}, {'ranks': 1, BATCH: 4},
+        '4 images a batch instead of 2, 1 processes instead of 2'),
+    'fewer images': ({}, dict(train_dataloader__dataset__images=6), 'other data, of 6 images instead of 16'),
     'another rate': (
         {}, dict(optim_wrapper__optimizer__lr=0.1), r'the learning rate 0\.\d+ of the config instead of 0\.\d+'),
     'another schedule': (
         {}, dict(param_scheduler=[dict(type='ConstantLR', factor=0.5, by_epoch=False, end=30)]),
         r'the learning rate 0\.005 of the config instead of 0\.\d+'),
-    'more batches a step': ({}, dict(optim_wrapper__accumulative_counts=2), '2 batches a step instead of 1'),
-    'fewer batches a step': (
-        dict(optim_wrapper__accumulative_counts=4), dict(optim_wrapper__accumulative_counts=1),
-        '1 batches a step instead of 4'),
-    'a moving average': ({}, dict(hooks=AVERAGE), 'no moving average, which begins anew'),
+    'more batches a step': ({}, ACCUMULATED, '2 batches a step instead of 1'),
     'no moving average': (dict(hooks=AVERAGE), dict(hooks=()), 'the moving average left out'),
 }  # fmt: skip
 
@@ -43,23 +37,12 @@ def train(work_dir, log, ranks=1, **settings):
     return {run(cfg, log=log)} if ranks == 1 else set(run_ranks(cfg, ranks, log))
 
 
-def check(tmp_path, loop, before, after, said, stop=()):
-    log = tmp_path / 'log'
-    first = {**LOOPS[loop], 'hooks': stop, **before}
-    assert train(tmp_path / 'work', tmp_path / 'first', **first) == {75 if stop else 0}
-    assert train(tmp_path / 'work', log, resume=True, **{**LONGER[loop], **before, **after}) == {0}, last_words(log)
-    text = last_words(log)
-    lines = [line for line in text.splitlines() if ' is resumed with ' in line]
-    assert len(lines) == 1, text
-    assert re.search(rf'(epoch|iter)_\w+\.pth is resumed with {said}(, .*)?: not as it would', lines[0])
-    assert 'Traceback' not in text
-    ended = torch.load(tmp_path / 'work' / ENDED_AT[loop], weights_only=False)
-    assert all(value.isfinite().all() for value in ended['state_dict'].values())
-    return ended
-
-
 def last_words(log):
     return '\n'.join(path.read_text() for path in log.parent.glob('log*'))
+
+
+def stop_after(iteration):
+    return [dict(type='SendSignal', number=int(signal.SIGTERM), after=[iteration])]
 
 
 @pytest.mark.parametrize(
@@ -67,47 +50,48 @@ def last_words(log):
 )
 @pytest.mark.parametrize('loop', LOOPS)
 def test_a_changed_resume(tmp_path, record_fault, loop, change):
-    check(tmp_path, loop, *CHANGES[change])
+    before, after, message = CHANGES[change]
+    log = tmp_path / 'log'
+    stopped = 'optim_wrapper__accumulative_counts' in before
+    first = {**LOOPS[loop], 'hooks': stop_after(3) if stopped else (), **before}
+    assert train(tmp_path / 'work', tmp_path / 'first', **first) == {75 if stopped else 0}
+    assert train(tmp_path / 'work', log, resume=True, **{**LONGER[loop], **before, **after}) == {0}, last_words(log)
+    text = last_words(log)
+    lines = [line for line in text.splitlines() if ' is resumed with ' in line]
+    assert len(lines) == 1, text
+    assert re.search(rf'(epoch|iter)_\w+\.pth is resumed with {message}(, .*)?: not as it would', lines[0])
+    ended = torch.load(tmp_path / 'work' / ENDED_AT[loop], weights_only=False)
+    assert all(value.isfinite().all() for value in ended['state_dict'].values())
+    record_fault('changed_resumes')
+
+
+@pytest.mark.parametrize('seed', [5, pytest.param(None, marks=pytest.mark.slow)])
+def test_the_seed_of_the_checkpoint_stays(tmp_path, record_fault, seed):
+    log = tmp_path / 'log'
+    assert train(tmp_path / 'work', tmp_path / 'first', epochs=1, randomness=dict(seed=seed)) == {0}
+    assert train(tmp_path / 'work', log, epochs=2, resume=True, randomness=dict(seed=6)) == {0}
+    assert 'is different from the value in `randomness` config "6"' in last_words(log)
+    assert torch.load(tmp_path / 'work' / 'epoch_2.pth', weights_only=False)['meta']['seed'] != 6
     record_fault('changed_resumes')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'change',
-    ['a smaller batch', 'a larger batch', 'more processes', 'fewer images', 'another seed', 'fewer batches a step'],
-)
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_changed_resume_within_an_accumulation(tmp_path, record_fault, loop, change):
-    before, after, said = CHANGES[change]
-    stop = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[3])]
-    check(tmp_path, loop, dict(dict(optim_wrapper__accumulative_counts=2), **before), after, said, stop)
-    record_fault('changed_resumes')
-
-
-@pytest.mark.slow
-def test_a_second_stop_after_a_change_changes_no_bit(tmp_path, record_fault):
-    """A second stop after a change changes no bit of the result."""
-    from helpers.openmmlab.toy_training import differing
-
-    for loop in LOOPS:
-        for folder in ('whole', 'killed'):
-            log, work_dir = tmp_path / f'log-{loop}', tmp_path / loop / folder
-            assert train(work_dir, log, **LOOPS[loop], **{BATCH: 4}) == {0}
-            longer = dict(LONGER[loop], **{BATCH: 2})
-            if folder == 'killed':
-                stop = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[19])]
-                assert train(work_dir, log, resume=True, hooks=stop, **longer) == {75}
-            assert train(work_dir, log, resume=True, **longer) == {0}
-        final = ENDED_AT[loop]
-        assert differing(tmp_path / loop / 'whole' / final, tmp_path / loop / 'killed' / final) == []
-        record_fault('resumes')
+def test_a_second_stop_after_a_change_changes_no_bit(tmp_path, record_fault, loop):
+    for folder in ('whole', 'killed'):
+        log, work_dir = tmp_path / 'log', tmp_path / folder
+        assert train(work_dir, log, **LOOPS[loop], **{BATCH: 4}) == {0}
+        longer = dict(LONGER[loop], **{BATCH: 2})
+        if folder == 'killed':
+            assert train(work_dir, log, resume=True, hooks=stop_after(19), **longer) == {75}
+        assert train(work_dir, log, resume=True, **longer) == {0}
+    assert differing(tmp_path / 'whole' / ENDED_AT[loop], tmp_path / 'killed' / ENDED_AT[loop]) == []
+    record_fault('resumes')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('loop', LOOPS)
 def test_training_without_its_average_changes_no_bit(tmp_path, record_fault, loop):
-    from helpers.openmmlab.toy_training import differing
-
     for folder, hooks in (('never', ()), ('before', AVERAGE)):
         for settings in (dict(LOOPS[loop], hooks=hooks), dict(LONGER[loop], resume=True)):
             assert train(tmp_path / folder, tmp_path / 'log', **settings) == {0}, last_words(tmp_path / 'log')
@@ -121,7 +105,7 @@ def test_training_without_its_average_changes_no_bit(tmp_path, record_fault, loo
 def test_a_changed_resume_in_the_other_loop(tmp_path, record_fault, before, after, stop):
     """Resume at the end and in the middle of an epoch."""
     log, work_dir = tmp_path / 'log', tmp_path / 'work'
-    hooks = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[stop])] if stop else ()
+    hooks = stop_after(stop) if stop else ()
     assert train(work_dir, tmp_path / 'first', **LOOPS[before], hooks=hooks) == {75 if stop else 0}
     assert train(work_dir, log, resume=True, **LONGER[after]) == {0}, last_words(log)
     assert f'is resumed with {after} instead of {before}: not as' in last_words(log)

@@ -16,7 +16,7 @@ from swin_backbone.whole_files import write_whole, write_whole_by
 
 
 def newest(folder):
-    return newest_whole_checkpoint(str(folder), str(folder), 'epoch_{}.pth', 8)
+    return newest_whole_checkpoint(str(folder), str(folder), 'epoch_{}.pth')
 
 
 def kill_at(countdown):
@@ -116,20 +116,6 @@ def test_on_a_full_disk_training_stops_with_a_sentence(tmp_path, small_disk, rec
     (small_disk / 'much').unlink()
     assert run(config(work_dir, epochs=2, resume=True), log=log) == 0
     assert Path(newest(work_dir)).name == 'epoch_2.pth'
-    record_fault('full_disks')
-
-
-def test_a_read_only_folder_stops_training(tmp_path, small_disk, record_fault):
-    work_dir, log = small_disk / 'work', tmp_path / 'log'
-    # a remount of the disk fails with an open log file, so a bind mount becomes read-only
-    freeze = dict(
-        type='RunAfter', after=1, command=f'mount --bind {work_dir} {work_dir}; mount -o remount,bind,ro {work_dir}'
-    )
-    try:
-        assert wait(start(train_and_say, config(work_dir, epochs=3, hooks=[freeze]), log=log)) not in (0, None)
-        check_stopped_with_a_sentence(work_dir, log, 'Read-only file system')
-    finally:
-        subprocess.run(['umount', '-l', work_dir])
     record_fault('full_disks')
 
 
