@@ -1,7 +1,6 @@
 """benchmarks/parity.py: trainings with both Swins agree, and the command reports differences."""
 
 import json
-from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -91,23 +90,6 @@ def test_controls_of_all_seeds_make_the_band():
     assert parity.iteration_out_of_band([quiet, other], quiet)
 
 
-def test_what_is_planned():
-    kinds = dict(optimizers=['sgd', 'adamw'], dtypes=parity.DTYPES)
-    args = Namespace(
-        seeds=3, iterations=7, backend='torch', configs=[], cfg_options=None, data='D', annotations=None, **kinds
-    )
-    plan = list(parity.planned(args, parity.DEMOS[0], 'folder'))
-    assert [seed for _, seed, _ in plan] == [0, 0, 1, 2] * 2
-    assert all(named['ours'].backend == 'torch' and named['theirs'].swin == 'theirs' for *_, named in plan)
-    names = {name for *_, named in plan for name in named}
-    assert names == {'theirs', 'ours', 'instructions', 'threads', 'ulp', 'bfloat16'}
-    assert {spec.data for *_, named in plan for spec in named.values()} == {'D'}
-    starts = {named['theirs'].start for *_, named in plan}
-    assert len(starts) == 3
-    for _, _, named in plan:
-        assert len({(spec.start, spec.seed, spec.iterations, spec.optimizer) for spec in named.values()}) == 1
-
-
 def test_ones_own_data_take_the_place_of_the_configs(tmp_path):
     root = make_own_data(tmp_path / 'data')
     for told in (dict(data=str(root)), dict(data=str(root / 'images'), annotations=str(root / 'train.json'))):
@@ -124,11 +106,6 @@ def test_arguments_of_theirs(type):
     expected = dict(type='mmdet.SwinTransformer', embed_dims=32, drop_path_rate=0.2, with_cp=True)
     assert {name: theirs[name] for name in expected} == expected
     assert not {'backend', 'arch'} & set(theirs)
-
-
-def test_another_backbone_is_refused():
-    with pytest.raises(ValueError, match=r"model\.backbone must be a SwinBackbone or SwinTransformer, got 'ResNet'"):
-        as_theirs(ConfigDict(type='ResNet', depth=50), 'mmdet')
 
 
 @pytest.mark.slow

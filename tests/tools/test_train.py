@@ -63,10 +63,6 @@ def detection_options(shapes, *more):
     )
 
 
-def load(path):
-    return torch.load(path, map_location='cpu', weights_only=False)
-
-
 def run_and_exit(*command):
     """Run a tool, and exit with its status."""
     result = in_process.run(*command)
@@ -110,36 +106,24 @@ def test_a_kill_and_a_signal_change_no_bit(tmp_path, shapes, record_fault, confi
     record_fault('resumes')
 
 
-def test_resume_after_a_kill_and_test(tmp_path, shapes):
-    work_dir = tmp_path / 'work'
-    arguments = detection_options(shapes, 'train_cfg.max_epochs=40')
-    assert stop_training(signal.SIGKILL, work_dir, DETECTION, *arguments) == -signal.SIGKILL
-    before = load((work_dir / 'last_checkpoint').read_text())
-    epochs = before['meta']['epoch'] + 1
-    arguments = detection_options(shapes, f'train_cfg.max_epochs={epochs}')
-    output = run('tools/train.py', DETECTION, '--work-dir', work_dir, '--resume', *arguments)
-    assert f'resumed epoch: {before["meta"]["epoch"]}, iter: {before["meta"]["iter"]}' in output
-    assert 'eta:' in output
-    after = load(work_dir / f'epoch_{epochs}.pth')
-    iterations = after['meta']['iter']
-    assert iterations == before['meta']['iter'] // before['meta']['epoch'] * epochs
-    assert {int(state['step']) for state in after['optimizer']['state'].values()} == {iterations}
-    assert after['param_schedulers'][0]['last_step'] == min(iterations, 50)
-
-    output = run(
-        'tools/test.py', DETECTION, work_dir / f'epoch_{epochs}.pth', '--work-dir', work_dir,
+def test_a_detector_trains_tests_and_draws(tmp_path, shapes):
+    arguments = detection_options(shapes, 'train_cfg.max_epochs=1', 'train_cfg.val_interval=1')
+    trained = run('tools/train.py', DETECTION, '--work-dir', tmp_path / 'work', *arguments)
+    tested = run(
+        'tools/test.py', DETECTION, tmp_path / 'work' / 'epoch_1.pth', '--work-dir', tmp_path / 'work',
         '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl', *arguments,
     )  # fmt: skip
-    assert 'coco/bbox_mAP_50' in output
-    assert 'coco/segm_mAP_50' in output
+    for output in (trained, tested):
+        assert 'coco/bbox_mAP_50' in output
+        assert 'coco/segm_mAP_50' in output
     assert (tmp_path / 'results.pkl').stat().st_size
     pictures = sorted(path.name for path in (tmp_path / 'pictures').glob('*.png'))
     assert pictures == ['000000.png', '000001.png']
-    drawn, metrics = output.index(f'2 pictures in {tmp_path / "pictures"}'), output.rindex('\ncoco/bbox_mAP_50')
+    drawn, metrics = tested.index(f'2 pictures in {tmp_path / "pictures"}'), tested.rindex('\ncoco/bbox_mAP_50')
     assert drawn < metrics
 
 
-def test_segmentation_trains_tests_and_draws(tmp_path, shapes):
+def test_a_segmentor_trains_tests_and_draws(tmp_path, shapes):
     arguments = options(
         shapes, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2'
     )
@@ -198,26 +182,3 @@ def test_a_script_starts_all_processes_by_torchrun(tool, words):
     printed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True).stdout
     assert printed.startswith('-m torch.distributed.run --nnodes 1 ')
     assert printed.endswith(f' --nproc-per-node 2 tools/{tool}.py {words} --launcher pytorch --amp\n')
-
-
-def in_official_names(key):
-    """Return the name of a weight in the official detectors."""
-    key = key.replace('backbone.stages.', 'backbone.layers.').replace('attn.w_msa.', 'attn.')
-    key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
-    return key.replace('patch_embed.projection', 'patch_embed.proj')
-
-
-def test_an_official_detector_at_another_window(tmp_path, shapes):
-    from mmengine.config import Config
-    from mmengine.registry import MODELS, init_default_scope
-
-    cfg = Config.fromfile(DETECTION)
-    cfg.model.backbone.depths = [1, 1, 1, 1]
-    init_default_scope('mmdet')
-    weights = {in_official_names(k): v for k, v in MODELS.build(cfg.model).state_dict().items()}
-    torch.save({'state_dict': weights, 'meta': {}}, tmp_path / 'official.pth')
-    arguments = detection_options(shapes, 'model.backbone.window_size=12')
-    output = run('tools/test.py', DETECTION, tmp_path / 'official.pth', '--work-dir', tmp_path, *arguments)
-    assert "official.pth (microsoft/Swin-Transformer, prefix 'backbone.'): " in output
-    assert '4 of them resized (bias tables from window 7x7 to 12x12), 0 ignored, 0 missing' in output
-    assert 'coco/bbox_mAP_50' in output
