@@ -294,7 +294,7 @@ def infer_tiles(args: argparse.Namespace) -> int:
     print(
         f'{progress.done} of {len(job.grid)} tiles of a picture of {width}x{height} pixels in '
         f'{time.monotonic() - begin:.1f} s, {progress.blank} of them blank and skipped; see '
-        f'{", ".join(map(str, files)) or f"{job.folder}, and merge the shards by --merge"}'
+        f'{", ".join(map(str, files)) or f"{job.manifest.folder}, and merge the shards by --merge"}'
     )
     return 0
 

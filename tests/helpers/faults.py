@@ -71,7 +71,7 @@ KINDS = {
     'servers': Kind('answers of servers, and addresses', 'the checkpoint or one sentence; no other file remains'),
     'tile_kills': Kind('`kill -9` during the tiles of a large picture', 'resumed, the results have the same bytes'),
     'tile_manifests': Kind(
-        'tiles of another model, setting or process, or damaged',
+        'tiles of another model, setting or process',
         'one sentence; the results contain nothing of the tile',
     ),
     'bad_commands': Kind(

@@ -8,19 +8,16 @@ import sys
 import cv2
 import numpy as np
 import pytest
-import torch
 from helpers import ROOT
-from helpers.in_process import run
+from helpers.in_process import error_of, run_well
 from helpers.openmmlab.oracles import noise
+from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
 
 tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
-SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 TILES = ('--tile', 128, '--overlap', 32)
 
 
@@ -29,45 +26,33 @@ def files(tmp_path_factory):
     """A random detector and segmentor, and a picture of six tiles."""
     folder = tmp_path_factory.mktemp('files')
     for path in (DETECTION, SEGMENTATION):
-        cfg = Config.fromfile(path)
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            model = MODELS.build(cfg.model)
-            model.init_weights()
-        meta = dict(dataset_meta=dict(cfg.train_dataloader.dataset.metainfo))
-        torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{path.stem}.pth')
+        save_random_model(path, folder)
     cv2.imwrite(str(folder / 'a.png'), noise((200, 300)))
     return folder
 
 
-def infer(files, config, out, *arguments):
+def command(files, config, out, *arguments):
     model = (config, '--weights', files / f'{config.stem}.pth') if config.suffix == '.py' else (config,)
-    return run('tools/infer.py', files / 'a.png', *model, *TILES, '--out-dir', out, *arguments)
+    return 'tools/infer.py', files / 'a.png', *model, *TILES, '--out-dir', out, *arguments
 
 
 def test_a_segmentor_in_shards_and_in_one_run(tmp_path, files):
-    whole = infer(files, SEGMENTATION, tmp_path / 'whole')
-    assert whole.returncode == 0, whole.stderr
+    whole = run_well(*command(files, SEGMENTATION, tmp_path / 'whole'))
     assert '6 of 6 tiles of a picture of 300x200 pixels' in whole.stdout
     assert '0 of them blank and skipped' in whole.stdout
     assert re.search(r'tiles 6/6, [\d.]+ tiles/s, [\d.]+ Mpx/s, [\d:]+ left', whole.stderr)
     assert 'no multiple of 224' in whole.stderr
-    for number in (1, 0):
-        part = infer(files, SEGMENTATION, tmp_path / 'parts', '--shard', f'{number}/2')
-        assert part.returncode == 0, part.stderr
-    merged = infer(files, SEGMENTATION, tmp_path / 'parts', '--merge')
-    assert merged.returncode == 0, merged.stderr
+    for arguments in (('--shard', '1/2'), ('--shard', '0/2'), ('--merge',)):
+        run_well(*command(files, SEGMENTATION, tmp_path / 'parts', *arguments))
     one, two = ((tmp_path / name / 'labels' / 'a.tif').read_bytes() for name in ('whole', 'parts'))
     assert one == two
     assert tifffile.imread(tmp_path / 'whole' / 'labels' / 'a.tif').shape == (200, 300)
-    again = infer(files, SEGMENTATION, tmp_path / 'whole', '--resume', '--skip-blank')
-    assert again.returncode == 1
-    assert 'was begun with skip_blank None, not 0' in again.stderr
-    assert len(again.stderr.splitlines()[-1]) < 400
+    error = error_of(*command(files, SEGMENTATION, tmp_path / 'whole', '--resume', '--skip-blank'))
+    assert 'was begun with skip_blank None, not 0' in error
 
 
 def test_a_detector(tmp_path, files):
-    result = infer(files, DETECTION, tmp_path, '--score-thr', 0.01)
-    assert result.returncode == 0, result.stderr
+    run_well(*command(files, DETECTION, tmp_path, '--score-thr', 0.01))
     lines = (tmp_path / 'objects' / 'a.jsonl').read_text().splitlines()
     assert lines
     assert all(json.loads(line)['segmentation']['size'] == [200, 300] for line in lines)
@@ -82,38 +67,32 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
     export(Config.fromfile(SEGMENTATION), str(files / f'{SEGMENTATION.stem}.pth'), tmp_path / 'DIR')
     assert json.loads((tmp_path / 'DIR' / 'deploy.json').read_text())['period'] == 224
     for name, model in (('checkpoint', SEGMENTATION), ('exported', tmp_path / 'DIR')):
-        result = infer(files, model, tmp_path / name)
-        assert result.returncode == 0, result.stderr
+        run_well(*command(files, model, tmp_path / name))
     one, two = (tifffile.imread(tmp_path / name / 'labels' / 'a.tif') for name in ('checkpoint', 'exported'))
     assert (one == two).mean() > 0.999
-    result = infer(files, SEGMENTATION, tmp_path / 'exported', '--resume')
-    assert 'was begun with model' in result.stderr
+    assert 'was begun with model' in error_of(*command(files, SEGMENTATION, tmp_path / 'exported', '--resume'))
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'status', 'words'),
     [
-        (['--shard', '2/2'], 'I from 0 to N - 1'),
-        (['--shard', '1'], 'I from 0 to N - 1'),
-        (['--overlap', '128'], 'overlap takes 0 to half a tile'),
-        (['--level', '3'], 'level takes 0 to 0'),
-        (['--merge'], 'must have the shards of one division'),
-        (['--merge', '--resume'], '--merge takes neither'),
-        (['--batch', '2'], 'one tile at a time'),
+        (['--shard', '2/2'], 2, 'I from 0 to N - 1'),
+        (['--shard', '1'], 2, 'I from 0 to N - 1'),
+        (['--overlap', '128'], 1, 'overlap takes 0 to half a tile'),
+        (['--level', '3'], 1, 'level takes 0 to 0'),
+        (['--merge'], 1, 'has 0 of 6 tiles'),
+        (['--merge', '--resume'], 2, '--merge takes neither'),
+        (['--batch', '2'], 2, 'one tile at a time'),
     ],
 )
-def test_bad_commands(record_fault, tmp_path, files, arguments, words):
-    result = infer(files, SEGMENTATION, tmp_path, *arguments)
-    assert result.returncode in (1, 2)
-    assert words in result.stderr
-    assert 'Traceback' not in result.stderr
+def test_bad_commands(record_fault, tmp_path, files, arguments, status, words):
+    assert words in error_of(*command(files, SEGMENTATION, tmp_path, *arguments), status=status)
     record_fault('bad_commands')
 
 
 def test_options_of_tiles_without_tiles(record_fault, files):
-    result = run('tools/infer.py', files / 'a.png', SEGMENTATION, '--weights', files / 'x.pth', '--skip-blank')
-    assert result.returncode == 2
-    assert '--skip-blank takes --tile' in result.stderr
+    arguments = files / 'a.png', SEGMENTATION, '--weights', files / 'x.pth', '--skip-blank'
+    assert '--skip-blank takes --tile' in error_of('tools/infer.py', *arguments, status=2)
     record_fault('bad_commands')
 
 
@@ -141,9 +120,9 @@ def test_memory_is_equal_up_to_ten_thousand_megapixels(tmp_path):
         path = tmp_path / f'{side}.tif'
         settings = dict(tile=(2048, 2048), compression='zlib', photometric='rgb', bigtiff=True)
         tifffile.imwrite(path, blocks, shape=(side, side, 3), dtype='uint8', **settings)
-        command = [sys.executable, '-c', MEASURE, str(path), str(tmp_path / 'out')]
+        measure = [sys.executable, '-c', MEASURE, str(path), str(tmp_path / 'out')]
         environment = dict(PYTHONPATH=f'{ROOT}:{ROOT / "tests"}', PATH='', OMP_NUM_THREADS='1')
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        done = subprocess.run(measure, capture_output=True, text=True, check=True, env=environment)
         total, blank, peak = map(int, done.stdout.split()[-3:])
         assert total == len(range(0, side - 128, 896)) ** 2
         assert 0.8 * total < blank < total

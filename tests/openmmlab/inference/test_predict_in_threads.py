@@ -5,12 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import cv2
 import numpy as np
 import pytest
-import torch
-from helpers import ROOT
 from helpers.export.small_exports import randomise
 from helpers.openmmlab.oracles import noise
+from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.openmmlab.data.media import Frame, Medium
 from swin_backbone.openmmlab.inference.predict import Predictor
@@ -23,17 +21,11 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 @pytest.fixture(scope='module')
 def predictors(tmp_path_factory):
     """Return a random detector and a random segmentor. mmengine has a single default scope for all threads."""
-    folder, found = tmp_path_factory.mktemp('models'), []
-    for name in ('mask-rcnn_swin-nano_fpn_shapes', 'swin-nano_upernet_shapes'):
-        cfg = Config.fromfile(ROOT / 'configs' / 'demo' / f'{name}.py')
-        cfg.model.backbone.init_cfg = None
-        torch.manual_seed(0)
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            model = randomise(MODELS.build(cfg.model))
-        meta = dict(dataset_meta=dict(cfg.train_dataloader.dataset.metainfo))
-        torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{name}.pth')
-        found.append(Predictor(cfg, str(folder / f'{name}.pth'), 'cpu'))
-    return found
+    folder = tmp_path_factory.mktemp('models')
+    return [
+        Predictor(Config.fromfile(path), str(save_random_model(path, folder, randomise)), 'cpu')
+        for path in (DETECTION, SEGMENTATION)
+    ]
 
 
 def test_predictions_of_two_toolboxes(predictors):

@@ -10,8 +10,8 @@ import torch
 from helpers import ROOT
 from helpers.export.small_exports import randomise
 from helpers.openmmlab.oracles import noise
+from helpers.openmmlab.random_models import SEGMENTATION, save_random_model
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.openmmlab.data.media import Frame, Medium
@@ -21,7 +21,6 @@ from swin_backbone.openmmlab.inference.tiles import TiledInference
 tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 STRIDES = (4, 8, 16, 32)
 # UPerNet from a pixel to the coarsest map. Stride 4: a resize and two 3x3 convolutions. Strides 8, 16 and 32: resizes.
 # Stride 32: a 3x3 convolution.
@@ -62,13 +61,8 @@ def test_the_reach_that_the_page_names():
 def predictor_of(tmp_path, window):
     """Build a random UPerNet with pooled maps of 0. Pooled maps depend on the whole picture."""
     cfg = Config.fromfile(SEGMENTATION)
-    cfg.model.backbone.update(window_size=window, init_cfg=None)
-    torch.manual_seed(0)
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        model = randomise(MODELS.build(cfg.model))
-    meta = dict(dataset_meta=dict(cfg.train_dataloader.dataset.metainfo))
-    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'a.pth')
-    predictor = Predictor(cfg, str(tmp_path / 'a.pth'), 'cpu')
+    cfg.model.backbone.window_size = window
+    predictor = Predictor(cfg, str(save_random_model(cfg, tmp_path, randomise)), 'cpu')
     head = predictor.model.decode_head
 
     def without_pooling(inputs):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_backbone.openmmlab.inference.tiles.blend import Blender
-from swin_backbone.openmmlab.inference.tiles.grid import Grid
+from swin_backbone.openmmlab.inference.tiles.grid import Grid, Window
 
 sides = st.integers(1, 400)
 
@@ -23,23 +23,23 @@ def grids(draw):
 @settings(max_examples=40)
 @given(grids())
 def test_each_pixel_is_in_one_cell_and_one_block(grid):
-    cells, blocks = np.zeros(grid.size, int), np.zeros(grid.size, int)
-    numbers = []
+    cells, blocks, whole = np.zeros(grid.size, int), np.zeros(grid.size, int), Window(0, 0, *grid.size)
     for index in range(len(grid)):
         cell, window = grid.cell(index), grid.window(index)
-        cells[cell.within(grid.window(0)._replace(top=0, left=0))] += 1
+        cells[cell.within(whole)] += 1
         assert window.top <= cell.top
         assert window.left <= cell.left
         assert window.bottom >= cell.bottom
         assert window.right >= cell.right
         assert max(window.size) <= grid.tile
-        for number, block in grid.blocks(index):
-            blocks[block.within(cell._replace(top=0, left=0))] += 1
-            numbers.append(number)
-            assert (block.top % grid.step, block.left % grid.step) == (0, 0)
+    for index, block in grid.blocks():
+        blocks[block.within(whole)] += 1
+        cell = grid.cell(index)
+        assert (block.top % grid.step, block.left % grid.step) == (0, 0)
+        assert cell.top <= block.top <= block.bottom <= cell.bottom
+        assert cell.left <= block.left <= block.right <= cell.right
     assert (cells == 1).all()
     assert (blocks == 1).all()
-    assert sorted(numbers) == list(range(grid.vertical.blocks * grid.horizontal.blocks))
 
 
 @settings(max_examples=40)
@@ -92,7 +92,7 @@ def test_the_last_tile_has_full_context_on_the_grid_of_windows():
 
 @pytest.mark.parametrize(
     ('tile', 'overlap', 'words'),
-    [(16, 0, 'at least 32'), (64, 33, 'half a tile'), (64, 64, 'half a tile'), (64, -1, '0 to'), (100, 7, 'of 16')],
+    [(64, 33, 'half a tile'), (64, 64, 'half a tile'), (64, -1, '0 to'), (100, 7, 'of 16')],
 )
 def test_what_no_grid_has(tile, overlap, words):
     with pytest.raises(ValueError, match=words):

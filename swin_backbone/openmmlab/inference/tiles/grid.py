@@ -99,8 +99,6 @@ class Grid:
     """
 
     def __init__(self, size: Size, tile: int, overlap: int, period: int = 1):
-        if tile < 32:
-            raise ValueError(f'tile takes a side of at least 32 pixels, got {tile}')
         if not 0 <= overlap <= tile // 2:
             raise ValueError(f'overlap takes 0 to half a tile, {tile // 2} pixels, got {overlap}')
         if (tile - overlap) % 16:
@@ -134,13 +132,13 @@ class Grid:
         (top, bottom), (left, right) = self.vertical.cell(row), self.horizontal.cell(column)
         return Window(top, left, bottom, right)
 
-    def blocks(self, index: int) -> Iterator[tuple[int, Window]]:
-        """Yield the blocks of step x step pixels of a tile's cell: number in the picture, row by row, and window."""
-        cell, step = self.cell(index), self.step
-        for top in range(cell.top, cell.bottom, step):
-            for left in range(cell.left, cell.right, step):
-                number = top // step * self.horizontal.blocks + left // step
-                yield number, Window(top, left, min(top + step, cell.bottom), min(left + step, cell.right))
+    def blocks(self) -> Iterator[tuple[int, Window]]:
+        """Yield the blocks of step x step pixels, row by row: the tile that finishes the block, and the window."""
+        (height, width), step = self.size, self.step
+        for y, x in np.ndindex(self.vertical.blocks, self.horizontal.blocks):
+            index = min(y, self.rows - 1) * self.columns + min(x, self.columns - 1)
+            top, left = y * step, x * step
+            yield index, Window(top, left, min(top + step, height), min(left + step, width))
 
     def neighbours(self, index: int) -> list[int]:
         """Return the tiles around a tile."""

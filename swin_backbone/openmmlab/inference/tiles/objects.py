@@ -91,19 +91,6 @@ def rle_of(runs: NDArray[Any], size: Size) -> dict[str, Any]:
     return dict(size=list(size), counts=text.decode('ascii'))
 
 
-def runs_of_rle(segmentation: dict[str, Any]) -> NDArray[Any]:
-    """Return the runs of a compressed RLE, each within one column."""
-    height, counts = segmentation['size'][0], run_lengths(segmentation['counts'], LONGEST)
-    if counts is None:
-        raise ValueError(f'segmentation takes a compressed RLE, got {segmentation!r:.80}')
-    bounds = np.cumsum(counts, dtype=np.int64)
-    begin, end = bounds[: len(bounds) - 1 : 2], bounds[1::2]
-    first, columns = begin // height, (end - 1) // height - begin // height + 1
-    run = np.repeat(np.arange(len(begin)), columns)
-    column = first[run] + np.arange(len(run)) - np.repeat(np.cumsum(columns) - columns, columns)
-    return np.stack([np.maximum(begin[run], column * height), np.minimum(end[run], (column + 1) * height)], 1)
-
-
 def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any]:
     """Return the part of a mask inside a box, without decoding the rest.
 
@@ -114,12 +101,13 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
     Returns:
         (height, width) bool.
     """
-    x, y, width, height = box
-    rows = segmentation['size'][0]
-    mask = np.zeros((width, height), bool)
-    for begin, end in clip_runs(runs_of_rle(segmentation), Window(y, x, y + height, x + width), rows).tolist():
-        mask[begin // rows - x, begin % rows - y : (end - 1) % rows - y + 1] = True
-    return mask.T
+    lengths = run_lengths(segmentation['counts'], LONGEST)
+    if lengths is None:
+        raise ValueError(f'segmentation takes a compressed RLE, got {segmentation!r:.80}')
+    (x, y, width, height), rows = box, segmentation['size'][0]
+    places_HW = (x + np.arange(width)) * rows + y + np.arange(height)[:, None]
+    mask_HW: NDArray[Any] = np.searchsorted(np.cumsum(lengths), places_HW, side='right') % 2 == 1
+    return mask_HW
 
 
 def mark_cut(objects: Iterable[Object], grid: Grid, index: int) -> list[Object]:
@@ -145,14 +133,10 @@ class Merger:
 
     A tile is compared with the four earlier neighbours, within the overlap. An object is finished once no later tile
     can have a part of it. Memory holds the unfinished objects and those of two rows of tiles.
-
-    Attributes:
-        compared: number of compared pairs.
     """
 
     def __init__(self, grid: Grid):
         self.grid = grid
-        self.compared = 0
         self.objects: dict[Key, Object] = {}
         self.parent: dict[Key, Key] = {}  # trees of twins
         self.tiles: dict[int, list[Key]] = {}
@@ -186,7 +170,6 @@ class Merger:
         for key, box in first:
             for key_2, box_2 in second:
                 if self.objects[key].label == self.objects[key_2].label and _common_area(box, box_2) > 0:
-                    self.compared += 1
                     pairs.append((-self._similarity(key, key_2, box, box_2, overlap), key, key_2))
         matched: set[Key] = set()
         for negative, key, key_2 in sorted(pairs):

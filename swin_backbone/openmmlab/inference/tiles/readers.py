@@ -99,8 +99,11 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def require(package: str, module: str, path: Path) -> Any:
-    """Import a library that reads or writes `path`.
+def require(module: str, packages: str = '') -> Any:
+    """Import a library.
+
+    Args:
+        packages: that have the library. Default: of the same name.
 
     Raises:
         ValueError: if the library is not installed.
@@ -108,11 +111,11 @@ def require(package: str, module: str, path: Path) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ValueError(f'{path} needs {package}, which is not installed: pip install {package}') from error
+        raise ValueError(f'{module} is not installed: pip install {packages or module}') from error
 
 
 def _open_rasterio(path: Path, level: int) -> Picture:
-    rasterio = require('rasterio', 'rasterio', path)
+    rasterio = require('rasterio')
     from rasterio.windows import Window as Part
 
     require_whole(path)
@@ -131,7 +134,7 @@ def _open_rasterio(path: Path, level: int) -> Picture:
         orientation = int(page.tags().get('EXIF_Orientation', 1))
         coordinates = Coordinates(page.crs.to_wkt(), tuple(page.transform)[:6]) if page.crs else None
     if page.driver == 'GTiff':  # GDAL does not expose the orientation
-        tifffile = require('tifffile', 'tifffile', path)
+        tifffile = require('tifffile')
         with suppress(tifffile.TiffFileError), tifffile.TiffFile(path) as file:
             orientation = file.pages.first.tags.valueof(ORIENTATION, 1)
     if orientation != 1:
@@ -140,7 +143,7 @@ def _open_rasterio(path: Path, level: int) -> Picture:
     def read(window: Window) -> NDArray[Any]:
         part = Part(window.left, window.top, window.size[1], window.size[0])
         with _gdal(rasterio, f'{path} at {window}'):
-            bands = [one.read(list(range(1, min(one.count, 3) + 1)), window=part) for one in pages]
+            bands = [one.read(list(range(1, min(one.count, 3) + 1)), window=part) for one in pages[:3]]
         pixels = np.concatenate(bands).transpose(1, 2, 0)
         return _to_bgr(pixels, bits) if palette_UC is None else _to_bgr(palette_UC[pixels[..., 0]], 8)
 
@@ -172,26 +175,21 @@ def _pages_of(rasterio: Any, path: Path, level: int) -> list[Any]:
     each channel.
     """
     whole = rasterio.open(path)
-    height, width = whole.shape
-    channels, count = [str(path)], len(whole.overviews(1))
-    reduced: list[tuple[str, dict[str, int]]] = [(str(path), dict(OVERVIEW_LEVEL=i)) for i in range(count)]
-    for name in whole.subdatasets[1:] if whole.driver == 'GTiff' else ():
-        page = rasterio.open(name)
-        if page.shape == whole.shape:
-            description = whole.tags().get('TIFFTAG_IMAGEDESCRIPTION', '')
-            if not all(f'Size{axis}="1"' in description for axis in 'ZT'):
-                raise OSError(f'{path} has several pages of {width}x{height} pixels, and is no single picture')
-            channels.append(name)
-        elif page.block_shapes[0][1] < page.width:
-            reduced.append((name, {}))
-    levels: list[tuple[int, str, dict[str, int]]] = [(-width, str(path), {})]
-    for name, options in reduced:
-        page = rasterio.open(name, **options)
-        if abs(page.height * width - page.width * height) <= height + width:
-            levels.append((-page.width, name, options))
+    pages = [rasterio.open(name) for name in whole.subdatasets[1:]] if whole.driver == 'GTiff' else []
+    channels = [whole, *(page for page in pages if page.shape == whole.shape)]
+    description = whole.tags().get('TIFFTAG_IMAGEDESCRIPTION', '')
+    if len(channels) > 1 and not all(f'Size{axis}="1"' in description for axis in 'ZT'):
+        raise OSError(f'{path} has several pages of {whole.width}x{whole.height} pixels, and is no single picture')
+    reduced = [
+        [rasterio.open(channel.name, OVERVIEW_LEVEL=number) for channel in channels]
+        for number in range(len(whole.overviews(1)))
+    ]
+    reduced += [[page] for page in pages if page.block_shapes[0][1] < page.width < whole.width]  # a thumbnail: strips
+    ratio = whole.width / whole.height
+    reduced = [pages for pages in reduced if abs(pages[0].height * ratio - pages[0].width) <= 1 + ratio]
+    levels = [channels, *sorted(reduced, key=lambda pages: -pages[0].width)]
     _require_level(path, level, len(levels))
-    _, name, options = sorted(levels, key=lambda one: one[0])[level]
-    return [rasterio.open(one, **options) for one in (channels[:3] if name == str(path) else [name])]
+    return levels[level]
 
 
 def _hold_rows(read: Callable[[Window], NDArray[Any]], width: int) -> Callable[[Window], NDArray[Any]]:
@@ -212,7 +210,7 @@ def _hold_rows(read: Callable[[Window], NDArray[Any]], width: int) -> Callable[[
 
 
 def _open_openslide(path: Path, level: int) -> Picture:
-    openslide = require('openslide-python openslide-bin', 'openslide', path)
+    openslide = require('openslide', 'openslide-python openslide-bin')
     try:
         slide = openslide.OpenSlide(path)
     except openslide.OpenSlideError as error:
@@ -236,7 +234,7 @@ def _open_openslide(path: Path, level: int) -> Picture:
 
 
 def _open_zarr(path: Path, level: int) -> Picture:
-    zarr = require('zarr', 'zarr', path)
+    zarr = require('zarr')
     if not path.is_dir():
         raise OSError(f'{path} is no folder, as a zarr is')
     try:

@@ -3,8 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -14,12 +13,13 @@ from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 
 from ....outputs import Outputs
+from ....whole_files import write_whole
 from ...data.media import Frame, Medium
 from ..predict import Predictor, category_ids_of
 from . import writers
 from .blend import Blender
 from .grid import Grid, Window
-from .manifest import Part, ResultBlock, parts_of
+from .manifest import Manifest
 from .objects import Merger, Object, mark_cut, runs_of
 from .readers import digest_of, open_picture, require
 
@@ -27,7 +27,7 @@ SMALLEST_OVERLAP = 32  # pixels, of a detector: the parts of a cut object are ma
 
 
 class Progress(NamedTuple):
-    """Numbers of tiles of a run or shard: finished, all, and skipped among the finished."""
+    """Numbers of tiles of a run or shard: finished, all, and skipped since the begin of this run."""
 
     done: int
     total: int
@@ -49,7 +49,7 @@ class TiledInference:
         path: of the picture; see `open_picture`.
         out_dir: folder of the results. A segmentor writes `labels/NAME.tif`; a detector writes `objects/NAME.jsonl`,
             `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` is
-            the manifest.
+            the manifest of finished tiles.
         tile: side of a tile, in pixels.
         overlap: of neighbouring tiles, in pixels, at most half a tile.
         level: of a pyramid; 0 has all pixels.
@@ -75,21 +75,16 @@ class TiledInference:
         skip_blank: Optional[int] = None,
         score_thr: float = 0.3,
     ):
-        if predictor.scope not in ('mmdet', 'mmseg'):
-            raise ValueError(f'tiles are for detectors and segmentors, got a model of {predictor.scope}')
-        if skip_blank is not None and not 0 <= skip_blank <= 255:
-            raise ValueError(f'skip_blank takes 0 to 255, got {skip_blank}')
         self.predictor, self.path, self.out_dir = predictor, Path(path), Path(out_dir)
         self.segments = predictor.scope == 'mmseg'
         if not self.segments and overlap < SMALLEST_OVERLAP:
             raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
-        Grid((1, 1), tile, overlap)  # raises an error for a wrong argument, before a file is opened
         self.picture = open_picture(path, level)
         self.classes: list[str] = list(predictor.meta['classes'])
         if self.segments:
-            require('tifffile', 'tifffile', Path('labels') / f'{self.path.stem}.tif')
+            require('tifffile')
         elif self.picture.coordinates:
-            require('shapely', 'shapely', Path('objects') / f'{self.path.stem}.geojson')
+            require('shapely')
         height, width = predictor.input_size((tile, tile))
         period, keeps_size = predictor.period, (height, width) == (tile, tile)
         self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
@@ -102,15 +97,11 @@ class TiledInference:
                 f'tiles start every {self.grid.step} pixels, which is no multiple of {period}, the period of the '
                 'windows: labels differ more from the labels of the whole picture'
             )
-        self.settings: dict[str, Any] = dict(
-            format=1, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
+        settings = dict(
+            format=2, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
             tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else score_thr,
         )  # fmt: skip
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the manifest."""
-        return self.out_dir / 'tiles' / self.path.stem
+        self.manifest = Manifest(self.out_dir / 'tiles' / self.path.stem, settings)
 
     @property
     def files(self) -> list[Path]:
@@ -142,63 +133,51 @@ class TiledInference:
             OSError: if the picture cannot be read, or the results cannot be written.
         """
         number, count = shard or (0, 1)
-        if not 0 <= number < count:
-            raise ValueError(f'shard takes I/N with I from 0 to N - 1, got {number}/{count}')
         outputs = Outputs(self.out_dir, [self.path], overwrite)
         outputs.check(*self.files)
-        tiles = self.grid.shard(number, count)
-        with _name_in_errors(self.folder), Part(self.folder, (number, count), tiles, self.settings) as part:
-            if part.is_merged():
-                if resume:
-                    part.require_same()
-                    if all(map(outputs.is_own, self.files)):
-                        return Finished(Progress(len(tiles), len(tiles), 0), self.files)
-                overwrite = True
-            part.begin(resume, overwrite and not resume)
-            report(Progress(part.done, len(tiles), part.blanks))
-            for blocks, is_blank in self._predict(tiles[part.done :]):
-                part.add(blocks, is_blank)
-                report(Progress(part.done, len(tiles), part.blanks))
-            progress = Progress(part.done, len(tiles), part.blanks)
-        if shard is not None:
-            return Finished(progress, [])
-        return Finished(progress, self.merge(overwrite))
+        tiles, name, blank = self.grid.shard(number, count), f'{number}-of-{count}', 0
+        with _name_in_errors(self.manifest.folder), self.manifest.lock(name):
+            if resume and self.manifest.is_merged() and all(map(outputs.is_own, self.files)):
+                return Finished(Progress(len(tiles), len(tiles), 0), self.files)
+            done = self.manifest.begin(name, tiles, resume, overwrite and not resume)
+            report(Progress(done, len(tiles), blank))
+            for index, data, is_blank in self._predict(tiles[done:]):
+                write_whole(self.manifest.tile(index), data)
+                done, blank = done + 1, blank + is_blank
+                report(Progress(done, len(tiles), blank))
+            return Finished(Progress(done, len(tiles), blank), [] if shard else self.merge(overwrite))
 
     def merge(self, overwrite: bool = False) -> list[Path]:
         """Write the results of all shards, and delete their tiles.
 
         Raises:
-            ValueError: if a shard is missing or unfinished, or of another model or other settings.
+            ValueError: if a tile is missing, or of another model or other settings.
             FileExistsError, OSError: see `run`.
         """
         outputs = Outputs(self.out_dir, [self.path], overwrite)
         outputs.check(*self.files)
-        parts = parts_of(self.folder, self.grid, self.settings)
-        with ExitStack() as stack:
-            for part in parts:
-                stack.enter_context(part)
-            (self._write_labels if self.segments else self._write_objects)(outputs, parts)
-            for part in parts:
-                part.mark_merged()
+        self.manifest.require_all(len(self.grid))
+        (self._write_labels if self.segments else self._write_objects)(outputs)
+        self.manifest.mark_merged()
         return self.files
 
-    def _predict(self, tiles: range) -> Iterator[tuple[list[ResultBlock], bool]]:
-        """Yield the blocks of each tile, and whether the tile was skipped."""
+    def _predict(self, tiles: range) -> Iterator[tuple[int, bytes, bool]]:
+        """Yield the number of each tile, the result, and whether the tile was skipped."""
         if not tiles:
             return
         if not self.segments:
             for index in tiles:
                 pixels = self._read(index)
-                yield ([], True) if pixels is None else ([ResultBlock(index, self._objects(index, pixels))], False)
+                yield index, writers.encode_objects(self._objects(index, pixels)), pixels is None
             return
-        with tempfile.TemporaryFile(dir=self.folder) as scratch:
+        with tempfile.TemporaryFile(dir=self.manifest.folder) as scratch:
             blender = Blender(self.grid, len(self.classes), scratch)
             for index in range(Blender.warm_up(self.grid, tiles[0]), tiles.stop):
                 pixels = self._read(index)
-                scores_KHW = None if pixels is None else self._scores(index, pixels)
+                scores_KHW = None if pixels is None else self.predictor.scores(self._prepare(pixels))
                 blended = blender.add(index, scores_KHW)
                 if index in tiles:
-                    yield self._labels(index, blended), pixels is None
+                    yield index, writers.encode_labels(self._labels(index, blended)), pixels is None
 
     def _read(self, index: int) -> Optional[NDArray[Any]]:
         """Return the pixels of a tile; None for a skipped tile."""
@@ -209,38 +188,23 @@ class TiledInference:
                 return None
         return pixels
 
-    def _frame(self, pixels: NDArray[Any]) -> Frame:
+    def _prepare(self, pixels: NDArray[Any]) -> dict[str, Any]:
         height, width = pixels.shape[:2]
-        return Frame(Medium(self.path, self.path.stem, False), 0, pixels, (height, width))
+        return self.predictor.prepare(Frame(Medium(self.path, self.path.stem, False), 0, pixels, (height, width)))
 
-    def _scores(self, index: int, pixels: NDArray[Any]) -> NDArray[Any]:
-        scores_KHW = self.predictor.scores(self.predictor.prepare(self._frame(pixels)))
-        expected = (len(self.classes), *self.grid.window(index).size)
-        if scores_KHW.shape != expected:
-            raise ValueError(f'the scores of a tile must have the shape {expected}, got {scores_KHW.shape}')
-        return scores_KHW
-
-    def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> list[ResultBlock]:
-        if blended is None:
-            return [ResultBlock(number, self._empty_block) for number, _ in self.grid.blocks(index)]
+    def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
         dtype = writers.label_type(len(self.classes))
-        sums_KHW, has_scores_HW = blended
-        labels_HW = np.where(has_scores_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
-        cell = self.grid.cell(index)
-        return [
-            ResultBlock(number, writers.encode_labels(labels_HW[window.within(cell)], self.grid.step))
-            for number, window in self.grid.blocks(index)
-        ]
+        labels_HW = np.full(self.grid.cell(index).size, np.iinfo(dtype).max, dtype)
+        if blended is not None:
+            sums_KHW, has_scores_HW = blended
+            labels_HW[has_scores_HW] = sums_KHW.argmax(0)[has_scores_HW]
+        return labels_HW
 
-    @cached_property
-    def _empty_block(self) -> bytes:
-        """Return the block of labels of skipped tiles."""
-        return writers.encode_labels(np.zeros((0, 0), writers.label_type(len(self.classes))), self.grid.step)
-
-    def _objects(self, index: int, pixels: NDArray[Any]) -> bytes:
-        (sample,) = self.predictor.predict([self.predictor.prepare(self._frame(pixels))])
-        objects = list(self._objects_of(sample, self.grid.window(index)))
-        return writers.encode_objects(mark_cut(objects, self.grid, index))
+    def _objects(self, index: int, pixels: Optional[NDArray[Any]]) -> list[Object]:
+        if pixels is None:
+            return []
+        (sample,) = self.predictor.predict([self._prepare(pixels)])
+        return mark_cut(self._objects_of(sample, self.grid.window(index)), self.grid, index)
 
     def _objects_of(self, sample: BaseDataElement, window: Window) -> Iterator[Object]:
         if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
@@ -256,52 +220,35 @@ class TiledInference:
                 float(instances.scores[number]), int(instances.labels[number]), runs,
             )  # fmt: skip
 
-    def _write_labels(self, outputs: Outputs, parts: list[Part]) -> None:
-        count = self.grid.vertical.blocks * self.grid.horizontal.blocks
-        places = np.zeros((count, 3), np.int64)  # part, offset, length
-        for index, part in enumerate(parts):
-            for done in part.records():
-                for number, data, offset in done.blocks:
-                    places[number] = index, offset, len(data)
-        with ExitStack() as stack:
-            files = [stack.enter_context(open(part.path, 'rb')) for part in parts]
+    def _write_labels(self, outputs: Outputs) -> None:
+        def blocks() -> Iterator[NDArray[Any]]:
+            for index, window in self.grid.blocks():
+                cell = self.grid.cell(index)
+                labels_HW = writers.decode_labels(self.manifest.tile(index).read_bytes(), cell.size, len(self.classes))
+                yield labels_HW[window.within(cell)]
 
-            def block_at(part: int, offset: int, length: int) -> bytes:
-                files[part].seek(offset)
-                return files[part].read(length)
+        palette, place = self.predictor.meta['palette'], self.picture.coordinates
+        outputs.write_by(
+            self.files[0],
+            lambda partial: writers.write_labels(partial, self.grid, blocks(), palette, self.classes, place),
+        )
 
-            blocks = (block_at(*place.tolist()) for place in places)
-            outputs.write_by(
-                self.files[0],
-                lambda partial: writers.write_labels(
-                    partial, self.grid, blocks, self.predictor.meta['palette'], self.classes, self.picture.coordinates,
-                ),
-            )  # fmt: skip
-
-    def _write_objects(self, outputs: Outputs, parts: list[Part]) -> None:
-        ids = category_ids_of(self.classes)
+    def _write_objects(self, outputs: Outputs) -> None:
+        ids, (height, width), place = category_ids_of(self.classes), self.grid.size, self.picture.coordinates
         lines, images, *geojson = self.files
-        height, width = self.grid.size
+        outputs.write_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
+        if place is not None:
+            outputs.write_by(
+                geojson[0], lambda partial: writers.write_geojson(partial, self._merged(), height, place, self.classes)
+            )
         image = dict(id=1, file_name=str(self.path), height=height, width=width)
         categories = [dict(id=number, name=name) for number, name in zip(ids, self.classes)]
         outputs.write(images, json.dumps(dict(images=[image], categories=categories)).encode())
-        outputs.write_by(
-            lines, lambda partial: writers.write_objects(partial, self._merged(parts), self.grid.size, ids)
-        )
-        coordinates = self.picture.coordinates
-        if coordinates is not None:
-            place = coordinates
-            outputs.write_by(
-                geojson[0],
-                lambda partial: writers.write_geojson(partial, self._merged(parts), height, place, self.classes),
-            )
 
-    def _merged(self, parts: list[Part]) -> Iterator[Object]:
+    def _merged(self) -> Iterator[Object]:
         merger = Merger(self.grid)
-        for part in parts:
-            for done in part.records():
-                objects = [item for block in done.blocks for item in writers.decode_objects(block.data)]
-                yield from merger.add(done.tile, objects)
+        for index in range(len(self.grid)):
+            yield from merger.add(index, writers.decode_objects(self.manifest.tile(index).read_bytes()))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ....windows.grid import Size
 from .grid import Grid
 from .objects import Object, rle_of
-from .readers import CACHE, Coordinates, require
+from .readers import Coordinates
 
 GDAL_NODATA = 42113
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)  # scale, tie points, transformation; keys and their values
@@ -24,17 +24,19 @@ def label_type(classes: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if classes <= 255 else np.uint16)
 
 
-def encode_labels(labels_HW: NDArray[Any], side: int) -> bytes:
-    """Return a whole block of a TIFF, filled at the borders of the picture."""
-    block = np.full((side, side), np.iinfo(labels_HW.dtype).max, labels_HW.dtype)
-    block[: labels_HW.shape[0], : labels_HW.shape[1]] = labels_HW
-    return zlib.compress(block.tobytes())
+def encode_labels(labels_HW: NDArray[Any]) -> bytes:
+    """Return the labels of a tile as bytes for `decode_labels`."""
+    return zlib.compress(labels_HW.tobytes())
+
+
+def decode_labels(data: bytes, size: Size, classes: int) -> NDArray[Any]:
+    return np.frombuffer(zlib.decompress(data), label_type(classes)).reshape(size)
 
 
 def write_labels(
     path: Path,
     grid: Grid,
-    blocks: Iterator[bytes],
+    blocks: Iterator[NDArray[Any]],
     palette: Sequence[Sequence[int]],
     classes: Sequence[str],
     coordinates: Optional[Coordinates],
@@ -42,13 +44,14 @@ def write_labels(
     """Write labels as a TIFF of blocks of step x step pixels, with colours and names of the classes, and coordinates.
 
     Args:
-        blocks: of `encode_labels`, row by row.
+        blocks: labels of each block, row by row; smaller at the borders of the picture.
     """
-    tifffile = require('tifffile', 'tifffile', path)
+    import tifffile
+
     dtype = label_type(len(classes))
     tags = [(GDAL_NODATA, 2, 0, str(np.iinfo(dtype).max), True)]
     if coordinates is not None:
-        tags += _geo_tags(path, coordinates)
+        tags += _geo_tags(coordinates)
     colours: dict[str, Any] = dict(photometric='minisblack')
     if dtype == np.uint8:
         table = np.zeros((3, 256), np.uint16)
@@ -61,9 +64,11 @@ def write_labels(
     )  # fmt: skip
 
 
-def _geo_tags(path: Path, coordinates: Coordinates) -> list[tuple[Any, ...]]:
+def _geo_tags(coordinates: Coordinates) -> list[tuple[Any, ...]]:
     """Return the TIFF tags of coordinates, copied from a small file of GDAL."""
-    rasterio, tifffile = require('rasterio', 'rasterio', path), require('tifffile', 'tifffile', path)
+    import rasterio
+    import tifffile
+
     with rasterio.MemoryFile() as memory:
         profile = dict(driver='GTiff', width=1, height=1, count=1, dtype='uint8')
         with memory.open(**profile, crs=coordinates.crs, transform=rasterio.Affine(*coordinates.transform)):
@@ -105,36 +110,28 @@ def write_geojson(
     path: Path, objects: Iterable[Object], height: int, coordinates: Coordinates, classes: Sequence[str]
 ) -> None:
     """Write objects as features in longitude and latitude: the outline of the mask, or the box."""
-    place = _placing(path, coordinates)
+    from rasterio.warp import transform_geom
+    from shapely.affinity import affine_transform
+    from shapely.geometry import mapping
+
+    a, b, c, d, e, f = coordinates.transform
     with open(path, 'w', encoding='utf-8') as file:
         file.write('{"type": "FeatureCollection", "features": [')
         separator = '\n'
         for item in objects:
             properties = {'class': classes[item.label], 'score': item.score}
-            feature = dict(type='Feature', properties=properties, geometry=place(_outline(path, item, height)))
+            outline = mapping(affine_transform(_outline(item, height), (a, b, d, e, c, f)))
+            geometry = transform_geom(coordinates.crs, LONLAT, outline, precision=9)
+            feature = dict(type='Feature', properties=properties, geometry=dict(geometry))
             file.write(separator + json.dumps(feature))
             separator = ',\n'
         file.write('\n]}\n')
 
 
-def _placing(path: Path, coordinates: Coordinates) -> Callable[[Any], dict[str, Any]]:
-    """Return the conversion of shapes in pixels to GeoJSON in longitude and latitude."""
-    rasterio, shapely = require('rasterio', 'rasterio', path), require('shapely', 'shapely', path)
-    from rasterio.warp import transform_geom
-
-    affine = rasterio.Affine(*coordinates.transform)
-
-    def place(outline: Any) -> dict[str, Any]:
-        placed = shapely.transform(outline, lambda points: np.stack(affine * points.T, 1))
-        with rasterio.Env(GDAL_CACHEMAX=CACHE):
-            return dict(transform_geom(coordinates.crs, LONLAT, shapely.geometry.mapping(placed), precision=9))
-
-    return place
-
-
-def _outline(path: Path, item: Object, height: int) -> Any:
+def _outline(item: Object, height: int) -> Any:
     """Return the outline of a mask or box in pixels, as a shape of shapely."""
-    shapely = require('shapely', 'shapely', path)
+    import shapely
+
     if item.runs is None or not len(item.runs):
         return shapely.box(*item.box)
     x, top = np.divmod(item.runs[:, 0], height)
