@@ -22,23 +22,26 @@ from swin_backbone.command_line import (
     CONFIG,
     USER_ERRORS,
     Parser,
+    Shape,
     load_config,
     positive,
     run,
     stop_on_user_errors,
+    whole,
 )
 from swin_backbone.outputs import claim
 from swin_backbone.pictures.save import save_figure
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
-    from torch import nn
 
     from swin_backbone.openmmlab.data.media import Frame
     from swin_backbone.openmmlab.inference.predict import Predictor
     from swin_backbone.pictures.layout import Layout
 
     Commands = argparse._SubParsersAction[Parser]
+
+WINDOW: dict[str, Any] = dict(type=positive, nargs='+', action=Shape, metavar='W')
 
 
 def parse_args() -> argparse.Namespace:
@@ -59,14 +62,9 @@ def parse_args() -> argparse.Namespace:
             shape=dict(required=True, help='height and width of the image in pixels'),
         )
         command.add_argument(
-            '--window',
-            type=positive,
-            nargs='+',
-            default=[7],
-            metavar='W',
-            help='side of a window, or its two sides (default: 7)',
+            '--window', **WINDOW, default=(7, 7), help='side of a window, or height and width (default: 7)'
         )
-        command.add_argument('--stage', type=positive, default=1, help='stage, from 1 to 4 (default: 1)')
+        command.add_argument('--stage', type=whole(1, 4), default=1, help='stage, from 1 to 4 (default: 1)')
         command.add_argument('--shift', action='store_true', help='show a block with shifted windows')
         command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
         command.add_argument(
@@ -97,12 +95,8 @@ def parse_args() -> argparse.Namespace:
     bias = _command(commands, 'bias', draw_bias, what, 'checkpoint unsafe_load timeout')
     bias.add_argument('--stage', type=positive, default=1, help='stage, from 1 (default: 1)')
     bias.add_argument('--block', type=positive, default=1, help='block, from 1 (default: 1)')
-    bias.add_argument(
-        '--window', type=positive, nargs='+', metavar='W', help='window of a checkpoint without this number'
-    )
-    bias.add_argument(
-        '--new-window', type=positive, nargs='+', metavar='W', help='window to resize to (default: twice as large)'
-    )
+    bias.add_argument('--window', **WINDOW, help='window of a checkpoint without this number')
+    bias.add_argument('--new-window', **WINDOW, help='window to resize to (default: twice as large)')
     return parser.parse_args()
 
 
@@ -139,17 +133,11 @@ def _pixel(text: str) -> tuple[int, int]:
     return column, row
 
 
-def _sides(window: list[int]) -> tuple[int, int]:
-    if len(window) > 2:
-        raise ValueError(f'a window has one side or two, got {window}')
-    return (window * 2)[0], (window * 2)[1]
-
-
 def _layout(args: argparse.Namespace) -> 'Layout':
     from swin_backbone.pictures.layout import lay_out, map_size
 
     size = map_size(args.shape, args.stage)
-    return lay_out(size, _sides(args.window), args.shift, args.mask_padding, args.small_map)
+    return lay_out(size, args.window, args.shift, args.mask_padding, args.small_map)
 
 
 def draw_windows(args: argparse.Namespace) -> 'Figure':
@@ -167,12 +155,8 @@ def draw_masks(args: argparse.Namespace) -> 'Figure':
 def explorer_page(args: argparse.Namespace) -> bytes:
     from swin_backbone.pictures.explorer import explorer_html
 
-    if args.out.suffix != '.html':
-        raise ValueError(f'--out: the explorer is written as .html, got {str(args.out)!r}')
-    _layout(args)  # says what is wrong with the arguments
-    return explorer_html(
-        args.shape, _sides(args.window), args.stage, args.shift, args.mask_padding, args.small_map
-    ).encode()
+    page = explorer_html(args.shape, args.window, args.stage, args.shift, args.mask_padding, args.small_map)
+    return page.encode()
 
 
 def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
@@ -183,16 +167,9 @@ def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
     return Predictor(load_config(args, with_data=False), args.checkpoint, args.device, args.unsafe_load), frame
 
 
-def _strides(model: 'nn.Module') -> list[int]:
-    """Return the stride of each stage of the model's backbone."""
-    from swin_backbone.pictures.attention import strides_of
-
-    return strides_of(model)
-
-
 def draw_attention(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.openmmlab.inference.explain import seen_by
-    from swin_backbone.pictures import attention_maps
+    from swin_backbone.pictures.attention import attention_maps, strides_of
     from swin_backbone.pictures.overlays import attention_figure
 
     predictor, frame = _predictor(args)
@@ -203,15 +180,16 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
     at = y * seen.picture_HW3.shape[0] // height, x * seen.picture_HW3.shape[1] // width
     shifted, plain = (attention_maps(predictor.model, seen.inputs_BCHW, shift=shift) for shift in (True, False))
     where = args.stage, args.block, args.head
-    return attention_figure(seen.picture_HW3, shifted, plain, at, _strides(predictor.model), *where)
+    return attention_figure(seen.picture_HW3, shifted, plain, at, strides_of(predictor.model), *where)
 
 
 def draw_features(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.openmmlab.inference.explain import features_of, seen_by
+    from swin_backbone.pictures.attention import strides_of
     from swin_backbone.pictures.overlays import features_figure
 
     predictor, frame = _predictor(args)
-    seen, strides = seen_by(predictor, frame), _strides(predictor.model)
+    seen, strides = seen_by(predictor, frame), strides_of(predictor.model)
     maps = features_of(predictor, seen)
     named = [(f'stage {stage}', map_CHW) for stage, map_CHW in maps]
     return features_figure(seen.picture_HW3, named, [strides[stage - 1] for stage, _ in maps])
@@ -219,6 +197,7 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
 
 def draw_cam(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.openmmlab.inference.explain import explain, seen_by
+    from swin_backbone.pictures.attention import strides_of
     from swin_backbone.pictures.overlays import cam_figure
 
     predictor, frame = _predictor(args)
@@ -233,7 +212,7 @@ def draw_cam(args: argparse.Namespace) -> 'Figure':
         what = f'the features, which are the same for every prediction; shown beside {what}'
     title = f'{name} at stage {args.stage}, of {what}'
     picture = seen_by(predictor, frame).picture_HW3
-    return cam_figure(picture, explanation.map_HW, _strides(predictor.model)[args.stage - 1], title, explanation.box)
+    return cam_figure(picture, explanation.map_HW, strides_of(predictor.model)[args.stage - 1], title, explanation.box)
 
 
 def draw_bias(args: argparse.Namespace) -> 'Figure':
@@ -241,10 +220,8 @@ def draw_bias(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.pictures.bias import bias_tables
     from swin_backbone.pictures.windows import bias_figure
 
-    target, window = (_sides(one) if one else None for one in (args.new_window, args.window))
-    tables = bias_tables(
-        read_checkpoint(args.checkpoint, unsafe_load=args.unsafe_load), args.stage, args.block, target, window
-    )
+    loaded = read_checkpoint(args.checkpoint, unsafe_load=args.unsafe_load)
+    tables = bias_tables(loaded, args.stage, args.block, args.new_window, args.window)
     names = [f'{what} {t.window_size[0]}x{t.window_size[1]}' for what, t in zip(('trained: window', 'window'), tables)]
     rows = [(name, table.table_Rh, table.window_size) for name, table in zip(names, tables)]
     title = f'Relative position bias of {Path(args.checkpoint).name}, stage {args.stage}, block {args.block}'

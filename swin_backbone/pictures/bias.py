@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoints.recognise import find_swin, tensors_of
-from ..checkpoints.resize import num_offsets, resize_table, window_of_table
+from ..checkpoints.resize import resize_table, window_of_table
 from ..windows.grid import Size
 from ..windows.position import log_spaced_coordinates
 
@@ -51,8 +51,6 @@ def bias_tables(
     target = target or (2 * window[0], 2 * window[1])
     if not is_v1:
         return BiasTable(_continuous(own, window, window), window), BiasTable(_continuous(own, target, window), target)
-    if len(own[name]) != num_offsets(window):
-        raise ValueError(f'window_size: a table of {len(own[name])} offsets is not for windows of {window}')
     return BiasTable(own[name].float(), window), BiasTable(resize_table(own[name].float(), window, target)[0], target)
 
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from .attention import find_backbone
 
-METHODS = ('grad', 'eigen')
-
 
 def reshape_transform(x_BHWC: Tensor) -> Tensor:
     """Return the output of a stage, block or output norm as maps (B, C, H, W).
@@ -59,12 +57,10 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
         method: 'grad' or 'eigen'.
 
     Raises:
-        ValueError: for another method or stage, or if the score has no gradient at the stage.
+        ValueError: for another stage, or if the score has no gradient at the stage.
     """
     backbone = find_backbone(model)
     last = max(backbone.out_indices) + 1
-    if method not in METHODS:
-        raise ValueError(f'method must be one of {", ".join(METHODS)}, got {method!r}')
     if not 1 <= stage <= last:
         raise ValueError(f'stage must be from 1 to {last}, got {stage}')
     # The map after the norm comes first: before the norm, a few very large tokens hide the rest.

@@ -47,7 +47,6 @@ class Layout(NamedTuple):
     size: Size
     window_size: Size
     shift: Size
-    mask_padding: bool
     token_HW: NDArray[Any]
     window_HW: NDArray[Any]
     region_HW: NDArray[Any]
@@ -65,25 +64,16 @@ REGIONS = ('not wrapped', 'columns wrapped around', 'rows wrapped around', 'both
 def map_size(image_size: Size, stage: int) -> Size:
     """Return height and width in tokens of a stage's map, for an image of (height, width) pixels.
 
-    Raises:
-        ValueError: if there is no such stage.
+    Args:
+        stage: from 1 to 4.
     """
-    if not 1 <= stage <= 4:
-        raise ValueError(f'stage must be from 1 to 4, got {stage}')
     height, width = image_size
     stride = 2 ** (stage + 1)
     return -(-height // stride), -(-width // stride)
 
 
 def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False, small_map: str = 'pad') -> Layout:
-    """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window.
-
-    Raises:
-        ValueError: if a side of the map or window is not positive.
-    """
-    for name, sides in (('size', size), ('window_size', window_size)):
-        if min(sides) < 1:
-            raise ValueError(f'{name} takes two positive sides, got {tuple(sides)}')
+    """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window."""
     half = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     shift = half
     if small_map == 'shrink':
@@ -91,32 +81,28 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
     (rows, columns), (Wh, Ww) = windows.counts(), window_size
     token_at, _ = find_indices(windows, cpu)
-    token_LN = token_at.view(rows * columns, Wh * Ww).where(
-        token_at.view(rows * columns, -1) < math.prod(size), PADDING
+    token_RhCw = token_at.where(token_at < math.prod(size), PADDING).view(rows, columns, Wh, Ww).transpose(1, 2)
+    token_HW = token_RhCw.reshape(rows * Wh, columns * Ww).numpy()
+    number_RC = np.arange(rows * columns).reshape(rows, columns)
+    labels_RW, labels_CW = (  # regions of a window, numbered from 0
+        np.stack([np.unique(regions_W, return_inverse=True)[1] for regions_W in windows.regions(axis, cpu).numpy()])
+        for axis in (0, 1)
     )
-    regions = [windows.regions(axis, cpu).numpy() for axis in (0, 1)]
+    region_HW = 2 * (labels_RW.ravel() > 0)[:, None] + (labels_CW.ravel() > 0)
+    region_HW[(token_HW == PADDING) & mask_padding] = REGIONS.index('masked padding')
 
     kinds: dict[tuple[bytes, bytes], MaskKind] = {}
     kind_RC = np.zeros((rows, columns), int)
-    token_HW, region_HW = np.full((rows * Wh, columns * Ww), PADDING), np.zeros((rows * Wh, columns * Ww), int)
     for row, column in np.ndindex(rows, columns):
-        row_labels, column_labels = (
-            np.unique(regions[axis][number], return_inverse=True)[1] for axis, number in enumerate((row, column))
-        )
-        here = slice(row * Wh, (row + 1) * Wh), slice(column * Ww, (column + 1) * Ww)
-        token_HW[here] = token_LN[row * columns + column].view(window_size).numpy()
-        region_HW[here] = 2 * (row_labels[:, None] > 0) + (column_labels > 0)
+        row_labels, column_labels = labels_RW[row], labels_CW[column]
         pattern = row_labels.tobytes(), column_labels.tobytes()
         if pattern not in kinds:
             cut = bool(row_labels.any()), bool(column_labels.any())
             label_N = (row_labels[:, None] * Ww + column_labels).ravel()
             kinds[pattern] = MaskKind(_name(cut, (row, column), (rows, columns)), label_N[:, None] == label_N)
         kind_RC[row, column] = list(kinds).index(pattern)
-    region_HW[(token_HW == PADDING) & mask_padding] = REGIONS.index('masked padding')
-    window_HW = np.divmod(np.arange(rows * Wh), Wh)[0][:, None] * columns + np.divmod(np.arange(columns * Ww), Ww)[0]
-    return Layout(
-        size, window_size, shift, mask_padding, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values())
-    )
+    window_HW = number_RC.repeat(Wh, 0).repeat(Ww, 1)
+    return Layout(size, window_size, shift, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values()))
 
 
 def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:
@@ -125,10 +111,7 @@ def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[in
         return 'interior'
     inner = [number < count - 1 for number, count in zip(position, counts)]
     if all(cut):
-        return 'corner' + (f' ({_beside(inner)})' if any(inner) else '')
+        away = ' and '.join(f'one {way}' for way, is_inner in zip(('up', 'left'), inner) if is_inner)
+        return f'corner ({away})' if away else 'corner'
     axis = cut.index(True)
     return ('next to ' if inner[axis] else '') + ('bottom edge', 'right edge')[axis]
-
-
-def _beside(inner: Sequence[bool]) -> str:
-    return ' and '.join(f'one {way}' for way, is_inner in zip(('up', 'left'), inner) if is_inner)

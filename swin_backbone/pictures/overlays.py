@@ -46,7 +46,7 @@ def attention_figure(
         stage, block, head: from 1.
 
     Raises:
-        ValueError: if there is no such pixel, stage, block or head.
+        ValueError: if there is no such token, stage, block or head.
     """
     blocks = [attention for attention in shifted if attention.stage == stage]
     without = [attention for attention in plain if attention.stage == stage]
@@ -56,8 +56,6 @@ def attention_figure(
         if not 1 <= number <= most:
             raise ValueError(f'{name} must be from 1 to {most}, got {number}')
     height, width = picture_HW3.shape[:2]
-    if not (0 <= at[0] < height and 0 <= at[1] < width):
-        raise ValueError(f'at must be a pixel of a picture of {height}x{width}, got row {at[0]}, column {at[1]}')
     stride = strides[stage - 1]
     y, x = at[0] // stride, at[1] // stride
     looks_hHW = blocks[block - 1].of_token(y, x)

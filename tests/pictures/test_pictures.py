@@ -1,7 +1,6 @@
 """Figures: masks and regions against the reference, features, class activation, bias tables, curves."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,10 +106,6 @@ def test_names_and_bytes_of_the_kinds():
 def test_sizes():
     assert map_size((800, 1333), 1) == (200, 334)
     assert map_size((800, 1333), 4) == (25, 42)
-    with pytest.raises(ValueError, match='stage must be from 1 to 4, got 5'):
-        map_size((800, 1333), 5)
-    with pytest.raises(ValueError, match=r'size takes two positive sides, got \(0, 3\)'):
-        lay_out((0, 3), (7, 7), False)
     small = lay_out((5, 9), (7, 7), True, small_map='shrink')
     assert (small.window_size, small.shift) == ((5, 5), (0, 0))
 
@@ -132,8 +127,6 @@ def test_attention_and_features_are_drawn(tmp_path, backbone):
     assert (tmp_path / 'attention.png').read_bytes().startswith(b'\x89PNG')
     with pytest.raises(ValueError, match='stage must be from 1 to 2, got 3'):
         attention_figure(picture, shifted, plain, (21, 33), strides_of(backbone), stage=3)
-    with pytest.raises(ValueError, match='a pixel of a picture of 60x80, got row 60, column 3'):
-        attention_figure(picture, shifted, plain, (60, 3), strides_of(backbone))
 
     maps = [(f'stage {i}', one[0]) for i, one in enumerate(backbone.eval()(images), 1)]
     figure = features_figure(picture, maps, strides_of(backbone))
@@ -200,18 +193,10 @@ def test_frozen_backbones_have_a_class_activation_too(frozen):
 
 def test_what_cannot_be_explained():
     backbone, images = BACKBONES[0], torch.randn(1, 3, 32, 32)
-    with pytest.raises(ValueError, match="method must be one of grad, eigen, got 'score'"):
-        class_activation_map(backbone, lambda: backbone(images)[0].sum(), 1, 'score')
     with pytest.raises(ValueError, match='stage must be from 1 to 2, got 3'):
         class_activation_map(backbone, lambda: backbone(images)[0].sum(), 3)
     with pytest.raises(ValueError, match="no gradient at stage 2; method 'eigen' needs none"):
         class_activation_map(backbone, lambda: backbone(images)[0].sum(), 2)  # of stage 1
-
-
-def test_a_cam_is_drawn_with_its_box():
-    figure = cam_figure(np.zeros((30, 40, 3), np.uint8), torch.rand(4, 5), 8, 'Grad-CAM', [3, 4, 13, 24])
-    assert [patch.get_bbox().bounds for patch in figure.axes[1].patches] == [(3, 4, 10, 20)]
-    assert figure.axes[1].get_images()[1].get_extent() == [-0.5, 39.5, 31.5, -0.5]
 
 
 def test_bias_tables_of_both_versions_before_and_after():
@@ -279,19 +264,6 @@ def test_a_log_that_is_none(tmp_path):
         read_log(tmp_path / 'log.json')
 
 
-def test_a_picture_is_never_half_written(tmp_path, monkeypatch):
-    figure = curves_figure([SimpleNamespace(name='a', losses={}, rates={}, metrics={}, by_epoch=True)])
-    with pytest.raises(ValueError, match=r"written as \.png or \.html, got 'a\.pdf'"):
-        save_figure(figure, tmp_path.relative_to(tmp_path) / 'a.pdf')
-    save_figure(figure, tmp_path / 'new' / 'a.png')
-    before = (tmp_path / 'new' / 'a.png').read_bytes()
-    monkeypatch.setattr(figure, 'savefig', lambda *_a, **_k: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        save_figure(figure, tmp_path / 'new' / 'a.png')
-    assert (tmp_path / 'new' / 'a.png').read_bytes() == before
-    assert [path.name for path in (tmp_path / 'new').iterdir()] == ['a.png']
-
-
 def texts_cut_off(figure):
     """The texts beyond the edge of a figure."""
     figure.draw_without_rendering()
@@ -311,9 +283,11 @@ def test_no_title_is_cut_off():
     title = "EigenCAM at stage 4, of the features, which are the same for every prediction; shown beside the box 'car'"
     table = torch.randn(169, 2)
     figures = [
-        cam_figure(picture, torch.zeros(50, 10), 4, title, None),
+        cam_figure(picture, torch.zeros(50, 10), 4, title, [3, 4, 13, 24]),
         features_figure(picture, [('stage 1', torch.randn(4, 50, 10))], [4]),
         masks_figure(lay_out((50, 10), (7, 7), True)),
         bias_figure([('trained: window 7x7', table, (7, 7))], f'Bias of {title}'),
     ]
     assert [texts_cut_off(figure) for figure in figures] == [[]] * 4
+    assert [patch.get_bbox().bounds for patch in figures[0].axes[1].patches] == [(3, 4, 10, 20)]
+    assert figures[0].axes[1].get_images()[1].get_extent() == [-0.5, 39.5, 199.5, -0.5]

