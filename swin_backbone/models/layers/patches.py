@@ -50,7 +50,8 @@ class PatchEmbed(Layer):
 
     def _pad(self, image_BCHW: Tensor) -> Tensor:
         """Return images padded to whole patches, in the fastest memory format of a convolution."""
-        missing = -image_BCHW.shape[-2] % self.patch_size[0], -image_BCHW.shape[-1] % self.patch_size[1]
+        # With `%` in place of `//`, torch.export cannot prove that a side of the map is above 0.
+        missing = [(n + patch - 1) // patch * patch - n for n, patch in zip(image_BCHW.shape[-2:], self.patch_size)]
         one_graph = recorder_of(image_BCHW) is not None
         if one_graph or any(missing):  # a graph takes all sizes, without comparing sizes
             image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
