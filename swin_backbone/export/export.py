@@ -31,8 +31,6 @@ from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
 
-WIDE = 'fp32'  # folder of the fp32 model during quantization
-
 
 def export(
     cfg: Config,
@@ -150,26 +148,26 @@ def write(
         calibration: inputs for int8.
         metric: evaluates the model in a folder; an int8 manifest has the metric before and after quantization.
     """
-    with new_folder(out, overwrite) as folder:
-        write_model(graph, folder, format, precision, calibration, operators)
+    with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as beside:
+        wide = Path(beside) / 'fp32'
+        if precision == 'int8':
+            write(graph, wide, format, 'fp32', meta, wanted, pictures)
+            quantize = quantize_openvino if format == 'openvino' else quantize_onnx
+            name = formats.FORMATS[format]
+            quantize(wide / name, folder / name, calibration, [port.name for port in graph.inputs])
+        else:
+            write_model(graph, folder, format, precision, operators)
         manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
         manifest['versions'] = formats.versions(format)
         _write_json(folder / MANIFEST, manifest)
         if wanted is None:
             figures = verify.verify_maps(open_maps(folder, manifest), graph, precision)
         else:
-            model = Model(folder)
-            figures = verify.verify_results(model, wanted, pictures or made_pictures(graph), precision)
+            figures = verify.verify_results(Model(folder), wanted, pictures or made_pictures(graph), precision)
         manifest['verification'] = figures
         if precision == 'int8':
-            wide = folder / WIDE
-            _write_json(wide / MANIFEST, {**manifest, **manifest_of(graph, wide, format, 'fp32')})
-            manifest['quantization'] = dict(
-                pictures=len(calibration),
-                before={**measure(wide, calibration), **metric(wide)},
-                after={**measure(folder, calibration), **metric(folder)},
-            )
-            shutil.rmtree(wide)
+            before, after = ({**measure(one, calibration), **metric(one)} for one in (wide, folder))
+            manifest['quantization'] = dict(pictures=len(calibration), before=before, after=after)
         _write_json(folder / MANIFEST, manifest)
     return read_manifest(out)
 
@@ -231,47 +229,28 @@ def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict
     )
 
 
-def write_model(
-    graph: Graph,
-    folder: Path,
-    format: str,
-    precision: str,
-    calibration: Sequence[Feed] = (),
-    operators: Optional[str] = None,
-) -> None:
+def write_model(graph: Graph, folder: Path, format: str, precision: str, operators: Optional[str] = None) -> None:
     """Capture a graph, and write it in a format to the file named in `formats.FORMATS`.
 
     With `operators`, the file is ONNX for every runtime, and the compiled library is written beside it.
     """
-    path = folder / formats.FORMATS[format]
+    path, onnx_file = folder / formats.FORMATS[format], folder / formats.FORMATS['onnx']
     if operators:
         graph = with_nodes(graph, precision)
         shutil.copyfile(library_path(), folder / LIBRARY)
-        program = formats.capture(graph, example_of(graph))
-        return formats.write_onnx(program, graph, folder / formats.FORMATS['onnx'], weights_apart=True)
-    if format != 'openvino' and precision in ('fp16', 'bf16'):
+    elif format != 'openvino' and precision in ('fp16', 'bf16'):
         graph = formats.narrowed(graph, precision)
     program = formats.capture(graph, example_of(graph))
     if format == 'torch':
-        return formats.write_torch(program, path)
-    if format == 'aoti':
-        return formats.write_aoti(program, path)
-    with tempfile.TemporaryDirectory() as beside:
-        whole = Path(beside) / 'model.onnx'
-        formats.write_onnx(program, graph, whole)
-        if precision == 'int8':
-            wide = folder / WIDE / path.name
-            wide.parent.mkdir()
-            if format == 'openvino':
-                formats.write_openvino(whole, wide, half=False)
-                quantize_openvino(wide, path, calibration)
-            else:
-                shutil.move(str(whole), str(wide))
-                quantize_onnx(wide, path, calibration, [port.name for port in graph.inputs])
-        elif format == 'openvino':
-            formats.write_openvino(whole, path, half=precision in ('fp16', 'bf16'))
-        else:
-            shutil.move(str(whole), str(path))
+        torch.export.save(program, str(path))
+    elif format == 'aoti':
+        with torch.no_grad(), formats.quiet():
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    else:
+        formats.write_onnx(program, graph, onnx_file, weights_apart=bool(operators))
+        if format == 'openvino' and not operators:
+            formats.write_openvino(onnx_file, path, half=precision in ('fp16', 'bf16'))
+            onnx_file.unlink()
 
 
 def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:

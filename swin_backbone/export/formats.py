@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from ..version import __version__
 from .graph import BackboneMaps, ExportError, Graph
 
 OPSET = 20  # the first with Gelu
@@ -37,22 +38,16 @@ NEEDED = {
 
 
 def check_format(format: str, precision: str, operators: Optional[str] = None) -> None:
-    """Raise an ExportError for an unknown format, an unsuitable precision or operators, or a missing package."""
+    """Raise an ExportError for an unknown format, an unsuitable precision or operators."""
     if format not in FORMATS:
         raise ExportError(f'--format takes one of {", ".join(FORMATS)}, got {format!r}')
     precisions, option = PRECISIONS[format], f'--format {format}'
     if operators is not None:
         if operators not in OPERATORS or format not in ('onnx', 'openvino'):
             raise ExportError(f'--operators takes swin, for onnx and openvino, got {operators!r} for {format}')
-        if precision == 'int8':
-            raise ExportError('--precision int8 quantises the plain graph: leave --operators out')
         precisions, option = OPERATORS[operators], f'--operators {operators}'
     if precision not in precisions:
         raise ExportError(f'{option} takes --precision {", ".join(precisions)}, got {precision!r}')
-    needed = (*NEEDED[format], 'nncf') if (format, precision) == ('openvino', 'int8') else NEEDED[format]
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        raise ExportError(f"--format {format} needs {', '.join(missing)}, not installed: pip install -e '.[deploy]'")
 
 
 def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
@@ -149,17 +144,6 @@ def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:
     openvino.save_model(openvino.convert_model(str(onnx_model)), str(path), compress_to_fp16=half)
 
 
-def write_torch(program: ExportedProgram, path: Path) -> None:
-    """Write a file for `torch.export.load`."""
-    torch.export.save(program, str(path))
-
-
-def write_aoti(program: ExportedProgram, path: Path) -> None:
-    """Compile for this machine: a package for `torch._inductor.aoti_load_package` and C++."""
-    with torch.no_grad(), quiet():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hide warnings of torch's exporters about internals."""
@@ -173,11 +157,6 @@ def quiet() -> Iterator[None]:
             logging.disable(disabled)
 
 
-def versions(format: str) -> dict[str, Any]:
+def versions(format: str) -> dict[str, str]:
     """Return the versions of the packages that write a format."""
-    from importlib.metadata import version
-
-    from ..version import __version__
-
-    names = ('torch', *NEEDED[format])
-    return dict(swin_backbone=__version__, **{name: version(name) for name in names})
+    return dict(swin_backbone=__version__, **{name: version(name) for name in ('torch', *NEEDED[format])})

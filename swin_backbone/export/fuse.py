@@ -3,6 +3,7 @@
 Layout: L windows, h heads, N places of a window, d channels of a head, C = h*d.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -15,8 +16,8 @@ HEADS_FIRST = [2, 0, 3, 1, 4]  # (L, N, 3, h, d) to (3, L, h, N, d)
 def simplify(model: ir.Model) -> None:
     """Split the qkv projection into three, and apply norms to three-dimensional tokens.
 
-    Three projections make slices of query, key and value unnecessary, and the scale goes into the weights. OpenVINO
-    computes the norm of a four-dimensional map in three steps, and of tokens in one step.
+    Three projections make slices of query, key and value unnecessary. OpenVINO computes the norm of a four-dimensional
+    map in three steps, and of tokens in one step.
     """
     node: Any
     for node in list(model.graph):
@@ -34,16 +35,10 @@ def simplify(model: ir.Model) -> None:
 def _norm_tokens(graph: ir.Graph, norm: Any) -> None:
     """Compute a LayerNormalization of (B, H, W, C) on (B, H*W, C)."""
     x, y = norm.inputs[0], norm.outputs[0]
-    tensor: Any = ir.tensor(np.array([0, -1, int(x.shape[-1])]), name=f'{y.name}_tokens_shape')
-    target: Any = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([3]), const_value=tensor)
-    graph.register_initializer(target)
-    tokens = ir.node('Reshape', [x, target])
-    shape = ir.node('Shape', [x])
-    back = ir.node('Reshape', [y, shape.outputs[0]])
-    for node, name in ((tokens, 'tokens'), (shape, 'shape'), (back, 'map')):
-        node.outputs[0].name = f'{y.name}_{name}'
-    for node in (tokens, back):
-        node.outputs[0].dtype = x.dtype
+    tokens_shape = _initializer(graph, f'{y.name}_tokens_shape', np.array([0, -1, int(x.shape[-1])]))
+    tokens = _node('Reshape', [x, tokens_shape], f'{y.name}_tokens', x.dtype)
+    shape = _node('Shape', [x], f'{y.name}_shape', ir.DataType.INT64)
+    back = _node('Reshape', [y, shape.outputs[0]], f'{y.name}_map', x.dtype)
     back.outputs[0].shape, y.shape = y.shape, None
     y.replace_all_uses_with(back.outputs[0])
     back.replace_input_with(0, y)
@@ -53,67 +48,47 @@ def _norm_tokens(graph: ir.Graph, norm: Any) -> None:
 
 
 def _split_projection(graph: ir.Graph, transpose: Any) -> None:
-    reshape = transpose.inputs[0].producer()
-    add = _producer(reshape, 0, 'Add')
-    matmul = _producer(add, 0, 'MatMul')
-    takes: list[Any] = [_slice_of(use.node) for use in transpose.outputs[0].uses()]
-    if matmul is None or None in takes or sorted(index for index, _ in takes) != [0, 1, 2]:
+    """Compute query, key and value (L, h, N, d) by three projections of tokens (L, N, C)."""
+    add = transpose.inputs[0].producer().inputs[0].producer()
+    matmul = add.inputs[0].producer() if add is not None and add.op_type == 'Add' else None
+    slices = [use.node for use in transpose.outputs[0].uses()]
+    if matmul is None or matmul.op_type != 'MatMul' or any(one.op_type != 'Slice' for one in slices):
         return
-    weight, bias = (_constant(value) for value in (matmul.inputs[1], add.inputs[1]))
-    if weight is None or bias is None or bias.ndim != 1 or len(matmul.outputs[0].shape) != 3:
+    weight, bias = _constant(matmul.inputs[1]), _constant(add.inputs[1])
+    if weight is None or bias is None:
         return
     heads, width = (int(transpose.outputs[0].shape[axis]) for axis in (2, 4))
-    channels = heads * width
-    for index, squeezed in takes:
-        part = slice(index * channels, (index + 1) * channels)
-        factor, result = 1.0, squeezed
-        uses = squeezed.uses()
-        if index == 0 and len(uses) == 1 and uses[0].node.op_type == 'Mul':
-            scale = _constant(uses[0].node.inputs[1])
-            if scale is not None and scale.size == 1:
-                factor, result = scale.item(), uses[0].node.outputs[0]
-        name = f'{matmul.outputs[0].name}_{"qkv"[index]}'
-        tensors: Any = [
-            ir.tensor(np.ascontiguousarray(weight[:, part] * weight.dtype.type(factor)), name=f'{name}_weight'),
-            ir.tensor(np.ascontiguousarray(bias[part] * weight.dtype.type(factor)), name=f'{name}_bias'),
-            ir.tensor(np.array([0, 0, heads, width]), name=f'{name}_shape'),
-        ]
-        values: Any = [
-            ir.Value(name=one.name, type=ir.TensorType(one.dtype), shape=ir.Shape(one.shape), const_value=one)
-            for one in tensors
-        ]
-        for value in values:
-            graph.register_initializer(value)
-        product = ir.node('MatMul', [matmul.inputs[0], values[0]])
-        summed = ir.node('Add', [product.outputs[0], values[1]])
-        shaped = ir.node('Reshape', [summed.outputs[0], values[2]])
-        turned = ir.node('Transpose', [shaped.outputs[0]], attributes=dict(perm=[0, 2, 1, 3]))
-        nodes = [product, summed, shaped, turned]
-        for node, ending in zip(nodes, ('product', 'sum', 'heads', '')):
-            node.outputs[0].name = f'{name}_{ending}' if ending else name
-            node.outputs[0].dtype = matmul.outputs[0].dtype
+    for cut in slices:
+        start: Any = _constant(cut.inputs[1])
+        ((squeeze, _),) = cut.outputs[0].uses()
+        result, dtype = squeeze.outputs[0], matmul.outputs[0].dtype
+        part = slice(start.item() * heads * width, (start.item() + 1) * heads * width)
+        name = f'{matmul.outputs[0].name}_{"qkv"[start.item()]}'
+        own_weight = _initializer(graph, f'{name}_weight', weight[:, part])
+        own_bias = _initializer(graph, f'{name}_bias', bias[part])
+        shape = _initializer(graph, f'{name}_shape', np.array([0, 0, heads, width]))
+        product = _node('MatMul', [matmul.inputs[0], own_weight], f'{name}_product', dtype)
+        total = _node('Add', [product.outputs[0], own_bias], f'{name}_sum', dtype)
+        shaped = _node('Reshape', [total.outputs[0], shape], f'{name}_heads', dtype)
+        turned = _node('Transpose', [shaped.outputs[0]], name, dtype, perm=[0, 2, 1, 3])
         turned.outputs[0].shape = result.shape
-        graph.insert_after(transpose, nodes)
+        graph.insert_after(transpose, [product, total, shaped, turned])
         result.replace_all_uses_with(turned.outputs[0])
 
 
-def _producer(node: Any, index: int, kind: str) -> Any:
-    """Return the producer of an input of `node` if the producer has this kind and a single use."""
-    value: Any = node.inputs[index] if node is not None else None
-    producer = value.producer() if value is not None else None
-    return producer if producer is not None and producer.op_type == kind and len(value.uses()) == 1 else None
+def _node(kind: str, inputs: Sequence[Any], name: str, dtype: Any, **attributes: Any) -> Any:
+    """Return a node whose output has a name and a type, which the quantization reads."""
+    node: Any = ir.node(kind, inputs, attributes=attributes)
+    node.outputs[0].name, node.outputs[0].dtype = name, dtype
+    return node
 
 
-def _slice_of(node: Any) -> Optional[tuple[int, Any]]:
-    """Return the index of q, k or v (0, 1 or 2) in a Slice before a Squeeze, and the value; None: no match."""
-    if node.op_type != 'Slice' or len(node.outputs[0].uses()) != 1:
-        return None
-    (use,) = node.outputs[0].uses()
-    start = _constant(node.inputs[1])
-    if use.node.op_type != 'Squeeze' or start is None or start.size != 1:
-        return None
-    return int(start.item()), use.node.outputs[0]
+def _initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> Any:
+    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def _constant(value: Any) -> Optional[NDArray[Any]]:
-    return value.const_value.numpy() if value is not None and value.const_value is not None else None
+    return value.const_value.numpy() if value.const_value is not None else None

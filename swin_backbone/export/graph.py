@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..compat import symbolic_views
 from ..models.layers import SwinBlock
-from ..models.pyramid import SwinPyramid
 from ..windows.grid import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
@@ -140,15 +139,10 @@ def check_shape(backbone: Any, shape: Optional[Size]) -> None:
     """Check that a backbone can be exported for pictures of `shape`; None: for any size.
 
     Raises:
-        ExportError: for a shape below one patch, or for free sizes of a backbone with `small_map='shrink'`.
+        ExportError: for free sizes of a backbone with `small_map='shrink'`.
     """
-    if shape is None:
-        if any(block.small_map == 'shrink' for block in _blocks(backbone)):
-            raise ExportError(
-                "small_map='shrink' makes windows smaller on small maps, which one graph cannot do for every size: "
-                'give --shape H W'
-            )
-        return
-    patch = backbone.patch_embed.patch_size if isinstance(backbone, SwinPyramid) else (1, 1)
-    if shape[0] < patch[0] or shape[1] < patch[1]:
-        raise ExportError(f'--shape takes at least one patch, {patch[0]} {patch[1]}, got {shape[0]} {shape[1]}')
+    if shape is None and any(block.small_map == 'shrink' for block in _blocks(backbone)):
+        raise ExportError(
+            "small_map='shrink' makes windows smaller on small maps, which one graph cannot do for every size: "
+            'give --shape H W'
+        )

@@ -79,30 +79,22 @@ class Padding(nn.Module):
         size: height and width after padding. None: pad to multiples of `divisor`.
 
     Raises:
-        ExportError: for any further dependence on the picture.
+        ExportError: for a square whose side depends on the picture.
     """
 
     def __init__(self, pipeline: Sequence[dict[str, Any]]):
         super().__init__()
-        steps = [step for step in pipeline if step['type'].split('.')[-1] == 'Pad']
-        step, rule = (steps[0] if steps else {}), resize_rule(pipeline)
-        values = step.get('pad_val', 0)
-        values = values.get('img', 0) if isinstance(values, dict) else values
-        values = {float(value) for value in (values if isinstance(values, Sequence) else [values])}
+        step: dict[str, Any] = next((step for step in pipeline if step['type'].split('.')[-1] == 'Pad'), {})
+        value, rule = step.get('pad_val', 0), resize_rule(pipeline)
+        value = value.get('img', 0) if isinstance(value, dict) else value
+        self.value = float(value[0] if isinstance(value, Sequence) else value)
         self.divisor = int(step.get('size_divisor') or 1)
         self.size: Optional[Size] = tuple(step['size'])[::-1] if step.get('size') else None
-        scale: Any = rule['scale'] if rule else (0, 0)
-        if step.get('pad_to_square') and rule and rule['keep_ratio'] and scale[0] == scale[1]:
-            side = (scale[0] + self.divisor - 1) // self.divisor * self.divisor
+        if step.get('pad_to_square'):
+            if not rule or not rule['keep_ratio'] or rule['scale'][0] != rule['scale'][1]:
+                raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
+            side = (rule['scale'][0] + self.divisor - 1) // self.divisor * self.divisor
             self.size = side, side
-        is_known = not step.get('pad_to_square') or self.size is not None
-        is_larger = self.size is None or min(self.size) >= max(scale)
-        if len(steps) > 1 or len(values) > 1 or not is_known or not is_larger:
-            raise ExportError(
-                'the test pipeline has a Pad whose size depends on the picture, whose size is below the scale of '
-                'Resize, or whose channels differ: give Pad a size, or a size_divisor'
-            )
-        (self.value,) = values
 
     def forward(self, picture_BHWC: Tensor) -> Tensor:
         H, W = picture_BHWC.shape[1:3]
@@ -144,12 +136,14 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     """
     cfg = copy.deepcopy(cfg)
     dataset = cfg.test_dataloader.dataset
-    resize = dict(type='Resize', scale=(shape[1], shape[0]), keep_ratio=False)
-    if resize_rule(dataset.pipeline) is None:
-        dataset.pipeline = [dataset.pipeline[0], resize, *dataset.pipeline[1:]]  # after the loading step
-    else:
-        steps = [step for step in dataset.pipeline if step['type'].split('.')[-1] != 'Pad' or step.get('size_divisor')]
-        dataset.pipeline = [resize if step['type'].split('.')[-1] == 'Resize' else step for step in steps]
+    resize_rule(dataset.pipeline)
+    kinds = [step['type'].split('.')[-1] for step in dataset.pipeline]
+    load, *others = (
+        step
+        for kind, step in zip(kinds, dataset.pipeline)
+        if kind != 'Resize' and (kind != 'Pad' or step.get('size_divisor'))
+    )
+    dataset.pipeline = [load, dict(type='Resize', scale=shape[::-1], keep_ratio=False), *others]
     return cfg
 
 

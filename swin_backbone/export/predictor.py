@@ -41,11 +41,11 @@ class ExportedPredictor(Predictor):
         device, threads, batch: see `runtime.Model`.
 
     Raises:
-        RuntimeProblem: see `runtime.Model`; also for an exported part of a model.
+        RuntimeProblem: see `runtime.Model`.
     """
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
-        self.model: Any = open_whole(folder, device, threads)
+        self.model: Any = Model(folder, device, threads)
         self.batch = batch
         segments = self.model.info['task'] == 'segmentation'
         self.scope = 'mmseg' if segments else 'mmdet'
@@ -72,17 +72,11 @@ class ExportedPredictor(Predictor):
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the results of a batch of frames."""
         results = self.model.predict([item['inputs'] for item in prepared], self.batch)
-        return [fill(_sample(self.scope), result) for result in results]
+        return [fill(BaseDataElement(), result) for result in results]
 
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
-        """See `Predictor.scores`.
-
-        Raises:
-            RuntimeProblem: if the folder holds no logits.
-        """
+        """See `Predictor.scores`."""
         (result,) = self.model.predict([prepared['inputs']], logits=True)
-        if 'logits' not in result:
-            raise RuntimeProblem(f'{self.model.folder} has no output named logits: export the model again')
         return with_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
 
     def input_size(self, size: Size) -> Size:
@@ -92,8 +86,8 @@ class ExportedPredictor(Predictor):
     @property
     def period(self) -> int:
         """See `Predictor.period`; 1 for a folder without a period."""
-        period = self.model.info.get('period')
-        return period if isinstance(period, int) and period > 0 else 1
+        period: int = self.model.info.get('period', 1)
+        return period
 
     @property
     def identity(self) -> str:
@@ -112,7 +106,7 @@ class ExportedModel(BaseModel):
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         super().__init__()
-        self.runtime = open_whole(folder, device, threads)
+        self.runtime = Model(folder, device, threads)
 
     def test_step(self, data: dict[str, Any]) -> list[BaseDataElement]:
         """Return the samples of a batch with their results.
@@ -135,7 +129,7 @@ class ExportedModel(BaseModel):
 
 def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
     """Test an exported model with a config's data and metric."""
-    open_whole(folder, device, threads)  # raises errors before the data are read
+    Model(folder, device, threads)  # raises errors before the data are read
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
     start_from(cfg, None)
 
@@ -156,39 +150,11 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
         return {name: float(value) for name, value in build_runner(cfg).test().items()}
 
 
-def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
-    """Open an exported whole model.
-
-    Raises:
-        RuntimeProblem: if the folder has no exported model, or a part of a model.
-    """
-    model = Model(folder, device, threads)
-    if model.info['task'] == 'maps':
-        raise RuntimeProblem(f'{folder} holds a part of a model, which gives maps: export it with --part model')
-    return model
-
-
 def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:
     """Put a result into a toolbox's sample."""
-    if 'boxes' not in result:
-        sample.set_data(dict(pred_sem_seg=PixelData(data=torch.from_numpy(result['labels'].astype(np.int64))[None])))
-        return sample
-    instances = InstanceData(
-        bboxes=torch.from_numpy(result['boxes']),
-        scores=torch.from_numpy(result['scores']),
-        labels=torch.from_numpy(result['labels']),
-    )
-    if 'masks' in result:
-        instances.masks = torch.from_numpy(result['masks'])
-    sample.pred_instances = instances
+    if 'boxes' in result:
+        tensors = {name: torch.from_numpy(value) for name, value in result.items()}
+        sample.pred_instances = InstanceData(bboxes=tensors.pop('boxes'), **tensors)
+    else:
+        sample.pred_sem_seg = PixelData(data=torch.from_numpy(result['labels'].astype(np.int64))[None])
     return sample
-
-
-def _sample(scope: str) -> BaseDataElement:
-    if scope == 'mmseg':
-        from mmseg.structures import SegDataSample
-
-        return SegDataSample()
-    from mmdet.structures import DetDataSample
-
-    return DetDataSample()

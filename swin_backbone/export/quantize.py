@@ -1,9 +1,10 @@
 """Post-training quantization to int8, by NNCF and onnxruntime. Linear layers and convolutions are quantized; norms,
 softmax, attention's own products and the position bias stay in floating point."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -62,20 +63,15 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preproces
 
 def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Sequence[str]) -> None:
     """Quantize an ONNX model: weights by channel, activations by range, in QDQ form."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.left: Iterator[dict[str, Any]] = iter([dict(zip(names, feed)) for feed in inputs])
-
-        def get_next(self) -> Optional[dict[str, Any]]:
-            return next(self.left, None)
-
+    left = iter([dict(zip(names, feed)) for feed in inputs])
+    reader: Any = SimpleNamespace(get_next=lambda: next(left, None))
     with quiet():
         quantize_static(
             str(source),
             str(target),
-            Reader(),
+            reader,
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
             per_channel=True,
@@ -85,7 +81,7 @@ def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Seq
         )
 
 
-def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> None:
+def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed], _: Sequence[str]) -> None:
     """Quantize OpenVINO's IR."""
     import nncf
     import openvino

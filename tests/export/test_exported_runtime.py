@@ -172,8 +172,6 @@ def test_what_a_user_passes_wrongly(work, tmp_path):
         runtime.load(tmp_path)
     with pytest.raises(runtime.RuntimeProblem, match="no device 'cuda' here; it has cpu"):
         runtime.load(work / 'out', device='cuda')
-    with pytest.raises(runtime.RuntimeProblem, match='threads takes a whole number from 1 to 1024, got 0'):
-        runtime.load(work / 'out', threads=0)
     model = runtime.load(work / 'out')
     with pytest.raises(runtime.RuntimeProblem, match=r'picture takes uint8 pixels \(h, w, 3\), got float64 \(4, 4\)'):
         list(model.predict([np.zeros((4, 4))]))

@@ -11,10 +11,9 @@ from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
 from ..graph import refusal
-from .operators import nms, roi_align
+from .operators import NEVER, nms, roi_align
 
 Size = tuple[int, int]  # height and width, maybe symbolic
-NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to 1
 
 
 class View(NamedTuple):
@@ -40,31 +39,20 @@ def check_nms(cfg: ConfigDict) -> None:
         raise refusal(f'nms of type {cfg.get("type")!r} and method {cfg.get("method")!r}')
 
 
-def check_coder(coder: Any) -> None:
-    """Raise an ExportError unless `decode` equals this coder."""
-    if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp:
-        raise refusal(f'{type(coder).__name__}, or how it is set,')
-
-
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
-    """Move boxes (..., 4) by a head's deltas, and clip boxes to the image with `clip_border` (DeltaXYWHBBoxCoder).
+    """Move boxes (R, 4) by a head's deltas (R, 4 * K), and clip boxes to the image with `clip_border`: (R, 4 * K).
 
     Args:
-        image_size: height and width, (2,).
+        image_size: height and width, (2,). The coder itself takes numbers.
     """
-    deltas = deltas * deltas.new_tensor(coder.stds) + deltas.new_tensor(coder.means)
-    largest = abs(float(torch.tensor(16 / 1000).log()))  # of mmdet's wh_ratio_clip
-    centre, side = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
-    centre = centre + side * deltas[..., :2]
-    side = side * deltas[..., 2:].clamp(-largest, largest).exp()
-    moved = torch.cat([centre - side / 2, centre + side / 2], -1)
+    moved: Tensor = coder.decode(boxes, deltas)
     return clip(moved, image_size) if coder.clip_border else moved
 
 
 def clip(boxes: Tensor, image_size: Tensor) -> Tensor:
-    """Clip boxes (..., 4) to the image."""
-    limit = image_size.flip(0).to(boxes.dtype)
-    return torch.cat([torch.minimum(end.clamp(min=0), limit) for end in (boxes[..., :2], boxes[..., 2:])], -1)
+    """Clip boxes (..., 4 * K) to the image."""
+    limit = image_size.flip(0).to(boxes.dtype).repeat(boxes.shape[-1] // 2)
+    return torch.minimum(boxes.clamp(min=0), limit)
 
 
 def best(scores_BM: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -82,29 +70,32 @@ def suppress(
     scores_BM: Tensor,
     group_BM: Tensor,
     nms_cfg: ConfigDict,
-    score_threshold: float,
     most: Optional[int],
+    least_side: float = -1,
 ) -> tuple[Tensor, Tensor]:
-    """Suppress boxes that overlap a better box of the group (NMS).
+    """Suppress boxes that overlap a better box of the group (NMS), and boxes with the score NEVER.
 
     Groups are moved apart, like in mmcv's batched_nms. With `class_agnostic` all boxes are one group.
 
     Args:
         most: the largest number of boxes; None: all.
+        least_side: boxes with a side of at most `least_side` are suppressed (mmdet's `min_bbox_size`).
 
     Returns:
         Scores (B, most), best first, with NEVER after the last; and the indices of the boxes.
     """
     B, M = scores_BM.shape
     most = M if most is None else most
+    if least_side >= 0:
+        is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > least_side).all(-1)
+        scores_BM = torch.where(is_large_BM, scores_BM, NEVER)
     if nms_cfg.get('class_agnostic', False):
         group_BM = torch.zeros_like(group_BM)
     apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
     moved_BM4 = boxes_BM4 + group_BM[..., None].to(boxes_BM4.dtype) * apart_B11
     if nms_cfg.get('type') == 'soft_nms':
-        scores_BM = torch.where(scores_BM > score_threshold, scores_BM, NEVER)
         return _suppress_softly(moved_BM4, scores_BM, nms_cfg, most)
-    kept_n3 = nms(moved_BM4, scores_BM[:, None], nms_cfg.iou_threshold, score_threshold)
+    kept_n3 = nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
     # Append `most` empty entries for topk
     is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
@@ -135,17 +126,6 @@ def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, 
     return scores_BN, index_BN
 
 
-def suppress_large(
-    cfg: ConfigDict, boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor, most: Optional[int]
-) -> tuple[Tensor, Tensor]:
-    """Suppress boxes by a head's settings, without boxes of at most `min_bbox_size`; see `suppress`."""
-    least = cfg.get('min_bbox_size', -1)
-    if least >= 0:
-        is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > least).all(-1)
-        scores_BM = torch.where(is_large_BM, scores_BM, NEVER)
-    return suppress(boxes_BM4, scores_BM, group_BM, cfg.nms, NEVER / 2, most)
-
-
 class Regions(nn.Module):
     """mmdet's SingleRoIExtractor: the size of a region decides the level of the pyramid.
 
@@ -160,20 +140,20 @@ class Regions(nn.Module):
             raise refusal(type(extractor).__name__)
         if any(one.pool_mode != 'avg' or not one.aligned for one in layers):
             raise refusal('RoIAlign with aligned=False or of mode max')
-        self.finest_scale: float = extractor.finest_scale
-        self.layers: Any = [(one.output_size, one.spatial_scale, one.sampling_ratio) for one in layers]
+        self.extractor = extractor
 
     def forward(self, maps: Sequence[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
         """(R, C, height, width)."""
-        number = len(self.layers)
-        side_R = ((box_R4[:, 2] - box_R4[:, 0]) * (box_R4[:, 3] - box_R4[:, 1])).sqrt()
-        level_R = torch.floor(torch.log2(side_R / self.finest_scale + 1e-6)).clamp(0, number - 1).long()
+        layers = self.extractor.roi_layers
+        region_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
+        level_R = self.extractor.map_roi_levels(region_R5, len(layers))
         parts = []
-        for level, (map_BCHW, ((height, width), scale, samples)) in enumerate(zip(maps, self.layers)):
+        for level, (map_BCHW, one) in enumerate(zip(maps, layers)):
             index = (level_R == level).nonzero()[:, 0]
-            parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], height, width, scale, samples, True))
+            settings = *one.output_size, one.spatial_scale, one.sampling_ratio
+            parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], *settings))
         # Position of a region in the concatenated parts: after lower levels and earlier regions of the level
-        is_of_RL = (level_R[:, None] == torch.arange(number, device=level_R.device)).long()
+        is_of_RL = (level_R[:, None] == torch.arange(len(layers), device=level_R.device)).long()
         count_L = is_of_RL.sum(0)
         place_RL = is_of_RL.cumsum(0) - 1 + count_L.cumsum(0) - count_L
         return torch.cat(parts)[place_RL.gather(1, level_R[:, None])[:, 0]]
@@ -199,12 +179,6 @@ def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tupl
     scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
     found_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
     return scores_BN, found_BN4, index_BN % K
-
-
-def corners(boxes: Tensor) -> Tensor:
-    """Return boxes (..., 4) in the form x1 y1 x2 y2, from centre and sides."""
-    centre, side = boxes[..., :2], boxes[..., 2:]
-    return torch.cat([centre - side / 2, centre + side / 2], -1)
 
 
 def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor:

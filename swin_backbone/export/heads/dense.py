@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..graph import refusal
 from . import boxes
 from .deformable import replace_deformable
+from .operators import NEVER
 
 CHOICE = 'filter_scores_and_topk'  # mmdet's function for the choice of boxes
 
@@ -60,7 +61,8 @@ class DenseHead(nn.Module):
         outputs = self.head(maps)
         found = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
         scores_BN, found_BN4, label_BN = found.scores, found.bboxes / view.zoom_4, found.labels
-        scores_BN, index_BN = boxes.suppress_large(self.cfg, found_BN4, scores_BN, label_BN, self.most)
+        least_side = self.cfg.get('min_bbox_size', -1)
+        scores_BN, index_BN = boxes.suppress(found_BN4, scores_BN, label_BN, self.cfg.nms, self.most, least_side)
         found_BN4, label_BN = boxes.take(found_BN4, index_BN), label_BN.gather(1, index_BN)
         image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, found_BN4, label_BN)
         if not self.with_masks:
@@ -79,7 +81,7 @@ class DenseHead(nn.Module):
 
         def choose(scores: Tensor, least: float, most: int, rows: dict[str, Tensor]) -> tuple[Any, ...]:
             M, K = scores.shape[0] // B, scores.shape[1]
-            clear_BM = torch.where(scores > least, scores, boxes.NEVER).reshape(B, M * K)
+            clear_BM = torch.where(scores > least, scores, NEVER).reshape(B, M * K)
             scores_BN, index_BN = boxes.best(clear_BM, most if most > 0 else M * K)
             counts.append(index_BN.shape[1])
             first_B1 = torch.arange(B, device=scores.device)[:, None] * M
@@ -97,8 +99,7 @@ class DenseHead(nn.Module):
             return SimpleNamespace(**{name: per_image(x) for name, x in vars(results).items()})
 
         def decode(priors: Tensor, values: Tensor, max_shape: Any) -> Tensor:
-            decoded = head.bbox_coder.decode(priors, values)
-            return boxes.clip(decoded, image_size) if head.bbox_coder.clip_border else decoded
+            return boxes.decode(head.bbox_coder, priors, values, image_size)
 
         sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
         stride = dict(with_stride=True) if self.with_masks else {}
@@ -115,7 +116,7 @@ class DenseHead(nn.Module):
         found = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
         if factors is not None and hasattr(found, 'score_factors'):
             weighed_BN = found.scores * found.score_factors
-            found.scores = torch.where(found.scores > boxes.NEVER, weighed_BN, boxes.NEVER)
+            found.scores = torch.where(found.scores > NEVER, weighed_BN, NEVER)
         return found
 
     def _yolox(self, classes: Any, deltas: Any, objectness: Any) -> Any:
@@ -128,7 +129,7 @@ class DenseHead(nn.Module):
         )
         scores_BM, label_BM = logits_BMK.sigmoid().max(-1)
         scores_BM = scores_BM * there_BM1[..., 0].sigmoid()
-        scores_BM = torch.where(scores_BM >= self.cfg.score_thr, scores_BM, boxes.NEVER)
+        scores_BM = torch.where(scores_BM >= self.cfg.score_thr, scores_BM, NEVER)
         found_BM4 = head._bbox_decode(torch.cat(priors), deltas_BM4)
         return SimpleNamespace(bboxes=found_BM4, scores=scores_BM, labels=label_BM)
 

@@ -16,12 +16,14 @@ import torch
 from mmdet.models.dense_heads import DeformableDETRHead
 from mmdet.models.detectors import DINO
 from mmdet.models.layers import inverse_sigmoid
+from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
 from ..graph import ExportError, refusal
 from . import boxes
-from .deformable import Sizes, centres, replace_deformable
+from .deformable import Sizes, centres, replace_deformable, sizes_of, tokens_of
 from .dense import with_globals
+from .operators import NEVER
 
 KINDS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
 
@@ -99,10 +101,9 @@ class TransformerHead(nn.Module):
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         parts, head = self.parts, self.parts.bbox_head
         B = maps[0].shape[0]
-        sizes: Sizes = [tuple(one.shape[-2:]) for one in maps]  # type: ignore[misc]
-        x_BTC = torch.cat([one.flatten(2).transpose(1, 2) for one in maps], 1)
-        places = [
-            parts.positional_encoding(None, input=one).flatten(2).transpose(1, 2) + level
+        sizes, x_BTC = sizes_of(maps), tokens_of(maps)
+        positions = [
+            parts.positional_encoding(None, input=one) + level[:, None, None]
             for one, level in zip(maps, parts.level_embed)
         ]
         shared: dict[str, Any] = dict(
@@ -110,7 +111,7 @@ class TransformerHead(nn.Module):
         )
         text = {name: one.expand(B, *one.shape[1:]) for name, one in self.text.items()}
         memory: Any = parts.encoder(
-            query=x_BTC, query_pos=torch.cat(places, 1), key_padding_mask=None, **shared, **text
+            query=x_BTC, query_pos=tokens_of(positions), key_padding_mask=None, **shared, **text
         )
         read: dict[str, Any] = {}
         if text:
@@ -128,20 +129,20 @@ class TransformerHead(nn.Module):
         scores_BQK = classes.sigmoid() if head.loss_cls.use_sigmoid else classes.softmax(-1)[..., :-1]
         if text:
             scores_BQK = scores_BQK @ self.shares_KL.t()
-        found_BQ4 = boxes.clip(boxes.corners(found) * view.image_size.flip(0).repeat(2), view.image_size)
+        found_BQ4 = boxes.clip(bbox_cxcywh_to_xyxy(found) * view.image_size.flip(0).repeat(2), view.image_size)
         scores_BN, found_BN4, label_BN = boxes.ranked(scores_BQK, found_BQ4, self.most, view)
         if self.least is not None:
-            scores_BN = torch.where(scores_BN > self.least, scores_BN, boxes.NEVER)
+            scores_BN = torch.where(scores_BN > self.least, scores_BN, NEVER)
         if self.nms:
-            scores_BN, index_BN = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.least, self.most)
+            scores_BN, index_BN = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.most)
             found_BN4, label_BN = boxes.take(found_BN4, index_BN), label_BN.gather(1, index_BN)
         return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, _: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
         """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4)."""
-        place_T2 = centres(sizes, memory_BTC)
-        sides = [place_T2.new_full((H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
-        box_1T4 = torch.cat([place_T2, torch.cat(sides)], -1)[None]
+        place_1T2 = centres(sizes, memory_BTC)[:, :, 0]
+        sides = [place_1T2.new_full((1, H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
+        box_1T4 = torch.cat([place_1T2, torch.cat(sides, 1)], -1)
         inside_1T1 = ((box_1T4 > 0.01) & (box_1T4 < 0.99)).all(-1, keepdim=True)
         logits_1T4 = torch.where(inside_1T1, torch.log(box_1T4 / (1 - box_1T4)), float('inf'))
         tokens = self.parts.memory_trans_fc(torch.where(inside_1T1, memory_BTC, 0.0))
@@ -149,8 +150,8 @@ class TransformerHead(nn.Module):
 
 
 def _places(sizes: Sizes, valid_ratios: Tensor, device: Any = None) -> Tensor:
-    """Return the centres of the tokens, repeated for all levels: (1, T, levels, 2)."""
-    return centres(sizes, valid_ratios)[None, :, None].expand(-1, -1, len(sizes), -1)
+    """Return `centres`, with the arguments of mmdet's function."""
+    return centres(sizes, valid_ratios)
 
 
 class _CoDINO(DINO):
@@ -174,7 +175,7 @@ class _Encoder(nn.Module):
         self.layers = layers
 
     def forward(self, query: Tensor, query_pos: Tensor, key_padding_mask: None, **shared: Any) -> Tensor:
-        places = _places(shared['spatial_shapes'], shared['valid_ratios'])
+        places = centres(shared['spatial_shapes'], query)
         query, query_pos = query.transpose(0, 1), query_pos.transpose(0, 1)
         x_TBC: Tensor = self.layers(query, None, None, query_pos=query_pos, reference_points=places, **shared)
         return x_TBC.transpose(0, 1)

@@ -1,13 +1,14 @@
 """Mask2Former of mmseg (classes of pixels) and of mmdet (instances).
 
-mmdet's pixel decoder stores the sizes of the maps in tensors, and an exporter would fix the sizes. `PixelDecoder` keeps
-sizes free.
+mmdet's pixel decoder stores the sizes of the maps in tensors, and an exporter would fix the sizes. `mask_features`
+keeps sizes free.
 
 Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points of a
 head and level, Q queries, K classes, N objects of an image.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,76 +17,52 @@ from torch import Tensor, nn
 
 from ..graph import refusal
 from .boxes import View
-from .deformable import centres, replace_deformable, split_levels
+from .deformable import centres, replace_deformable, sizes_of, tokens_of
 
 
-class PixelDecoder(nn.Module):
-    """mmdet's MSDeformAttnPixelDecoder, with its layers.
+def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Compute mmdet's MSDeformAttnPixelDecoder.
+
+    Returns:
+        The map of mask features, and the maps for the queries' attention, from low resolution to high.
+    """
+    projected, positions = [], []
+    for level, convolve in enumerate(decoder.input_convs):
+        one = maps[decoder.num_input_levels - level - 1]
+        position = decoder.postional_encoding(torch.zeros_like(one[:, 0], dtype=torch.bool))
+        projected.append(convolve(one))
+        positions.append(position + decoder.level_encoding.weight[level].view(1, -1, 1, 1))
+    x_BTC, position_BTC, sizes = tokens_of(projected), tokens_of(positions), sizes_of(projected)
+    place = centres(sizes, x_BTC)
+    for layer in decoder.encoder.layers:
+        x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=place)
+    levels = x_BTC.transpose(1, 2).split([H * W for H, W in sizes], 2)
+    outs = [level.unflatten(2, size) for level, size in zip(levels, sizes)]
+    for index in range(decoder.num_input_levels - decoder.num_encoder_levels - 1, -1, -1):
+        lateral = decoder.lateral_convs[index](maps[index])
+        above = F.interpolate(outs[-1], size=lateral.shape[-2:], mode='bilinear', align_corners=False)
+        outs.append(decoder.output_convs[index](lateral + above))
+    return decoder.mask_feature(outs[-1]), outs[: decoder.num_outs]
+
+
+def query_head(head: Any) -> Any:
+    """Copy Mask2FormerHead of mmdet or mmseg, with a pixel decoder for every size.
 
     Raises:
         ExportError: for a different decoder.
     """
-
-    def __init__(self, decoder: Any):
-        super().__init__()
-        if type(decoder).__name__ != 'MSDeformAttnPixelDecoder':
-            raise refusal(type(decoder).__name__)
-        self.decoder = decoder
-
-    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the map of mask features, and the maps for the queries' attention, from low resolution to high."""
-        decoder = self.decoder
-        tokens, positions, sizes = [], [], []
-        for level in range(decoder.num_encoder_levels):
-            one = maps[decoder.num_input_levels - level - 1]
-            position = decoder.postional_encoding(torch.zeros_like(one[:, 0], dtype=torch.bool))
-            position = position + decoder.level_encoding.weight[level].view(1, -1, 1, 1)
-            tokens.append(decoder.input_convs[level](one).flatten(2).transpose(1, 2))
-            positions.append(position.flatten(2).transpose(1, 2))
-            sizes.append(tuple(one.shape[-2:]))
-        x_BTC, position_BTC = torch.cat(tokens, 1), torch.cat(positions, 1)
-        place = centres(sizes, x_BTC)[None, :, None].expand(-1, -1, len(sizes), -1)
-        for layer in decoder.encoder.layers:
-            x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=place)
-        outs = [
-            part.transpose(1, 2).reshape(part.shape[0], part.shape[2], H, W)
-            for part, (H, W) in zip(split_levels(x_BTC, sizes), sizes)
-        ]
-        for index in range(decoder.num_input_levels - decoder.num_encoder_levels - 1, -1, -1):
-            lateral = decoder.lateral_convs[index](maps[index])
-            above = F.interpolate(outs[-1], size=lateral.shape[-2:], mode='bilinear', align_corners=False)
-            outs.append(decoder.output_convs[index](lateral + above))
-        return decoder.mask_feature(outs[-1]), outs[: decoder.num_outs]
+    if type(head.pixel_decoder).__name__ != 'MSDeformAttnPixelDecoder':
+        raise refusal(type(head.pixel_decoder).__name__)
+    head = replace_deformable(head)
+    head.pixel_decoder.forward = partial(mask_features, head.pixel_decoder)
+    return head
 
 
-class QueryHead(nn.Module):
-    """Turns maps into the outputs of queries: class logits (B, Q, K + 1) and mask logits (B, Q, H, W).
-
-    Args:
-        head: Mask2FormerHead of mmdet or mmseg, copied, not changed.
-    """
-
-    def __init__(self, head: Any):
-        super().__init__()
-        self.head = replace_deformable(head)
-        self.head.pixel_decoder = PixelDecoder(self.head.pixel_decoder)
-
-    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        classes, masks = self.head(list(maps), None)
-        return classes[-1], masks[-1]
-
-
-class SemanticHead(nn.Module):
-    """mmseg's head: turns maps into the logits of classes, at the size of the image."""
-
-    def __init__(self, head: Any):
-        super().__init__()
-        self.queries = QueryHead(head)
-
-    def forward(self, maps: Sequence[Tensor], image_size: tuple[int, int]) -> Tensor:
-        classes_BQK, masks_BQHW = self.queries(maps)
-        masks_BQHW = F.interpolate(masks_BQHW, size=image_size, mode='bilinear', align_corners=False)
-        return torch.einsum('bqk,bqhw->bkhw', classes_BQK.softmax(-1)[..., :-1], masks_BQHW.sigmoid())
+def semantic_logits(head: Any, maps: Sequence[Tensor], image_size: tuple[int, int]) -> Tensor:
+    """Return mmseg's logits of classes from maps, at the size of the image."""
+    (*_, classes_BQK), (*_, masks_BQHW) = head(list(maps), None)
+    masks_BQHW = F.interpolate(masks_BQHW, size=image_size, mode='bilinear', align_corners=False)
+    return torch.einsum('bqk,bqhw->bkhw', classes_BQK.softmax(-1)[..., :-1], masks_BQHW.sigmoid())
 
 
 class InstanceHead(nn.Module):
@@ -103,13 +80,13 @@ class InstanceHead(nn.Module):
         fusion = model.panoptic_fusion_head
         if type(model.panoptic_head).__name__ != 'Mask2FormerHead' or not fusion.test_cfg.get('instance_on', False):
             raise refusal(type(model.panoptic_head).__name__, ('Mask2FormerHead with test_cfg.instance_on=True',))
-        self.queries = QueryHead(model.panoptic_head)
+        self.head = query_head(model.panoptic_head)
         self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
         self.most = fusion.test_cfg.get('max_per_image', 100)
         self.planes: int = model.panoptic_head.num_queries
 
     def forward(self, maps: Sequence[Tensor], view: View) -> tuple[Tensor, ...]:
-        classes_BQK, masks_BQHW = self.queries(maps)
+        (*_, classes_BQK), (*_, masks_BQHW) = self.head(list(maps), None)
         masks = F.interpolate(masks_BQHW, size=view.padded, mode='bilinear', align_corners=False)
         masks = F.interpolate(
             masks[:, :, : view.inner[0], : view.inner[1]], size=view.own, mode='bilinear', align_corners=False

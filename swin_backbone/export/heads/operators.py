@@ -2,7 +2,7 @@
 
 mmcv computes the operators in PyTorch. An ONNX model has ONNX's standard operators.
 
-Layout: B batch, K classes, M boxes, R regions, n kept.
+Layout: B batch, M boxes, R regions, n kept.
 """
 
 from collections.abc import Callable
@@ -11,33 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to 1
+
 
 @torch.library.custom_op('swin_deploy::nms', mutates_args=())
-def nms(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
-    """Keep the best of overlapping boxes of a class, above an overlap of `iou_threshold` (NMS).
+def nms(boxes_BM4: Tensor, scores_BM: Tensor, iou_threshold: float) -> Tensor:
+    """Keep the best of overlapping boxes, above an overlap of `iou_threshold` (NMS).
 
-    Boxes with a score of at most `score_threshold` are ignored.
+    Boxes with the score NEVER are ignored.
 
     Returns:
-        (n, 3): image, class and box. The boxes of an image and class are sorted, best first.
+        (n, 3): image, 0 and box. The boxes of an image are sorted, best first.
     """
     from mmcv.ops import nms as of_one
 
-    kept = []
-    for image, of_classes in enumerate(scores_BKM):
-        for label, scores_M in enumerate(of_classes):
-            among = (scores_M > score_threshold).nonzero()[:, 0]
-            if not len(among):
-                continue
+    kept = [boxes_BM4.new_empty(0, 3, dtype=torch.int64)]
+    for image, scores_M in enumerate(scores_BM):
+        among = (scores_M > NEVER / 2).nonzero()[:, 0]
+        if len(among):
             _, best = of_one(boxes_BM4[image, among].contiguous(), scores_M[among].contiguous(), iou_threshold)
             box = among[best]
-            kept.append(torch.stack([torch.full_like(box, image), torch.full_like(box, label), box], 1))
-    return torch.cat(kept) if kept else boxes_BM4.new_empty(0, 3, dtype=torch.int64)
+            kept.append(torch.stack([torch.full_like(box, image), torch.zeros_like(box), box], 1))
+    return torch.cat(kept)
 
 
-@nms.register_fake
-def _(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
-    return boxes_BM4.new_empty(torch.library.get_ctx().new_dynamic_size(), 3, dtype=torch.int64)
+nms.register_fake(lambda boxes, *_: boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), 3, dtype=torch.int64))
 
 
 @torch.library.custom_op('swin_deploy::roi_align', mutates_args=())
@@ -49,7 +47,6 @@ def roi_align(
     width: int,
     scale: float,
     samples: int,
-    aligned: bool,
 ) -> Tensor:
     """Sample the map inside boxes bilinearly: (R, C, height, width).
 
@@ -61,22 +58,13 @@ def roi_align(
     from mmcv.ops import roi_align as of_all
 
     regions_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
-    cut_RCHW: Tensor = of_all(map_BCHW.contiguous(), regions_R5, (height, width), scale, samples, 'avg', aligned)
+    cut_RCHW: Tensor = of_all(map_BCHW.contiguous(), regions_R5, (height, width), scale, samples, 'avg', True)
     return cut_RCHW
 
 
-@roi_align.register_fake
-def _(
-    map_BCHW: Tensor,
-    box_R4: Tensor,
-    image_R: Tensor,
-    height: int,
-    width: int,
-    scale: float,
-    samples: int,
-    aligned: bool,
-) -> Tensor:
-    return map_BCHW.new_empty(box_R4.shape[0], map_BCHW.shape[1], height, width)
+roi_align.register_fake(
+    lambda map, boxes, _, height, width, *__: map.new_empty(boxes.shape[0], map.shape[1], height, width)
+)
 
 
 def onnx_translations() -> dict[Callable[..., Any], Any]:
@@ -84,20 +72,21 @@ def onnx_translations() -> dict[Callable[..., Any], Any]:
     from onnxscript import FLOAT, INT64
     from onnxscript import opset20 as op
 
-    def nms_onnx(boxes: FLOAT, scores: FLOAT, iou_threshold: float, score_threshold: float) -> INT64:
+    def nms_onnx(boxes: FLOAT, scores: FLOAT, iou_threshold: float) -> INT64:
         most = op.Squeeze(op.Shape(boxes, start=1, end=2))
-        thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, score_threshold)]
-        return op.NonMaxSuppression(boxes, scores, most, *thresholds)
+        of_one_class = op.Unsqueeze(scores, op.Constant(value_ints=[1]))
+        thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, NEVER / 2)]
+        return op.NonMaxSuppression(boxes, of_one_class, most, *thresholds)
 
     # No annotations of tensors: the exporter would read annotations like a list of allowed types.
     def roi_align_onnx(  # type: ignore[no-untyped-def]
-        map, boxes, image, height: int, width: int, scale: float, samples: int, aligned: bool
+        map, boxes, image, height: int, width: int, scale: float, samples: int
     ):
         return op.RoiAlign(
             map,
             boxes,
             image,
-            coordinate_transformation_mode='half_pixel' if aligned else 'output_half_pixel',
+            coordinate_transformation_mode='half_pixel',
             mode='avg',
             output_height=height,
             output_width=width,

@@ -4,39 +4,31 @@ Layout: B batch, K classes, C channels, H W height and width, h w height and wid
 """
 
 import copy
-from collections.abc import Sequence
+from functools import partial
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
+from mmseg.models import EncoderDecoder
+from mmseg.models.decode_heads import IterativeDecodeHead, Mask2FormerHead
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import Tensor, nn
 
 from ...windows.grid import Size
 from ..graph import BackboneMaps, ExportError, Graph, Port, check_shape, example_size, most_pixels, refusal
 from ..picture import Normalise, picture_port, preprocessing
-from .mask2former import SemanticHead
-
-PIXELS = ('UPerHead', 'FCNHead', 'PSPHead', 'SegformerHead', 'ASPPHead', 'DepthwiseSeparableASPPHead')
-HEADS = (*PIXELS, 'IterativeDecodeHead', 'Mask2FormerHead')  # verified in the tests
+from .mask2former import query_head, semantic_logits
 
 
-class AdaptiveAvgPool(nn.Module):
-    """Adaptive average pooling with bins computed from the size of the map.
-
-    An exporter would fix the bins of `nn.AdaptiveAvgPool2d` to the example's size.
+def adaptive_avg_pool(output_size: Any, x_BCHW: Tensor) -> Tensor:
+    """Compute `F.adaptive_avg_pool2d`. An exporter would fix the bins to the example's size.
 
     Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n). Every axis has a matrix (n, L).
     """
-
-    def __init__(self, output_size: Size):
-        super().__init__()
-        self.output_size = output_size
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        H, W = x_BCHW.shape[-2:]
-        rows_nH, columns_mW = (_bins(n, length, x_BCHW) for n, length in zip(self.output_size, (H, W)))
-        return rows_nH @ x_BCHW @ columns_mW.t()
+    numbers = output_size if isinstance(output_size, tuple) else (output_size, output_size)
+    rows_nH, columns_mW = (_bins(n, length, x_BCHW) for n, length in zip(numbers, x_BCHW.shape[-2:]))
+    return rows_nH @ x_BCHW @ columns_mW.t()
 
 
 def _bins(number: int, length: int, like: Tensor) -> Tensor:
@@ -48,24 +40,13 @@ def _bins(number: int, length: int, like: Tensor) -> Tensor:
     return weights_nL / weights_nL.sum(1, keepdim=True)
 
 
-class PixelHead(nn.Module):
-    """Turns maps into the logits of classes, at the size of the image, with a convolutional head.
-
-    Args:
-        head: mmseg's head, copied, not changed.
-    """
-
-    def __init__(self, head: Any):
-        super().__init__()
-        self.head = copy.deepcopy(head)
-        for parent in list(self.head.modules()):
-            for name, layer in parent.named_children():
-                if isinstance(layer, nn.AdaptiveAvgPool2d):
-                    size: Any = layer.output_size
-                    setattr(parent, name, AdaptiveAvgPool(size if isinstance(size, tuple) else (size, size)))
-
-    def forward(self, maps: Sequence[Tensor], image_size: Size) -> Tensor:
-        return F.interpolate(self.head(maps), size=image_size, mode='bilinear', align_corners=False)
+def with_free_pooling(head: nn.Module) -> Any:
+    """Copy a head, with adaptive pooling for every size."""
+    head = copy.deepcopy(head)
+    for layer in head.modules():
+        if isinstance(layer, nn.AdaptiveAvgPool2d):
+            layer.forward = partial(adaptive_avg_pool, layer.output_size)  # type: ignore[method-assign]
+    return head
 
 
 class Segmentor(nn.Module):
@@ -80,14 +61,18 @@ class Segmentor(nn.Module):
         divisor = (model.data_preprocessor.test_cfg or {}).get('size_divisor', 1) or 1
         self.normalise = Normalise(model.data_preprocessor, divisor)
         self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
-        masks = type(model.decode_head).__name__ == 'Mask2FormerHead'
-        self.head = SemanticHead(model.decode_head) if masks else PixelHead(model.decode_head)
+        self.has_masks = isinstance(model.decode_head, Mask2FormerHead)
+        self.head = query_head(model.decode_head) if self.has_masks else with_free_pooling(model.decode_head)
         self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         image = self.normalise(picture)
+        maps = self.maps(image)
         # Like in mmseg: resize to the size of the image, remove the padding, then resize to the original picture.
-        logits = self.head(self.maps(image), image.shape[-2:])
+        if self.has_masks:
+            logits = semantic_logits(self.head, maps, image.shape[-2:])
+        else:
+            logits = F.interpolate(self.head(maps), size=image.shape[-2:], mode='bilinear', align_corners=False)
         logits = logits[:, :, : picture.shape[1], : picture.shape[2]]
         height, width = size.tolist()
         for side in (height, width):
@@ -111,13 +96,12 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         ExportError: for an unsupported segmentor.
     """
     head, test_cfg = model.decode_head, model.test_cfg
-    if type(model).__name__ != 'EncoderDecoder' or type(head).__name__ not in HEADS:
-        raise refusal(
-            f'{type(model).__name__} with {type(head).__name__}', (f'EncoderDecoder with {one}' for one in HEADS)
-        )
-    is_knet = type(head).__name__ == 'IterativeDecodeHead'
-    if is_knet and type(head.kernel_generate_head).__name__ not in PIXELS:
-        raise refusal(f'IterativeDecodeHead.kernel_generate_head of {type(head.kernel_generate_head).__name__}', PIXELS)
+    if type(model) is not EncoderDecoder:
+        raise refusal(f'{type(model).__name__} with {type(head).__name__}', ('EncoderDecoder',))
+    if not isinstance(head, Mask2FormerHead):
+        for method in ('predict', 'predict_by_feat'):
+            if getattr(type(head), method) is not getattr(BaseDecodeHead, method):
+                raise refusal(f'{type(head).__name__}.{method}, which differs from that of BaseDecodeHead,')
     if test_cfg.get('mode', 'whole') != 'whole':
         raise ExportError("test_cfg.mode='slide' cannot be exported: give --cfg-options model.test_cfg.mode=whole")
     if head.align_corners or head.out_channels > 256 or (model.data_preprocessor.test_cfg or {}).get('size'):
@@ -128,7 +112,8 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     check_shape(model.backbone, shape)
     module = Segmentor(model).eval()
     # K-Net counts the images of a batch in Python
-    batch, height, width = (1 if is_knet else 'batch', 'height', 'width') if shape is None else (1, *shape)
+    free_batch = 1 if isinstance(head, IterativeDecodeHead) else 'batch'
+    batch, height, width = (free_batch, 'height', 'width') if shape is None else (1, *shape)
     return Graph(
         module,
         'segmentation',

@@ -6,6 +6,7 @@ Layout: B batch, N proposals of an image, R = B*N regions, C channels, K classes
 from typing import Any
 
 import torch
+from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
 from ..graph import refusal
@@ -35,14 +36,13 @@ class SparseHead(nn.Module):
                 raise refusal(type(part).__name__, names)
         if roi.with_mask:
             raise refusal(f'{type(roi).__name__}.mask_head')
-        for one in roi.bbox_head:
-            boxes.check_coder(one.bbox_coder)
         self.proposals, self.stages = model.rpn_head, roi.bbox_head
         self.regions = nn.ModuleList(map(boxes.Regions, roi.bbox_roi_extractor))
         self.most: int = roi.test_cfg.max_per_img
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
-        start_N4 = boxes.corners(self.proposals.init_proposal_bboxes.weight) * view.image_size.flip(0).repeat(2)
+        centred_N4 = self.proposals.init_proposal_bboxes.weight
+        start_N4 = bbox_cxcywh_to_xyxy(centred_N4) * view.image_size.flip(0).repeat(2)
         feature_NC = self.proposals.init_proposal_features.weight
         B, N = maps[0].shape[0], start_N4.shape[0]
         box_R4 = start_N4.expand(B, N, 4).flatten(0, 1)

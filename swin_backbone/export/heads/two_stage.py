@@ -12,12 +12,9 @@ from torch import Tensor, nn
 
 from ..graph import refusal
 from . import boxes
+from .operators import NEVER
 
-ROI_HEADS = (
-    'StandardRoIHead',
-    'CascadeRoIHead',
-    'HybridTaskCascadeRoIHead',
-)  # verified in the tests
+ROI_HEADS = ('StandardRoIHead', 'CascadeRoIHead', 'HybridTaskCascadeRoIHead')  # verified in the tests
 BOX_HEADS = ('Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead', 'ConvFCBBoxHead')
 MASK_HEADS = ('FCNMaskHead', 'HTCMaskHead')
 
@@ -49,8 +46,6 @@ class RegionHead(nn.Module):
             raise refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
             boxes.check_nms(cfg)
-        for one in (rpn, *self.stages):
-            boxes.check_coder(one.bbox_coder)
         self.rpn, self.cfg, self.most = rpn, roi.test_cfg, roi.test_cfg.max_per_img
         self.planes = self.most if self.with_masks else 1  # of the picture's size
         self.regions = nn.ModuleList(map(boxes.Regions, _listed(roi.bbox_roi_extractor)))
@@ -71,18 +66,13 @@ class RegionHead(nn.Module):
         semantic = None if self.semantic is None else self.semantic(maps)[1]
         scores_BNK, found_BNK4 = self._refine(maps, semantic, proposals_BN4, image_size)
         B, N, K = scores_BNK.shape
-        scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, boxes.NEVER)
+        scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, NEVER)
         if not self.with_masks:
             found_BNK4 = found_BNK4 / zoom_4
         found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
         scores_BN, index_BN = boxes.suppress(
-            found_BM4,
-            scores_BNK.reshape(B, N * K),
-            label_BM,
-            self.cfg.nms,
-            self.cfg.score_thr,
-            self.cfg.max_per_img,
+            found_BM4, scores_BNK.reshape(B, N * K), label_BM, self.cfg.nms, self.cfg.max_per_img
         )
         image_n, box_n4, score_n, label_n, _ = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
         if not self.with_masks:
@@ -104,11 +94,12 @@ class RegionHead(nn.Module):
             scores_BM = scores_BMK[..., 0].sigmoid() if rpn.use_sigmoid_cls else scores_BMK.softmax(-1)[..., 0]
             scores_BN, index_BN = boxes.best(scores_BM, cfg.nms_pre)
             deltas_BN4 = boxes.take(boxes.per_prior(delta, 4), index_BN)
-            found_BN4 = boxes.decode(rpn.bbox_coder, prior_M4[index_BN], deltas_BN4, image_size)
-            parts.append((scores_BN, found_BN4, torch.full_like(index_BN, level)))
+            found = boxes.decode(rpn.bbox_coder, prior_M4[index_BN.flatten()], deltas_BN4.flatten(0, 1), image_size)
+            parts.append((scores_BN, found.view_as(deltas_BN4), torch.full_like(index_BN, level)))
         scores_BM, found_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
-        scores_BN, index_BN = boxes.suppress_large(cfg, found_BM4, scores_BM, level_BM, cfg.max_per_img)
-        return boxes.take(found_BM4, index_BN), scores_BN > boxes.NEVER
+        least_side = cfg.get('min_bbox_size', -1)
+        scores_BN, index_BN = boxes.suppress(found_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
+        return boxes.take(found_BM4, index_BN), scores_BN > NEVER
 
     def _refine(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], found_BN4: Tensor, image_size: Tensor
@@ -123,7 +114,7 @@ class RegionHead(nn.Module):
             logits_RK, deltas = head(features)
             sum_RK = sum_RK + logits_RK
             boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
-            found_RK4 = boxes.decode(head.bbox_coder, box_R4[:, None], deltas.reshape(B * N, boxed, 4), image_size)
+            found_RK4 = boxes.decode(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (boxed, 4))
             if stage < len(self.stages) - 1:
                 label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
                 box_R4 = boxes.take(found_RK4, label_R[:, None])[:, 0]

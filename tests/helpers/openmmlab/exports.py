@@ -181,23 +181,6 @@ def label_studio_json(root):
     _write(root / 'project-1.json', [dict(id=1, annotations=[dict(id=1, result=[])], data=dict(image='/a.jpg'))])
 
 
-def label_studio_json_min(root):
-    for _, name, picture, _ in _all():
-        write_picture(root / 'images', name, picture)
-    _write(
-        root / 'project-1.json', [dict(id=1, image='/data/upload/1/a.jpg', label=[dict(x=1, rectanglelabels=['nut'])])]
-    )
-
-
-def label_studio_brush(root):
-    """Write a PNG for every region, named after the task."""
-    for index, (_, name, picture, boxes) in enumerate(_all(), 1):
-        write_picture(root / 'images', name, picture)
-        for number, box in enumerate(boxes):
-            pixels = 255 * (_labels([box]) > 0).astype(np.uint8)
-            write_picture(root, f'task-{index}-annotation-{index}-by-1-tag-{NAMES[box[3]]}-{number}', pixels, '.png')
-
-
 def cvat_images(root):
     """CVAT for images 1.1."""
     for _, name, picture, _ in _all():
@@ -300,14 +283,6 @@ def via_json(root):
                        region_attributes=dict(name=NAMES[kind])) for x, y, side, kind in boxes]  # fmt: skip
         regions[f'{name}.jpg1234'] = dict(filename=f'{name}.jpg', size=1234, regions=shapes, file_attributes={})
     _write(root / 'via_region_data.json', regions)
-
-
-def via_project(root):
-    via_json(root)
-    (root / 'via_region_data.json').rename(root / 'regions')
-    regions = json.loads((root / 'regions').read_text())
-    (root / 'regions').unlink()
-    _write(root / 'via_project.json', dict(_via_settings={}, _via_img_metadata=regions, _via_attributes={}))
 
 
 def voc_segmentation(root):

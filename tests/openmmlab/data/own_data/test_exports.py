@@ -72,10 +72,10 @@ def test_labels_of_exports(kind, train, tmp_path, record_fault):
 
 @pytest.mark.parametrize(('kind', 'config', 'message'), [
     *((kind, config, "json is not in COCO's format: it has no list 'images'. Export COCO or YOLO")
-      for kind in ('labelme', 'via_json', 'via_project', 'label_studio_json', 'label_studio_json_min')
+      for kind in ('labelme', 'via_json', 'label_studio_json')
       for config in (BOXES, LABELS)),
     *((kind, config, 'no annotations were found .* datumaro and supervision convert')
-      for kind in ('cvat_images', 'label_studio_brush', 'via_csv') for config in (BOXES, LABELS)),
+      for kind in ('cvat_images', 'via_csv') for config in (BOXES, LABELS)),
     ('via_coco', BOXES, r"objects whose 'image_id' is that of no image: 12, as annotation 0 has '0'; "),
     ('cvat_coco', LABELS, 'takes a PNG of labels for each picture. datumaro'),
 ])  # fmt: skip
