@@ -84,7 +84,7 @@ def _node(kind: str, inputs: Sequence[Any], name: str, dtype: Any, **attributes:
 
 
 def _initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> Any:
-    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+    tensor: Any = ir.tensor(np.ascontiguousarray(array), name=name)
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
     graph.register_initializer(value)
     return value

@@ -74,7 +74,8 @@ def onnx_translations() -> dict[Callable[..., Any], Any]:
 
     def nms_onnx(boxes: FLOAT, scores: FLOAT, iou_threshold: float) -> INT64:
         most = op.Squeeze(op.Shape(boxes, start=1, end=2))
-        of_one_class = op.Unsqueeze(scores, op.Constant(value_ints=[1]))
+        axis: Any = op.Constant(value_ints=[1])
+        of_one_class = op.Unsqueeze(scores, axis)
         thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, NEVER / 2)]
         return op.NonMaxSuppression(boxes, of_one_class, most, *thresholds)
 
