@@ -250,6 +250,14 @@ def roboflow_yolo(root):
            "names: ['nut', 'bolt']\n\nroboflow:\n  workspace: a\n")  # fmt: skip
 
 
+def roboflow_darknet(root):
+    for split, folder in zip(SPLITS, ('train', 'valid')):
+        for name, picture, boxes in scenes(split):
+            write_picture(root / folder, name, picture)
+            _write(root / folder / f'{name}.txt', _yolo(boxes))
+        _write(root / folder / '_darknet.labels', 'nut\nbolt\n')
+
+
 def roboflow_voc(root):
     for split, folder in zip(SPLITS, ('train', 'valid')):
         for name, picture, boxes in scenes(split):

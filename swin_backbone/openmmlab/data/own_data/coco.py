@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
-from ...config.paths import read_file
+from ...config.paths import LARGEST_FILE, read_file
 from ...errors import DataError
-from ..annotations import MOST_JSON, check_annotations, require_annotations
+from ..annotations import check_annotations, require_annotations
 from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
+from .pairs import is_label
 from .splits import (
+    SAME,
     folder_split,
     index_tails,
     match_name,
+    names_same,
     read_split_lists,
     split_of,
     split_pictures,
@@ -24,11 +27,11 @@ SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
 
 
-def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> Optional[OwnData]:
+def find_coco(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
     """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
-    if one_file is not None and one_file.suffix.lower() != '.json':
+    if folder.one_file is not None and folder.one_file.suffix.lower() != '.json':
         return None
-    paths = _annotation_files(folder, one_file)
+    paths = _annotation_files(folder)
     if not paths:
         return None
     contents, images, written = [], [], len(paths) == 1
@@ -46,8 +49,13 @@ def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
     require_masks(paths[0], contents[0], with_masks)
-    named = {Path(place, image['file_name']) for place, data in zip(images, contents) for image in data['images']}
+    by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
     lines: list[str] = []
+    source = ' and '.join(map(str, paths))
+    if len(by_file) == 2 and names_same(*by_file, source):
+        contents, written = contents[:1], True
+        lines.append(line('overruled', f'{source} {SAME}'))
+    named = set.union(*by_file)
     folders = {picture.parent for picture in named}
     if unnamed := [picture for picture in folder.pictures if picture.parent in folders and picture not in named]:
         lines.append(
@@ -55,7 +63,7 @@ def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
         )
     if len(contents) == 1:
         contents, split_lines = _split(folder, contents[0], images[0])
-        lines += split_lines
+        images, lines = images[:1], lines + split_lines
     if written:
         paths = [folder.write(f'{split}.json', data) for split, data in zip(('train', 'val'), contents)]
         lines.append(line('written', f'{folder.outputs.folder}/{{train,val}}.json'))
@@ -97,16 +105,13 @@ def describe_boxes(
     return OwnData(own, [*head, class_line(classes), *lines])
 
 
-def _annotation_files(folder: DataFolder, one_file: Optional[Path]) -> list[Path]:
+def _annotation_files(folder: DataFolder) -> list[Path]:
     """Return the files for training and validation, or a single file to split, or no file."""
-    candidates = sorted(
-        folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, len(path.parts), path)
-    )
-    if one_file is not None:
-        split = split_of(Path(one_file.name))
-        beside = [path for path in candidates if split and path.name == one_file.name.replace(split, 'val', 1)]
-        check_annotations(one_file, 'COCO', False)  # raises an error for another format
-        return [one_file, *(beside[:1] if split == 'train' and beside and beside[0] != one_file else [])]
+    candidates = sorted(folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, path))
+    if folder.one_file is not None:
+        check_annotations(folder.one_file, 'COCO', False)  # raises an error for another format
+        name = folder.one_file.name.replace('train', 'val', 1)
+        return [folder.one_file, *[path for path in candidates if path.name == name != folder.one_file.name][:1]]
     errors: dict[Optional[str], DataError] = {}
     by_split: dict[Optional[str], list[Path]] = {}
     named = [path for path in candidates if 'instances' in path.stem]
@@ -116,11 +121,9 @@ def _annotation_files(folder: DataFolder, one_file: Optional[Path]) -> list[Path
             annotated = check_annotations(path, 'COCO', False)
         except DataError as error:
             errors.setdefault(split, error)
-            continue
-        if annotated.images:
-            by_split.setdefault(split, []).append(path)
-        elif annotated.errors:
-            errors.setdefault(split, DataError(f'{path} has {annotated.errors.sentences()[0]}'))
+        else:
+            if annotated.images or annotated.errors:
+                by_split.setdefault(split, []).append(path)
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
             raise fault
@@ -136,7 +139,7 @@ def _annotation_files(folder: DataFolder, one_file: Optional[Path]) -> list[Path
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a file whose lists `check_annotations` accepts."""
-    data: dict[str, Any] = json.loads(read_file(path, MOST_JSON))
+    data: dict[str, Any] = json.loads(read_file(path, LARGEST_FILE))
     data.setdefault('annotations', [])
     if any(isinstance(annotation, dict) and 'segments_info' in annotation for annotation in data['annotations']):
         raise DataError(
@@ -189,10 +192,11 @@ def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Opt
     parents = {parent for picture in folder.pictures for parent in picture.parents}
     split = split_of(Path(path.name)) or split_of(path.relative_to(folder.ann_root))
 
-    def rank(parent: Path) -> tuple[int, bool, bool, int]:
+    def rank(parent: Path) -> tuple[int, bool, bool, bool, int]:
         number = sum((folder.root / parent / name).is_file() for name in names)
         is_of_split = folder_split(parent / '-') == split
-        return number, is_of_split, folder.root / parent == path.parent, -len(parent.parts)
+        is_of_labels = is_label(parent / names[0])
+        return number, is_of_split, not is_of_labels, folder.root / parent == path.parent, -len(parent.parts)
 
     best = max(sorted(parents), key=rank)
     return best.as_posix() if rank(best)[0] else None

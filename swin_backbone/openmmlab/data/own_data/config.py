@@ -56,12 +56,8 @@ def fill_own_data(cfg: Config) -> None:
 
 
 def _check_shape(cfg: Config, own: Any) -> None:
-    """Check the kinds of `own_data` and of the filled settings."""
     for key in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if not isinstance(cfg.get(key), dict):
-            raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
-    for key in ('val_evaluator', 'test_evaluator'):
-        if not isinstance(cfg.get(key), (dict, list, tuple)):
             raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
     if not isinstance(own, dict) or not isinstance(own.get('root'), str):
         raise ConfigError(f'own_data takes a dict with root, train and val, got {own!r}')
@@ -99,13 +95,8 @@ def _fill_coco(cfg: Config, own: ConfigDict) -> None:
             data_prefix=dict(img=_existing(own, split, 'images', relative=True)),
             metainfo=metainfo,
         )
-    path = str(Path(own.root) / own.val.annotations)
-    for phase in ('val', 'test'):
-        metrics = [metric for _, metric in metrics_in(cfg, phase)]
-        metric = next((metric for metric in metrics if metric.get('type') == 'CocoMetric'), None)
-        evaluator = dict(metric) if metric else dict(type='CocoMetric', metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
-        evaluator.pop('backend_args', None)
-        cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ann_file=path)
+    default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
+    _replace_metrics(cfg, 'CocoMetric', default, ann_file=str(Path(own.root) / own.val.annotations), backend_args=None)
     set_num_classes(cfg.model, len(names))
 
 
@@ -194,10 +185,7 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
         cfg.model.data_preprocessor.seg_pad_val = ignored
     for head in _heads(cfg):
         head.ignore_index = ignored
-    for phase in ('val', 'test'):
-        metric = next((metric for _, metric in metrics_in(cfg, phase) if metric.get('type') == 'IoUMetric'), None)
-        evaluator = dict(metric) if metric else dict(type='IoUMetric', iou_metrics=['mIoU'])
-        cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ignore_index=ignored)
+    _replace_metrics(cfg, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=ignored)
     set_num_classes(cfg.model, len(classes))
 
 
@@ -238,6 +226,13 @@ def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
         return ConfigDict(type=kind, **settings, **{name: node[name] for name in KEPT_KEYS if name in node})
 
     loader.dataset = replaced(loader.dataset)
+
+
+def _replace_metrics(cfg: Config, kind: str, default: dict[str, Any], **settings: Any) -> None:
+    """Replace the evaluators by a single metric, in place. The config's own metric of this kind keeps its settings."""
+    for phase in ('val', 'test'):
+        metric = next((metric for _, metric in metrics_in(cfg, phase) if metric.get('type') == kind), default)
+        cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
 
 
 def _transforms(node: Any, in_pipeline: bool = False) -> Iterator[ConfigDict]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+import cv2
 import numpy as np
 
 from ...errors import DataError
@@ -25,13 +26,16 @@ class Box(NamedTuple):
     is_ignored: bool = False
 
 
+Read = Callable[[Path, tuple[int, int]], list[Box]]  # boxes of a file, by the size of its picture
+
+
 def write_converted(
     folder: DataFolder,
     layout: str,
     files: Mapping[Path, Optional[Path]],
     lists: tuple[Lists, str],
-    classes: Callable[[list[Path]], Sequence[str]],
-    read: Callable[..., list[Box]],
+    read: Read,
+    classes: Callable[[set[str]], Sequence[str]],
     with_masks: bool,
 ) -> OwnData:
     """Split pictures, and write their objects in COCO's format.
@@ -39,14 +43,29 @@ def write_converted(
     Args:
         files: the annotation file of each picture, None for a picture without objects.
         lists: see `split_pictures`.
-        classes: returns the names of the classes in some files.
-        read: returns the boxes of (file, (height, width), classes).
+        classes: returns the names of all classes by the names of the objects.
+
+    Raises:
+        DataError: if a picture cannot be read, there are no objects, or an object has an unknown class.
     """
     split = split_pictures(list(files), *lists)
-    names = classes([file for picture in (*split.train, *split.val) if (file := files[picture]) is not None])
+    objects: dict[Path, tuple[tuple[int, int], list[Box]]] = {}
+    for picture in (*split.train, *split.val):
+        try:
+            size = picture_size(folder.root / picture)
+        except OSError as error:
+            raise DataError(str(error)) from error
+        file = files[picture]
+        objects[picture] = (size, [] if file is None else read(file, size))
+    names = classes({box.category for _, boxes in objects.values() for box in boxes})
+    if not names:
+        raise DataError(f'none of the files in {folder.ann_root} has an object')
+    for picture, (_, boxes) in objects.items():
+        if unknown := {box.category for box in boxes} - set(names):
+            raise DataError(f'{files[picture]} has the class {min(unknown)!r}, which is none of {list(names)}')
     splits = {}
     for phase, pictures in (('train', split.train), ('val', split.val)):
-        data = to_coco(folder.root, {picture: files[picture] for picture in pictures}, names, read)
+        data = _to_coco({picture: objects[picture] for picture in pictures}, names)
         if phase == 'train':
             require_masks(folder.ann_root, data, with_masks)
         splits[phase] = (folder.write(f'{phase}.json', data), '.', len(pictures))
@@ -54,42 +73,26 @@ def write_converted(
     return describe_boxes(folder, layout, splits, names, [*split.lines, written])
 
 
-def to_coco(
-    root: Path, files: Mapping[Path, Optional[Path]], classes: Sequence[str], read: Callable[..., list[Box]]
-) -> dict[str, Any]:
-    """Return the annotations of pictures in COCO's format; see `write_converted`.
-
-    Raises:
-        DataError: if a file is wrong, with its name.
-    """
+def _to_coco(pictures: Mapping[Path, tuple[tuple[int, int], list[Box]]], classes: Sequence[str]) -> dict[str, Any]:
+    """Return sizes and boxes of pictures in COCO's format."""
     ids = {name: number for number, name in enumerate(classes, 1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for picture, file in files.items():
-        try:
-            height, width = picture_size(root / picture)
-        except OSError as error:
-            raise DataError(str(error)) from error
+    for picture, ((height, width), boxes) in pictures.items():
         images.append(dict(id=len(images) + 1, file_name=picture.as_posix(), height=height, width=width))
-        for box in read(file, (height, width), classes) if file is not None else ():
-            if box.category not in ids:
-                raise DataError(f'{file} has the class {box.category!r}, which is none of {list(classes)}')
+        for box in boxes:
             annotations.append(
                 dict(
                     id=len(annotations) + 1,
                     image_id=len(images),
                     category_id=ids[box.category],
                     bbox=list(box.bbox),
-                    area=box.bbox[2] * box.bbox[3] if box.outline is None else _area(box.outline),
+                    area=cv2.contourArea(np.array(box.outline, np.float32).reshape(-1, 2))
+                    if box.outline
+                    else box.bbox[2] * box.bbox[3],
                     iscrowd=int(box.is_ignored),
                     **({} if box.outline is None else dict(segmentation=[box.outline])),
                 )
             )
     categories = [dict(id=number, name=name) for name, number in ids.items()]
     return dict(images=images, annotations=annotations, categories=categories)
-
-
-def _area(outline: Sequence[float]) -> float:
-    """Return the area of a polygon of x and y in turn, by the shoelace formula."""
-    x, y = np.array(outline[::2]), np.array(outline[1::2])
-    return float(abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2)

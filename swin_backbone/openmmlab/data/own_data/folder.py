@@ -13,8 +13,7 @@ from ...config.paths import read_text
 from ...errors import DataError
 from ..media import PICTURES
 
-MAX_FILES = 2_000_000
-CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_classes.csv')
+CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelmap.txt: name:R,G,B:parts:actions
@@ -42,6 +41,7 @@ class DataFolder(NamedTuple):
         ann_files: below `ann_root`, relative to it.
         outputs: for splits and converted annotations.
         results: unread files and folders of earlier commands.
+        one_file: the only annotation file or data.yaml to read.
         names: classes from the command line.
     """
 
@@ -51,11 +51,12 @@ class DataFolder(NamedTuple):
     ann_files: list[Path]
     outputs: Outputs
     results: list[str]
+    one_file: Optional[Path]
     names: Optional[Sequence[str]] = None
 
     @property
     def pictures(self) -> list[Path]:
-        return [path for path in self.files if path.suffix.lower() in PICTURES]
+        return list(filter(is_picture, self.files))
 
     def with_suffix(self, *suffixes: str) -> list[Path]:
         """Return the whole paths of the annotation files with a suffix."""
@@ -96,6 +97,10 @@ class DataFolder(NamedTuple):
         return {}
 
 
+def is_picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES
+
+
 def list_files(root: Path) -> tuple[list[Path], list[str]]:
     """List the files below a folder, as sorted relative paths. Links are followed.
 
@@ -103,9 +108,6 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
 
     Returns:
         The files, and the omitted results: folders, and a number of files.
-
-    Raises:
-        DataError: if there are more than MAX_FILES.
     """
     files: list[Path] = []
     results: list[str] = []
@@ -123,8 +125,6 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
             continue
         folders[:] = sorted(name for name in folders if not name.startswith('.') and name != 'work_dirs')
         files += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
-        if len(files) > MAX_FILES:
-            raise DataError(f'{root} has more than {MAX_FILES:,} files: name the folder that holds the data alone')
         if RECORD in names:
             written.update(Path(os.path.relpath(path, root)) for path in Outputs(folder).own_files())
     written &= set(files)

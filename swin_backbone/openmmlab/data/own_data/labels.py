@@ -40,8 +40,10 @@ class Classes(NamedTuple):
     convert: Optional[Convert] = None
 
 
-def find_labels(folder: DataFolder, _with_masks: bool, _one_file: Optional[Path]) -> Optional[OwnData]:
+def find_labels(folder: DataFolder, _with_masks: bool) -> Optional[OwnData]:
     """Recognise a file of labels for each picture, with lists of a split in ImageSets/Segmentation."""
+    if folder.one_file is not None:
+        return None
     labels, pictures = None, folder.pictures
     if folder.ann_root != folder.root:
         labels = [path for path in folder.ann_files if path.suffix.lower() in LABEL_SUFFIXES]

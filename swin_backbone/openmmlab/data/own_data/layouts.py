@@ -15,9 +15,8 @@ from ....outputs import Outputs, mark_folder
 from ...errors import DataError
 from ..annotations import uses_masks
 from .coco import find_coco
-from .folder import DataFolder, OwnData, count_suffixes, line, list_files, list_folders
+from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
 from .labels import find_labels
-from .pairs import pair_labels
 from .voc import find_voc
 from .yolo import find_yolo
 
@@ -26,7 +25,9 @@ LAYOUTS = (
     'folders called labels, masks or annotations'
 )
 CONVERTERS = 'datumaro and supervision convert between formats: see docs/guides/own_data.md'
-Finder = Callable[[DataFolder, bool, Optional[Path]], Optional[OwnData]]
+Finder = Callable[[DataFolder, bool], Optional[OwnData]]
+OBJECTS: tuple[Finder, ...] = (find_coco, find_yolo, find_voc)
+LABELS: tuple[Finder, ...] = (find_labels,)
 
 
 def find_data(
@@ -64,18 +65,13 @@ def find_data(
 def _find(
     cfg: Config, data: Path, annotations: Optional[Path], outputs: Outputs, names: Optional[Sequence[str]]
 ) -> OwnData:
-    files = [path for path in (annotations, data) if path is not None and not path.is_dir()]
-    one_file = files[0] if files else None
-    if one_file is not None and one_file.suffix.lower() not in ('.json', '.yaml', '.yml'):
-        raise DataError(f"{one_file} is no annotation file: it takes a COCO JSON, or YOLO's data.yaml, or a folder")
     folder = _list(data, annotations, outputs, names)
     left_out = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
     if not folder.pictures:
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
-    objects: Sequence[Finder] = (find_coco, find_yolo, find_voc)
-    finders = objects if cfg.default_scope == 'mmdet' else () if one_file is not None else (find_labels,)
     with_masks = uses_masks(cfg) or 'LoadPanopticAnnotations' in str(cfg.train_dataloader)
-    own, error = _first(finders, folder, with_masks, one_file)
+    is_detector = cfg.default_scope == 'mmdet'
+    own, error = _first(OBJECTS if is_detector else LABELS, folder, with_masks)
     if own:
         if error:
             own.lines.append(line('left out', str(error)))
@@ -84,21 +80,19 @@ def _find(
         return own
     if error:
         raise error
-    pairs = pair_labels(folder.pictures).pairs if cfg.default_scope == 'mmdet' else []
-    if pairs:
+    other, error = _first(LABELS if is_detector else OBJECTS, folder, False)
+    if is_detector and (other or error):
         raise DataError(
-            f'{folder.root} has labels of pixels, as {pairs[0].label}, which do not say where one object ends and '
-            'another begins: they are for a config of mmseg'
+            f'{folder.root} has labels of pixels, which do not say where one object ends and another begins: they are '
+            'for a config of mmseg'
         )
-    if cfg.default_scope == 'mmseg':
-        own, error = _first(objects, folder, False, one_file)
-        if own:
-            raise DataError(
-                f'{folder.root} has objects, as boxes or outlines, and a config of mmseg takes a PNG of labels for '
-                f'each picture. {CONVERTERS}'
-            )
-        if error:
-            raise error
+    if other:
+        raise DataError(
+            f'{folder.root} has objects, as boxes or outlines, and a config of mmseg takes a PNG of labels for each '
+            f'picture. {CONVERTERS}'
+        )
+    if error:
+        raise error
     raise DataError(
         f'no annotations were found in {folder.ann_root}: looked for {LAYOUTS}; found '
         f'{count_suffixes(folder.ann_files)} in {list_folders(folder.ann_files)}{left_out}. {CONVERTERS}'
@@ -106,27 +100,31 @@ def _find(
 
 
 def _list(data: Path, annotations: Optional[Path], outputs: Outputs, names: Optional[Sequence[str]]) -> DataFolder:
+    one_file = next((path for path in (annotations, data) if path is not None and not path.is_dir()), None)
+    if one_file is not None and one_file.suffix.lower() not in ('.json', '.yaml', '.yml'):
+        raise DataError(f"{one_file} is no annotation file: it takes a COCO JSON, or YOLO's data.yaml, or a folder")
     root = data if data.is_dir() else data.parent
     files, results = list_files(root)
-    if not data.is_dir() and not DataFolder(root, files, root, files, outputs, results).pictures:
+    if not data.is_dir() and not any(is_picture(path) for path in files):
         root = root.parent  # of annotations/instances_train.json
         files, results = list_files(root)
     results = [name for name in results if (root / name).resolve() != outputs.folder.resolve()]  # of this run
-    if annotations is None:
-        return DataFolder(root, files, root, files, outputs, results, names)
-    ann_root = annotations if annotations.is_dir() else annotations.parent
-    ann_files, ann_results = list_files(ann_root)
-    return DataFolder(root, files, ann_root, ann_files, outputs, [*results, *ann_results], names)
+    ann_root, ann_files = root, files
+    if annotations is not None:
+        ann_root = annotations if annotations.is_dir() else annotations.parent
+        ann_files, ann_results = list_files(ann_root)
+        results += ann_results
+    return DataFolder(root, files, ann_root, ann_files, outputs, results, one_file, names)
 
 
 def _first(
-    finders: Sequence[Finder], folder: DataFolder, with_masks: bool, one_file: Optional[Path]
+    finders: Sequence[Finder], folder: DataFolder, with_masks: bool
 ) -> tuple[Optional[OwnData], Optional[DataError]]:
     """Return the first recognised layout, and the first error: a broken file may be beside a whole layout."""
     first_error = None
     for find in finders:
         try:
-            own = find(folder, with_masks, one_file)
+            own = find(folder, with_masks)
         except DataError as error:
             first_error = first_error or error
         else:

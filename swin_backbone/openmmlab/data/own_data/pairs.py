@@ -85,10 +85,11 @@ def _is_other(path: Path) -> bool:
 
 
 def is_label(path: Path) -> bool:
-    """Return whether a file is named, or in a folder named, as labels of pixels."""
+    """Return whether a file is named, or in a folder named, as labels of pixels, classes or objects."""
     named = [words for part in path.parent.parts if (words := set(words_of(part)) & (LABEL_WORDS | PICTURE_WORDS))]
     in_folder = bool(named and named[-1] & LABEL_WORDS)
-    return path.suffix.lower() in LABEL_SUFFIXES and (in_folder or bool(LABEL_ENDS.search(path.stem)))
+    is_named = in_folder or bool(LABEL_ENDS.search(path.stem)) or _is_other(path)
+    return path.suffix.lower() in LABEL_SUFFIXES and is_named
 
 
 def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ SPLITS = {
     'test': ('test', 'testing'),
 }
 VAL_SHARE = 0.2  # of the pictures, where the split is drawn
+SAME = 'names the same pictures for training and for validation'
 DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
@@ -109,18 +110,29 @@ def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> 
         for picture in pictures:
             by_split.setdefault(folder_split(picture), []).append(picture)
     train, val = train_and_val(by_split)
-    shared = set(train) & set(val)
-    if shared and set(train) != set(val):
-        raise DataError(
-            f'{source} names {len(shared)} pictures for training and for validation, as {min(shared)}: name each once'
-        )
-    if shared:
-        lines[-1] = line('overruled', f'{source} names the same pictures for training and for validation')
-    if shared or not val:
+    is_overruled = names_same(train, val, source)
+    if is_overruled:
+        lines[-1] = line('overruled', f'{source} {SAME}')
+    if is_overruled or not val:
         by_name = {picture.as_posix(): picture for picture in train}
         train, val = ([by_name[name] for name in names] for names in draw_split(by_name))
         lines.append(line('split', DRAWN))
     return Split(train, val, lines)
+
+
+def names_same(train: Iterable[Path], val: Iterable[Path], source: str) -> bool:
+    """Return whether the pictures for training and for validation are the same.
+
+    Raises:
+        DataError: if they share some pictures alone.
+    """
+    train, val = set(train), set(val)
+    shared = train & val
+    if shared and train != val:
+        raise DataError(
+            f'{source} names {len(shared)} pictures for training and for validation, as {min(shared)}: name each once'
+        )
+    return bool(shared)
 
 
 def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> tuple[Lists, str]:

@@ -12,38 +12,37 @@ from ...config.paths import read_file
 from ...errors import DataError
 from .convert import Box, write_converted
 from .folder import DataFolder, OwnData, line
+from .pairs import is_label
 from .splits import folder_split, read_split_lists
 
 
-def find_voc(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> Optional[OwnData]:
+def find_voc(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
     """Recognise an XML file for each picture, with lists of a split in ImageSets/Main."""
-    files = folder.with_suffix('.xml') if one_file is None else []
+    files = folder.with_suffix('.xml') if folder.one_file is None else []
     if not files or _parse(files[0]).tag != 'annotation':
         return None
+    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
     by_stem: dict[str, list[Path]] = {}
-    for picture in folder.pictures:
+    for picture in pictures:
         by_stem.setdefault(picture.stem, []).append(picture)
     by_picture: dict[Path, Optional[Path]] = {}
     for file in files:
-        picture = _picture_of(file.relative_to(folder.ann_root), by_stem, folder)
-        by_picture[picture] = file
+        by_picture[_picture_of(file.relative_to(folder.ann_root), by_stem, folder)] = file
     numbered, source = folder.class_names()
-    names = list(numbered.values()) if numbered else list(folder.labelmap())
-    source = f'from {source or "labelmap.txt"}' if names else 'in the order of the alphabet: there is no classes.txt'
-    if not numbered and names:
-        used = set(list_classes(files))
-        names = [name for name in names if name in used or name != 'background']
+    if numbered:
+        names = list(numbered.values())
+    else:
+        names, source = list(folder.labelmap()), 'labelmap.txt'
+    source = f'from {source}' if names else 'in the order of the alphabet: there is no classes.txt'
 
-    def classes(chosen: list[Path]) -> list[str]:
-        present = names or list_classes(chosen)
-        if not present:
-            raise DataError(f'none of the {len(files)} XML files in {folder.ann_root} has an object')
-        return present
+    def classes(used: set[str]) -> list[str]:
+        if numbered or not names:
+            return names or sorted(used)
+        return [name for name in names if name in used or name != 'background']
 
-    lists = read_split_lists(folder, folder.pictures, 'Main')
-    own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, classes, lambda *args: read_voc(*args[:2]),
-                          with_masks)  # fmt: skip
-    without = [picture for picture in folder.pictures if picture not in by_picture]
+    lists = read_split_lists(folder, pictures, 'Main')
+    own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes, with_masks)
+    without = [picture for picture in pictures if picture not in by_picture]
     if without:
         own.lines.append(line('left out', f'{len(without)} pictures without an XML file, as {without[0]}'))
     own.lines.append(line('', source))
@@ -72,7 +71,10 @@ def read_voc(file: Path, size: tuple[int, int]) -> list[Box]:
     """
     height, width = size
     boxes = []
-    for index, (name, node) in enumerate(_objects(file)):
+    for index, node in enumerate(_parse(file).iter('object')):
+        name = (node.findtext('name') or '').strip()
+        if not name:
+            raise DataError(f'{file}: object {index} has no name')
         corners = [node.findtext(f'bndbox/{key}') for key in ('xmin', 'ymin', 'xmax', 'ymax')]
         try:
             left, top, right, bottom = (float(corner or '') for corner in corners)
@@ -88,21 +90,6 @@ def read_voc(file: Path, size: tuple[int, int]) -> list[Box]:
         is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
         boxes.append(Box(name, (left, top, right - left, bottom - top), is_ignored=is_difficult))
     return boxes
-
-
-def list_classes(files: list[Path]) -> list[str]:
-    """Return the sorted names of the objects in XML files."""
-    return sorted({name for file in files for name, _ in _objects(file)})
-
-
-def _objects(file: Path) -> list[tuple[str, ElementTree.Element]]:
-    objects = []
-    for index, node in enumerate(_parse(file).iter('object')):
-        name = (node.findtext('name') or '').strip()
-        if not name:
-            raise DataError(f'{file}: object {index} has no name')
-        objects.append((name, node))
-    return objects
 
 
 def _parse(file: Path) -> ElementTree.Element:

@@ -4,8 +4,7 @@ Sources: docs.ultralytics.com/datasets/detect and /segment; the exports of CVAT,
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -21,7 +20,6 @@ from .pairs import is_label
 from .splits import Lists, index_tails, match_lines, read_split_lists
 
 MARGIN = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
-MOST_CLASSES = 1 << 16  # without names: a text file in YOLO's form may hold something else
 MOST_YAML = 2**20  # bytes
 SAMPLE = 50  # text files whose first line is read
 
@@ -43,31 +41,31 @@ class DataYaml(NamedTuple):
     names: Optional[list[str]]
 
 
-def find_yolo(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> Optional[OwnData]:
+def find_yolo(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
     """Recognise a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
-    if one_file is not None and one_file.suffix.lower() == '.json':
+    if folder.one_file is not None and folder.one_file.suffix.lower() == '.json':
         return None
-    settings = _read_settings(folder, one_file)
+    settings = _read_settings(folder)
     files = {
         picture: file for picture, file in _pair_files(folder).items() if file is not None or not is_label(picture)
     }
     texts = [file for file in files.values() if file is not None]
     if not any(map(is_yolo, texts[:SAMPLE])):
         return None
-    folders, used = {file.parent for file in texts}, set(texts)
-    unused = [file for file in folder.with_suffix('.txt') if file.parent in folders and file not in used]
-    unused = [file for file in unused if file.stat().st_size and is_yolo(file)]
+    folders = {file.parent for file in texts}
+    beside = {file for file in folder.with_suffix('.txt') if file.parent in folders}
+    unused = [file for file in sorted(beside - set(texts)) if file.stat().st_size and is_yolo(file)]
     names, source = settings.names, ''
     if names is None:
-        numbered, source = folder.class_names(sorted({file.parent for file in texts}))
+        numbered, source = folder.class_names(sorted(folders))
         names = list(numbered.values()) if numbered else None
         source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
     lists, of_yaml = _read_lists(folder, settings)
     by_lists = (lists, str(settings.path)) if lists else read_split_lists(folder, folder.pictures)
-    read = partial(read_yolo, points=_count_points(settings.values))
+    points = math.prod(settings.values.get('kpt_shape') or [0])
     own = write_converted(
-        folder, 'YOLO', files, by_lists,
-        lambda chosen: names or [f'class {number}' for number in range(count_classes(chosen))], read, with_masks,
+        folder, 'YOLO', files, by_lists, lambda file, size: read_yolo(file, size, names, points),
+        lambda used: names or sorted(used, key=lambda name: (len(name), name)), with_masks,
     )  # fmt: skip
     without = [picture for picture, file in files.items() if file is None]
     if without:
@@ -78,8 +76,9 @@ def find_yolo(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     return own
 
 
-def _read_settings(folder: DataFolder, one_file: Optional[Path]) -> DataYaml:
+def _read_settings(folder: DataFolder) -> DataYaml:
     """Return the first data.yaml with names."""
+    one_file = folder.one_file
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
@@ -101,14 +100,6 @@ def _read_settings(folder: DataFolder, one_file: Optional[Path]) -> DataYaml:
         if one_file is not None:
             raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
     return DataYaml(folder.root / 'data.yaml', {}, None)
-
-
-def _count_points(settings: dict[str, Any]) -> int:
-    """Return how many numbers of points follow each box: the product of `kpt_shape`."""
-    shape = settings.get('kpt_shape', ())
-    if not isinstance(shape, (list, tuple)) or not all(type(number) is int and number > 0 for number in shape):
-        raise DataError(f'kpt_shape of data.yaml takes two whole numbers from 1, got {shape!r:.80}')
-    return math.prod(shape) if shape else 0
 
 
 def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
@@ -184,12 +175,13 @@ def _read_lists(folder: DataFolder, settings: DataYaml) -> tuple[Lists, list[str
     return lists, lines
 
 
-def read_yolo(file: Path, size: tuple[int, int], classes: Sequence[str], points: int = 0) -> list[Box]:
+def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int = 0) -> list[Box]:
     """Return the boxes of a text file: CLASS X Y WIDTH HEIGHT in a line, or CLASS and the points of an outline.
 
     Positions are shares of the picture's width and height, X and Y the centre.
 
     Args:
+        names: of the classes; None: they are called by their numbers.
         points: numbers behind each box, the points of a pose; not read.
 
     Raises:
@@ -208,10 +200,9 @@ def read_yolo(file: Path, size: tuple[int, int], classes: Sequence[str], points:
             raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
         if points:
             values = values[:5]
-        if values[0] % 1 or not 0 <= values[0] < len(classes):
-            raise DataError(
-                f'{file}, line {number}: the class is a whole number from 0 to {len(classes) - 1}, got {words[0]!r}'
-            )
+        if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
+            most = f'to {len(names) - 1}' if names else 'on'
+            raise DataError(f'{file}, line {number}: the class is a whole number from 0 {most}, got {words[0]!r}')
         if not all(-MARGIN <= value <= 1 + MARGIN for value in values[1:]):
             raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
         outline: Optional[list[float]] = None
@@ -225,28 +216,9 @@ def read_yolo(file: Path, size: tuple[int, int], classes: Sequence[str], points:
         left, right = (min(max(float(v), 0.0), 1.0) * width for v in (left, right))
         top, bottom = (min(max(float(v), 0.0), 1.0) * height for v in (top, bottom))
         bbox = (round(left, 3), round(top, 3), round(right - left, 3), round(bottom - top, 3))
-        boxes.append(Box(classes[int(values[0])], bbox, outline))
+        category = names[int(values[0])] if names else f'class {int(values[0])}'
+        boxes.append(Box(category, bbox, outline))
     return boxes
-
-
-def count_classes(files: Iterable[Path]) -> int:
-    """Return the largest class number in text files, plus one.
-
-    Raises:
-        DataError: if a line does not begin with a number below MOST_CLASSES.
-    """
-    largest = -1.0
-    for file in files:
-        for number, text in enumerate(read_text(file).splitlines(), 1):
-            values = _numbers(text.split()[:1])
-            if values is None:
-                raise DataError(f'{file}, line {number}, takes CLASS X Y WIDTH HEIGHT, got {text!r:.80}')
-            if max(values, default=0.0) >= MOST_CLASSES:
-                raise DataError(
-                    f'{file}, line {number}: {values[0]:.0f} is no class: at most {MOST_CLASSES:,} are taken'
-                )
-            largest = max([largest, *values])
-    return int(largest) + 1
 
 
 def is_yolo(file: Path) -> bool:

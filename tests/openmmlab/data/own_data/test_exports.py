@@ -20,7 +20,8 @@ def plain(name):
     ('cvat_yolo', False), ('cvat_ultralytics', True), ('label_studio_coco', False),
     ('label_studio_coco_windows', False), ('label_studio_coco_upload', False), ('label_studio_coco_local_files', False),
     ('label_studio_yolo', False), ('label_studio_voc', False), ('labelme_coco', False), ('roboflow_coco', True),
-    ('roboflow_coco_one_name', True), ('roboflow_yolo', True), ('roboflow_voc', True),
+    ('roboflow_coco_one_name', True), ('roboflow_yolo', True), ('roboflow_darknet', True), ('roboflow_voc', True),
+    ('voc_segmentation', True),
 ])  # fmt: skip
 def test_objects_of_exports(kind, keeps_split, tmp_path, record_fault):
     cfg, _ = fill(BOXES, exports.made(kind, tmp_path), tmp_path / 'work')

@@ -165,11 +165,6 @@ def in_another_suffix(root):
     path.unlink()
 
 
-def without_names(root):
-    (root / 'data.yaml').unlink()
-    (root / 'labels' / 'train' / 'train_0.txt').write_text('1700000000000 0.5 0.5 0.1 0.1\n')
-
-
 def replaced(name, old, new):
     """Return a function that replaces a text in files."""
 
@@ -204,7 +199,6 @@ def label(pixels):
     (BOXES, 'yolo', yolo('7 0.5 0.5 0.1 0.1\n'), r'train_0\.txt, line 1: the class is a .* from 0 to 1, got .7'),
     (BOXES, 'yolo', yolo('0 32 32 10 10\n'), r'train_0\.txt, line 1, takes shares of the picture, from 0 to 1'),
     (BOXES, 'yolo', yolo('0 0.5 0.5 0.1 0.1\n1 0.5\n'), r'train_0\.txt, line 2, takes CLASS X Y WIDTH HEIGHT'),
-    (BOXES, 'yolo', without_names, r'train_0\.txt, line 1: 1700000000000 is no class'),
     (BOXES, 'yolo', listed_elsewhere, r'none of the 6 pictures .* is among those that `train: train\.txt`'),
     (BOXES, 'yolo', replaced('data.yaml', '', 'names: [nut, bolt]\nkpt_shape: [4, 3]\n'),
      r'train_0\.txt, line 1, takes CLASS X Y WIDTH HEIGHT and 12 numbers of points'),
@@ -524,6 +518,22 @@ def test_lists_that_cannot_be_obeyed_are_refused(names, message, tmp_path, recor
     with pytest.raises(DataError, match=message):
         fill(LABELS, root, tmp_path / 'work')
     record_fault('bad_data')
+
+
+def test_pictures_in_both_json_files_are_refused(tmp_path, record_fault):
+    root = layouts.made('coco', tmp_path)
+    train, val = (root / 'annotations' / f'instances_{split}.json' for split in ('train', 'val'))
+    data = json.loads(train.read_text())
+    for image, name in zip(data['images'], ('val_0', 'train_1', 'train_2', 'train_3')):
+        image['file_name'] = f'{"val" if name == "val_0" else "train"}/{name}.jpg'
+    train.write_text(json.dumps(data))
+    with pytest.raises(DataError, match='1 pictures for training and for validation, as images/val/val_0.jpg'):
+        fill(BOXES, root, tmp_path / 'work')
+    shutil.copy(val, train)
+    cfg, report = fill(BOXES, root, tmp_path / 'work')
+    assert [len(read(cfg, phase)['images']) for phase in ('train', 'val')] == [1, 1]
+    assert 'names the same pictures for training and for validation' in report
+    record_fault('bad_data', 2)
 
 
 def test_lists_in_two_folders_must_agree(tmp_path, record_fault):
