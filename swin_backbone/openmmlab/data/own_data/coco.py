@@ -52,7 +52,7 @@ def find_coco(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
     by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
     lines: list[str] = []
     source = ' and '.join(map(str, paths))
-    if len(by_file) == 2 and names_same(*by_file, source):
+    if len(by_file) == 2 and names_same(by_file[0], by_file[1], source):
         contents, written = contents[:1], True
         lines.append(line('overruled', f'{source} {SAME}'))
     named = set.union(*by_file)

@@ -527,7 +527,7 @@ def test_pictures_in_both_json_files_are_refused(tmp_path, record_fault):
     for image, name in zip(data['images'], ('val_0', 'train_1', 'train_2', 'train_3')):
         image['file_name'] = f'{"val" if name == "val_0" else "train"}/{name}.jpg'
     train.write_text(json.dumps(data))
-    with pytest.raises(DataError, match='1 pictures for training and for validation, as images/val/val_0.jpg'):
+    with pytest.raises(DataError, match=r'1 pictures for training and for validation, as images/val/val_0\.jpg'):
         fill(BOXES, root, tmp_path / 'work')
     shutil.copy(val, train)
     cfg, report = fill(BOXES, root, tmp_path / 'work')
