@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from mmengine import registry
 from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.registry import DefaultScope, Registry
 from mmengine.runner import Runner
 
 # Characters of Unicode's private area replace spaces, and commas inside quotes, until DictAction has finished.
@@ -63,14 +65,15 @@ def apply_options(cfg: Config, options: dict[str, Any]) -> None:
     """Override settings of a config, in place, one after the other.
 
     Args:
-        options: values by dotted keys, with indices of lists. A dict with a `type` takes every new key, and its class
-            refuses wrong arguments. All other dicts take a new key with a leading `+`.
+        options: values by dotted keys, with indices of lists. A key is in the config, or an argument of the class of
+            its `type`; a leading `+` adds any key.
 
     Raises:
         ValueError: for an unknown key, naming the nearest, or an index beyond a list.
     """
-    for key, value in options.items():
-        _set(cfg, key.removeprefix('+').split('.'), value, adds=key.startswith('+'))
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        for key, value in options.items():
+            _set(cfg, key.removeprefix('+').split('.'), value, adds=key.startswith('+'))
 
 
 def setting_of(cfg: Config, key: str) -> Any:
@@ -109,16 +112,42 @@ def _set(cfg: Config, path: list[str], value: Any, adds: bool) -> None:
 
 
 def _takes(node: dict[str, Any], where: str, name: str) -> bool:
-    """Return whether a dict takes a new key: it has the arguments of a class or function, which refuses wrong ones."""
+    """Return whether a dict takes a new key, as an argument of its class or function.
+
+    Some classes ignore unknown arguments, such as mmseg's IoUMetric and Mask2FormerHead.
+    """
     if not where:
-        return name in RUNNER_KEYS or name in inspect.signature(Runner).parameters
-    return 'type' in node or where.endswith('_dataloader') or where == 'randomness'
+        return name in RUNNER_KEYS or name in _parameters(Runner)
+    if 'type' in node:
+        return name in _arguments(node['type'])
+    return where.endswith('_dataloader') or where == 'randomness'  # functions that refuse unknown arguments
+
+
+def _arguments(kind: Any) -> set[str]:
+    """Return the arguments of a class, or of all registered classes of a name."""
+    classes = [kind]
+    if isinstance(kind, str):
+        roots = [entry for entry in vars(registry).values() if isinstance(entry, Registry)]
+        classes = []
+        for root in roots:
+            with root.switch_scope_and_registry(None) as scoped:
+                classes.append(scoped.get(kind))
+    return {name for cls in classes if cls for base in getattr(cls, '__mro__', (cls,)) for name in _parameters(base)}
+
+
+def _parameters(function: Any) -> set[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # builtins without a signature
+        return set()
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> str:
     """Return a message with the unknown part of a key and the nearest known key."""
     full, parent = '.'.join(path), '.'.join(path[:depth])
-    near = ['.'.join([*path[:depth], name, *path[depth + 1 :]]) for name in get_close_matches(path[depth], node, 1)]
+    names = [*node, *(_arguments(node['type']) if 'type' in node else ())]
+    near = ['.'.join([*path[:depth], name, *path[depth + 1 :]]) for name in get_close_matches(path[depth], names, 1)]
     near = near or [key for key in _keys(cfg._cfg_dict) if key.endswith(f'.{full}')]  # a key without its beginning
     return (
         f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'

@@ -5,6 +5,10 @@ from helpers import ROOT
 from mmengine.config import Config, DictAction
 
 from swin_backbone.openmmlab.config.cfg_options import apply_options, parse_options, setting_of
+from swin_backbone.openmmlab.config.files import read_config
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_own.py'
 
@@ -51,6 +55,8 @@ def test_a_word_that_is_no_option(record_fault, word, message):
         ('trian_cfg.max_epochs', "the config has no 'trian_cfg'; did you mean train_cfg.max_epochs? To add"),
         ('own_data.trian', "own_data has no 'trian'; did you mean own_data.train?"),
         ('model.backbon.depths', "model has no 'backbon'; did you mean model.backbone.depths?"),
+        ('model.backbone.drop_path', 'did you mean model.backbone.drop_path_rate?'),
+        ('val_evaluator.format', 'did you mean val_evaluator.format_only?'),  # CocoMetric
         ('T_max', "the config has no 'T_max'; did you mean param_scheduler.1.T_max?"),
         ('=', "the config has no '='; To add the key, write +==..."),
         ('param_scheduler.7.end', 'param_scheduler is a list of 2, which takes an index from 0 to 1, got '),
@@ -77,6 +83,7 @@ def test_a_key_that_is_not_there_is_refused(record_fault, key, message):
         'train_dataloader.prefetch_factor',
         'param_scheduler.0.end',
         'train_dataloader.dataset.pipeline.0',
+        'train_dataloader.dataset.indices',  # an argument of a base class
         'work_dir',  # an argument of the Runner
         'randomness.seed',
         '+trian_cfg.max_epochs',
@@ -88,6 +95,12 @@ def test_a_key_of_the_config_or_of_a_class_or_with_a_plus_is_set(key):
     cfg.randomness = dict()
     apply_options(cfg, {key: 3})
     assert setting_of(cfg, key) == 3
+
+
+def test_an_argument_that_a_class_would_ignore_is_refused():
+    cfg = read_config('mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py')
+    with pytest.raises(ValueError, match=r'did you mean val_evaluator\.iou_metrics\?'):
+        apply_options(cfg, {'val_evaluator.iou_metric': ['mDice']})
 
 
 def test_an_option_may_follow_from_the_one_before():
