@@ -8,12 +8,12 @@ from mmengine.config import Config, ConfigDict
 
 from ..errors import ConfigError, kind_of, parts_of
 
-WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR')
+WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 WARM_UP = 0.1  # largest share of a warm-up in a training
 # Settings of hooks and heads, in epochs
-EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'initial_epoch')
+EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')
 # Settings of transforms and preprocessors, in pixels: one side, or two
-SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range')
+SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
 GRID = 32  # pixels: multiples of this number stay multiples
 
 
@@ -114,8 +114,9 @@ def _scale_lr(cfg: Config, factor: float) -> None:
     assert optimizer is not None
     optimizer.lr = _rounded(optimizer.lr * factor)
     for schedule in _schedules(cfg):
-        if 'eta_min' in schedule:
-            schedule.eta_min = _rounded(schedule.eta_min * factor)
+        for key in ('eta_min', 'eta_max'):
+            if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in kind_of(schedule):
+                schedule[key] = _rounded(schedule[key] * factor)
 
 
 def _rounded(value: float) -> float:
@@ -192,6 +193,11 @@ class _Ends:
             schedule.T_max = max(1, length)
         if 'milestones' in schedule:
             schedule.milestones = sorted({max(1, round(value * factor)) for value in schedule.milestones})
+        if 'periods' in schedule:
+            schedule.periods = [max(1, round(value * factor)) for value in schedule.periods]
+        for key in ('step_size', 'total_steps'):
+            if key in schedule:
+                schedule[key] = max(1, round(schedule[key] * factor))
         return schedule
 
     def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:

@@ -181,6 +181,22 @@ def test_the_shortest_training_reaches_its_learning_rate(config, pictures):
     assert max(rates(cfg, max(1, pictures // 2))) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
 
 
+def test_other_schedules_of_mmengine_follow():
+    """mmpretrain's MobileNets have StepLR; EMAHook may begin late."""
+    cfg = read_config(RETINANET)
+    cfg.param_scheduler = [
+        dict(type='StepLR', step_size=4), dict(type='CosineRestartLR', periods=[6, 6]),
+        dict(type='OneCycleLR', eta_max=0.02, total_steps=12),
+    ]  # fmt: skip
+    cfg.custom_hooks = [dict(type='EMAHook', begin_epoch=6)]
+    apply_settings(cfg, TrainingSettings(epochs=6, lr=0.1), lambda: 100)
+    assert cfg.param_scheduler == [
+        dict(type='StepLR', step_size=2), dict(type='CosineRestartLR', periods=[3, 3]),
+        dict(type='OneCycleLR', eta_max=0.2, total_steps=6),
+    ]  # fmt: skip
+    assert cfg.custom_hooks[0].begin_epoch == 3
+
+
 @pytest.mark.parametrize('kind', ['LinearLR', LinearLR])  # a class, like in Python-style configs
 def test_few_pictures_shorten_a_warm_up_alone(kind):
     cfg = read_config(RETINANET)
