@@ -11,13 +11,24 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.openmmlab.breadth import PLACED, REFUSED, build, pictures_and_truth, predict, swapped, train_one_step
+from helpers.openmmlab.breadth import (
+    PLACED,
+    QUICK,
+    REFUSED,
+    build,
+    pictures_and_truth,
+    predict,
+    swapped,
+    train_one_step,
+)
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
 
 
-@pytest.mark.parametrize('family', PLACED)
+@pytest.mark.parametrize(
+    'family', [pytest.param(family, marks=[pytest.mark.slow] * (family not in QUICK)) for family in PLACED]
+)
 def test_swaps_trains_and_predicts(family):
     cfg = swapped(PLACED[family])
     model = build(cfg)
