@@ -12,6 +12,7 @@ import torch
 
 from helpers.openmmlab.breadth import build, pictures_and_truth, swapped, train_one_step
 from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.errors import parts_of
 
 TRAINS, BUILDS, REFUSED, NOT_TRIED, FAILS = 'trains', 'builds', 'refused', 'not tried', 'fails'
 
@@ -67,7 +68,7 @@ def outcome(path, trained):
         after = swapped(path)
     except ValueError as error:
         return REFUSED, _first_line(error)
-    layers = frozenset(types(after.model))
+    layers = frozenset(str(part['type']) for _, part in parts_of(after.model, 'model'))
     untrained = ''
     if layers not in trained:
         untrained = toolboxes_fault(train, after, cfg) if 'optim_wrapper' in cfg else 'no optimizer'
@@ -129,18 +130,6 @@ def _train(cfg, side, strict):
         # A parameter without a gradient stops distributed training, unless the config allows unused parameters.
         assert not idle or cfg.get('find_unused_parameters'), idle
         assert all('norm' in name for name in idle), idle
-
-
-def types(node):
-    """Yield the layer types of a model's config."""
-    if isinstance(node, dict):
-        if 'type' in node:
-            yield str(node['type'])
-        for value in node.values():
-            yield from types(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from types(value)
 
 
 def _first_line(error):

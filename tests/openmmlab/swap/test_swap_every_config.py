@@ -22,6 +22,8 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 from helpers import ROOT
 from helpers.openmmlab.every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
 
+from swin_backbone.info import stack
+
 RESULTS = ROOT / 'work_dirs' / 'swap'
 DOCS = ROOT / 'docs' / 'guides' / 'swap.md'
 NOT_RUN = 'Not run again since the last change of the swap:'
@@ -92,19 +94,10 @@ def test_the_documentation_has_every_folder(request):
         said = f'{NOT_RUN} {", ".join(missing)}.\n\n' if missing else ''
         DOCS.write_text(before + BEGIN + '\n' + table(results) + said + END + rest.partition(END)[2])
     text = DOCS.read_text()
-    if 'OneDL' not in _stack():
+    if stack() != 'onedl':
         pytest.skip('the table was written on the OneDL stack')
     not_run = text.partition(NOT_RUN)[2].partition('.')[0].replace(' ', '').split(',')
     lists = {toolbox: re.search(rf'^{toolbox}: .+?\.\n\n', text, re.M | re.S)[0] for toolbox in TOOLBOXES}
     for toolbox, folder in FOLDERS:
         is_listed = re.search(rf'\s{re.escape(folder)}\s\d+\+\d+/{len(folders(toolbox)[folder])}[,.]', lists[toolbox])
         assert is_listed or f'{toolbox}/{folder}' in not_run
-
-
-def _stack():
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f'OneDL {version("onedl-mmdetection")}'
-    except PackageNotFoundError:
-        return 'OpenMMLab'
