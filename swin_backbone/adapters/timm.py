@@ -21,12 +21,12 @@ from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from ..openmmlab.swap.variants import SWINS
 from .any_origin import take_any_origin
 
-FAMILIES: dict[str, tuple[Any, dict[str, Arch]]] = {
+TIMM_FAMILIES: dict[str, tuple[Any, dict[str, Arch]]] = {
     'swin_backbone': (SwinBackbone, ARCHS),
     'swinv2_backbone': (SwinV2Backbone, ARCHS_V2),
     'swin_mlp_backbone': (SwinMLPBackbone, ARCHS_MLP),
 }
-FAMILY_ARCHS: dict[Any, dict[str, Arch]] = dict(FAMILIES.values())
+FAMILY_ARCHS: dict[Any, dict[str, Arch]] = dict(TIMM_FAMILIES.values())
 __all__ = ['SwinFeatures', 'TimmSwin']  # timm appends the names of its models
 
 
@@ -189,7 +189,7 @@ def _own_names(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Ten
 
 def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
     type_, arch = VARIANTS[name]
-    family, archs = FAMILIES[type_]
+    family, archs = TIMM_FAMILIES[type_]
     arguments = {'arch': arch, **arguments}
     if not arguments.pop('features_only', False):
         build, features = partial(TimmSwin, family), {}
@@ -232,7 +232,7 @@ def _cfg(type_: str, arch: str) -> dict[str, Any]:
 
 
 VARIANTS = {
-    f'{type_}_{arch}'.replace('-', '_'): (type_, arch) for type_, (_, archs) in FAMILIES.items() for arch in archs
+    f'{type_}_{arch}'.replace('-', '_'): (type_, arch) for type_, (_, archs) in TIMM_FAMILIES.items() for arch in archs
 }
 default_cfgs = generate_default_cfgs({name: _cfg(*variant) for name, variant in VARIANTS.items()})
 

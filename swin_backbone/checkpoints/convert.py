@@ -12,7 +12,7 @@ from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
 from .adapt import check_numbers
 from .errors import CheckpointError, first_of, naming
-from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
+from .formats import TORCHVISION, V1, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
 from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
 from .reading import read_checkpoint
@@ -20,8 +20,8 @@ from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
 from .shapes import check_shapes, missing_weights
 
-FORMATS = (*NAMES, 'mmseg')  # values of `to`
-HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # name of a Mask2Former's head
+FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
+MASK2FORMER_HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # names in the toolboxes
 
 
 def convert_checkpoint(
@@ -81,7 +81,7 @@ def convert_checkpoint(
         tensors = tensors_of(loaded)
         weights = find_swin(tensors)
         format = _written('mmdet' if to == 'mmseg' else to, weights.format.family)
-        around, used = _around(weights, tensors, HEADS[to]) if to in HEADS else ({}, 0)
+        around, used = _around(weights, tensors, MASK2FORMER_HEADS[to]) if to in MASK2FORMER_HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of the Swin, unused by the heads
         own = {**weights.backbone, **weights.classifier}

@@ -199,7 +199,6 @@ ALL = (
 )
 # Formats to write, by family and name. mmpretrain's is missing, because mmpretrain reads mmdet's.
 WRITTEN = {(format.family, format.name): format for format in ALL if format.name != 'mmpretrain'}
-NAMES = tuple(name for family, name in WRITTEN if family == V1)  # of V1; other families have some of the names
 
 _QKV = ('query', 'key', 'value')
 

@@ -31,79 +31,71 @@ class Heads(NamedTuple):
     rows: Rows
 
 
-_PIXELS = f'{HEAD}.pixel_decoder'
-_ENCODER = _PIXELS + '.encoder.layers.{s}'
-_DECODER = f'{HEAD}.transformer_decoder.layers.{{s}}'
+# Mask2Former: a prefix here, in detectron2 and in transformers, and the names behind the prefixes.
 _D2_PIXELS, _D2_QUERIES = 'sem_seg_head.pixel_decoder', 'sem_seg_head.predictor'
-_D2_ENCODER = _D2_PIXELS + '.transformer.encoder.layers.{s}'
 _HF_PIXELS, _HF_QUERIES = 'model.pixel_level_module.decoder', 'model.transformer_module'
-_HF_ENCODER, _HF_DECODER = _HF_PIXELS + '.encoder.layers.{s}', _HF_QUERIES + '.decoder.layers.{s}'
+_MASK2FORMER = {
+    (f'{HEAD}.pixel_decoder.', f'{_D2_PIXELS}.', f'{_HF_PIXELS}.'): (
+        ('input_convs.{s}.conv', 'input_proj.{s}.0', 'input_projections.{s}.0'),
+        ('input_convs.{s}.gn', 'input_proj.{s}.1', 'input_projections.{s}.1'),
+        ('level_encoding.weight', 'transformer.level_embed', 'level_embed'),
+        ('lateral_convs.{s}.gn', 'adapter_{s+1}.norm', 'adapter_{s+1}.1'),
+        ('lateral_convs.{s}.conv', 'adapter_{s+1}', 'adapter_{s+1}.0'),
+        ('output_convs.{s}.gn', 'layer_{s+1}.norm', 'layer_{s+1}.1'),
+        ('output_convs.{s}.conv', 'layer_{s+1}', 'layer_{s+1}.0'),
+        ('mask_feature', 'mask_features', 'mask_projection'),
+    ),
+    (
+        f'{HEAD}.pixel_decoder.encoder.layers.{{s}}.',
+        f'{_D2_PIXELS}.transformer.encoder.layers.{{s}}.',
+        f'{_HF_PIXELS}.encoder.layers.{{s}}.',
+    ): (
+        ('norms.0', 'norm1', 'self_attn_layer_norm'),
+        ('norms.1', 'norm2', 'final_layer_norm'),
+        ('ffn.layers.0.0', 'linear1', 'fc1'),
+        ('ffn.layers.1', 'linear2', 'fc2'),
+        ('self_attn', 'self_attn', 'self_attn'),
+    ),
+    (
+        f'{HEAD}.transformer_decoder.layers.{{s}}.',
+        f'{_D2_QUERIES}.transformer_',
+        f'{_HF_QUERIES}.decoder.layers.{{s}}.',
+    ): (
+        ('norms.0', 'cross_attention_layers.{s}.norm', 'cross_attn_layer_norm'),
+        ('cross_attn.attn', 'cross_attention_layers.{s}.multihead_attn', 'cross_attn'),
+        ('norms.1', 'self_attention_layers.{s}.norm', 'self_attn_layer_norm'),
+        ('self_attn.attn', 'self_attention_layers.{s}.self_attn', 'self_attn'),
+        ('norms.2', 'ffn_layers.{s}.norm', 'final_layer_norm'),
+        ('ffn.layers.0.0', 'ffn_layers.{s}.linear1', 'fc1'),
+        ('ffn.layers.1', 'ffn_layers.{s}.linear2', 'fc2'),
+    ),
+    (f'{HEAD}.', f'{_D2_QUERIES}.', f'{_HF_QUERIES}.'): (
+        ('transformer_decoder.post_norm', 'decoder_norm', 'decoder.layernorm'),
+        ('query_feat', 'query_feat', 'queries_features'),
+        ('query_feat', 'static_query', 'queries_features'),  # name in detectron2's first releases
+        ('query_embed', 'query_embed', 'queries_embedder'),
+        ('level_embed', 'level_embed', 'level_embed'),
+        ('mask_embed.{2s}', 'mask_embed.layers.{s}', 'decoder.mask_predictor.mask_embedder.{s}.0'),
+    ),
+    (f'{HEAD}.', f'{_D2_QUERIES}.', ''): (('cls_embed', 'class_embed', 'class_predictor'),),
+}
+
+
+def _mask2former(column: int) -> Rows:
+    parts = [(prefixes[0], prefixes[column], rows) for prefixes, rows in _MASK2FORMER.items()]
+    return tuple((here + row[0], there + row[column]) for here, there, rows in parts for row in rows)
+
 
 ORIGINS = (
     Heads(
         'Mask2Former of detectron2',
         r'sem_seg_head\.predictor\.transformer_cross_attention_layers\.0\.norm\.weight',
-        (
-            (_PIXELS + '.input_convs.{s}.conv', _D2_PIXELS + '.input_proj.{s}.0'),
-            (_PIXELS + '.input_convs.{s}.gn', _D2_PIXELS + '.input_proj.{s}.1'),
-            (_PIXELS + '.level_encoding.weight', _D2_PIXELS + '.transformer.level_embed'),
-            (_ENCODER + '.norms.0', _D2_ENCODER + '.norm1'),
-            (_ENCODER + '.norms.1', _D2_ENCODER + '.norm2'),
-            (_ENCODER + '.ffn.layers.0.0', _D2_ENCODER + '.linear1'),
-            (_ENCODER + '.ffn.layers.1', _D2_ENCODER + '.linear2'),
-            (_ENCODER + '.self_attn', _D2_ENCODER + '.self_attn'),
-            (_PIXELS + '.lateral_convs.{s}.gn', _D2_PIXELS + '.adapter_{s+1}.norm'),
-            (_PIXELS + '.lateral_convs.{s}.conv', _D2_PIXELS + '.adapter_{s+1}'),
-            (_PIXELS + '.output_convs.{s}.gn', _D2_PIXELS + '.layer_{s+1}.norm'),
-            (_PIXELS + '.output_convs.{s}.conv', _D2_PIXELS + '.layer_{s+1}'),
-            (_PIXELS + '.mask_feature', _D2_PIXELS + '.mask_features'),
-            (_DECODER + '.norms.0', _D2_QUERIES + '.transformer_cross_attention_layers.{s}.norm'),
-            (_DECODER + '.cross_attn.attn', _D2_QUERIES + '.transformer_cross_attention_layers.{s}.multihead_attn'),
-            (_DECODER + '.norms.1', _D2_QUERIES + '.transformer_self_attention_layers.{s}.norm'),
-            (_DECODER + '.self_attn.attn', _D2_QUERIES + '.transformer_self_attention_layers.{s}.self_attn'),
-            (_DECODER + '.norms.2', _D2_QUERIES + '.transformer_ffn_layers.{s}.norm'),
-            (_DECODER + '.ffn.layers.0.0', _D2_QUERIES + '.transformer_ffn_layers.{s}.linear1'),
-            (_DECODER + '.ffn.layers.1', _D2_QUERIES + '.transformer_ffn_layers.{s}.linear2'),
-            (f'{HEAD}.transformer_decoder.post_norm', _D2_QUERIES + '.decoder_norm'),
-            (f'{HEAD}.query_feat', _D2_QUERIES + '.query_feat'),
-            (f'{HEAD}.query_feat', _D2_QUERIES + '.static_query'),  # name in the first releases
-            (f'{HEAD}.query_embed', _D2_QUERIES + '.query_embed'),
-            (f'{HEAD}.level_embed', _D2_QUERIES + '.level_embed'),
-            (f'{HEAD}.cls_embed', _D2_QUERIES + '.class_embed'),
-            (f'{HEAD}.mask_embed.{{2s}}', _D2_QUERIES + '.mask_embed.layers.{s}'),
-        ),
+        _mask2former(1),
     ),
     Heads(
         'Mask2Former of transformers',
         r'model\.transformer_module\.queries_features\.weight',
-        (
-            (_PIXELS + '.input_convs.{s}.conv', _HF_PIXELS + '.input_projections.{s}.0'),
-            (_PIXELS + '.input_convs.{s}.gn', _HF_PIXELS + '.input_projections.{s}.1'),
-            (_PIXELS + '.level_encoding.weight', _HF_PIXELS + '.level_embed'),
-            (_ENCODER + '.norms.0', _HF_ENCODER + '.self_attn_layer_norm'),
-            (_ENCODER + '.norms.1', _HF_ENCODER + '.final_layer_norm'),
-            (_ENCODER + '.ffn.layers.0.0', _HF_ENCODER + '.fc1'),
-            (_ENCODER + '.ffn.layers.1', _HF_ENCODER + '.fc2'),
-            (_ENCODER + '.self_attn', _HF_ENCODER + '.self_attn'),
-            (_PIXELS + '.lateral_convs.{s}.conv', _HF_PIXELS + '.adapter_{s+1}.0'),
-            (_PIXELS + '.lateral_convs.{s}.gn', _HF_PIXELS + '.adapter_{s+1}.1'),
-            (_PIXELS + '.output_convs.{s}.conv', _HF_PIXELS + '.layer_{s+1}.0'),
-            (_PIXELS + '.output_convs.{s}.gn', _HF_PIXELS + '.layer_{s+1}.1'),
-            (_PIXELS + '.mask_feature', _HF_PIXELS + '.mask_projection'),
-            (_DECODER + '.norms.0', _HF_DECODER + '.cross_attn_layer_norm'),
-            (_DECODER + '.cross_attn.attn', _HF_DECODER + '.cross_attn'),
-            (_DECODER + '.norms.1', _HF_DECODER + '.self_attn_layer_norm'),
-            (_DECODER + '.self_attn.attn', _HF_DECODER + '.self_attn'),
-            (_DECODER + '.norms.2', _HF_DECODER + '.final_layer_norm'),
-            (_DECODER + '.ffn.layers.0.0', _HF_DECODER + '.fc1'),
-            (_DECODER + '.ffn.layers.1', _HF_DECODER + '.fc2'),
-            (f'{HEAD}.transformer_decoder.post_norm', _HF_QUERIES + '.decoder.layernorm'),
-            (f'{HEAD}.query_feat', _HF_QUERIES + '.queries_features'),
-            (f'{HEAD}.query_embed', _HF_QUERIES + '.queries_embedder'),
-            (f'{HEAD}.level_embed', _HF_QUERIES + '.level_embed'),
-            (f'{HEAD}.cls_embed', 'class_predictor'),
-            (f'{HEAD}.mask_embed.{{2s}}', _HF_QUERIES + '.decoder.mask_predictor.mask_embedder.{s}.0'),
-        ),
+        _mask2former(2),
     ),
     Heads(
         'UperNet of transformers',

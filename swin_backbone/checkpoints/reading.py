@@ -27,7 +27,7 @@ from .errors import CheckpointError, RefusedCheckpoint, naming
 
 START_BYTES = 512  # of a file, enough to tell its kind
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
-NUMBERS = 'biufc'  # kinds of numpy's dtypes
+NUMBER_KINDS = 'biufc'  # kinds of numpy's dtypes
 _original_load = torch.load  # openmmlab/checkpointing/loading.py puts another function in its place
 _trusted = False
 
@@ -167,7 +167,7 @@ class _DType:
 
     def __init__(self, kind: Any, *_: Any):
         self.dtype = np.dtype(str(kind))
-        if self.dtype.kind not in NUMBERS:
+        if self.dtype.kind not in NUMBER_KINDS:
             raise pickle.UnpicklingError(f'GLOBAL numpy.dtype {kind!r:.20}')
 
     def __setstate__(self, state: Any) -> None:

@@ -37,7 +37,7 @@ _ATTENTION: Shapes = {
     'attn.w_msa.proj.weight': 'C A',
     'attn.w_msa.proj.bias': 'C',
 }
-BLOCK: dict[str, Shapes] = {
+_BLOCK_SHAPES: dict[str, Shapes] = {
     V1: {
         'attn.w_msa.relative_position_bias_table': 'R h',
         'attn.w_msa.qkv.bias': '3A',
@@ -166,7 +166,7 @@ def _places(weights: Mapping[str, Tensor], family: str) -> dict[str, _Place]:
     places = {name: _Place(shape, 0, -1) for name, shape in PATCHES.items()}
     for stage, depth in enumerate(depths):
         for block in range(depth):
-            for leaf, shape in BLOCK[family].items():
+            for leaf, shape in _BLOCK_SHAPES[family].items():
                 places[f'stages.{stage}.blocks.{block}.{leaf}'] = _Place(shape, stage, block)
         if stage < len(depths) - 1 if merges_behind else stage > 0:
             places.update(
