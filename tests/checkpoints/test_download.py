@@ -45,6 +45,7 @@ class Handler(socketserver.BaseRequestHandler):
         self.server.paths.append(head.split()[1])
         body = self.server.answers.get(head.split()[1].partition('?')[0], self.server.answer)
         if body is None:
+            self.request.settimeout(None)  # the client's timeout is the process's default
             self.request.recv(1)  # until the client closes the connection
         else:
             self.request.sendall(body)
