@@ -69,11 +69,13 @@ FAMILIES = {
     'HTC++': Family('htc/htc_swin-b-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco.py', NMS | ROI),
     'Mask2Former, instances': Family('mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'),
 }
-ONE_SIZE = (224, 290)
-ONE_SIZES = {'RTMDet': (224, 288), 'RTMDet-Ins': (224, 288)}  # RTMDet's neck needs multiples of 32
 BY_OPENVINO = ('FCN', 'RetinaNet', 'DINO', 'Mask R-CNN')  # in every run; slow tests cover all families
 # Random weights magnify rounding, for example in several stages and in RTMDet's batch norms.
 LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade R-CNN': 0.998, 'Cascade Mask R-CNN': 0.998}
+
+
+def size_of(family):
+    return (224, 288) if 'RTMDet' in family else (224, 290)  # RTMDet's neck needs multiples of 32
 
 
 def require(*names):
@@ -134,13 +136,8 @@ def test_a_graph_of_free_sizes(family, tmp_path):
 
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_file_of_one_size(family, tmp_path):
-    check(
-        small_config(FAMILIES[family].config, swin=False),
-        family,
-        ONE_SIZES.get(family, ONE_SIZE),
-        tmp_path,
-        family in BY_OPENVINO,
-    )
+    cfg = small_config(FAMILIES[family].config, swin=False)
+    check(cfg, family, size_of(family), tmp_path, family in BY_OPENVINO)
 
 
 def test_a_segmentor_of_one_logit(tmp_path):
@@ -153,14 +150,9 @@ def test_a_segmentor_of_one_logit(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
-def test_free_sizes_with_a_swin(family, tmp_path):
-    check(small_config(FAMILIES[family].config), family, None, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('family', FAMILIES)
-def test_one_size_with_a_swin(family, tmp_path):
-    check(small_config(FAMILIES[family].config), family, ONE_SIZES.get(family, ONE_SIZE), tmp_path)
+@pytest.mark.parametrize('is_free', [True, False], ids=['free sizes', 'one size'])
+def test_a_file_with_a_swin(is_free, family, tmp_path):
+    check(small_config(FAMILIES[family].config), family, None if is_free else size_of(family), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ def _write(path, content):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
+def _write_pictures(folder, prefix=''):
+    for _, name, picture, _ in _all():
+        write_picture(folder, f'{prefix}{name}', picture)
+
+
 def _yolo(boxes):
     return ''.join(
         f'{kind} {(x + side / 2) / SIZE} {(y + side / 2) / SIZE} {side / SIZE} {side / SIZE}\n'
@@ -71,8 +76,7 @@ def _labelmap(root):
 def cvat_coco(root):
     """COCO 1.0: a subset called default."""
     pictures = [(name + '.jpg', boxes) for _, name, _, boxes in _all()]
-    for _, name, picture, _ in _all():
-        write_picture(root / 'images' / 'default', name, picture)
+    _write_pictures(root / 'images' / 'default')
     _write(root / 'annotations' / 'instances_default.json',
            _coco(pictures, box_only=True, attributes=dict(occluded=False, rotation=0.0)))  # fmt: skip
 
@@ -142,8 +146,7 @@ def cvat_masks_subsets(root):
 
 def label_studio_coco(root, folder='images/'):
     """Count all ids from 0."""
-    for _, name, picture, _ in _all():
-        write_picture(root / 'images', f'8ab1-{name}', picture)
+    _write_pictures(root / 'images', '8ab1-')
     pictures = [(f'{folder}8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
     _write(root / 'result.json', _coco(pictures, 0, 0, 0, ignore=0))
 
@@ -176,21 +179,18 @@ def label_studio_voc(root):
 
 
 def label_studio_json(root):
-    for _, name, picture, _ in _all():
-        write_picture(root / 'images', name, picture)
+    _write_pictures(root / 'images')
     _write(root / 'project-1.json', [dict(id=1, annotations=[dict(id=1, result=[])], data=dict(image='/a.jpg'))])
 
 
 def cvat_images(root):
     """CVAT for images 1.1."""
-    for _, name, picture, _ in _all():
-        write_picture(root / 'images', name, picture)
+    _write_pictures(root / 'images')
     _write(root / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
 
 
 def via_csv(root):
-    for _, name, picture, _ in _all():
-        write_picture(root, name, picture)
+    _write_pictures(root)
     _write(root / 'via_export_csv.csv', 'filename,file_size,file_attributes,region_count,region_id\n')
 
 
@@ -278,8 +278,7 @@ def via_coco(root):
     data = _coco([(f'{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0)
     for annotation in data['annotations']:
         annotation['image_id'] = str(annotation['image_id'])
-    for _, name, picture, _ in _all():
-        write_picture(root, name, picture)
+    _write_pictures(root)
     _write(root / 'via_export_coco.json', data)
 
 
