@@ -17,7 +17,7 @@ SCALARS = Path('vis_data', 'scalars.json')  # of mmengine's LocalVisBackend, bel
 LINES = ('-', '--', ':', '-.')  # by log
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
 MOST_LINES = len(COLOURS)
-ABSENT = -1  # COCO's metric for a size without objects
+NO_OBJECTS = -1  # COCO's metric for a size without objects
 
 
 class Log(NamedTuple):
@@ -65,7 +65,7 @@ def read_log(path: Path) -> Log:
     if not (losses or metrics):
         raise ValueError(f'{str(path)!r} has neither losses nor metrics')
     name = path.name if path.is_dir() or path.name != SCALARS.name else path.absolute().parents[1].name
-    metrics = {name: points for name, points in metrics.items() if any(value != ABSENT for _, value in points)}
+    metrics = {name: points for name, points in metrics.items() if any(value != NO_OBJECTS for _, value in points)}
     return Log(name, losses, rates, metrics, by_epoch)
 
 

@@ -135,32 +135,22 @@ def test_what_is_counted_is_what_mmengine_counts(kind):
     assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
 
 
-@pytest.fixture
-def report_of(tmp_path, monkeypatch):
-    """Function that returns the printed and written results of tools/flops.py for a detector."""
+def test_tool_writes_text_and_json(tmp_path, monkeypatch):
     monkeypatch.setenv('COLUMNS', '120')
-
-    def report(name):
+    reports = []
+    for name in ('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'mask-rcnn_swinv2-t-p4-w8_fpn_1x_coco'):
         config, file = ROOT / 'configs' / 'mask_rcnn' / f'{name}.py', tmp_path / 'flops.json'
-        result = run_well('tools/flops.py', config, '--shape', '800', '1280', '--json', file)
-        return result.stdout, json.loads(file.read_text())
-
-    return report
-
-
-def test_tool_counts_swin_v2(report_of):
-    text, data = report_of('mask-rcnn_swinv2-t-p4-w8_fpn_1x_coco')
-    assert 'global' in text
-    assert [(row['height'], row['width']) for row in data['attention']] == [(200, 320), (100, 160), (50, 80), (25, 40)]
-    of_attention = sum(row['counted'] for row in data['attention'])
-    assert of_attention < data['parts']['backbone']['flops'] < data['total']['flops']
-
-
-def test_tool_writes_text_and_json(report_of):
-    text, data = report_of('mask-rcnn_swin-t-p4-w7_fpn_1x_coco')
-    assert '47.79 M' in text
-    assert '266.09 G' in text
+        printed = run_well('tools/flops.py', config, '--shape', '800', '1280', '--json', file).stdout
+        data = json.loads(file.read_text())
+        assert 'global' in printed
+        assert sum(part['flops'] for part in data['parts'].values()) == data['total']['flops']
+        assert list(data['stages']) == [f'stages.{i}' for i in range(4)]
+        sizes = [(row['height'], row['width']) for row in data['attention']]
+        assert sizes == [(200, 320), (100, 160), (50, 80), (25, 40)]
+        assert data['attention'][0]['global'] > 200 * data['attention'][0]['windowed']
+        assert sum(row['counted'] for row in data['attention']) < data['parts']['backbone']['flops']
+        reports.append((printed, data))
+    printed, data = reports[0]
+    assert '47.79 M' in printed
+    assert '266.09 G' in printed
     assert data['total'] == {'params': 47794602, 'flops': 266086365184}
-    assert sum(part['flops'] for part in data['parts'].values()) == data['total']['flops']
-    assert list(data['stages']) == [f'stages.{i}' for i in range(4)]
-    assert data['attention'][0]['global'] > 200 * data['attention'][0]['windowed']

@@ -65,12 +65,10 @@ TURNED = dict(extratags=[(274, 'H', 1, 6, True)])
 CASES = {  # name: writer, pixels, settings, expected RGB (None: by Pillow), tolerance, note
     'tiles': (by_tifffile, RGB, dict(TILED, compression='zlib'), RGB, EXACT, ''),
     'strips': (by_tifffile, RGB, dict(rowsperstrip=7, compression='zlib'), RGB, EXACT, ''),
-    'one strip': (by_tifffile, RGB, dict(rowsperstrip=150), RGB, EXACT, ''),
     'planes': (by_tifffile, RGB.transpose(2, 0, 1), dict(TILED, planarconfig='separate'), RGB, EXACT, ''),
     '16 bits': (by_tifffile, DEEP, TILED, RGB, EXACT, '16 bits a channel'),
     '16 bits, big endian': (by_tifffile, DEEP, dict(byteorder='>'), RGB, EXACT, '16 bits a channel'),
     '12 bits': (by_tifffile, RGB.astype(np.uint16) * 16 + 7, dict(bitspersample=12), RGB, EXACT, '12 bits a channel'),
-    'BigTIFF': (by_tifffile, RGB, dict(TILED, bigtiff=True), RGB, EXACT, ''),
     'turned': (by_tifffile, RGB, TURNED, RGB, EXACT, 'orientation 6'),
     '4 channels': (by_tifffile, ALPHA, dict(TILED, extrasamples=['unspecified']), RGB, EXACT, '4 channels'),
     'grey': (by_tifffile, RGB[..., 0], dict(TILED, photometric='minisblack'), GREY, EXACT, ''),

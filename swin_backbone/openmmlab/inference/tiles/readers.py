@@ -45,7 +45,6 @@ class Picture(NamedTuple):
         coordinates: place of the picture; None if unknown.
     """
 
-    path: Path
     size: Size
     read: Callable[[Window], NDArray[Any]]
     notes: tuple[str, ...] = ()
@@ -150,7 +149,7 @@ def _open_rasterio(path: Path, level: int) -> Picture:
     if page.driver == 'GTiff':
         read(Window(size[0] - 1, size[1] - 1, *size))  # a truncated file fails here
     is_rows = page.block_shapes[0][1] >= size[1]
-    return Picture(path, size, _hold_rows(read, size[1]) if is_rows else read, notes, coordinates)
+    return Picture(size, _hold_rows(read, size[1]) if is_rows else read, notes, coordinates)
 
 
 @contextmanager
@@ -194,19 +193,19 @@ def _pages_of(rasterio: Any, path: Path, level: int) -> list[Any]:
 
 def _hold_rows(read: Callable[[Window], NDArray[Any]], width: int) -> Callable[[Window], NDArray[Any]]:
     """Read whole rows from top to bottom, and keep the rows of a window: PNG and JPEG decoders cannot go back."""
-    held = Window(0, 0, 0, width)
+    rows = Window(0, 0, 0, width)
     rows_HWC: NDArray[Any] = np.zeros((0, width, 3), np.uint8)
 
-    def read_held(window: Window) -> NDArray[Any]:
-        nonlocal held, rows_HWC
-        if not held.top <= window.top <= window.bottom <= held.bottom:
-            goes_on = held.top <= window.top <= held.bottom
-            new = read(Window(held.bottom if goes_on else window.top, 0, window.bottom, width))
-            rows_HWC = np.concatenate([rows_HWC[window.top - held.top :], new]) if goes_on else new
-            held = Window(window.top, 0, window.bottom, width)
-        return rows_HWC[window.within(held)]
+    def read_part(window: Window) -> NDArray[Any]:
+        nonlocal rows, rows_HWC
+        if not rows.top <= window.top <= window.bottom <= rows.bottom:
+            first = rows.bottom if rows.top <= window.top <= rows.bottom else window.top
+            new_HWC = read(Window(first, 0, window.bottom, width))
+            rows_HWC = np.concatenate([rows_HWC[window.top - rows.top : first - rows.top], new_HWC])
+            rows = Window(window.top, 0, window.bottom, width)
+        return rows_HWC[window.within(rows)]
 
-    return read_held
+    return read_part
 
 
 def _open_openslide(path: Path, level: int) -> Picture:
@@ -230,7 +229,7 @@ def _open_openslide(path: Path, level: int) -> Picture:
             raise OSError(f'{path} cannot be read at {window}: {error}') from error
         return _to_bgr(np.asarray(Image.alpha_composite(Image.new('RGBA', region.size, background), region)))
 
-    return Picture(path, (height, width), read)
+    return Picture((height, width), read)
 
 
 def _open_zarr(path: Path, level: int) -> Picture:
@@ -267,7 +266,7 @@ def _open_zarr(path: Path, level: int) -> Picture:
         pixels = pixels.transpose([left.index(axis) for axis in 'YXC' if axis in left])
         return _to_bgr(pixels.reshape(*window.size, -1), bits)
 
-    return Picture(path, (size['Y'], size['X']), read, _notes(path, size.get('C', 1), array.dtype, bits))
+    return Picture((size['Y'], size['X']), read, _notes(path, size.get('C', 1), array.dtype, bits))
 
 
 def _require_level(path: Path, level: int, levels: int) -> None:
