@@ -96,7 +96,7 @@ def takes_triton(backend: str, x: Tensor, bias_hNN: Tensor, windows: Windows, dr
     dtype, head_dim = linear_dtype(x), x.shape[-1] // len(bias_hNN)
     if backend == 'auto' and dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
         return False
-    unfit = why_unfit(recorder_of(x), dtype, windows.window_size, head_dim, dropout)
+    unfit = why_unfit(recorder_of(x), dtype, windows.window_size, dropout)
     reason = unfit or why_unusable(x.device, dtype, windows.window_size, head_dim)
     if reason is not None and backend == 'triton':
         raise ValueError(f"backend='triton' cannot compute this: {reason}")

@@ -17,7 +17,7 @@ from .tiles import Tiles
 @torch.library.custom_op('swin_backbone::attend_in_windows', mutates_args=())
 def attend_in_windows(
     qkv_T3C: Tensor,
-    padding_3C: Optional[Tensor],
+    padding_3C: Tensor,
     bias_hNN: Tensor,
     batch: int,
     height: int,
@@ -32,7 +32,7 @@ def attend_in_windows(
     Args:
         qkv_T3C: query, key and value of every token of the maps, concatenated. Query, key and value are concatenated
             heads.
-        padding_3C: query, key and value of padding, for maps of no whole number of windows; None: zeros.
+        padding_3C: query, key and value of padding, for maps of no whole number of windows.
         bias_hNN: the relative position bias, read in float32.
         batch, height, width, window_size, shift, mask_padding: see `Windows`.
 
@@ -45,7 +45,7 @@ def attend_in_windows(
 
 
 @attend_in_windows.register_fake
-def _(qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, *others: Any) -> Tuple[Tensor, Tensor]:
+def _(qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *others: Any) -> Tuple[Tensor, Tensor]:
     batch, height, width, window_size, *_ = others
     rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
     lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
@@ -54,7 +54,7 @@ def _(qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, *others: 
 
 
 def launch_forward(
-    tiles: Tiles, qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, scale: float
+    tiles: Tiles, qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Run the kernel, see `attend_in_windows`."""
     from .kernels.forward import attend
@@ -62,12 +62,12 @@ def launch_forward(
     qkv_T3C = _with_dense_rows(qkv_T3C)
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
-    tiling, constants = tiles.forward(), tiles.constants(padding_3C is not None)
+    tiling = tiles.forward()
     with on_device(qkv_T3C.device):
-        attend[tiles.grid(attend, tiling, constants)](
-            *(qkv_T3C, _row(padding_3C, qkv_T3C), bias_hNN.float().contiguous(), out_TC, lse_LhN),
+        attend[tiles.grid(tiling)](
+            *(qkv_T3C, padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous(), out_TC, lse_LhN),
             *(qkv_T3C.stride(0), *tiles.sizes, scale),
-            **constants,
+            **tiles.constants(),
             **tiling.options,
         )
     return out_TC, lse_LhN
@@ -77,7 +77,7 @@ def launch_forward(
 def attend_in_windows_backward(
     grad_TC: Tensor,
     qkv_T3C: Tensor,
-    padding_3C: Optional[Tensor],
+    padding_3C: Tensor,
     bias_hNN: Tensor,
     out_TC: Tensor,
     lse_LhN: Tensor,
@@ -93,8 +93,7 @@ def attend_in_windows_backward(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `attend_in_windows`' qkv, padding and bias.
 
-    Without `needs_padding` or `needs_bias`, the gradient of padding or bias is empty. `needs_padding` needs
-    `padding_3C`.
+    Without `needs_padding` or `needs_bias`, the gradient of padding or bias is empty.
     """
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     needs = needs_padding, needs_bias
@@ -103,7 +102,7 @@ def attend_in_windows_backward(
 
 @attend_in_windows_backward.register_fake
 def _(
-    grad_TC: Tensor, qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, *others: Any
+    grad_TC: Tensor, qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *others: Any
 ) -> Tuple[Tensor, Tensor, Tensor]:
     *_, needs_padding, needs_bias = others
     return (
@@ -117,7 +116,7 @@ def launch_backward(
     tiles: Tiles,
     grad_TC: Tensor,
     qkv_T3C: Tensor,
-    padding_3C: Optional[Tensor],
+    padding_3C: Tensor,
     bias_hNN: Tensor,
     out_TC: Tensor,
     lse_LhN: Tensor,
@@ -130,23 +129,21 @@ def launch_backward(
 
     grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
-    tiling, constants = tiles.backward(), tiles.constants(padding_3C is not None)
+    tiling, constants = tiles.backward(), tiles.constants()
     needs = dict(NEEDS_BIAS=needs_bias, NEEDS_PADDING=needs_padding)
-    grid = tiles.grid(attend_backward, tiling, {**constants, **needs})
-    (_, programs, blocks) = grid
+    _, programs, blocks = grid = tiles.grid(tiling)
     grad_bias_PhNN = lse_LhN.new_empty((programs, *bias_hNN.shape) if needs_bias else 0)
     grad_padding_P2C = lse_LhN.new_empty((programs * blocks, 2 * tiles.channels) if needs_padding else 0)
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
-    row_3C, bias = _row(padding_3C, qkv_T3C), bias_hNN.float().contiguous()
-    tensors = grad_TC, qkv_T3C, row_3C, bias, out_TC, lse_LhN, grad_qkv_T3C
+    padding, bias = padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous()
+    tensors = grad_TC, qkv_T3C, padding, bias, out_TC, lse_LhN, grad_qkv_T3C
     with on_device(qkv_T3C.device):
         attend_backward[grid](
             *(*tensors, grad_bias_PhNN, grad_padding_P2C), *sizes, **constants, **needs, **tiling.options
         )
         if blocks > 1:
             tiling = tiles.backward_queries()
-            grid = tiles.grid(attend_backward_queries, tiling, constants)
-            attend_backward_queries[grid](*tensors, *sizes, **constants, **tiling.options)
+            attend_backward_queries[tiles.grid(tiling)](*tensors, *sizes, **constants, **tiling.options)
     grad_padding_3C, grad_bias_hNN = qkv_T3C.new_empty(0), bias_hNN.new_empty(0)
     if needs_padding:  # padding is never a query
         grad_padding_3C = F.pad(grad_padding_P2C.sum(0), (tiles.channels, 0)).to(qkv_T3C.dtype)
@@ -164,8 +161,8 @@ def _backward(ctx: Any, grad_TC: Tensor, _grad_lse: Tensor) -> Tuple[Optional[Te
     _, needs_padding, needs_bias, *_ = ctx.needs_input_grad
     needs = needs_padding, needs_bias
     grad_qkv, grad_padding, grad_bias = attend_in_windows_backward(grad_TC, *ctx.saved_tensors, *ctx.others, *needs)
-    found = grad_qkv, grad_padding if needs_padding else None, grad_bias if needs_bias else None
-    return *found, *[None] * len(ctx.others)
+    gradients = grad_qkv, grad_padding if needs_padding else None, grad_bias if needs_bias else None
+    return *gradients, *[None] * len(ctx.others)
 
 
 attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
@@ -174,11 +171,6 @@ attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Make `device` the current device: Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
-
-
-def _row(padding_3C: Optional[Tensor], qkv_T3C: Tensor) -> Tensor:
-    """Return the kernels' row of padding. Without padding, a kernel reads no row, and gets any address."""
-    return qkv_T3C if padding_3C is None else padding_3C.to(qkv_T3C.dtype).contiguous()
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

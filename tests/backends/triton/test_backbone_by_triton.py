@@ -8,7 +8,6 @@ import pytest
 import torch
 from helpers import reference
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, SwinV2Backbone
@@ -113,25 +112,6 @@ def test_under_autocast(expect_kernel, dtype):
 
 
 @needs_triton
-def test_hooks_see_their_layers(expect_kernel):
-    x, seen = torch.randn(1, 3, 40, 50, device=DEVICE), []
-    model = make_backbone('triton')
-    expected = maps_and_gradients(model, x)
-    model.stages[0].blocks[1].attn.w_msa.proj.register_forward_hook(lambda *args: seen.append(args))
-    assert_near(maps_and_gradients(model, x), expected, 1e-5)
-    assert len(seen) == 1
-
-
-@needs_triton
-def test_drop_path_drops_whole_images(expect_kernel):
-    model = make_backbone('triton', drop_path_rate=0.5).train()
-    block = model.stages[0].blocks[1]
-    x_BHWC = torch.randn(16, 5, 9, 32, device=DEVICE)
-    kept_B = (block(x_BHWC) != x_BHWC).flatten(1).any(1)
-    assert 0 < kept_B.sum() < 16
-
-
-@needs_triton
 @pytest.mark.parametrize('dynamic', [False, True])
 def test_compiles_whole(expect_kernel, dynamic):
     model = make_backbone('triton', depths=(1,))
@@ -153,45 +133,6 @@ def test_exports_whole():
     operators = [str(node.target) for node in exported.graph.nodes if 'swin_backbone' in str(node.target)]
     assert operators == ['swin_backbone.attend_in_windows.default'] * 2
     assert_near(exported.module()(x), model(x), 1e-5)
-
-
-class Counts(TorchDispatchMode):
-    """Record computing operations, without views, and the shapes of all results."""
-
-    def __init__(self):
-        super().__init__()
-        self.computes, self.shapes = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        results = func(*args, **(kwargs or {}))
-        tensors = [x for x in (results if isinstance(results, tuple) else (results,)) if isinstance(x, torch.Tensor)]
-        if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
-            self.computes.append(str(func).removesuffix('.default'))
-        self.shapes += [tuple(x.shape) for x in tensors]
-        return results
-
-
-@needs_triton
-@pytest.mark.parametrize('training', [False, True])
-def test_a_block_makes_no_attention_matrix(expect_kernel, training):
-    block = make_backbone('triton', window_size=7).stages[0].blocks[1]
-    x_BHWC = torch.randn(2, 20, 23, 32, device=DEVICE)
-    forward, backward = Counts(), Counts()
-    with torch.set_grad_enabled(training):
-        block(x_BHWC)  # tables and probes
-        with forward:
-            output = block(x_BHWC)
-    # The bias looked up, in training by two; norm, padding, projection, attention, projection, sum; norm, two linear
-    # and GELU, sum.
-    assert forward.computes.count('swin_backbone.attend_in_windows') == 1
-    assert len(forward.computes) <= 13 + training, forward.computes
-    if training:
-        with backward:
-            output.sum().backward()
-        assert backward.computes.count('swin_backbone.attend_in_windows_backward') == 1
-    N = 49
-    for shape in (*forward.shapes, *backward.shapes):
-        assert shape[-2:] != (N, N) or len(shape) == 3, f'{shape} grows with the windows'
 
 
 @needs_triton
@@ -228,7 +169,6 @@ def nothing_tried():
     ('changes', 'said'),
     [
         (dict(dropout=0.1), 'attn_drop_rate is 0.1'),
-        (dict(head_dim=40), 'not 40'),
         (dict(window_size=(24, 24)), 'not 24x24'),
         (dict(dtype=torch.float64), 'not torch.float64'),
     ],
@@ -254,7 +194,7 @@ def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tr
         torch.backends.cuda.matmul.allow_tf32 = allowed
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        for changes in (dict(dropout=0.1), dict(head_dim=40), dict(device=torch.device('cpu'))):
+        for changes in (dict(dropout=0.1), dict(window_size=(24, 24)), dict(device=torch.device('cpu'))):
             assert not takes('auto', **{**dict(device=cuda, dtype=torch.float16), **changes})
 
 
@@ -267,9 +207,9 @@ def test_one_warning_says_why_the_expected_kernel_is_not_used(monkeypatch, nothi
     assert len(warned) == 1
 
 
-def test_without_triton_it_says_that_it_cannot_be_imported(monkeypatch, nothing_tried):
+def test_without_triton_the_error_says_so(monkeypatch, nothing_tried):
     monkeypatch.setitem(sys.modules, 'triton', None)
-    with pytest.raises(ValueError, match=r'Triton cannot be imported .*triton'):
+    with pytest.raises(ValueError, match=r'The kernel does not run \(ModuleNotFoundError: .*triton'):
         make_backbone('triton')(torch.randn(1, 3, 40, 50, device=DEVICE))
 
 

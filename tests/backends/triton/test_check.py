@@ -1,6 +1,5 @@
 """The comparison of kernels with the reference before use: the check finds wrong kernels, without side effects."""
 
-import sys
 import warnings
 from contextlib import ExitStack
 
@@ -19,11 +18,9 @@ LAUNCH = check.launch_forward, check.launch_backward
 
 @pytest.fixture(autouse=True)
 def nothing_tried():
-    for cache in (trial._try,):
-        cache.cache_clear()
+    trial._try.cache_clear()
     yield
-    for cache in (trial._try,):
-        cache.cache_clear()
+    trial._try.cache_clear()
 
 
 def why_not(dtype=torch.float32, window_size=(3, 3)):
@@ -31,14 +28,9 @@ def why_not(dtype=torch.float32, window_size=(3, 3)):
 
 
 @pytest.mark.parametrize('dtype', trial.DTYPES)
-def test_the_kernels_pass(dtype):
-    assert why_not(dtype) is None
-
-
 @pytest.mark.parametrize('window_size', [(3, 3), (2, 1), (1, 1)])
-def test_all_kinds_of_windows(monkeypatch, window_size):
-    monkeypatch.setattr(check, 'is_interpreted', lambda: False)
-    assert check.why_wrong(DEVICE, torch.float32, window_size, 16) is None
+def test_the_kernels_pass(dtype, window_size):
+    assert why_not(dtype, window_size) is None
 
 
 def wrong_forward(change):
@@ -60,7 +52,6 @@ def wrong_backward(change):
 
 
 FAULTS = {
-    'one channel of one token': (wrong_forward(lambda out, lse: out[-1, -1].add_(1)), 'output'),
     'one value is NaN': (wrong_forward(lambda out, lse: out[0, 0].fill_(torch.nan)), 'output'),
     'a log-sum-exp': (wrong_forward(lambda out, lse: lse[0, 0, 0].add_(3)), 'gradient of'),
     'gradient of one key': (
@@ -87,11 +78,11 @@ def test_a_wrong_kernel_is_not_used(monkeypatch, fault):
 def test_a_kernel_without_masks_is_caught_in_shifted_windows(monkeypatch):
     def unmasked(tiles, *arguments):
         constants = tiles.constants
-        monkeypatch.setattr(tiles, 'constants', lambda *has: {**constants(*has), 'MASKED': False})
+        monkeypatch.setattr(tiles, 'constants', lambda: {**constants(), 'MASKED': False})
         return LAUNCH[0](tiles, *arguments)
 
     monkeypatch.setattr(check, 'launch_forward', unmasked)
-    assert 'output of shifted and padded windows is off by' in why_not()
+    assert 'output is off by' in why_not()
 
 
 def test_a_backbone_that_names_it_refuses(monkeypatch):
@@ -116,22 +107,6 @@ def test_it_is_remembered(monkeypatch):
     why_not(torch.bfloat16, (3, 4))
     assert len(calls) == 2
     assert trial._try.cache_info().maxsize is not None
-
-
-def test_while_a_cuda_graph_is_captured_nothing_is_tried(monkeypatch):
-    """An interpreter captures no graph. A replaced function of torch reports the capture."""
-    monkeypatch.setattr(check, '_why_wrong', lambda *arguments: None)
-    monkeypatch.setitem(sys.modules, 'triton', torch)
-    monkeypatch.setattr('swin_backbone.backends.triton.tiles.is_interpreted', lambda: False)
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (9, 0))
-    capturing = [True]
-    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: capturing[0])
-    cuda = torch.device('cuda', 0)
-    assert 'run a forward before you capture' in trial.why_unusable(cuda, torch.bfloat16, (7, 7), 32)
-    capturing[0] = False
-    assert trial.why_unusable(cuda, torch.bfloat16, (7, 7), 32) is None
-    capturing[0] = True
-    assert trial.why_unusable(cuda, torch.bfloat16, (7, 7), 32) is None, 'what was tried before is known'
 
 
 class SeesNothing(TorchDispatchMode):

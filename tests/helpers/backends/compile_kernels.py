@@ -23,6 +23,7 @@ from swin_backbone.backends.triton import tiles
 from swin_backbone.backends.triton.kernels import backward, forward
 
 CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
+IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr')
 POINTERS = {torch.float16: '*fp16', torch.bfloat16: '*bf16', torch.float32: '*fp32'}
 
 
@@ -35,7 +36,7 @@ def compile_kernel(kernel, capability, tiling, constants, dtype):
         if name in constants:
             signature[name] = 'constexpr'
         elif name.endswith('_ptr'):
-            signature[name] = '*fp32' if name in tiles.IN_FLOAT32 else POINTERS[dtype]
+            signature[name] = '*fp32' if name in IN_FLOAT32 else POINTERS[dtype]
         else:
             signature[name] = 'fp32' if name == 'scale' else 'i32'
         if name.endswith(('_ptr', '_stride')):
@@ -63,7 +64,7 @@ def main():
         qkv_13C = torch.empty(1, 3 * 4 * head_dim, dtype=dtype, device='meta')
         bias_hNN = torch.empty(4, side**2, side**2, dtype=dtype, device='meta')
         cut = tiles.Tiles(qkv_13C, bias_hNN, 2, 200, 336, [side, side], [side // 2 * shifted] * 2, False)
-        constants = cut.constants(has_padding=True)
+        constants = cut.constants()
         needs = dict(NEEDS_BIAS=True, NEEDS_PADDING=True)
         kernels = [(forward.attend, cut.forward(), constants)]
         kernels.append((backward.attend_backward, cut.backward(), {**constants, **needs}))

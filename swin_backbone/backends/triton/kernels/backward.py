@@ -20,7 +20,7 @@ def attend_backward(
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
     NEEDS_BIAS: tl.constexpr, NEEDS_PADDING: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of K keys, of the keys' values and of the keys' biases, summed over all queries.
@@ -54,9 +54,7 @@ def attend_backward(
         )  # fmt: skip
         q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
-        k, v = load_keys_values(
-            qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there, PADDED
-        )
+        k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there)
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
@@ -106,7 +104,7 @@ def attend_backward_queries(
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of Q queries, from all keys, K at a time.
 
@@ -138,9 +136,7 @@ def attend_backward_queries(
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
             k_there = (key < PLACES)[:, None] & of_head
-            k, v = load_keys_values(
-                qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there, PADDED
-            )
+            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there)
             bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(
                 q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,

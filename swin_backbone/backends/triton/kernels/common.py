@@ -93,15 +93,9 @@ def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr)
 
 
 @triton.jit
-def load_keys_values(
-    qkv_ptr, padding_ptr, token, num_tokens, qkv_stride, at_head, channels, there, PADDED: tl.constexpr
-):  # fmt: skip
-    """Return k and v of a head's tokens, two tiles (K, D). Padding has those of `padding`, or zeros without PADDED."""
-    row = qkv_ptr + token * qkv_stride
-    if PADDED:
-        row = tl.where(token < num_tokens, row, padding_ptr)
-    else:
-        there = there & (token < num_tokens)[:, None]
+def load_keys_values(qkv_ptr, padding_ptr, token, num_tokens, qkv_stride, at_head, channels, there):
+    """Return k and v of a head's tokens, two tiles (K, D). Padding has k and v of `padding`."""
+    row = tl.where(token < num_tokens, qkv_ptr + token * qkv_stride, padding_ptr)
     at_k = row[:, None] + at_head + channels
     return tl.load(at_k, mask=there, other=0.0), tl.load(at_k + channels, mask=there, other=0.0)
 

@@ -17,7 +17,7 @@ def attend(
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Write softmax(scale q k^T + bias) v, and the log2 of the softmax's denominator: (L, h, N).
 
@@ -53,9 +53,7 @@ def attend(
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
             k_there = (key < PLACES)[:, None] & of_head
-            k, v = load_keys_values(
-                qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there, PADDED
-            )
+            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there)
             if PLACES > K:
                 bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(
