@@ -81,18 +81,17 @@ def operators(args: argparse.Namespace) -> dict[str, Make]:
     ]
     regions = [torch.cat([torch.zeros(len(of), 1), of], 1) for of in (boxes[levels == i] for i in range(4))]
 
-    def align(bins: int, backward: bool, mean: bool = True) -> Make:
+    def align(bins: int, backward: bool) -> Make:
         def make(module: ModuleType) -> Callable[[], None]:
             outs = [x.new_zeros(len(rois), args.channels, bins, bins) for x, rois in zip(maps, regions)]
-            argmax = [[out[:0], out[:0]] if mean else [torch.zeros_like(out), torch.zeros_like(out)] for out in outs]
 
             def call() -> None:
-                for x, rois, out, where, stride in zip(maps, regions, outs, argmax, STRIDES):
-                    settings = (bins, bins, 1 / stride, 0, int(mean), True)
+                for x, rois, out, stride in zip(maps, regions, outs, STRIDES):
+                    settings = (bins, bins, 1 / stride, 0, 1, True)
                     if backward:
-                        module.roi_align_backward(out, rois, *where, torch.zeros_like(x), *settings)
+                        module.roi_align_backward(out, rois, out[:0], out[:0], torch.zeros_like(x), *settings)
                     else:
-                        module.roi_align_forward(x, rois, out, *where, *settings)
+                        module.roi_align_forward(x, rois, out, out[:0], out[:0], *settings)
 
             return call
 
@@ -102,7 +101,6 @@ def operators(args: argparse.Namespace) -> dict[str, Make]:
         'RoIAlign 7x7': align(7, backward=False),
         'RoIAlign 7x7, gradient': align(7, backward=True),
         'RoIAlign 14x14': align(14, backward=False),
-        'RoIAlign 7x7, maximum': align(7, backward=False, mean=False),
         'NMS, threshold 0.7': lambda module: lambda: module.nms(boxes, scores, iou_threshold=0.7, offset=0),
         'NMS, threshold 0.5': lambda module: lambda: module.nms(boxes, scores, iou_threshold=0.5, offset=0),
         **others_of_boxes(boxes, scores),
@@ -147,6 +145,9 @@ def others_of_maps(x: Tensor, generator: torch.Generator) -> dict[str, Make]:
     pooled = x.new_zeros(300, channels, 7, 7)
     one = dict.fromkeys(('padW', 'padH', 'dW', 'dH', 'dilationW', 'dilationH', 'group', 'deformable_group'), 1)
     step = ('pad_h', 'pad_w', 'stride_h', 'stride_w', 'dilation_h', 'dilation_w', 'group', 'deformable_group')
+    rotated = dict(
+        pooled_height=7, pooled_width=7, spatial_scale=1 / 16, sampling_ratio=2, aligned=True, clockwise=False
+    )
     attention = torch.rand(1, 59 * 59, 30, 30, generator=generator)
     psa = dict(num_=1, h_feature=30, w_feature=30, h_mask=59, w_mask=59, half_h_mask=29, half_w_mask=29)
     filters = torch.rand(64, 64, 8, 3, 3, generator=generator)
@@ -164,7 +165,7 @@ def others_of_maps(x: Tensor, generator: torch.Generator) -> dict[str, Make]:
             )
         ),
         'rotated RoIAlign 7x7, 300 boxes': lambda module: (
-            lambda: module.roi_align_rotated_forward(*(x, regions, pooled, 7, 7, 1 / 16, 2, True, False))
+            lambda: module.roi_align_rotated_forward(x, regions, pooled, **rotated)
         ),
         'rotated feature alignment': lambda module: (
             lambda: module.rotated_feature_align_forward(x, best, out, spatial_scale=1 / 16, points=5)

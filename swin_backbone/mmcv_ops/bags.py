@@ -151,16 +151,6 @@ def unpool_bags(grad_output: Tensor, bags_of_parts: Iterable[tuple[slice, Bags]]
         grad_BCHW += grad_MC.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
-def spread_to_pixels(grad_BCHW: Tensor, grad_RCIJ: Tensor, image_R: Tensor, y_RCIJ: Tensor, x_RCIJ: Tensor) -> None:
-    """Add the transpose of bilinear samples with a position per channel to `grad_BCHW`."""
-    channels = grad_BCHW.shape[1]
-    plane_RC11 = (image_R[:, None] * channels + torch.arange(channels, device=image_R.device))[..., None, None]
-    pixels, weights = corner_rows(plane_RC11, y_RCIJ, x_RCIJ, grad_BCHW.shape)
-    spread = torch.zeros(grad_BCHW.numel(), dtype=grad_RCIJ.dtype, device=image_R.device)
-    spread.index_add_(0, pixels.flatten(), (weights * grad_RCIJ[..., None]).flatten())
-    grad_BCHW += spread.view(grad_BCHW.shape)
-
-
 def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of `function(*inputs)` in the inputs."""
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Deformable convolutions, versions 1 and 2, and multi-scale deformable attention: weighted sums of a map's rows.
+"""Deformable convolutions, versions 1 and 2, as weighted sums of a map's rows; multi-scale deformable attention.
 
 autograd of the forward computes the backward, image by image.
 
@@ -43,12 +43,11 @@ def _convolve(
     num_samples = offset_groups * kernel_height * kernel_width
     offset = _reread(offset, (2 * num_samples, out_height, out_width))
     mask = mask if mask is None else _reread(mask, (num_samples, out_height, out_width))
-    kernel = providers.find('deform_conv2d', x)
-    if kernel is not None:
+    if providers.torchvision_takes('deform_conv2d', x):
         some_mask = mask if mask is not None else x.new_zeros(0)
         some_bias = bias if bias is not None else x.new_zeros(weight.shape[0])
         settings = (*stride, *padding, *dilation, groups, offset_groups, mask is not None)
-        out: Tensor = kernel(x, weight, offset, some_mask, some_bias, *settings)
+        out: Tensor = torch.ops.torchvision.deform_conv2d(x, weight, offset, some_mask, some_bias, *settings)
         return out
     batch, channels, height, width = x.shape
     size_K = kernel_height * kernel_width
@@ -89,17 +88,38 @@ def _reread(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return x if x.shape[1:] == shape else x.flatten(1)[:, : math.prod(shape)].reshape(len(x), *shape)
 
 
-def _settings(sizes: dict[str, int]) -> tuple[Pair, Pair, Pair, int, int]:
-    """Return stride, padding, dilation and groups of version 1; `im2col_step` of mmcv is unused."""
-    pairs = [(sizes[f'{name}H'], sizes[f'{name}W']) for name in ('d', 'pad', 'dilation')]
+def _settings(sizes: dict[str, int], *names: tuple[str, str]) -> tuple[Pair, Pair, Pair, int, int]:
+    """Return stride, padding, dilation and groups. `names` has the first three, down and across."""
+    pairs = [(sizes[down], sizes[across]) for down, across in names]
     return *pairs, sizes['group'], sizes['deformable_group']  # type: ignore[return-value]
+
+
+VERSION_1 = ('dH', 'dW'), ('padH', 'padW'), ('dilationH', 'dilationW')
+VERSION_2 = ('stride_h', 'stride_w'), ('pad_h', 'pad_w'), ('dilation_h', 'dilation_w')
+
+
+def _gradients(
+    grad_output: Tensor, sizes: tuple[Pair, Pair, Pair, int, int], weight: Tensor, *tensors: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of the weight, and of the tensors: input, offset and, if given, mask."""
+
+    def convolve(weight: Tensor, x: Tensor, offset: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        return _convolve(x, offset, mask, weight, None, *sizes)
+
+    of_weight, of_tensors = torch.zeros_like(weight), [torch.empty_like(x) for x in tensors]
+    for image in _images(grad_output):
+        of_image = gradients(convolve, (weight, *(x[image] for x in tensors)), grad_output[image])
+        of_weight += of_image[0]
+        for target, part in zip(of_tensors, of_image[1:]):
+            target[image] = part
+    return of_weight, of_tensors
 
 
 def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
-    """Write a deformable convolution (DCN v1) into `output`. `columns` and `ones` of mmcv are unused."""
-    settings = _settings(sizes)
+    """Write a deformable convolution (DCN v1) into `output`. `columns`, `ones` and `im2col_step` of mmcv are unused."""
+    settings = _settings(sizes, *VERSION_1)
     for image in _images(input):
         output[image] = _convolve(input[image], offset[image], None, weight, None, *settings)
 
@@ -115,15 +135,9 @@ def deform_conv_backward_input(
     **sizes: int,
 ) -> None:
     """Add the gradient in the map to `gradInput`, and write the gradient in the offsets into `gradOffset`."""
-    settings = _settings(sizes)
-    for image in _images(input):
-        grad_input, grad_offset = gradients(
-            lambda x, by: _convolve(x, by, None, weight, None, *settings),
-            (input[image], offset[image]),
-            gradOutput[image],
-        )
-        gradInput[image] += grad_input
-        gradOffset[image] = grad_offset
+    _, (of_input, of_offset) = _gradients(gradOutput, _settings(sizes, *VERSION_1), weight, input, offset)
+    gradInput += of_input
+    gradOffset.copy_(of_offset)
 
 
 def deform_conv_backward_parameters(
@@ -138,20 +152,8 @@ def deform_conv_backward_parameters(
     **sizes: int,
 ) -> None:
     """Add the gradient in the weight, times `scale`, to `gradWeight`."""
-    settings = _settings(sizes)
-    for image in _images(input):
-        x, by = input[image], offset[image]
-        (grad,) = gradients(
-            lambda weight: _convolve(x, by, None, weight, None, *settings),  # noqa: B023
-            (torch.zeros_like(gradWeight),),
-            gradOutput[image],
-        )
-        gradWeight += scale * grad
-
-
-def _modulated_settings(sizes: dict[str, int]) -> tuple[Pair, Pair, Pair, int, int]:
-    pairs = [(sizes[f'{name}_h'], sizes[f'{name}_w']) for name in ('stride', 'pad', 'dilation')]
-    return *pairs, sizes['group'], sizes['deformable_group']  # type: ignore[return-value]
+    weight = torch.zeros_like(gradWeight)  # mmcv passes no weight: the gradient does not depend on it
+    gradWeight += scale * _gradients(gradOutput, _settings(sizes, *VERSION_1), weight, input, offset)[0]
 
 
 def modulated_deform_conv_forward(
@@ -168,9 +170,8 @@ def modulated_deform_conv_forward(
     **sizes: int,
 ) -> None:
     """Write a deformable convolution with weighted samples (DCN v2) into `output`."""
-    settings = _modulated_settings(sizes)
+    settings, some_bias = _settings(sizes, *VERSION_2), bias if with_bias else None
     for image in _images(input):
-        some_bias = bias if with_bias else None
         output[image] = _convolve(input[image], offset[image], mask[image], weight, some_bias, *settings)
 
 
@@ -193,15 +194,11 @@ def modulated_deform_conv_backward(
     **sizes: int,
 ) -> None:
     """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
-    settings = _modulated_settings(sizes)
-    for image in _images(input):
-        inputs = input[image], offset[image], mask[image], weight
-        parts = gradients(
-            lambda x, by, mask, weight: _convolve(x, by, mask, weight, None, *settings), inputs, grad_output[image]
-        )
-        grad_input[image] += parts[0]
-        grad_offset[image], grad_mask[image] = parts[1:3]
-        grad_weight += parts[3]
+    of_weight, of_tensors = _gradients(grad_output, _settings(sizes, *VERSION_2), weight, input, offset, mask)
+    grad_weight += of_weight
+    grad_input += of_tensors[0]
+    grad_offset.copy_(of_tensors[1])
+    grad_mask.copy_(of_tensors[2])
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3))
 
@@ -219,7 +216,7 @@ def ms_deform_attn_forward(
     attention_weights: Tensor,
     im2col_step: int,
 ) -> Tensor:
-    """Return multi-scale deformable attention (Deformable DETR).
+    """Return multi-scale deformable attention (Deformable DETR) by mmcv's own function for CPUs, with sums in float32.
 
     Args:
         value: (B, positions of all levels, heads, channels of a head).
@@ -231,20 +228,11 @@ def ms_deform_attn_forward(
     Returns:
         (B, queries, heads * channels of a head).
     """
-    batch, positions, heads, channels = value.shape
-    queries = sampling_locations.shape[1]
-    rows, weights = [], []
-    for level, (height, width) in enumerate(value_spatial_shapes.tolist()):
-        x, y = (wide(sampling_locations[:, :, :, level]) * value_spatial_shapes[level].flip(0) - 0.5).unbind(-1)
-        rows_4, weights_4 = cross(zero_padded_corners(y, height), zero_padded_corners(x, width), width)
-        rows.append(rows_4 + value_level_start_index[level])
-        weights.append(weights_4 * wide(attention_weights[:, :, :, level])[..., None])
-    image = torch.arange(batch, device=value.device).view(-1, 1, 1, 1) * positions
-    head = torch.arange(heads, device=value.device)[:, None]
-    rows_of_map = (torch.stack(rows, 3).flatten(3) + image) * heads + head
-    map_MC = wide(value).reshape(-1, channels)
-    out = sum_bags(map_MC, even_bags(rows_of_map, torch.stack(weights, 3).flatten(3)))
-    return out.view(batch, queries, heads * channels).to(value.dtype)
+    from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
+
+    locations, weights = wide(sampling_locations), wide(attention_weights)
+    out: Tensor = multi_scale_deformable_attn_pytorch(wide(value), value_spatial_shapes, locations, weights)
+    return out.to(value.dtype)
 
 
 def ms_deform_attn_backward(

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..backends.native import detection
+from ..backends.native.library import DTYPES
 from . import providers, rotated
 from .bags import wide
 
 Array = np.ndarray[Any, Any]
 
 # Block size of the pairwise IoU matrix. Later boxes are compared only with the kept boxes of a block.
-BLOCK = 192
+BOXES_OF_A_BLOCK = 192
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -28,11 +30,14 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """
     if not len(boxes):
         return torch.empty(0, dtype=torch.long, device=boxes.device)
-    kernel = providers.find('nms_offset' if offset else 'nms', boxes) if offset in (0, 1) else None
-    if kernel is not None:
-        kept: Tensor = kernel(boxes, scores, iou_threshold)
+    order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv
+    if providers.library_takes(boxes, (*DTYPES, torch.float16)):
+        return detection.nms(boxes.float(), order, iou_threshold, offset)
+    if not offset and providers.torchvision_takes('nms', boxes):
+        if boxes.device.type == 'cpu' or boxes.dtype != scores.dtype:  # on CPUs: no half precision
+            boxes, scores = wide(boxes), wide(scores)
+        kept: Tensor = torch.ops.torchvision.nms(boxes, scores, iou_threshold)
         return kept
-    order = scores.sort(0, descending=True)[1]
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
         return pairwise_iou(better, worse, offset) > iou_threshold
@@ -45,7 +50,7 @@ def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Te
     kept = []
     rest = torch.arange(len(boxes_N), device=boxes_N.device)
     while len(rest):
-        head, rest = rest[:BLOCK], rest[BLOCK:]
+        head, rest = rest[:BOXES_OF_A_BLOCK], rest[BOXES_OF_A_BLOCK:]
         head = head[_kept_of_block(overlaps(boxes_N[head], boxes_N[head]))]
         kept.append(head)
         if len(rest):

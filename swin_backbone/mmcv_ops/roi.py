@@ -9,28 +9,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ..backends.native import detection
 from . import providers
-from .bags import (
-    MAX_ENTRIES,
-    Bags,
-    as_rows,
-    corner_rows,
-    even_bags,
-    number_entries,
-    parts,
-    pool_bags,
-    spread_to_pixels,
-    sum_bags,
-    unpool_bags,
-    wide,
-)
+from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, parts, pool_bags, unpool_bags, wide
 
 MAX_SAMPLES = 2**24  # of a region: 2 GiB of memory
-MAX_VALUES = 2**24  # of the samples of a call: 64 MiB in float32
-NO_MAXIMUM = -10000  # mmcv's value of a bin without samples
 
 
 def roi_align_forward(
@@ -49,27 +34,27 @@ def roi_align_forward(
     """Pool (R, 5) regions of (B, C, H, W) maps into `output` (R, C, I, J), as RoIAlign of mmcv.
 
     Args:
-        argmax_y, argmax_x: position of the maximal sample, in the shape of `output`; used by pool_mode 0 alone.
+        argmax_y, argmax_x: unused: mmcv's places of maxima.
         sampling_ratio: samples of a bin along each axis; 0 for a sample per pixel of the bin's length.
-        pool_mode: 0 for the maximum of the samples, 1 for the mean.
+        pool_mode: 1, the mean of the samples.
         aligned: the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
     """
+    if pool_mode != 1:
+        raise NotImplementedError(
+            "roi_align: of pool_mode='max' there is only mmcv's compiled operator, which is not installed; "
+            '`MMCV=compiled make install` builds it'
+        )
     if not len(rois):
         return
-    bins = (aligned_height, aligned_width)
-    kernel = providers.find('roi_align_max' if pool_mode == 0 else 'roi_align', input)
-    if kernel is not None:
-        where = None if pool_mode == 1 else (torch.empty_like(wide(argmax_y)), torch.empty_like(wide(argmax_x)))
-        kernel(input, rois, output, where, bins, spatial_scale, sampling_ratio, aligned)
-        if where is not None:
-            argmax_y.copy_(where[0]), argmax_x.copy_(where[1])
-        return
-    refuse_other_maps(rois, len(input))
-    axes = _axes(rois, bins, spatial_scale, sampling_ratio, aligned)
-    if pool_mode == 0:
-        _align_max(input, rois, axes, output, argmax_y, argmax_x)
+    bins = aligned_height, aligned_width
+    if providers.library_takes(input):
+        detection.roi_align(input, rois, output, bins, spatial_scale, sampling_ratio, aligned)
+    elif input.is_cuda and providers.torchvision_takes('roi_align', input):  # on CPUs: one thread, and no bfloat16
+        pooled = torch.ops.torchvision.roi_align(input, rois, spatial_scale, *bins, sampling_ratio, aligned)
+        output.copy_(pooled)
     else:
-        pool_bags(input, _upright_bags(rois, axes, input.shape), output)
+        bags = _upright_bags(rois, bins, spatial_scale, sampling_ratio, aligned, input.shape)
+        pool_bags(input, bags, output)
 
 
 def roi_align_backward(
@@ -88,17 +73,17 @@ def roi_align_backward(
     """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
     if not len(rois):
         return
-    bins = (aligned_height, aligned_width)
-    kernel = providers.find('roi_align_max_backward' if pool_mode == 0 else 'roi_align_backward', grad_input)
-    if kernel is not None:
-        where = None if pool_mode == 1 else (wide(argmax_y).contiguous(), wide(argmax_x).contiguous())
-        kernel(grad_output, rois, where, grad_input, bins, spatial_scale, sampling_ratio, aligned)
-    elif pool_mode == 0:
-        chosen = wide(grad_output) * (argmax_y != -1)
-        spread_to_pixels(grad_input, chosen, rois[:, 0].long(), wide(argmax_y), wide(argmax_x))
+    bins = aligned_height, aligned_width
+    if providers.library_takes(grad_input):
+        detection.roi_align_backward(grad_output, rois, grad_input, bins, spatial_scale, sampling_ratio, aligned)
+    elif grad_input.is_cuda and providers.torchvision_takes('_roi_align_backward', grad_input):
+        sizes = *bins, *grad_input.shape
+        grad_input += torch.ops.torchvision._roi_align_backward(
+            grad_output, rois, spatial_scale, *sizes, sampling_ratio, aligned
+        )
     else:
-        axes = _axes(rois, bins, spatial_scale, sampling_ratio, aligned)
-        unpool_bags(grad_output, _upright_bags(rois, axes, grad_input.shape), grad_input)
+        bags = _upright_bags(rois, bins, spatial_scale, sampling_ratio, aligned, grad_input.shape)
+        unpool_bags(grad_output, bags, grad_input)
 
 
 class Axis:
@@ -137,8 +122,8 @@ class Samples(NamedTuple):
     across_S: Tensor
 
 
-def samples_of(axes: tuple[Axis, Axis], most: int) -> Iterator[Samples]:
-    """Yield all samples, at most `most` at a time, or those of a single region.
+def samples_of(axes: tuple[Axis, Axis]) -> Iterator[Samples]:
+    """Yield all samples, for at most `MAX_ENTRIES` corners at a time, or those of a single region.
 
     Raises:
         ValueError: for a huge region, whose samples do not fit into memory.
@@ -151,7 +136,7 @@ def samples_of(axes: tuple[Axis, Axis], most: int) -> Iterator[Samples]:
             f'rois: a region with more than {MAX_SAMPLES} samples is far larger than its map: clip it, or set '
             'sampling_ratio'
         )
-    for part in parts(samples_R * num_bins, most):
+    for part in parts(samples_R * num_bins, MAX_ENTRIES // 4):
         count_P = samples_R[part].repeat_interleave(num_bins)
         number_S, sample_S = number_entries(count_P, int(count_P.sum()))
         region_S, bin_S = part.start + number_S // num_bins, number_S % num_bins
@@ -168,55 +153,13 @@ def mean_bags(samples: Samples, y_S: Tensor, x_S: Tensor, rois: Tensor, shape: t
     return samples.part, Bags(rows.flatten(), weights.flatten(), 4 * (samples.count_P.cumsum(0) - samples.count_P))
 
 
-def _upright_bags(rois: Tensor, axes: tuple[Axis, Axis], shape: torch.Size) -> Iterator[tuple[slice, Bags]]:
-    for samples in samples_of(axes, MAX_ENTRIES // 4):
-        yield mean_bags(samples, samples.down_S, samples.across_S, rois, shape)
-
-
-def _axes(rois: Tensor, bins: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool) -> tuple[Axis, Axis]:
-    """Return the samples down and across."""
+def _upright_bags(
+    rois: Tensor, bins: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool, shape: torch.Size
+) -> Iterator[tuple[slice, Bags]]:
     x1_R, y1_R, x2_R, y2_R = (wide(rois[:, 1:]) * scale - (0.5 if aligned else 0)).unbind(1)
-    lengths = [y2_R - y1_R, x2_R - x1_R]
-    if aligned:
-        refuse_negative(lengths, rois)
-    else:
-        lengths = [length_R.clamp(min=1) for length_R in lengths]
-    return (
-        Axis(y1_R, lengths[0], bins[0], sampling_ratio),
-        Axis(x1_R, lengths[1], bins[1], sampling_ratio),
-    )
-
-
-def refuse_negative(lengths: list[Tensor], rois: Tensor) -> None:
-    """Raise an error for a negative length on a CPU, as mmcv. On a GPU the check would stall the host, and a region of
-    negative length has no samples."""
-    if rois.device.type == 'cpu' and any(bool((length_R < 0).any()) for length_R in lengths):
-        raise ValueError('rois: a region ends before it begins, which RoIAlign with aligned=True does not take')
-
-
-def refuse_other_maps(rois: Tensor, num_maps: int) -> None:
-    """Raise an error for a wrong image index on a CPU, as the library. On a GPU the check would stall the host."""
-    if rois.device.type == 'cpu':
-        there_R = (rois[:, 0] > -1) & (rois[:, 0] < num_maps)
-        if not there_R.all():
-            first = rois[~there_R, 0][0]
-            raise ValueError(f"rois: a region's image must be from 0 to {num_maps - 1}, got {first:g}")
-
-
-def _align_max(
-    input: Tensor, rois: Tensor, axes: tuple[Axis, Axis], output: Tensor, argmax_y: Tensor, argmax_x: Tensor
-) -> None:
-    """Write the maximum over the samples of each bin, and the position of the first maximal sample, or (-1, -1)."""
-    map_MC, image_R = as_rows(input), rois[:, 0].long()
-    for part, count_P, bin_S, region_S, y_S, x_S in samples_of(axes, MAX_VALUES // input.shape[1]):
-        values_SC = sum_bags(map_MC, even_bags(*corner_rows(image_R[region_S], y_S, x_S, input.shape)))
-        bin_SC = bin_S[:, None].expand_as(values_SC)
-        best_PC = values_SC.new_full((len(count_P), input.shape[1]), NO_MAXIMUM)
-        best_PC.scatter_reduce_(0, bin_SC, values_SC, 'amax')
-        is_best_SC = (values_SC == best_PC[bin_S]) & (values_SC > NO_MAXIMUM)
-        number_SC = torch.arange(len(bin_S), device=bin_S.device)[:, None].where(is_best_SC, len(bin_S))
-        first_PC = torch.full_like(best_PC, len(bin_S), dtype=torch.long)
-        first_PC.scatter_reduce_(0, bin_SC, number_SC, 'amin')
-        y_PC, x_PC = (F.pad(at_S, (0, 1), value=-1)[first_PC] for at_S in (y_S, x_S))
-        for target, found_PC in ((output, best_PC), (argmax_y, y_PC), (argmax_x, x_PC)):
-            target[part] = found_PC.view(-1, *output.shape[2:], input.shape[1]).permute(0, 3, 1, 2).to(target)
+    height_R, width_R = y2_R - y1_R, x2_R - x1_R
+    if not aligned:
+        height_R, width_R = height_R.clamp(min=1), width_R.clamp(min=1)
+    axes = Axis(y1_R, height_R, bins[0], sampling_ratio), Axis(x1_R, width_R, bins[1], sampling_ratio)
+    for samples in samples_of(axes):
+        yield mean_bags(samples, samples.down_S, samples.across_S, rois, shape)

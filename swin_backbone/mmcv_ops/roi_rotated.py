@@ -4,70 +4,51 @@ roi.py has the letters.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .bags import MAX_ENTRIES, Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
-from .roi import Axis, mean_bags, refuse_negative, samples_of
+from .bags import Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
+from .roi import Axis, mean_bags, samples_of
 
 
-def roi_align_rotated_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    pooled_height: int,
-    pooled_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-    clockwise: bool,
-) -> None:
-    """Pool (R, 6) regions: image, centre, width, height, and angle in radians."""
-    bins = (pooled_height, pooled_width)
-    bags = _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, input.shape)
-    pool_bags(input, bags, output)
+def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, **settings: Any) -> None:
+    """Pool (R, 6) regions: image, centre, width, height, and angle in radians.
+
+    Args:
+        settings: of `_rotated_bags`.
+    """
+    pool_bags(input, _rotated_bags(rois, input.shape, **settings), output)
 
 
-def roi_align_rotated_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    grad_input: Tensor,
-    pooled_height: int,
-    pooled_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-    clockwise: bool,
-) -> None:
+def roi_align_rotated_backward(grad_output: Tensor, rois: Tensor, grad_input: Tensor, **settings: Any) -> None:
     """Add the gradient of `roi_align_rotated_forward` in the maps to `grad_input`."""
-    bins = (pooled_height, pooled_width)
-    bags = _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, grad_input.shape)
-    unpool_bags(grad_output, bags, grad_input)
+    unpool_bags(grad_output, _rotated_bags(rois, grad_input.shape, **settings), grad_input)
 
 
 def _rotated_bags(
     rois: Tensor,
-    bins: tuple[int, int],
-    scale: float,
+    shape: torch.Size,
+    pooled_height: int,
+    pooled_width: int,
+    spatial_scale: float,
     sampling_ratio: int,
     aligned: bool,
     clockwise: bool,
-    shape: torch.Size,
 ) -> Iterator[tuple[slice, Bags]]:
     if not len(rois):
         return
-    x_R, y_R, width_R, height_R = (wide(rois[:, 1:5]) * scale).unbind(1)
+    x_R, y_R, width_R, height_R = (wide(rois[:, 1:5]) * spatial_scale).unbind(1)
     angle_R = -wide(rois[:, 5]) if clockwise else wide(rois[:, 5])
     if aligned:
-        refuse_negative([height_R, width_R], rois)
         x_R, y_R = x_R - 0.5, y_R - 0.5
     else:
         width_R, height_R = width_R.clamp(min=1), height_R.clamp(min=1)
-    down = Axis(-height_R / 2, height_R, bins[0], sampling_ratio)
-    across = Axis(-width_R / 2, width_R, bins[1], sampling_ratio)
+    down = Axis(-height_R / 2, height_R, pooled_height, sampling_ratio)
+    across = Axis(-width_R / 2, width_R, pooled_width, sampling_ratio)
     cos_R, sin_R = angle_R.cos(), angle_R.sin()
-    for samples in samples_of((down, across), MAX_ENTRIES // 4):
+    for samples in samples_of((down, across)):
         region_S, down_S, across_S = samples.region_S, samples.down_S, samples.across_S
         y_S = down_S * cos_R[region_S] - across_S * sin_R[region_S] + y_R[region_S]
         x_S = down_S * sin_R[region_S] + across_S * cos_R[region_S] + x_R[region_S]

@@ -56,7 +56,6 @@ KINDS = {
     'unseen_writes': Kind(
         'weights changed without a new version number', 'the next forward and backward use the new weights'
     ),
-    'direct_calls': Kind('functions of the compiled library called with wrong arguments', 'a result, or one sentence'),
     'wrong_weights': Kind('weights of another shape, dtype or memory in a layer', "torch's result, or its error"),
     'not_finite': Kind('numbers in a layer that are not finite, or overflow', 'the output is not finite'),
     'outputs': Kind(

@@ -107,25 +107,25 @@ def nms_rotated(ext, rng, number=60, threshold=0.3, kind='rotated', labels=False
 
 
 def roi_align(
-    ext, rng, number=8, size=(13, 17), bins=(3, 4), ratio=0, mode=1, aligned=True, channels=3, scale=0.25,
+    ext, rng, number=8, size=(13, 17), bins=(3, 4), ratio=0, aligned=True, channels=3, scale=0.25,
     dtype=torch.float32,
 ):  # fmt: skip
     x = normal(rng, 2, channels, *size, dtype=dtype)
     rois = regions(rng, number, 2, size=max(size) / scale).to(dtype)
     out = torch.zeros(number, channels, *bins, dtype=dtype)
-    argmax = [torch.zeros_like(out), torch.zeros_like(out)] if mode == 0 else [x.new_zeros(0), x.new_zeros(0)]
+    argmax = x.new_zeros(0), x.new_zeros(0)
     settings = dict(
         aligned_height=bins[0],
         aligned_width=bins[1],
         spatial_scale=scale,
         sampling_ratio=ratio,
-        pool_mode=mode,
+        pool_mode=1,
         aligned=aligned,
     )
     ext.roi_align_forward(x, rois, out, *argmax, **settings)
     grad = torch.zeros_like(x)
     ext.roi_align_backward(normal(rng, *out.shape, dtype=dtype), rois, *argmax, grad, **settings)
-    return [out, *(found for found in argmax if mode == 0), grad]
+    return [out, grad]
 
 
 def roi_align_rotated(ext, rng, number=8, size=(13, 17), bins=(3, 4), ratio=0, aligned=True, clockwise=False):
@@ -250,8 +250,6 @@ CASES = {  # with the seed of the inputs
     'roi_align': (23, roi_align, {}),
     'roi_align, ratio 2': (28, roi_align, dict(ratio=2)),
     'roi_align, not aligned': (27, roi_align, dict(aligned=False)),
-    'roi_align, maximum': (25, roi_align, dict(mode=0)),
-    'roi_align, maximum, ratio 2, not aligned': (26, roi_align, dict(mode=0, ratio=2, aligned=False)),
     'roi_align, float64': (24, roi_align, dict(dtype=torch.float64)),
     'roi_align_rotated': (29, roi_align_rotated, {}),
     'roi_align_rotated, clockwise': (30, roi_align_rotated, dict(clockwise=True, ratio=2, aligned=False)),

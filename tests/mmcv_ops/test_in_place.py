@@ -24,12 +24,6 @@ def run(code, before=WITHOUT, **environment):
     return result
 
 
-def who_computes(name, device, dtype=torch.float32):
-    """The name of the provider, or 'torch'."""
-    titles = (title for title, provider in providers.PROVIDERS.items() if provider(name, device, dtype) is not None)
-    return next(titles, 'torch')
-
-
 def compiled():
     try:
         import mmcv._ext
@@ -106,35 +100,17 @@ def test_every_function_that_mmcv_asks_for_is_there():
     assert not hasattr(ext, '_private')
 
 
-def test_a_torchvision_of_which_an_operator_is_not_even_declared(monkeypatch):
+def test_a_torchvision_without_kernels_does_not_compute(monkeypatch):
     """Beside a CPU torch, torchvision's CUDA build registers the names of a few operators only."""
-    monkeypatch.setitem(providers.TORCHVISION, 'deform_conv2d', ('no_such_operator', ('cpu',), torch.neg))
-    monkeypatch.setattr(providers, '_torchvision_loads', lambda: True)
-    assert who_computes('deform_conv2d', 'cpu') == 'torch'
-
-
-def test_a_provider_takes_its_place_by_a_function(monkeypatch):
-    asked = []
-
-    def other(name, device, dtype):
-        asked.append((name, device, dtype))
-        return (lambda boxes, scores, threshold: torch.tensor([7])) if name == 'nms' else None
-
-    monkeypatch.setattr(providers, 'PROVIDERS', {'other': other})
-    providers._find.cache_clear()
-    try:
-        boxes = torch.rand(2, 4)
-        assert ext.nms(boxes, torch.rand(2), 0.5, 0).tolist() == [7]
-        assert ext.nms(boxes, torch.rand(2), 0.5, 1).tolist() != [7]  # mmcv's own convention
-        assert asked == [('nms', 'cpu', torch.float32), ('nms_offset', 'cpu', torch.float32)]
-        assert who_computes('nms', 'cpu') == 'other'
-        assert who_computes('softnms', 'cpu') == 'torch'
-    finally:
-        providers._find.cache_clear()
+    monkeypatch.setitem(sys.modules, 'torchvision', torch)  # any module that loads
+    for operator in ('no_such_operator', 'nms'):
+        assert not providers._has_kernel.__wrapped__(operator, 'Meta')
+    monkeypatch.setitem(sys.modules, 'torchvision', None)
+    assert not providers._has_kernel.__wrapped__('nms', 'CPU')
 
 
 def test_the_library_computes_on_a_cpu_what_it_takes():
-    computes = 'library' if load()[0] else 'torch'
-    assert who_computes('roi_align', 'cpu', torch.bfloat16) == who_computes('roi_align_max_backward', 'cpu') == computes
-    assert who_computes('roi_align', 'cpu', torch.float64) == who_computes('roi_align', 'cpu', torch.float16) == 'torch'
-    assert who_computes('nms', 'cuda') != 'library'
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    taken = [providers.library_takes(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
+    assert taken == [load()[0] is not None] * 2 + [False] * 2
+    assert not providers.library_takes(torch.zeros(1, device='meta'))

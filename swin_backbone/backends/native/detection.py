@@ -19,15 +19,12 @@ def roi_align(
     maps_BCHW: Tensor,
     rois_R5: Tensor,
     pooled_RCIJ: Tensor,
-    argmax_RCIJ: Optional[tuple[Tensor, Tensor]],
     bins: Bins,
     scale: float,
     sampling_ratio: int,
     aligned: bool,
 ) -> None:
     """Write RoIAlign into `pooled_RCIJ`: the mean of a bin's samples.
-
-    With `argmax_RCIJ` (float32; y, then x): the maximum, and the maximum's place.
 
     Args:
         maps_BCHW: float32 or bfloat16, dense in rows or in channels; for different strides, the function makes a copy.
@@ -37,21 +34,15 @@ def roi_align(
     Raises:
         ValueError: an argument does not fit.
     """
-    maps_BCHW = _dense(maps_BCHW)
-    sizes = (len(rois_R5), maps_BCHW.shape[1], *bins)
-    rois_R5 = rois_R5.float().contiguous()
-    described = _describe(maps_BCHW, rois_R5, bins, scale, sampling_ratio, aligned)
-    argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
-    first = _address_of_maps(maps_BCHW)
-    library().roi_align_forward(
-        byref(described), first, address('pooled', pooled_RCIJ, sizes, maps_BCHW.dtype), *argmax
-    )
+    maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
+    described = _describe(maps_BCHW, maps_BCHW.dtype, rois_R5, bins, scale, sampling_ratio, aligned)
+    pooled = address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *bins), maps_BCHW.dtype)
+    library().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled, None, None)
 
 
 def roi_align_backward(
     grad_RCIJ: Tensor,
     rois_R5: Tensor,
-    argmax_RCIJ: Optional[tuple[Tensor, Tensor]],
     grad_maps_BCHW: Tensor,
     bins: Bins,
     scale: float,
@@ -62,15 +53,12 @@ def roi_align_backward(
 
     Sums are in float32. The order is equal for any number of threads.
     """
-    sums_BCHW = grad_maps_BCHW
+    sums_BCHW, grad_RCIJ, rois_R5 = grad_maps_BCHW, grad_RCIJ.contiguous(), rois_R5.float().contiguous()
     if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
-    sizes = (len(rois_R5), sums_BCHW.shape[1], *bins)
-    grad_RCIJ, rois_R5 = grad_RCIJ.contiguous(), rois_R5.float().contiguous()
-    described = _describe(sums_BCHW, rois_R5, bins, scale, sampling_ratio, aligned, grad_RCIJ.dtype)
-    argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
-    first = _address_of_maps(sums_BCHW)
-    library().roi_align_backward(byref(described), address('grad', grad_RCIJ, sizes, grad_RCIJ.dtype), *argmax, first)
+    described = _describe(sums_BCHW, grad_RCIJ.dtype, rois_R5, bins, scale, sampling_ratio, aligned)
+    grad = address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *bins), grad_RCIJ.dtype)
+    library().roi_align_backward(byref(described), grad, None, None, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
 
@@ -83,13 +71,13 @@ def nms(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) ->
         order_N: indices of the boxes, by falling score.
     """
     number = len(boxes_N4)
-    kept_N, found = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
+    indices_N, count = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
     boxes_N4 = boxes_N4.contiguous()
     library().nms(
         *(address('boxes', boxes_N4, (number, 4)), address('order', order_N, (number,), torch.long)),
-        *(number, iou_threshold, offset, torch.get_num_threads(), kept_N.data_ptr(), byref(found)),
+        *(number, iou_threshold, offset, torch.get_num_threads(), indices_N.data_ptr(), byref(count)),
     )
-    return kept_N[: found.value]
+    return indices_N[: count.value]
 
 
 def _dense(maps_BCHW: Tensor) -> Tensor:
@@ -108,21 +96,15 @@ def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
 
 def _describe(
     maps_BCHW: Tensor,
+    dtype: torch.dtype,
     rois_R5: Tensor,
     bins: Bins,
     scale: float,
     sampling_ratio: int,
     aligned: bool,
-    dtype: Optional[torch.dtype] = None,
 ) -> RoiAlign:
     """Return the library's description. The description holds the address of `rois_R5`: keep `rois_R5` alive."""
-    boxes = address('rois', rois_R5, (len(rois_R5), 5))
     return RoiAlign(
-        *(
-            dtype_number('maps', dtype or maps_BCHW.dtype),
-            torch.get_num_threads(),
-            *maps_BCHW.shape,
-            tuple(maps_BCHW.stride()),
-        ),
-        *(len(rois_R5), boxes, *bins, max(sampling_ratio, 0), scale, aligned),
+        *(dtype_number('maps', dtype), torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
+        *(len(rois_R5), address('rois', rois_R5, (len(rois_R5), 5)), *bins, max(sampling_ratio, 0), scale, aligned),
     )
