@@ -27,7 +27,6 @@ PACKING = 500  # tiles: see `tile_for`
 # With fewer, transforming takes more time than the products save.
 MIN_CHANNELS = 32
 MIN_TILES = 32
-MAX_NUMBERS = 2**31 - 1  # of a packed weight
 CAST = {torch.float32, torch.bfloat16, torch.float16}  # by autocast
 
 
@@ -41,7 +40,6 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and POINTS[max(TILES)] * N * C <= MAX_NUMBERS
         and why_not_native(x_BCHW) is None  # before any comparison of sizes: a graph would keep the comparison
         and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
         and _takes_dtype(_dtype_of(*tensors))
@@ -98,8 +96,6 @@ def convolve(
     """
     if weight_NC33.dim() != 4 or weight_NC33.shape[2:] != (3, 3):
         raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
-    if not weight_NC33.is_floating_point():
-        raise ValueError(f'weight must be of a floating dtype, got {weight_NC33.dtype}')
     if x_BCHW.dim() != 4 or x_BCHW.shape[1] != weight_NC33.shape[1]:
         raise ValueError(f'x must be (B, {weight_NC33.shape[1]}, H, W), got {list(x_BCHW.shape)}')
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad

@@ -143,9 +143,8 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._library = library = ctypes.CDLL(str(path))
-        for name in ('swin_error', 'swin_isa', 'swin_isas', 'swin_why_not'):
+        for name in ('swin_error', 'swin_isa', 'swin_isas'):
             getattr(library, name).restype = c_char_p
-        library.swin_why_not.argtypes = [c_int32]
         library.swin_packed_size.argtypes, library.swin_packed_size.restype = [c_int32, c_int64, c_int64], c_int64
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
@@ -156,13 +155,13 @@ class Library:
         if status:
             raise ERRORS.get(status, RuntimeError)(self._library.swin_error().decode())
 
-    def choose_isa(self, name: Optional[bytes]) -> None:
-        """Take the instruction set `name`; None: the best."""
-        self.use_isa(name)
-        self._multiplies_bfloat16 = self._library.swin_packed_size(DTYPES.index(torch.bfloat16), 1, 2) == 2
-
     def __getattr__(self, name: str) -> Any:  # for mypy: `__init__` sets them
         raise AttributeError(name)
+
+    def packed_size(self, dtype: torch.dtype, N: int, K: int) -> int:
+        """Return how many numbers of `dtype` a packed weight (N, K) has."""
+        size: int = self._library.swin_packed_size(DTYPES.index(dtype), N, K)
+        return size
 
     @property
     def multiplies_bfloat16(self) -> bool:
@@ -170,8 +169,7 @@ class Library:
 
         Without products of bfloat16, the library rounds, and multiplies in float32.
         """
-        multiplies: bool = self._multiplies_bfloat16
-        return multiplies
+        return self.packed_size(torch.bfloat16, 1, 2) == 2
 
     @property
     def isa(self) -> str:
@@ -184,11 +182,6 @@ class Library:
         """The names of all instruction sets of the build, the best first."""
         names: bytes = self._library.swin_isas()
         return names.decode().split()
-
-    def why_not(self, dtype: torch.dtype) -> Optional[str]:
-        """Return why products are not computed in `dtype` on the processor; None: no reason."""
-        reason: Optional[bytes] = self._library.swin_why_not(DTYPES.index(dtype))
-        return reason.decode() if reason else None
 
 
 @lru_cache(maxsize=1)
@@ -210,7 +203,7 @@ def load() -> tuple[Optional[Library], Optional[str]]:
     if version != VERSION:
         return None, 'The compiled operators were built for another version of swin_backbone: reinstall it.'
     try:
-        library.choose_isa(_wanted_isa())
+        library.use_isa(_isa_of_environment())
     except ValueError as error:
         return None, f'The compiled operators do not run: {error}.'
     return library, None
@@ -228,12 +221,8 @@ def library_path() -> str:
     return str(PATH)
 
 
-def _wanted_isa() -> Optional[bytes]:
+def _isa_of_environment() -> Optional[bytes]:
     """Return the instruction set of the environment, also of torch's variable; None: the best."""
-    asked = os.environ.get(ISA)
-    if asked:
-        return asked.encode()
     limit = os.environ.get('ATEN_CPU_CAPABILITY', '').lower()
-    if limit == 'default':
-        return b'default'
-    return b'avx2' if limit == 'avx2' else None
+    name = os.environ.get(ISA) or (limit if limit in ('default', 'avx2') else None)
+    return name.encode() if name else None

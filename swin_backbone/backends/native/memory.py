@@ -77,13 +77,6 @@ def dtype_number(name: str, dtype: torch.dtype) -> int:
     return DTYPES.index(dtype)
 
 
-def packed_size(dtype: torch.dtype, N: int, K: int) -> int:
-    """Return how many numbers of `dtype` a packed weight (N, K) has."""
-    if dtype is not torch.bfloat16:
-        return N * K
-    return N * (K + K % 2 if library().multiplies_bfloat16 else 2 * K)
-
-
 def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool = False) -> Tensor:
     """Return a weight (N, K...), or the transpose, in the library's order.
 
@@ -93,7 +86,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
     """
     dtype, weight_NK = PRODUCTS[dtype], weight.detach().flatten(1).contiguous()
     (N, K), first = weight_NK.shape, address('weight', weight_NK, weight_NK.shape)
-    panels = empty(packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
+    panels = empty(library().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
     library().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), panels.data_ptr())
     return panels
 

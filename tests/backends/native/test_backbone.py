@@ -18,16 +18,6 @@ def backbones():
     ]
 
 
-@torch.no_grad()
-def without(model, x):
-    """Return the maps of a call without the operators."""
-    model.backend = 'torch'
-    try:
-        return model(x)
-    finally:
-        model.backend = 'auto'
-
-
 def step(model, x):
     """Return gradients of all weights, with equal random numbers at every call."""
     model.zero_grad()
@@ -36,13 +26,17 @@ def step(model, x):
     return {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
 
-def step_without(model, x):
-    """`step` without the operators."""
+def by_torch(run, model, x):
+    """Return `run(model, x)` without the operators."""
     model.backend = 'torch'
     try:
-        return step(model, x)
+        return run(model, x)
     finally:
         model.backend = 'auto'
+
+
+def forward(model, x):
+    return model(x)
 
 
 @pytest.fixture
@@ -57,7 +51,7 @@ def calls(monkeypatch):
 @torch.no_grad()
 def test_every_block_of_a_forward_without_gradients(index, calls):
     model, x = backbones()[index], torch.randn(2, 3, 70, 90)
-    for ours, truth in zip(model(x), without(model, x)):
+    for ours, truth in zip(model(x), by_torch(forward, model, x)):
         assert ours.is_contiguous()
         torch.testing.assert_close(ours, truth, atol=3e-5, rtol=0)
     assert len(calls) == 8
@@ -69,7 +63,7 @@ def test_every_block_of_a_training_step(index, arguments, calls):
     make = (SwinBackbone, SwinV2Backbone)[index]
     model = make(arch='nano', window_size=7 + index, drop_path_rate=0.1, **arguments).train()
     x = torch.randn(2, 3, 70, 90)
-    truth, ours = step_without(model, x), step(model, x)
+    truth, ours = by_torch(step, model, x), step(model, x)
     assert len(calls) == 8
     assert ours.keys() == truth.keys()
     for name, gradient in truth.items():
@@ -79,9 +73,9 @@ def test_every_block_of_a_training_step(index, arguments, calls):
 @pytest.mark.usefixtures('_bf16')
 def test_a_training_step_under_autocast_is_nearer_to_float32(calls):
     model, x = SwinBackbone(arch='nano', drop_path_rate=0.0).train(), torch.randn(2, 3, 120, 130)
-    truth = step_without(model, x)
+    truth = by_torch(step, model, x)
     with torch.autocast('cpu', torch.bfloat16):
-        today = step_without(model, x)
+        today = by_torch(step, model, x)
         ours = step(model, x)
     assert len(calls) == 8
     errors = [sum(rms(g[name] - truth[name]) / rms(truth[name]) for name in truth) for g in (ours, today)]
@@ -110,9 +104,9 @@ def test_no_native_block_for_float64_dropout_or_other_backends(calls):
 @torch.no_grad()
 def test_autocast_computes_in_bfloat16_and_gives_float32(calls):
     model, x = backbones()[0], torch.randn(1, 3, 70, 90)
-    truth = without(model, x)
+    truth = by_torch(forward, model, x)
     with torch.autocast('cpu', torch.bfloat16):
-        ours, today = model(x), without(model, x)
+        ours, today = model(x), by_torch(forward, model, x)
     assert len(calls) == 8
     for a, b, t in zip(ours, today, truth):
         assert a.dtype == torch.float32

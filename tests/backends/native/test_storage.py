@@ -23,7 +23,7 @@ from swin_backbone.backends.native import availability
 def test_processor_and_memory_decide_what_is_stored(isa, dtype, stored, monkeypatch):
     library, _ = availability.load()
     monkeypatch.setattr(type(library), 'isa', isa)
-    monkeypatch.setattr(library, '_multiplies_bfloat16', isa in ('amx', 'avx512_bf16'))
+    monkeypatch.setattr(type(library), 'multiplies_bfloat16', isa in ('amx', 'avx512_bf16'))
     least, reason = availability.storage_for.__wrapped__(dtype)
     assert tuple(C for C in (96, 192, 384, 768) if C >= least) == stored
     assert f'blocks of {least} and more channels store values: ' in reason

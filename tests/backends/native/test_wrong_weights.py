@@ -7,6 +7,8 @@ import torch
 from helpers import apart
 from helpers.backends.errors import relative_error
 from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 
@@ -14,8 +16,32 @@ DTYPES = torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.comple
 LAYERS = nn.Linear, nn.LayerNorm, nn.Conv2d
 
 
+class Held(torch.Tensor):
+    """A tensor without memory, around a second tensor, like tensors of quantization and distributed training."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, strides=held.stride(), dtype=held.dtype)
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, function, _, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, lambda one: one.held, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
 def at_an_odd_address(x):
     return torch.frombuffer(bytearray(1) + x.contiguous().numpy().tobytes(), dtype=x.dtype, offset=1).view(x.shape)
+
+
+ELSEWHERE = {
+    'negated when read': lambda x: torch._neg_view(-x),
+    'at an odd address': at_an_odd_address,
+    'the imaginary part of a conjugate': lambda x: torch.complex(x, -x).conj().imag,
+    'held by a subclass': Held,
+}
 
 
 def with_other_sizes(x, draw):
@@ -40,6 +66,10 @@ WRONG = [
 ]
 
 
+def make_model(kind):
+    return kind(embed_dims=16, depths=(1, 1), num_heads=(2, 2), window_size=4, strides=(4, 2), out_indices=(0, 1))
+
+
 def outcome(model, x, backend, with_gradients):
     """Return maps and gradients, or the error's type."""
     model.backend = backend
@@ -60,7 +90,7 @@ def compare(seed, count):
     torch.manual_seed(seed)
     for number in range(count):
         kind = draw.choice([SwinBackbone, SwinV2Backbone])
-        model = kind(embed_dims=16, depths=(1, 1), num_heads=(2, 2), window_size=4, strides=(4, 2), out_indices=(0, 1))
+        model = make_model(kind)
         for weight in model.eval().parameters():
             nn.init.normal_(weight, std=0.2)
         name, layer = draw.choice([(n, one) for n, one in model.named_modules() if isinstance(one, LAYERS)])
@@ -87,3 +117,18 @@ def compare(seed, count):
 def test_wrong_weights_give_what_torch_gives(seed, record_fault):
     assert 20 < apart.call(compare, seed, 150) < 120
     record_fault('wrong_weights', 150)
+
+
+@pytest.mark.parametrize('elsewhere', ELSEWHERE)
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+@torch.no_grad()
+def test_numbers_that_are_not_in_a_tensors_own_memory(kind, elsewhere, record_fault):
+    """Weights without memory, or with a shared memory: for every number of dimensions alone, and the image."""
+    model, x = make_model(kind).eval(), torch.randn(1, 3, 36, 40)
+    expected = model(x)
+    assert relative_error(model(ELSEWHERE[elsewhere](x)), expected) < 1e-5  # torch computes the layers
+    for dim in (1, 2, 4):  # norms and biases, linear layers, the patch embedding
+        weights = {name: value for name, value in model.named_parameters() if value.dim() == dim}
+        ours = functional_call(model, {name: ELSEWHERE[elsewhere](value) for name, value in weights.items()}, (x,))
+        assert relative_error(ours, expected) < 1e-5
+    record_fault('wrong_weights', 3)

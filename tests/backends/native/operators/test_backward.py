@@ -54,12 +54,18 @@ def test_saved_values_equal_recomputed_values(case):
 @pytest.mark.usefixtures('_bf16')
 @pytest.mark.parametrize('v2', [False, True])
 def test_bfloat16_values_that_forward_saved_are_rounded(v2):
-    x, weights = torch.randn(2, 30, 20, 64), random_weights(64, 2, (7, 7), v2)
-    grad = torch.randn_like(x)
-    saved, recomputed = (
-        of_operator(x, weights, *WINDOW, grad=grad, dtype=torch.bfloat16, save=save) for save in (True, False)
-    )
-    assert all(rms(saved[name] - recomputed[name]) < 0.01 * rms(recomputed[name]) for name in recomputed)
+    """The gradient of logit_scale is two numbers, sums of terms of both signs: a sum may be near 0 by chance.
+
+    Therefore gradients of several draws are compared together.
+    """
+    draws = []
+    for _ in range(8):
+        x, weights = torch.randn(2, 30, 20, 64), random_weights(64, 2, (7, 7), v2)
+        of_draw = partial(of_operator, x, weights, *WINDOW, grad=torch.randn_like(x), dtype=torch.bfloat16)
+        draws.append((of_draw(save=True), of_draw(save=False)))
+    for name in draws[0][0]:
+        saved, recomputed = (torch.stack([draw[name] for draw in of_all]) for of_all in zip(*draws))
+        assert rms(saved - recomputed) < 0.01 * rms(recomputed), name
 
 
 @pytest.mark.parametrize('with_cp', [False, True])

@@ -48,14 +48,22 @@ def by_torch(x, weight, bias):
     return F.conv2d(x, weight, bias, padding=1)
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
 @given(
     st.integers(1, 3), st.integers(1, 19), st.integers(1, 19), st.integers(1, 70), st.integers(1, 120), st.booleans()
 )
-def test_outputs_and_gradients_are_those_of_double_precision(B, H, W, C, N, has_bias):
-    tensors = drawn(B, C, H, W), drawn(N, C, 3, 3, seed=1), drawn(N, seed=2) if has_bias else None
-    truth = outputs_and_gradients(by_torch, *(None if t is None else t.double() for t in tensors))
-    for found, wanted in zip(outputs_and_gradients(convolve, *tensors), truth):
-        assert_close(found, wanted)
+def test_outputs_and_gradients_are_those_of_double_precision(dtype, B, H, W, C, N, has_bias):
+    x, weight, bias = drawn(B, C, H, W), drawn(N, C, 3, 3, seed=1), drawn(N, seed=2) if has_bias else None
+    in_double = x.to(dtype).double(), weight.double(), None if bias is None else bias.double()
+    truth = outputs_and_gradients(by_torch, *in_double)
+    with torch.autocast('cpu', torch.bfloat16, enabled=dtype is torch.bfloat16):
+        found = outputs_and_gradients(convolve, x, weight, bias)
+    assert found[0].dtype is dtype
+    for index, (one, wanted) in enumerate(zip(found, truth)):
+        # bfloat16 rounds the output once. Gradients have more rounding: y's gradient, and torch's sums.
+        rounding = ROUNDING if dtype is torch.float32 else 2**-6 if index else 2**-8
+        assert one.shape == wanted.shape
+        assert (one - wanted).abs().max() <= rounding * wanted.abs().max().clamp(min=1)
 
 
 @given(
@@ -94,10 +102,12 @@ def test_a_map_of_several_blocks_with_any_number_of_threads(threads):
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_maps_and_weights_in_any_memory():
-    x, weight, bias = drawn(2, 32, 12, 20), drawn(40, 32, 3, 3, seed=1), drawn(80, seed=2)[::2]
+@pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
+def test_maps_and_weights_in_any_memory(dtype):
+    x, weight, bias = drawn(2, 32, 12, 20).to(dtype), drawn(40, 32, 3, 3, seed=1), drawn(80, seed=2)[::2]
     expected = convolve(x, weight, bias.contiguous())
-    wide = drawn(2, 70, 30, 20)
+    assert expected.dtype is dtype
+    wide = drawn(2, 70, 30, 20).to(dtype)
     wide[:, 6:38, 4:28:2] = x
     last = torch.channels_last
     for maps in (x, x.contiguous(memory_format=last), wide[:, 6:38, 4:28:2]):
@@ -127,18 +137,22 @@ def test_a_weight_is_packed_once_for_each_tile(monkeypatch):
     assert packed == [6, 4]
 
 
-def test_a_gradient_alone_and_a_second_derivative():
-    x, weight, bias = (t.double() for t in (drawn(1, 5, 9, 7), drawn(6, 5, 3, 3, seed=1), drawn(6, seed=2)))
+@pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
+def test_a_gradient_alone_and_a_second_derivative(dtype):
+    x, weight, bias = drawn(1, 5, 9, 7).to(dtype), drawn(6, 5, 3, 3, seed=1), drawn(6, seed=2)
+    rounding = ROUNDING if dtype is torch.float32 else 3e-2
 
-    def penalty(compute, dtype, *needs):
-        leaves = [t.detach().to(dtype, copy=True).requires_grad_(needed) for t, needed in zip((x, weight, bias), needs)]
+    def penalty(compute, tensors, *needs):
+        leaves = [t.detach().clone().requires_grad_(needed) for t, needed in zip(tensors, needs)]
         wanted = [t for t in leaves if t.requires_grad]
-        grads = torch.autograd.grad(compute(*leaves).square().sum(), wanted, create_graph=True)
-        return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), wanted)]
+        loss = compute(*leaves).to(torch.promote_types(leaves[0].dtype, torch.float32)).square().sum()
+        grads = torch.autograd.grad(loss, wanted, create_graph=True)
+        return [*grads, *torch.autograd.grad(sum(g.to(loss.dtype).square().sum() for g in grads), wanted)]
 
+    in_double = [t.double() for t in (x, weight, bias)]
     for needs in ((True, False, False), (False, True, False), (False, False, True), (True, True, True)):
-        for found, wanted in zip(penalty(convolve, torch.float32, *needs), penalty(by_torch, torch.float64, *needs)):
-            assert_close(found, wanted)
+        for found, wanted in zip(penalty(convolve, (x, weight, bias), *needs), penalty(by_torch, in_double, *needs)):
+            assert (found - wanted).abs().max() <= rounding * wanted.abs().max()
 
 
 def test_no_maps():
@@ -175,8 +189,6 @@ def test_what_is_left_to_torch():
     assert not takes_maps(x[:, :31], weight, None)  # torch raises the error
     assert takes_maps(x, weight, drawn(32))
     assert not takes_maps(x, weight, drawn(32).double())
-    large = torch.empty(2**13, 2**13, 1, 1).expand(-1, -1, 3, 3)
-    assert not takes_maps(torch.empty(1, 2**13, 1, 1).expand(-1, -1, 64, 64), large, None)
     assert not takes_maps(x.to('meta'), weight.to('meta'), None)
     assert not takes_maps(torch.complex(x, x).conj().imag, weight, None)  # torch negates the numbers on reading
     assert not takes_maps(x.as_subclass(Subclass), weight, None)
@@ -213,47 +225,6 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
     assert taken() == {False}
 
 
-@needs_bfloat16
-@given(
-    st.integers(1, 3), st.integers(1, 19), st.integers(1, 19), st.integers(1, 70), st.integers(1, 120), st.booleans()
-)
-def test_bfloat16_outputs_and_gradients_equal_double_precision(B, H, W, C, N, has_bias):
-    tensors = drawn(B, C, H, W), drawn(N, C, 3, 3, seed=1), drawn(N, seed=2) if has_bias else None
-    truth = outputs_and_gradients(
-        by_torch, tensors[0].bfloat16().double(), *(t if t is None else t.double() for t in tensors[1:])
-    )
-    with torch.autocast('cpu', torch.bfloat16):
-        found = outputs_and_gradients(convolve, *tensors)
-    assert found[0].dtype is torch.bfloat16
-    for name, one, wanted in zip(('y', 'x', 'weight', 'bias'), found, truth):
-        # The output is rounded once. Gradients have more rounding: y's gradient, and torch's sums.
-        most = 2**-8 if name == 'y' else 2**-6
-        assert (one - wanted).abs().max() <= most * wanted.abs().max().clamp(min=1), name
-
-
-@needs_bfloat16
-def test_bfloat16_in_all_layouts_and_twice_differentiated():
-    x, weight, bias = drawn(2, 8, 9, 14).bfloat16(), drawn(16, 8, 3, 3, seed=1), drawn(16, seed=2)
-    expected = convolve(x, weight, bias)
-    assert expected.dtype is torch.bfloat16
-    for maps in (x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
-        assert torch.equal(convolve(maps, weight, bias), expected)
-    leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
-    grads = torch.autograd.grad(convolve(*leaves).float().square().sum(), leaves, create_graph=True)
-    assert [g.dtype for g in grads] == [torch.bfloat16, torch.float32, torch.float32]
-    again = torch.autograd.grad(sum(g.float().square().sum() for g in grads), leaves)
-    in_double = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
-    first = torch.autograd.grad(by_torch(*in_double).square().sum(), in_double, create_graph=True)
-    second = torch.autograd.grad(sum(g.square().sum() for g in first), in_double)
-    for found, wanted in zip((*grads, *again), (*first, *second)):
-        assert (found - wanted).abs().max() <= 3e-2 * wanted.abs().max()
-
-
-def test_without_the_library_torch_computes(monkeypatch):
-    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'It is switched off.')
-    assert not takes_maps(drawn(1, 32, 32, 32), drawn(32, 32, 3, 3), None)
-
-
 @pytest.mark.parametrize(
     'arguments',
     [
@@ -263,7 +234,6 @@ def test_without_the_library_torch_computes(monkeypatch):
         (drawn(8, 9, 9), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3), drawn(5)),
         (drawn(1, 8, 9, 9).double(), drawn(4, 8, 3, 3), None),
-        (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3).long(), None),
         (drawn(1, 8, 9, 9).to('meta'), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 0, 9), drawn(4, 8, 3, 3), None),
     ],
