@@ -96,8 +96,6 @@ def convolve(
     """
     if weight_NC33.dim() != 4 or weight_NC33.shape[2:] != (3, 3):
         raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
-    if x_BCHW.dim() != 4 or x_BCHW.shape[1] != weight_NC33.shape[1]:
-        raise ValueError(f'x must be (B, {weight_NC33.shape[1]}, H, W), got {list(x_BCHW.shape)}')
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()

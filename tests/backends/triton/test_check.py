@@ -133,19 +133,3 @@ def test_it_disturbs_nobody(grad):
         assert torch.is_grad_enabled() == (grad == 'enabled')
         assert torch.is_autocast_enabled(DEVICE.type)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_compiled_graph_has_nothing_of_it():
-    arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=3)
-    model = SwinBackbone(backend='triton', **arguments).to(DEVICE)
-    seen = []
-
-    def keep(graph, _inputs):
-        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == 'call_function')
-        return graph
-
-    torch.compile(model, fullgraph=True, backend=keep)(torch.randn(1, 3, 36, 28, device=DEVICE))
-    torch._dynamo.reset()
-    assert sum('attend_in_windows' in name for name in seen) == 1
-    assert trial._try.cache_info().misses == 1
-    assert not any('softmax' in name or 'randn' in name for name in seen)

@@ -62,7 +62,7 @@ def by_reference(x_BHWC: Tensor, weights: dict, heads: int, window, shift, mask_
     return reference.swin_block(x_BHWC, weights, heads, window, shift, scale, mask_padding=mask_padding)
 
 
-def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple[BlockWeights, BlockSettings]:
+def block_weights(weights: dict, heads: int, window) -> tuple[BlockWeights, BlockSettings]:
     """Return a backend's arguments for the weights of `random_weights`."""
     attention = {name[len('attn.w_msa.') :]: w for name, w in weights.items() if name.startswith('attn.')}
     C = len(weights['norm1.weight'])
@@ -78,7 +78,7 @@ def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple
         *(weights[f'ffn.layers.{name}.weight'] for name in ('0.0', '1')),
         *(qkv_bias, attention['proj.bias'], *(weights[f'ffn.layers.{name}.bias'] for name in ('0.0', '1'))),
         *(weights.get(f'norm{i}.{end}') for i in (1, 2, 3) for end in ('weight', 'bias')),
-        *(bias_hNN, cosine_scale_h, drop_path_2B),
+        *(bias_hNN, cosine_scale_h),
     )
     eps = (1e-5,) * (3 if 'norm3.weight' in weights else 2)
     return w, BlockSettings(scale, eps)
@@ -92,11 +92,10 @@ def by_operator(
     shift,
     mask_padding,
     dtype=torch.float32,
-    drop_path_2B=None,
     save=False,
 ) -> Tensor:
     assert why_not_in(dtype) is None  # also loads the library
-    w, settings = block_weights(weights, heads, window, drop_path_2B)
+    w, settings = block_weights(weights, heads, window)
     windows = Windows(*x_BHWC.shape[1:3], window, shift, mask_padding)
     return layers.block(x_BHWC, w, settings, windows, dtype, WeightCache(), stores=save)
 

@@ -1,4 +1,7 @@
-"""Gradients of a block by the compiled operator are the reference's, in float32 and in bfloat16."""
+"""Gradients of a block by the compiled operator are the reference's, in float32 and in bfloat16.
+
+tests/models/layers test second derivatives, single gradients and drop path.
+"""
 
 import statistics
 from concurrent.futures import ThreadPoolExecutor
@@ -109,22 +112,6 @@ def test_bfloat16_gradients_of_large_logits_are_near_autocasts():
     assert all(rms(ours[name] - truth[name]) < 1.5 * rms(autocast[name] - truth[name]) for name in truth)
 
 
-@pytest.mark.parametrize('v2', [False, True])
-def test_a_dropped_branch_has_no_gradient_and_a_half_one_half(v2):
-    x, weights = torch.randn(2, 9, 8, 32), random_weights(32, 2, (4, 4), v2)
-    grad, how = torch.randn_like(x), (2, (4, 4), (2, 2), False)
-    dropped = of_operator(x, weights, *how, grad=grad, drop_path_2B=torch.zeros(2, 2))
-    assert torch.equal(dropped.pop('x'), grad)
-    assert not any(g.any() for g in dropped.values())
-    half = of_operator(x, weights, *how, grad=grad, drop_path_2B=torch.full((2, 2), 0.5))
-    scaled = ('norm1.weight', 'norm1.bias', 'norm2.weight', 'norm2.bias')
-    if not v2:
-        scaled = tuple(f'{layer}.{end}' for layer in ('attn.w_msa.proj', 'ffn.layers.1') for end in ('weight', 'bias'))
-    of_halves = of_reference(x, {n: w / 2 if n in scaled else w for n, w in weights.items()}, *how, grad=grad)
-    for name, truth in of_halves.items():
-        assert relative(half[name], truth / 2 if name in scaled else truth) < 1e-5, name
-
-
 @pytest.mark.parametrize('channels', [64, 512])  # a sum of weight gradients for a thread, or a shared sum
 def test_same_bits_each_time_and_from_several_python_threads(channels, dtype):
     x, weights = torch.randn(2, 17, 20, channels), random_weights(channels, 2 * channels // 64, (7, 7), v2=False)
@@ -150,24 +137,3 @@ def test_gradients_of_several_rounds_equal_the_reference():
     truth, ours = of_reference(x, weights, *how, grad=grad), of_operator(x, weights, *how, grad=grad)
     for name in truth:
         assert relative(ours[name], truth[name]) < 2e-5, name
-
-
-def test_a_second_derivative_is_torchs():
-    x, weights = torch.randn(1, 9, 8, 32), random_weights(32, 2, (4, 4), v2=False)
-
-    def twice(run):
-        leaf = x.clone().requires_grad_()
-        (once,) = torch.autograd.grad(
-            run(leaf, weights, 2, (4, 4), (2, 2), False).square().sum(), leaf, create_graph=True
-        )
-        return torch.autograd.grad(once.square().sum(), leaf)[0]
-
-    assert relative(twice(by_operator), twice(by_reference)) < 1e-4
-
-
-def test_only_wanted_gradients_are_given():
-    x, weights = torch.randn(1, 8, 8, 32), random_weights(32, 2, (4, 4), v2=False)
-    weights['norm1.weight'].requires_grad_()
-    by_operator(x, weights, 2, (4, 4), (0, 0), False).sum().backward()
-    assert x.grad is None
-    assert [name for name, w in weights.items() if w.grad is not None] == ['norm1.weight']

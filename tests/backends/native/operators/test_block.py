@@ -26,21 +26,6 @@ def test_bfloat16_is_nearer_to_float32_than_autocast(case):
     assert rms(by_operator(*case, dtype=torch.bfloat16) - truth) < rms(autocast - truth)
 
 
-@pytest.mark.parametrize('v2', [False, True])
-def test_drop_path_multiplies_each_branch_of_each_image(v2):
-    x, weights = torch.randn(2, 9, 8, 32), random_weights(32, 2, (4, 4), v2)
-    case = weights, 2, (4, 4), (2, 2), False
-    both = by_operator(x, *case, drop_path_2B=torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
-    assert torch.equal(both[0], x[0])
-    torch.testing.assert_close(both[1], by_reference(x, *case)[1], atol=1e-5, rtol=0)
-    half = by_operator(x, *case, drop_path_2B=torch.full((2, 2), 0.5))
-    quarter_weights = {**weights}
-    for name in ('norm1', 'norm2') if v2 else ('attn.w_msa.proj', 'ffn.layers.1'):
-        for end in ('weight', 'bias'):
-            quarter_weights[f'{name}.{end}'] = weights[f'{name}.{end}'] / 2
-    torch.testing.assert_close(half, by_reference(x, quarter_weights, *case[1:]), atol=1e-5, rtol=0)
-
-
 def test_large_logits_neither_overflow_nor_lose_the_largest(dtype):
     x, weights = torch.randn(2, 14, 14, 32), random_weights(32, 1, (7, 7), v2=False)
     weights['attn.w_msa.qkv.weight'] *= 10  # softmax without a maximum would overflow

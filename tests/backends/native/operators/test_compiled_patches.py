@@ -131,29 +131,9 @@ def test_gradients_are_the_same_for_any_threads_and_at_every_run(name, dtype):
 
 
 @pytest.mark.parametrize('name', ['embed', 'merge', 'output_norm'])
-def test_inputs_alone_are_stored_with_torchs_second_derivatives(name):
-    ours, truth, tensors = operators()[name]
-    x, *weights = tensors
-    x = x[:, :7, :9] if name != 'embed' else x[:, :, :9, :10]
-    tensors = [tensor.requires_grad_() for tensor in (x.contiguous(), *weights)]
-    stored = []
+def test_inputs_alone_are_stored(name):
+    ours, _, tensors = operators()[name]
+    tensors, stored = [tensor.requires_grad_() for tensor in tensors], []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
         ours(*tensors)
     assert {t.data_ptr() for t in stored} == {t.data_ptr() for t in tensors}
-
-    def penalty(f):
-        y = f(*tensors)
-        (of_x,) = torch.autograd.grad(y.square().sum(), tensors[:1], create_graph=True)
-        return torch.autograd.grad(of_x.square().sum(), tensors[1], retain_graph=True)[0]
-
-    expected = penalty(truth)
-    torch.testing.assert_close(penalty(ours), expected, atol=1e-4 * expected.abs().max().item(), rtol=0)
-
-
-def test_what_needs_no_gradient_gets_none():
-    ours, _, (image, *weights) = operators()['embed']
-    weights[0].requires_grad_()
-    y = ours(image, *weights)
-    (grad,) = torch.autograd.grad(y.sum(), weights[:1])
-    assert grad.shape == weights[0].shape
-    assert not ours(image, *(w.detach() for w in weights)).requires_grad

@@ -115,26 +115,19 @@ def test_maps_and_weights_in_any_memory(dtype):
             assert torch.equal(convolve(maps, weights, bias), expected)
 
 
-def test_weights_that_changed_are_packed_again():
-    x, weight, caches = drawn(1, 32, 16, 16), drawn(32, 32, 3, 3, seed=1), {tile: WeightCache() for tile in TILES}
-    first = convolve(x, weight, None, caches)
-    packed = caches[4].made
-    assert torch.equal(convolve(x, weight, None, caches), first)
-    assert caches[4].made is packed
-    np.asarray(weight)[3, 2, 1, 0] += 1  # numpy leaves no trace in the tensor
-    assert_close(convolve(x, weight, None, caches), by_torch(x.double(), weight.double(), None))
-    assert caches[4].made is not packed
-
-
 @needs_bfloat16
-def test_a_weight_is_packed_once_for_each_tile(monkeypatch):
+@torch.no_grad()
+def test_a_weight_is_packed_once_until_it_changes(monkeypatch):
     packed, weight, caches = [], drawn(32, 32, 3, 3), {tile: WeightCache() for tile in TILES}
     monkeypatch.setattr(convolution, 'pack', lambda weight, tile: packed.append(tile) or pack(weight, tile))
-    with torch.no_grad():
-        for _ in range(2):
-            for side in (72, 30, 16):
-                convolve(drawn(2, 32, side, side).bfloat16(), weight, None, caches)
+    for _ in range(2):
+        for side in (72, 30, 16):
+            convolve(drawn(2, 32, side, side).bfloat16(), weight, None, caches)
     assert packed == [6, 4]
+    np.asarray(weight)[3, 2, 1, 0] += 1  # numpy leaves no trace in the tensor
+    x = drawn(2, 32, 16, 16)
+    assert_close(convolve(x, weight, None, caches), by_torch(x.double(), weight.double(), None))
+    assert packed == [6, 4, 4]
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
@@ -231,7 +224,6 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
         (drawn(1, 8, 9, 9), drawn(4, 8, 1, 1), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 7, 3, 3), None),
-        (drawn(8, 9, 9), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3), drawn(5)),
         (drawn(1, 8, 9, 9).double(), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9).to('meta'), drawn(4, 8, 3, 3), None),
