@@ -58,6 +58,13 @@ def why_not_quiet() -> Optional[str]:
     return None
 
 
+def require_quiet() -> None:
+    """Raise a ValueError if the machine is not quiet."""
+    reason = why_not_quiet()
+    if reason is not None:
+        raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
+
+
 def _running_beside_this() -> float:
     """Return the median number of other running threads over a second, or 0 without /proc."""
     counts = []
