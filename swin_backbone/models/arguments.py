@@ -56,7 +56,10 @@ def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> SimpleNamespac
     settings.window_size = _check_windows(given['window_size'], num_stages)
     settings.out_indices = _check_stages(given['out_indices'], num_stages)
     settings.strides, settings.patch_size = _check_patches(given['strides'], given['patch_size'], num_stages)
-    settings.pretrain_img_size = _check_image_size(given['pretrain_img_size'], archs)
+    if isinstance(given['pretrain_img_size'], str):  # a frequent mistake: SwinBackbone('swin-t')
+        allowed = f"a size; a published size is a keyword, arch='tiny', of {list(archs)}"
+        raise TypeError(refusal('pretrain_img_size', allowed, given['pretrain_img_size']))
+    settings.pretrain_img_size = check_size('pretrain_img_size', given['pretrain_img_size'])
     check_choice('small_map', given['small_map'], ['pad', 'shrink'])
     check_backend(given['backend'])
     if given.get('pretrained'):
@@ -88,8 +91,8 @@ def _check_arch(archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any,
     for stage, heads in enumerate(size.num_heads):
         width = size.embed_dims << stage
         if width % heads:
-            takes = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {width}'
-            raise ValueError(refusal(f'num_heads[{stage}]', takes, heads))
+            allowed = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {width}'
+            raise ValueError(refusal(f'num_heads[{stage}]', allowed, heads))
     return size
 
 
@@ -106,13 +109,6 @@ def _check_patches(strides: object, patch_size: object, num_stages: int) -> tupl
     if check_size('patch_size', patch_size) != (patch, patch):
         raise ValueError(refusal('patch_size', f'strides[0] = {patch}, because patches do not overlap', patch_size))
     return numbers, (patch, patch)
-
-
-def _check_image_size(value: object, archs: Mapping[str, Arch]) -> Size:
-    if isinstance(value, str):  # a frequent mistake: SwinBackbone('swin-t')
-        message = refusal('pretrain_img_size', 'a whole number or a pair (height, width)', value)
-        raise TypeError(f"{message}. A published size is named by arch='tiny', of {', '.join(archs)}")
-    return check_size('pretrain_img_size', value)
 
 
 def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:

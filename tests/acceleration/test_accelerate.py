@@ -95,6 +95,21 @@ def test_hooks_inside_dropout_and_other_modules_are_obeyed(calls):
 @pytest.mark.parametrize(
     'change',
     [
+        lambda model: model.stages[0].blocks[0].ffn.layers[0].__setitem__(1, nn.GELU('tanh')),
+        lambda model: setattr(model.stages[0].downsample.reduction, 'bias', nn.Parameter(torch.ones(32))),
+        lambda model: setattr(model.patch_embed.projection, 'dilation', (2, 2)),
+    ],
+)
+def test_a_layer_that_changes_afterwards_computes_as_changed(change):
+    model = swin_backbone.accelerate(build('mmdet', eval=True))
+    change(model)
+    assert_close(model(X), swin_backbone.restore(copy.deepcopy(model))(X))
+
+
+@pytest.mark.toolboxes
+@pytest.mark.parametrize(
+    'change',
+    [
         lambda block: block.ffn.layers[0].__setitem__(1, nn.GELU('tanh')),
         lambda block: setattr(block.attn.w_msa, 'scale', nn.Parameter(torch.ones(1))),
     ],

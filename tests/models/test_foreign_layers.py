@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from helpers.backends.errors import relative_error
+from helpers.models.small_models import randomised
 from mmcv.cnn.bricks.drop import DropPath
 from mmengine.analysis import get_model_complexity_info
 from torch import nn
@@ -16,10 +17,7 @@ BACKBONES = [SwinBackbone, SwinV2Backbone]
 
 def make(backbone, **arguments):
     torch.manual_seed(0)
-    model = backbone(arch='nano', drop_path_rate=0.0, **arguments).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    return model
+    return randomised(kind=backbone, drop_path_rate=0.0, **arguments)
 
 
 def assert_same(model, expected, x, tolerance=1e-4):

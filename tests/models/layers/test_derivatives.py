@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import reference
+from helpers.models.small_models import TWO_STAGES, randomised
 from test_blocks import CHANNELS, make_block
 from torch.autograd import functional
 
@@ -12,14 +13,10 @@ from swin_backbone.models.layers import SwinV2Block
 
 BACKBONES = [SwinBackbone, SwinV2Backbone, SwinMLPBackbone]
 WAYS = [dict(), dict(with_cp=True), dict(backend='torch'), dict(backend='torch', with_cp=True)]
-TWO_STAGES = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), drop_path_rate=0.0)
 
 
 def make(backbone, **arguments):
-    model = backbone(arch='nano', **TWO_STAGES, **arguments).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model
+    return randomised(kind=backbone, **TWO_STAGES, **arguments)
 
 
 def assert_near(found, expected):

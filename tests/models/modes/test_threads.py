@@ -6,6 +6,7 @@ from threading import Barrier, Event, Thread
 
 import pytest
 import torch
+from helpers.models.small_models import TWO_STAGES, randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.compat import without_cudnn_attention
@@ -17,11 +18,7 @@ WAYS = [dict(), dict(backend='torch'), dict(backend='torch', with_cp=True)]
 
 
 def make(backbone, **arguments):
-    sizes = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
-    model = backbone(arch='nano', drop_path_rate=0.0, **sizes, **arguments)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model
+    return randomised(kind=backbone, **{**TWO_STAGES, 'depths': (2, 2)}, **arguments)
 
 
 def assert_alike_in_threads(jobs):

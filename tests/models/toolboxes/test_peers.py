@@ -72,20 +72,22 @@ def test_gradients_of_every_parameter_equal_mmdets(arch, sizes):
             assert (expected - gradient).abs().max() < 1e-4 * max(1.0, expected.abs().max()), name
 
 
-def test_options_mean_what_they_mean_in_mmdet():
-    options = dict(
-        window_size=5, mlp_ratio=2, qkv_bias=False, qk_scale=0.2, patch_norm=False, out_indices=(1, 2), in_channels=4,
-        use_abs_pos_embed=True, pretrain_img_size=64,
-    )  # fmt: skip
+OPTIONS = dict(
+    window_size=5, mlp_ratio=2, qkv_bias=False, qk_scale=0.2, patch_norm=False, out_indices=(1, 2), in_channels=4,
+    use_abs_pos_embed=True, pretrain_img_size=64,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('options', 'shape'),
+    [
+        (OPTIONS, (2, 4, 64, 64)),  # mmdet's absolute embedding takes the size of pre-training alone
+        (dict(patch_size=2, strides=(2, 2, 1, 3)), (1, 3, 45, 62)),
+    ],
+)
+def test_options_mean_what_they_mean_in_mmdet(options, shape):
     peer, ours = make_pair('tiny', **options)
-    x = torch.randn(2, 4, 64, 64)  # mmdet's absolute embedding takes the size of pre-training alone
-    for expected, output in zip(peer(x), ours(x)):
-        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_strides_mean_what_they_mean_in_mmdet():
-    peer, ours = make_pair('tiny', patch_size=2, strides=(2, 2, 1, 3))
-    x = torch.randn(1, 3, 45, 62)
+    x = torch.randn(shape)
     for expected, output in zip(peer(x), ours(x)):
         torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
 
