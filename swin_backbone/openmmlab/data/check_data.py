@@ -37,7 +37,7 @@ SIMILAR = 0.7  # of two names, by difflib
 
 @dataclass
 class Report:
-    """Report of one data set, or of the annotation file of a metric without data set.
+    """Report of one data set.
 
     Args:
         name: of the phase, with the key of the data set among several.
@@ -45,7 +45,6 @@ class Report:
         classes: how many objects, or pixels of the labels looked at, each class has.
         errors: data without a correct training.
         warnings: unusual data.
-        is_counted: `classes` has the pixels of all labels.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Report:
     classes: Counter[str] = field(default_factory=Counter)
     errors: Faults = field(default_factory=Faults)
     warnings: Faults = field(default_factory=Faults)
-    is_counted: bool = False
 
     def sentences(self, faults: Faults) -> list[str]:
         """Return the faults, a sentence each."""
@@ -79,11 +77,8 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
     limits = _Limits(max_files, seconds, skip_unreadable)
     for phase in PHASES:
         sets = datasets_in(cfg, phase)
-        evaluated = {
-            path: form
-            for _, metric in metrics_in(cfg, phase)
-            if (path := annotation_file(metric)) and (form := form_of(class_of(metric, METRICS)))
-        }
+        metrics = [metric for _, metric in metrics_in(cfg, phase) if form_of(class_of(metric, METRICS))]
+        evaluated = set(map(annotation_file, metrics))
         for where, dataset in sets:
             report = Report(phase if len(sets) == 1 else where)
             reports.append(report)
@@ -91,23 +86,15 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
             can_be_read = True
             try:
                 if path and form:
-                    is_evaluated = evaluated.pop(path, None) is not None
                     can_be_read = _check_annotations(
-                        report, path, form, uses_masks(cfg), phase == 'train', is_evaluated
+                        report, path, form, uses_masks(cfg), phase == 'train', path in evaluated
                     )
-                _check_pictures(report, dataset, cfg, limits)
-                if phase == 'train' and report.is_counted:
+                are_counted = _check_pictures(report, dataset, cfg, limits)
+                if phase == 'train' and are_counted:
                     _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
             except DataError as error:
                 if can_be_read:  # else a result of a reported error
                     report.errors.add('data that cannot be read', error.sentence)
-        for path, form in evaluated.items():
-            report = Report(f'{phase}_evaluator')
-            reports.append(report)
-            try:
-                _check_annotations(report, path, form, uses_masks(cfg), False, True)
-            except DataError as error:
-                report.errors.add('data that cannot be read', error.sentence)
     return reports
 
 
@@ -154,7 +141,8 @@ class _Limits(NamedTuple):
     skip_unreadable: bool
 
 
-def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits: _Limits) -> None:
+def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits: _Limits) -> bool:
+    """Check pictures and labels, and return whether the pixels of all labels are counted."""
     try:
         built = DATASETS.build(dict(dataset, pipeline=[]))
         built.full_init()
@@ -195,7 +183,7 @@ def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits
     report.rows['pictures opened'] = f'{checked:,}{sampled}'
     if rule:
         report.rows['classes'] = str(len(classes))
-        report.is_counted = checked == len(built) and not report.errors
+    return bool(rule) and checked == len(built) and not report.errors
 
 
 def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:

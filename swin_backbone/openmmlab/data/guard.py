@@ -1,10 +1,8 @@
 """Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
 import copy
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import wraps
-from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
@@ -25,7 +23,6 @@ from ..config.paths import annotation_file, datasets_of, metrics_of, require_dat
 from ..errors import DataError, sentence_of
 from .annotations import (
     SHORT_POLYGON,
-    check_annotations,
     class_of,
     form_of,
     mask_fault,
@@ -53,7 +50,6 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
     @wraps(build)
     def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         if isinstance(dataloader, dict):
-            make_colours_tuples(dataloader.get('dataset'))
             for sentence in check_datasets(dataloader.get('dataset'), with_masks):
                 if 'own_data' not in runner.cfg:  # else check_own_data has printed them
                     runner.logger.warning(sentence)
@@ -76,7 +72,7 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
 
     runner.build_dataloader = build_guarded
     runner.build_evaluator = build_guarded_evaluator
-    runner.register_hook(CountBadDataHook(label_rule(runner.cfg)))
+    runner.register_hook(CountSkippedHook())
 
 
 def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any:
@@ -86,7 +82,6 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
         DataError: if it cannot be built.
     """
     dataset = cfg[f'{phase}_dataloader'].dataset
-    make_colours_tuples(dataset)
     check_datasets(dataset, uses_masks(cfg), beyond=())  # a wrong mask is an error of its picture alone
     try:
         built = DATASETS.build(dataset)
@@ -137,16 +132,6 @@ def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('mas
             require_classes(path, cls, (base.get('metainfo') or {}).get('classes'), with_masks)
             warnings += [f'{path} has {sentence}' for sentence in annotations.warnings.sentences()]
     return warnings
-
-
-def make_colours_tuples(dataset: Any) -> None:
-    """Convert the colours of a config's data sets to tuples, in place. JSON has lists, which mmdet cannot draw."""
-    for _, base in datasets_of(dataset, 'dataset'):
-        metainfo = base.get('metainfo')
-        if isinstance(metainfo, dict) and isinstance(metainfo.get('palette'), (list, tuple)):
-            metainfo['palette'] = [
-                tuple(colour) if isinstance(colour, list) else colour for colour in metainfo['palette']
-            ]
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
@@ -257,42 +242,21 @@ class GuardedPipeline:
                 raise DataError(f'none of {len(self.skipped)} pictures can be trained on, as: {reason}')
 
 
-class CountBadDataHook(Hook):
-    """Log the numbers of pictures that training skipped, and of pictures with every pixel ignored."""
+class CountSkippedHook(Hook):
+    """Log the number of pictures that training skipped, of all processes."""
 
-    def __init__(self, rule: Optional[LabelRule]):
-        self.rule = rule
-        self.seen = self.ignored = self.skipped_before = 0
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        if self.rule is None:
-            return
-        for sample in data_batch['data_samples']:
-            if 'gt_sem_seg' not in sample:
-                continue
-            ignored = bool((sample.gt_sem_seg.data == self.rule.ignore_index).all())
-            self.seen += 1
-            self.ignored += ignored
-            if ignored and self.ignored == 1:
-                runner.logger.warning(
-                    f'every pixel of {sample.get("img_path")} that is trained on has the label '
-                    f'{self.rule.ignore_index}, which is ignored: its loss is 0'
-                )
+    before = 0
 
     def after_train_epoch(self, runner: Runner) -> None:
-        if self.ignored:
-            runner.logger.warning(f'{self.ignored} of {self.seen} pictures were trained on with every pixel ignored')
-        skipped = sum(self._skipped(base) for base in base_datasets(runner.train_dataloader.dataset))
-        if skipped > self.skipped_before:
+        skipped = 0
+        for base in base_datasets(runner.train_dataloader.dataset):
+            if isinstance(base.pipeline, GuardedPipeline):
+                flags = base.pipeline.skipped.clone()
+                all_reduce(flags, 'max')
+                skipped += int(flags.sum())
+        if skipped > self.before:
             runner.logger.warning(f'{skipped} pictures were skipped')
-        self.skipped_before = skipped
-
-    @staticmethod
-    def _skipped(dataset: BaseDataset) -> int:
-        """Return the number of pictures of a data set that any process skipped."""
-        flags = dataset.pipeline.skipped.clone() if isinstance(dataset.pipeline, GuardedPipeline) else torch.zeros(0)
-        all_reduce(flags, 'max')
-        return int(flags.sum())
+        self.before = skipped
 
 
 def label_rule(cfg: Config) -> Optional[LabelRule]:
@@ -306,27 +270,14 @@ def build_error(dataset: Any, error: Exception) -> DataError:
     """Return the error of a data set that could not be built, with the wrong file if there is one."""
     if isinstance(error, DataError):
         return error
-    for _, base in datasets_of(dataset, 'dataset') if isinstance(dataset, dict) else ():
-        if NOTHING_LEFT in str(error) and not base.get('backend_args'):
-            return _nothing_left(base)
-    return DataError(f'the data set cannot be built: {sentence_of(error)}')
-
-
-def _nothing_left(base: dict[str, Any]) -> DataError:
-    path, form = annotation_file(base), form_of(class_of(base))
-    if path and form:
-        return DataError(
-            f'{path} has {check_annotations(path, form, False).images} images, and none is left with '
-            f'filter_cfg={base.get("filter_cfg")}, which leaves out those without objects or smaller than min_size'
+    if NOTHING_LEFT in str(error):
+        base = next(base for _, base in datasets_of(dataset, 'dataset'))
+        where = annotation_file(base) or Path(
+            base.get('data_root') or '', base.get('data_prefix', {}).get('img_path', '')
         )
-    folder = Path(base.get('data_root') or '', (base.get('data_prefix') or {}).get('img_path') or '')
-    suffix = base.get('img_suffix', '.jpg')
-    suffixes = Counter(path.suffix for path in islice(folder.rglob('*'), 10000) if path.is_file())
-    there = ', '.join(f'{count} {name}' for name, count in suffixes.most_common(3)) or 'no files'
-    return DataError(
-        f'there is no picture {suffix} in {folder}, which has {there}; the suffix is img_suffix '
-        'of the data set, or own_data.image_suffix'
-    )
+        setting = 'filter_cfg' if form_of(class_of(base)) else 'img_suffix'
+        return DataError(f'no picture of {where} is left with {setting}={base.get(setting)!r}')
+    return DataError(f'the data set cannot be built: {sentence_of(error)}')
 
 
 def unreadable(item: dict[str, Any]) -> Optional[str]:

@@ -15,7 +15,6 @@ import numpy as np
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
 COUNTS = [SIDE * 4 + 6, 24, *[24, 24] * 23, SIDE * SIDE - SIDE * 28 + 18]  # the square as runs
-TEXT = 'Q61O'  # arbitrary
 NAN, INF = float('nan'), float('inf')
 
 
@@ -23,79 +22,36 @@ def rle(counts, size=(SIDE, SIDE)):
     return dict(size=list(size), counts=counts)
 
 
-def nested(depth):
-    inner = 1
-    for _ in range(depth):
-        inner = [inner]
-    return inner
-
-
 # Invalid masks for a picture of 48x48.
 MASKS = {
     'far': [[4, 6, 1e8, 6, 28, 30]],
-    'farther': [[4, 6, 1e9, 6, 28, 30]],
-    'beyond an int': [[4, 6, 1e10, 6, 28, 30]],
-    'beyond a float': [[4, 6, 1e308, 6, 28, 1e308]],
     'far to the left': [[4, 6, -1e8, 6, 28, 30]],
-    'far up': [[4, -4.3e8, 28, 6, 28, 30]],
     'a large integer': [[4, 6, 10**400, 6, 28, 30]],
     'infinite': [[4, 6, INF, 6, 28, 30]],
-    'minus infinite': [[4, 6, 28, -INF, 28, 30]],
     'NaN': [[4, 6, NAN, 6, 28, 30]],
-    'NaN first': [[NAN, 6, 28, 6, 28, 30]],
-    'all NaN': [[NAN] * 6],
-    'NaN hides a large one': [[4, NAN, 1e8, 6, 28, 30]],
     'far in a second polygon': [SQUARE, [4, 6, 1e8, 6, 28, 30]],
-    'a star': [[(0, 96)[i // 2 % 2] for i in range(2 * 12000)]],
     'strings': [['4', '6', '28', '6', '28', '30']],
     'a string': 'polygon',
-    'a number': 5,
-    'true': True,
     'flags': [[True, False, True, True, False, False]],
-    'null inside': [[4, 6, None, 6, 28, 30]],
     'null for a polygon': [SQUARE, None],
     'numbers without a polygon': SQUARE,
     'a polygon of points': [[[4, 6], [28, 6], [28, 30]]],
-    'a polygon of objects': [[dict(x=4, y=6)]],
-    'nested a hundred times': nested(100),
     'a list of RLEs': [rle(COUNTS)],
-    'RLE of 65536x65536': rle([0, 2**32], (65536, 65536)),
-    'compressed RLE of 65536x65536': rle(TEXT, (65536, 65536)),
-    'RLE of 2 ** 31 rows': rle([0, 2**31], (2**31, 1)),
-    'RLE of 2 ** 64 rows': rle([0, 1], (2**64, 2**64)),
-    'RLE of a negative size': rle(COUNTS, (-SIDE, -SIDE)),
-    'RLE of no size': rle(COUNTS, (0, 0)),
     'RLE of another size': rle([0, 24 * 24], (24, 24)),
     'RLE of the size turned': rle([0, SIDE * SIDE], (SIDE // 2, SIDE * 2)),
-    'RLE of one side': rle(COUNTS, (SIDE,)),
-    'RLE of three sides': rle(COUNTS, (SIDE, SIDE, 1)),
     'RLE of a size in words': rle(COUNTS, ('48', '48')),
-    'RLE of half a size': rle(COUNTS, (SIDE + 0.5, SIDE)),
-    'RLE without a size': dict(counts=COUNTS),
     'RLE without counts': dict(size=[SIDE, SIDE]),
-    'an empty object': dict(note=1),
     'RLE that overruns': rle([0, SIDE * SIDE + 1]),
-    'RLE that overruns by far': rle([0, 2**31]),
-    'RLE that wraps around': rle([2**32 - 1, SIDE * SIDE + 1]),
     'RLE that ends early': rle([10, 20]),
     'RLE of negative runs': rle([-10, SIDE * SIDE + 10]),
-    'RLE of no runs': rle([]),
-    'RLE of empty runs': rle([0] * (SIDE * SIDE + 2) + [SIDE * SIDE]),
     'RLE of fractions': rle([0.5, SIDE * SIDE - 0.5]),
-    'RLE of NaN': rle([NAN, 1]),
-    'RLE of strings': rle(['0', '1']),
-    'RLE of a huge run': rle([0, 10**30]),
-    'RLE of nested runs': rle([[0, 1], [2, 3]]),
-    'RLE of a number': rle(5),
     'RLE of null': rle(None),
     'compressed RLE of nothing': rle(''),
     'compressed RLE cut short': rle('PPP'),
     'compressed RLE of other characters': rle('!!!!'),
     'compressed RLE of umlauts': rle('äöü'),
-    'compressed RLE with a NUL': rle('Q61\0O'),
     'compressed RLE of many digits': rle('o' * 40 + '0'),
     'compressed RLE that overruns': rle('0' + 'ooo1'),
-    'compressed RLE that ends early': rle('11'),
     'compressed RLE of negative runs': rle('OOOO'),
     'compressed RLE of half a pair': rle('\ud800'),
 }  # fmt: skip
@@ -103,13 +59,9 @@ MASKS = {
 # Masks that mmdet skips in training, and COCO's evaluation reads.
 SHORT = {
     'an empty polygon': [[]],
-    'one point': [[4, 6]],
     'two points': [[4, 6, 28, 30]],
     'two points and a half': [[4, 6, 28, 6, 28]],
-    'three points and a half': [[4, 6, 28, 6, 28, 30, 4]],
-    'an empty one beside another': [SQUARE, []],
     'two points beside another': [SQUARE, [4, 6, 28, 30]],
-    'two points before another': [[4, 6, 28, 30], SQUARE],
 }
 
 ABSENT = {'no polygons': [], 'null': None}
@@ -117,39 +69,27 @@ ABSENT = {'no polygons': [], 'null': None}
 # Fields of an object.
 OBJECTS = {
     'NaN in bbox': dict(bbox=[4, 6, NAN, 24]),
-    'infinity in bbox': dict(bbox=[4, 6, 24, INF]),
     'a large integer in bbox': dict(bbox=[4, 6, 10**400, 24]),
     'three numbers in bbox': dict(bbox=[4, 6, 24]),
     'null for bbox': dict(bbox=None),
     'NaN for area': dict(area=NAN),
-    'a string for area': dict(area='576'),
     'a string for category_id': dict(category_id='nut'),
-    'a list for category_id': dict(category_id=[3]),
-    'NaN for category_id': dict(category_id=NAN),
-    'an unknown category_id': dict(category_id=99),
     'a list for image_id': dict(image_id=[0]),
     'a string for id': dict(id='a'),
     'the id of another': dict(id=1),
-    'a string for iscrowd': dict(iscrowd='no'),
-    'two for iscrowd': dict(iscrowd=2),
 }
 
 # Fields of an image, and of a category.
 IMAGES = {
-    'an empty file_name': dict(file_name=''),
     'null for file_name': dict(file_name=None),
     'a negative height': dict(height=-SIDE),
     'a string for height': dict(height='48'),
-    '65536x65536': dict(height=65536, width=65536),
-    'null for width': dict(width=None),
     'a list for an id': dict(id=[0]),
     'the id of another image': dict(id=1),
-    'a string among numbers for an id': dict(id='0'),
 }
 CATEGORIES = {
     'a list for a name': dict(name=['nut']),
     'the name of another': dict(name='bolt'),
-    'an object for an id': dict(id={}),
     'the id of another category': dict(id=7),
 }
 

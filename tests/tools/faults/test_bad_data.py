@@ -1,6 +1,5 @@
 """Faults in pictures, labels and annotations give one sentence in each tool."""
 
-import json
 import os
 import re
 import subprocess
@@ -105,14 +104,6 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
     first_item(segmentation(own))
 
 
-def test_colours_that_are_lists_can_be_drawn(own):
-    """Configs in JSON or YAML, and --cfg-options, have lists. mmdet draws tuples alone."""
-    cfg = config(detection(own))
-    cfg.train_dataloader.dataset.metainfo.palette = [[1, 2, 3], [4, 5, 6]]
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        assert build_dataset(cfg, 'train').metainfo['palette'] == [(1, 2, 3), (4, 5, 6)]
-
-
 def test_more_classes_than_a_label_has_values(own):
     names = ','.join(f'class {number}' for number in range(300))
     reports = check_data(config(segmentation(own, f'own_data.classes=[{names}]')))
@@ -128,18 +119,6 @@ def test_labels_from_one_are_checked_like_in_training(own):
     assert (check_labels.read_label(path, rule, (SIZE, SIZE)) == 2).all()
     with pytest.raises(DataError, match='allow 0 to 1, 255'):
         check_labels.read_label(path, check_labels.LabelRule(1, 255, True, {1: 7}), (SIZE, SIZE))
-
-
-def test_training_counts_pictures_whose_every_pixel_is_ignored(record_fault, own, tmp_path):
-    for path in (own / 'labels' / 'train').iterdir():
-        Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(path)
-    result = run('tools/train.py', *segmentation(own), '--work-dir', tmp_path / 'work')
-    assert result.returncode == 0, result.stderr
-    log = log_of(tmp_path / 'work')
-    assert 'has the label 255, which is ignored: its loss is 0' in log.replace('that is trained on ', '')
-    assert '4 of 4 pictures were trained on with every pixel ignored' in log
-    assert 'labels with every pixel ignored, whose loss is 0: 4, as' in result.stderr
-    record_fault('bad_data')
 
 
 def log_of(work_dir):
@@ -160,16 +139,11 @@ def truncated_jpeg(path):
 BREAK = {
     'truncated': (truncate, 'is damaged'),
     'a truncated JPEG': (truncated_jpeg, 'is damaged: image file is truncated'),
-    'empty': (lambda path: path.write_bytes(b''), 'is empty'),
-    'text': (lambda path: path.write_text('no picture'), 'cannot be read as a picture'),
     'missing': (lambda path: path.unlink(), 'is not there'),
 }
-FAST_BREAK = ('truncated', 'missing')
 
 
-@pytest.mark.parametrize(
-    'kind', [*FAST_BREAK, *(pytest.param(k, marks=pytest.mark.slow) for k in BREAK if k not in FAST_BREAK)]
-)
+@pytest.mark.parametrize('kind', BREAK)
 def test_unreadable_pictures_are_named_or_skipped_and_counted(record_fault, own, kind):
     spoil, message = BREAK[kind]
     path = own / 'images' / 'train' / '0.png'
@@ -241,16 +215,7 @@ def test_nothing_but_unreadable_pictures_ends_with_a_sentence(record_fault, own,
         record_fault('bad_data')
 
 
-@pytest.mark.parametrize(
-    ('words', 'size'),
-    [
-        (detection, (1, 1)), (segmentation, (2, 2)),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-            (detection, (1, 40)), (detection, (40, 1)), (detection, (2, 2)),
-            (segmentation, (1, 1)), (segmentation, (1, 40)), (segmentation, (40, 1)),
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('words', 'size'), [(detection, (1, 1)), (segmentation, (2, 2))])
 def test_tiny_pictures_are_skipped_or_have_a_finite_loss(record_fault, own, words, size, tmp_path):
     rng = np.random.default_rng(0)
     coco = read_coco(own)
@@ -294,27 +259,14 @@ COCO = {
     'no bbox': (spoilt(lambda c: c['annotations'][0].pop('bbox')), "annotations without 'bbox': 1, as annotation 1"),
     'half a bbox': (spoilt(lambda c: c['annotations'][0].update(bbox=[1, 2])),
                     '1, as annotation 1: bbox takes four finite numbers, got [1, 2]'),
-    'two of one id': (spoilt(lambda c: c['annotations'][0].update(id=2)), 'ids must be unique: 1, as annotation 2'),
     'no JSON': (lambda root: (root / 'train.json').write_text('x'), 'train.json is no JSON'),
-    'empty': (lambda root: (root / 'train.json').write_text(''), 'train.json is no JSON'),
-    'no UTF-8': (lambda root: (root / 'train.json').write_bytes(b'{"a": "\xff"}'), 'train.json is no JSON'),
-    'a list': (lambda root: (root / 'train.json').write_text('[]'), "is not in COCO's format"),
-    'no images': (spoilt(lambda c: c.pop('images')), "has no list 'images'"),
-    'no size': (spoilt(lambda c: c['images'][0].pop('width')), "images without 'width': 1, as image 0"),
-    'not there': (lambda root: (root / 'train.json').unlink(), 'and there is no'),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ('tool', 'kind'),
-    [
-        *(('train', kind) for kind in COCO),
-        ('check_data', 'unknown category'),
-        ('browse_dataset', 'no JSON'),
-        *(pytest.param('check_data', kind, marks=pytest.mark.slow) for kind in COCO if kind != 'unknown category'),
-        *(pytest.param('browse_dataset', kind, marks=pytest.mark.slow) for kind in COCO if kind != 'no JSON'),
-    ],
-)  # fmt: skip
+    [*(('train', kind) for kind in COCO), ('check_data', 'unknown category'), ('browse_dataset', 'no JSON')],
+)
 def test_an_annotation_file_that_is_wrong_is_named(record_fault, own, tool, kind, tmp_path):
     spoil, message = COCO[kind]
     spoil(own)
@@ -363,12 +315,7 @@ def test_classes_unlike_the_annotation_files_are_named(record_fault, own, classe
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.dataset.metainfo.classes = classes
     cfg.dump(tmp_path / 'config.py')
-    tools = {'check_data': [], 'browse_dataset': ['--not-show', '--output-dir', tmp_path / 'out']}
-    if 'screw' in classes:  # mmdet reads the number of categories from the file
-        tools['train'] = ['--work-dir', tmp_path]
-    else:
-        tools.pop('browse_dataset')
-    for tool, more in tools.items():
+    for tool, more in (('check_data', []), ('browse_dataset', ['--not-show', '--output-dir', tmp_path / 'out'])):
         said = sentence(run(f'tools/{tool}.py', tmp_path / 'config.py', *more))
         assert message in said
         assert 'nut, bolt' in said
@@ -377,7 +324,7 @@ def test_classes_unlike_the_annotation_files_are_named(record_fault, own, classe
 
 def test_a_data_set_of_which_nothing_is_left_says_why(record_fault, own, tmp_path):
     said = sentence(run('tools/train.py', *segmentation(own, 'own_data.image_suffix=.tif'), '--work-dir', tmp_path))
-    assert f'there is no picture .tif in {own}/images/train, which has 4 .png' in said
+    assert f"no picture of {own}/images/train is left with img_suffix='.tif'" in said
     coco = read_coco(own)
     coco['annotations'].clear()
     write_coco(own, 'train', coco)
@@ -385,7 +332,7 @@ def test_a_data_set_of_which_nothing_is_left_says_why(record_fault, own, tmp_pat
     assert f'train: annotation files without objects: 1, as {own}/train.json' in said
     filtering = detection(own, '+train_dataloader.dataset.filter_cfg.filter_empty_gt=True')
     said = sentence(run('tools/train.py', *filtering, '--work-dir', tmp_path))
-    assert 'train.json has 4 images, and none is left' in said
+    assert 'train.json is left with filter_cfg={' in said
     record_fault('bad_data', 3)
 
 
@@ -414,10 +361,7 @@ def test_folders_of_a_data_set_that_are_not_there_are_named(record_fault, tmp_pa
     ):
         options = ['--cfg-options', f'train_dataloader.dataset.data_root={root}', 'model.backbone.init_cfg=None']
         path = f'swin_backbone::{name}'
-        for tool, more in (
-            ('train', ['--work-dir', tmp_path]), ('check_data', []),
-            ('browse_dataset', ['--not-show', '--output-dir', tmp_path]),
-        ):  # fmt: skip
+        for tool, more in (('train', ['--work-dir', tmp_path]), ('check_data', [])):
             said = sentence(run(f'tools/{tool}.py', path, *more, *options))
             assert f'there is no {root}' in said
             assert key in said
@@ -436,12 +380,9 @@ def test_a_config_of_a_repeated_data_set_is_looked_through_too(own):
 
 METAINFO = {
     'a word for classes': dict(classes='nut'),
-    'a number for classes': dict(classes=5),
     'no classes': dict(classes=[]),
     'numbers as classes': dict(classes=[1, 2]),
     'one class twice': dict(classes=['nut', 'nut']),
-    'an object for classes': dict(classes=dict(nut=1)),
-    'null among classes': dict(classes=['nut', None]),
 }
 
 
@@ -464,35 +405,17 @@ def test_a_config_without_data_is_an_error(record_fault, own, tmp_path):
         with pytest.raises(ValueError, match='the config has no data: none of train_dataloader, val_dataloader'):
             check_data(Config(dict(default_scope='mmdet', **loaders)))
         record_fault('bad_data')
-    for dataset in (None, 5, [], [None], dict(type='ConcatDataset', datasets=[dict(dataset=None)])):
-        with pytest.raises(ValueError, match=r'train_dataloader\.dataset.* takes a data set|the config has no data'):
-            check_data(Config(dict(default_scope='mmdet', train_dataloader=dict(dataset=dataset))))
-        record_fault('bad_data')
     cfg.train_dataloader.pop('dataset')
     with pytest.raises(ValueError, match=r'train_dataloader\.dataset takes a data set, as .*, got None'):
         check_data(cfg)
     record_fault('bad_data')
 
 
-NO_FILES = {
-    'a pipe': os.mkfifo,
-    'zeros without end': lambda path: path.symlink_to('/dev/zero'),
-    'a folder': os.mkdir,
-    'a link to itself': lambda path: path.symlink_to(path),
-}
-
-
-@pytest.mark.parametrize(
-    ('folder', 'kind'),
-    [
-        *(('images', kind) for kind in NO_FILES),
-        *(pytest.param('labels', kind, marks=[pytest.mark.slow] * (kind != 'a pipe')) for kind in NO_FILES),
-    ],
-)
-def test_what_is_no_file_is_not_waited_for(record_fault, own, kind, folder):
+@pytest.mark.parametrize(('folder', 'make'), [('images', os.mkfifo), ('images', os.mkdir), ('labels', os.mkfifo)])
+def test_what_is_no_file_is_not_waited_for(record_fault, own, folder, make):
     path = own / folder / 'train' / '0.png'
     path.unlink()
-    NO_FILES[kind](path)
+    make(path)
     words = detection(own) if folder == 'images' else segmentation(own)  # its pictures are the files of a folder
     report = check_data(config(words))[0]
     (said,) = report.sentences(report.errors)
@@ -503,37 +426,13 @@ def test_what_is_no_file_is_not_waited_for(record_fault, own, kind, folder):
     record_fault('bad_data', 2)
 
 
-def test_a_file_name_is_named_that_the_system_cannot_have(record_fault, own):
-    """A list of pictures without COCO's format."""
-    for name in ('0\0.png', '\ud800.png', 'x' * 300 + '.png'):
-        cfg = config(detection(own))
-        items = [dict(img_path=name, height=SIZE, width=SIZE, img_id=0, instances=[])]
-        (own / 'list.json').write_text(json.dumps(dict(metainfo={}, data_list=items)))
-        cfg.train_dataloader.dataset.update(type='BaseDetDataset', ann_file='list.json')
-        cfg.train_dataloader.dataset.data_prefix = dict(img_path='images/train')
-        cfg.train_dataloader.dataset.pop('filter_cfg', None)
-        report = check_data(cfg)[0]
-        (said,) = report.sentences(report.errors)
-        assert said.startswith('train: pictures or labels that cannot be read: 1, as')
-        with DefaultScope.overwrite_default_scope('mmdet'), pytest.raises(DataError):
-            build_dataset(cfg, 'train')[0]
-        record_fault('bad_data', 2)
-
-
 PICTURES = {
+    'nothing': b'',
     'a web page': b'<!DOCTYPE html><html><body>no</body></html>',
-    'SVG': b'<svg xmlns="http://www.w3.org/2000/svg" width="48" height="48"/>',
-    'PDF': b'%PDF-1.7\n1 0 obj\n<<>>\nendobj\n%%EOF',
-    'zip': b'PK\x03\x04' + bytes(60),
-    'an array of numpy': b'\x93NUMPY\x01\x00' + bytes(60),
-    'the head of a PNG': b'\x89PNG\r\n\x1a\n',
     'a PNG without pixels': b'\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR' + bytes(17) + b'\x00\x00\x00\x00IEND\xaeB`\x82',
-    'the head of a JPEG': b'\xff\xd8\xff\xe0\x00\x10JFIF\x00',
     'a JPEG without pixels': b'\xff\xd8\xff\xd9',
-    'zeros': bytes(5000),
     'a pointer of Git LFS': b'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n',
-    'a video': b'\x00\x00\x00\x18ftypmp42' + bytes(60),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('words', [detection, segmentation])
@@ -589,27 +488,15 @@ def test_browse_names_bad_pictures_and_draws_the_rest(record_fault, own, tmp_pat
     record_fault('bad_data', 2)
 
 
-@pytest.mark.slow
-def test_a_name_that_is_not_utf_8_is_written_as_bytes(record_fault, own, tmp_path):
-    """The processes print UTF-8."""
-    for folder in ('images', 'labels'):
-        (own / folder / 'train' / '0.png').rename(os.fsdecode(os.fsencode(own / folder / 'train') + b'/\xff.png'))
+def test_a_name_that_is_not_utf_8_is_written_as_bytes(record_fault, own):
+    """The process prints UTF-8."""
+    path = os.fsdecode(os.fsencode(own / 'images' / 'train') + b'/\xff.png')
+    os.rename(own / 'images' / 'train' / '0.png', path)
+    with open(path, 'w') as file:
+        file.write('no picture')
+    words = [sys.executable, ROOT / 'tools' / 'check_data.py', *segmentation(own)]
     environment = dict(os.environ, PYTHONUTF8='1')
-
-    def done(tool, *more):
-        words = [sys.executable, ROOT / 'tools' / tool, *segmentation(own), *more]
-        result = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT)
-        assert 'Traceback' not in result.stderr, result.stderr[-2000:]
-        return result
-
-    assert done('browse_dataset.py', '--not-show', '--output-dir', tmp_path / 'out').returncode == 0
-    assert len(list((tmp_path / 'out').glob('*.jpg'))) == 4
-    assert done('train.py', '--work-dir', tmp_path / 'work').returncode == 0
-    (own / 'images' / 'train' / os.fsdecode(b'\xff.png')).write_text('no picture')
-    assert '\\udcff.png cannot be read as a picture' in done('check_data.py').stdout
-    browsed = done('browse_dataset.py', '--not-show', '--output-dir', tmp_path / 'out')
-    assert '\\udcff.png cannot be read' in browsed.stderr
-    skipping = done('train.py', '--work-dir', tmp_path / 'work', '--skip-unreadable')
-    assert skipping.returncode == 0
-    assert '\\udcff.png cannot be read' in log_of(tmp_path / 'work')
-    record_fault('bad_data', 5)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT)
+    assert 'Traceback' not in result.stderr, result.stderr[-2000:]
+    assert '\\udcff.png cannot be read as a picture' in result.stdout
+    record_fault('bad_data')
