@@ -50,7 +50,7 @@ def test_steps_have_the_losses_of_the_toolboxs_own_swin(trained, kind, iteration
 
 def test_what_disturbs_a_training_does(trained):
     def losses(**changed):
-        return np.array(trained('segmentor', swin='theirs', iterations=4, **changed))
+        return np.array(trained('segmentor', swin='theirs', **changed))  # after 4 steps, losses may still be equal
 
     theirs = losses()
     assert (losses() == theirs).all()
