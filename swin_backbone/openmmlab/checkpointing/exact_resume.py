@@ -7,7 +7,7 @@ from typing import Any, Optional
 from mmengine.dist import gather_object, get_rank
 from mmengine.hooks import EMAHook
 from mmengine.model import is_model_wrapper
-from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
@@ -178,7 +178,7 @@ def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any], name: str) -> Ite
 
 def _gather_gradients(runner: Runner) -> Optional[list[dict[str, Tensor]]]:
     wrapper = runner.optim_wrapper
-    if not isinstance(wrapper, OptimWrapper) or isinstance(wrapper, OptimWrapperDict) or wrapper.should_update():
+    if isinstance(wrapper, OptimWrapperDict) or wrapper.should_update():
         return None
     gradients = {
         name: parameter.grad.cpu()
