@@ -96,7 +96,7 @@ def test_hooks_inside_dropout_and_other_modules_are_obeyed(calls):
     'change',
     [
         lambda model: model.stages[0].blocks[0].ffn.layers[0].__setitem__(1, nn.GELU('tanh')),
-        lambda model: setattr(model.stages[0].downsample.reduction, 'bias', nn.Parameter(torch.ones(32))),
+        lambda model: setattr(model.stages[0].downsample.reduction, 'bias', nn.Parameter(torch.linspace(-1, 1, 32))),
         lambda model: setattr(model.patch_embed.projection, 'dilation', (2, 2)),
     ],
 )
