@@ -26,6 +26,7 @@ def attend_in_windows(
     shift: List[int],
     mask_padding: bool,
     scale: float,
+    programs: int = 0,
 ) -> Tuple[Tensor, Tensor]:
     """Return softmax(scale q k^T + bias) v inside every window of a batch of maps.
 
@@ -35,30 +36,15 @@ def attend_in_windows(
         padding_3C: query, key and value of padding, for maps of no whole number of windows.
         bias_hNN: the relative position bias, read in float32.
         batch, height, width, window_size, shift, mask_padding: see `Windows`.
+        programs: for the windows of a head; 0: enough to keep the device busy.
 
     Returns:
         The attended tokens (T, C); and (L, h, N) float32, the log2 of the softmax's denominator, for logits times
         log2(e). Windows are in row-major order.
     """
-    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
-    return launch_forward(tiles, qkv_T3C, padding_3C, bias_hNN, scale)
-
-
-@attend_in_windows.register_fake
-def _(qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *others: Any) -> Tuple[Tensor, Tensor]:
-    batch, height, width, window_size, *_ = others
-    rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
-    lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
-    out_TC = qkv_T3C.new_empty(qkv_T3C.shape[0], qkv_T3C.shape[1] // 3)
-    return out_TC, qkv_T3C.new_empty(lse_shape, dtype=torch.float32)
-
-
-def launch_forward(
-    tiles: Tiles, qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Run the kernel, see `attend_in_windows`."""
     from .kernels.forward import attend
 
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, programs)
     qkv_T3C = _with_dense_rows(qkv_T3C)
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
@@ -71,6 +57,15 @@ def launch_forward(
             **tiling.options,
         )
     return out_TC, lse_LhN
+
+
+@attend_in_windows.register_fake
+def _(qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *others: Any) -> Tuple[Tensor, Tensor]:
+    batch, height, width, window_size, *_ = others
+    rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
+    lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
+    out_TC = qkv_T3C.new_empty(qkv_T3C.shape[0], qkv_T3C.shape[1] // 3)
+    return out_TC, qkv_T3C.new_empty(lse_shape, dtype=torch.float32)
 
 
 @torch.library.custom_op('swin_backbone::attend_in_windows_backward', mutates_args=())
@@ -88,6 +83,7 @@ def attend_in_windows_backward(
     shift: List[int],
     mask_padding: bool,
     scale: float,
+    programs: int,
     needs_padding: bool,
     needs_bias: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
@@ -95,45 +91,16 @@ def attend_in_windows_backward(
 
     Without `needs_padding` or `needs_bias`, the gradient of padding or bias is empty.
     """
-    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
-    needs = needs_padding, needs_bias
-    return launch_backward(tiles, grad_TC, qkv_T3C, padding_3C, bias_hNN, out_TC, lse_LhN, scale, *needs)
-
-
-@attend_in_windows_backward.register_fake
-def _(
-    grad_TC: Tensor, qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *others: Any
-) -> Tuple[Tensor, Tensor, Tensor]:
-    *_, needs_padding, needs_bias = others
-    return (
-        qkv_T3C.new_empty(qkv_T3C.shape),
-        qkv_T3C.new_empty(qkv_T3C.shape[1] if needs_padding else 0),
-        bias_hNN.new_empty(bias_hNN.shape if needs_bias else 0),
-    )
-
-
-def launch_backward(
-    tiles: Tiles,
-    grad_TC: Tensor,
-    qkv_T3C: Tensor,
-    padding_3C: Tensor,
-    bias_hNN: Tensor,
-    out_TC: Tensor,
-    lse_LhN: Tensor,
-    scale: float,
-    needs_padding: bool,
-    needs_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the kernels, see `attend_in_windows_backward`."""
     from .kernels.backward import attend_backward, attend_backward_queries
 
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, programs)
     grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
     tiling, constants = tiles.backward(), tiles.constants()
     needs = dict(NEEDS_BIAS=needs_bias, NEEDS_PADDING=needs_padding)
-    _, programs, blocks = grid = tiles.grid(tiling)
-    grad_bias_PhNN = lse_LhN.new_empty((programs, *bias_hNN.shape) if needs_bias else 0)
-    grad_padding_P2C = lse_LhN.new_empty((programs * blocks, 2 * tiles.channels) if needs_padding else 0)
+    _, num_programs, blocks = grid = tiles.grid(tiling)
+    grad_bias_PhNN = lse_LhN.new_empty((num_programs, *bias_hNN.shape) if needs_bias else 0)
+    grad_padding_P2C = lse_LhN.new_empty((num_programs * blocks, 2 * tiles.channels) if needs_padding else 0)
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
     padding, bias = padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous()
     tensors = grad_TC, qkv_T3C, padding, bias, out_TC, lse_LhN, grad_qkv_T3C
@@ -150,6 +117,18 @@ def launch_backward(
     if needs_bias:
         grad_bias_hNN = grad_bias_PhNN.sum(0).to(bias_hNN.dtype)
     return grad_qkv_T3C, grad_padding_3C, grad_bias_hNN
+
+
+@attend_in_windows_backward.register_fake
+def _(
+    grad_TC: Tensor, qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *others: Any
+) -> Tuple[Tensor, Tensor, Tensor]:
+    *_, needs_padding, needs_bias = others
+    return (
+        qkv_T3C.new_empty(qkv_T3C.shape),
+        qkv_T3C.new_empty(qkv_T3C.shape[1] if needs_padding else 0),
+        bias_hNN.new_empty(bias_hNN.shape if needs_bias else 0),
+    )
 
 
 def _keep_for_backward(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:

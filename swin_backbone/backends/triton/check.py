@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ...windows.grid import Size, Windows
-from .attention import launch_backward, launch_forward
-from .tiles import Tiles
+from .attention import attend_in_windows, attend_in_windows_backward
 
 # The largest allowed rounding error, relative to the larger of 1 and the largest value of a result. The mantissas of
 # TF32 and float16 have equal lengths.
@@ -41,9 +40,9 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
     settings = 1, height, width, list(window_size), [side // 2 for side in window_size], False
     scale = head_dim**-0.5
     qkv_T3C, padding_3C, bias_hNN, grad_TC = (x.to(device) for x in inputs)
-    tiles = Tiles(qkv_T3C, bias_hNN, *settings, programs=PROGRAMS)
-    out_TC, lse_LhN = launch_forward(tiles, qkv_T3C, padding_3C, bias_hNN, scale)
-    grads = launch_backward(tiles, grad_TC, qkv_T3C, padding_3C, bias_hNN, out_TC, lse_LhN, scale, True, True)
+    out_TC, lse_LhN = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *settings, scale, PROGRAMS)
+    tensors = grad_TC, qkv_T3C, padding_3C, bias_hNN, out_TC, lse_LhN
+    grads = attend_in_windows_backward(*tensors, *settings, scale, PROGRAMS, True, True)
     exact_qkv, exact_padding, exact_bias = exact = [x.double().requires_grad_() for x in inputs[:-1]]
     exact_TC = attend_by_torch(exact_qkv, exact_padding, exact_bias, *settings, scale)
     expected = exact_TC.detach(), *torch.autograd.grad(exact_TC, exact, inputs[-1].double())

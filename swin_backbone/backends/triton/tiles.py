@@ -4,7 +4,7 @@ Layout: T tokens, C channels, h heads, N places of a window.
 """
 
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +25,7 @@ class Tiling(NamedTuple):
 class Tiles:
     """The sizes of all launches.
 
-    Args:
-        programs: the number of programs for the windows of a head; None: enough to keep the device busy.
-        others: see `attend_in_windows`.
+    Args: see `attend_in_windows`.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class Tiles:
         window_size: list[int],
         shift: list[int],
         mask_padding: bool,
-        programs: Optional[int] = None,
+        programs: int = 0,
     ):
         self.programs = programs
         self.size, self.window_size, self.shift, self.mask_padding = (height, width), window_size, shift, mask_padding

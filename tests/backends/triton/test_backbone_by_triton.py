@@ -218,6 +218,6 @@ def test_where_it_does_not_compile_it_says_so(monkeypatch, nothing_tried):
     def fail(*args):
         raise RuntimeError('ptxas says no\nand more')
 
-    monkeypatch.setattr(check, 'launch_backward', fail)
+    monkeypatch.setattr(check, 'attend_in_windows_backward', fail)
     with pytest.raises(ValueError, match=r'The kernel does not run \(RuntimeError: ptxas says no\)'):
         make_backbone('triton')(torch.randn(1, 3, 36, 36, device=DEVICE))

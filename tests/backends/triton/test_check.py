@@ -9,11 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
 from swin_backbone.backends.triton import check, trial
+from swin_backbone.backends.triton.tiles import Tiles
 
 pytest.importorskip('triton', reason='triton is not installed')
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-LAUNCH = check.launch_forward, check.launch_backward
+FORWARD, BACKWARD = 'attend_in_windows', 'attend_in_windows_backward'
 
 
 @pytest.fixture(autouse=True)
@@ -33,61 +34,51 @@ def test_the_kernels_pass(dtype, window_size):
     assert why_not(dtype, window_size) is None
 
 
-def wrong_forward(change):
-    def launch(tiles, *arguments):
-        out_TC, lse_LhN = LAUNCH[0](tiles, *arguments)
-        change(out_TC, lse_LhN)
-        return out_TC, lse_LhN
-
-    return dict(launch_forward=launch)
-
-
-def wrong_backward(change):
-    def launch(tiles, *arguments):
-        grads = LAUNCH[1](tiles, *arguments)
-        change(*grads)
-        return grads
-
-    return dict(launch_backward=launch)
-
-
 FAULTS = {
-    'one value is NaN': (wrong_forward(lambda out, lse: out[0, 0].fill_(torch.nan)), 'output'),
-    'a log-sum-exp': (wrong_forward(lambda out, lse: lse[0, 0, 0].add_(3)), 'gradient of'),
-    'gradient of one key': (
-        wrong_backward(lambda qkv, padding, bias: qkv[7, 32:64].zero_()),
-        'gradient of query, key and value',
-    ),
-    'padding': (wrong_backward(lambda qkv, padding, bias: padding[32:].mul_(2)), 'gradient of padding'),
-    'a head of the bias': (wrong_backward(lambda qkv, padding, bias: bias[1].zero_()), 'gradient of the bias'),
-    'NaN behind': (wrong_backward(lambda qkv, padding, bias: bias[0, 0, 0].fill_(torch.nan)), 'gradient of the bias'),
+    'one value is NaN': (FORWARD, lambda out, lse: out[0, 0].fill_(torch.nan), 'output'),
+    'a log-sum-exp': (FORWARD, lambda out, lse: lse[0, 0, 0].add_(3), 'gradient of'),
+    'a key': (BACKWARD, lambda qkv, padding, bias: qkv[7, 32:64].zero_(), 'gradient of query, key and value'),
+    'padding': (BACKWARD, lambda qkv, padding, bias: padding[32:].mul_(2), 'gradient of padding'),
+    'a head of the bias': (BACKWARD, lambda qkv, padding, bias: bias[1].zero_(), 'gradient of the bias'),
+    'NaN behind': (BACKWARD, lambda qkv, padding, bias: bias[0, 0, 0].fill_(torch.nan), 'gradient of the bias'),
 }
 
 
+@pytest.fixture
+def make_wrong(monkeypatch):
+    """Return a function that changes the results of an operator by a fault."""
+
+    def replace(fault):
+        name, change, _ = FAULTS[fault]
+        right = getattr(check, name)
+
+        def wrong(*arguments):
+            results = right(*arguments)
+            change(*results)
+            return results
+
+        monkeypatch.setattr(check, name, wrong)
+
+    return replace
+
+
 @pytest.mark.parametrize('fault', FAULTS)
-def test_a_wrong_kernel_is_not_used(monkeypatch, fault):
-    launches, said = FAULTS[fault]
-    for name, launch in launches.items():
-        monkeypatch.setattr(check, name, launch)
+def test_a_wrong_kernel_is_not_used(make_wrong, fault):
+    make_wrong(fault)
     reason = why_not()
-    assert said in reason
+    assert FAULTS[fault][2] in reason
     assert 'is off by' in reason
     assert ('nan' in reason) == ('NaN' in fault)
 
 
 def test_a_kernel_without_masks_is_caught_in_shifted_windows(monkeypatch):
-    def unmasked(tiles, *arguments):
-        constants = tiles.constants
-        monkeypatch.setattr(tiles, 'constants', lambda: {**constants(), 'MASKED': False})
-        return LAUNCH[0](tiles, *arguments)
-
-    monkeypatch.setattr(check, 'launch_forward', unmasked)
+    constants = Tiles.constants
+    monkeypatch.setattr(Tiles, 'constants', lambda tiles: {**constants(tiles), 'MASKED': False})
     assert 'output is off by' in why_not()
 
 
-def test_a_backbone_that_names_it_refuses(monkeypatch):
-    launches, _ = FAULTS['one value is NaN']
-    monkeypatch.setattr(check, 'launch_forward', launches['launch_forward'])
+def test_a_backbone_that_names_it_refuses(make_wrong):
+    make_wrong('one value is NaN')
     arguments = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), window_size=3)
     model = SwinBackbone(backend='triton', **arguments).to(DEVICE)
     x = torch.randn(1, 3, 36, 28, device=DEVICE)

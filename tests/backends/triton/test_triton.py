@@ -144,7 +144,7 @@ def test_opcheck(window_size, size):
     torch.library.opcheck(attend_in_windows, (*(x.detach().requires_grad_() for x in inputs), *settings))
     for needs in ((True, False), (False, True)):
         out_TC, lse_LhN = attend_in_windows(*inputs, *settings)
-        arguments = torch.ones_like(out_TC), *inputs, out_TC, lse_LhN, *settings, *needs
+        arguments = torch.ones_like(out_TC), *inputs, out_TC, lse_LhN, *settings, 0, *needs
         torch.library.opcheck(attend_in_windows_backward, arguments)
 
 
