@@ -141,24 +141,13 @@ def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
     assert not list(tmp_path.rglob('.partial-*'))
 
 
-@pytest.mark.parametrize(
-    ('inputs', 'config', 'message'),
-    [
-        ('nothing/*.jpg', DETECTION, "'nothing/*.jpg'"),
-        ('{pictures}/a.png', SEGMENTATION, 'weights of the model (decode_head.'),
-    ],
-)
-def test_a_users_mistake_is_one_sentence(checkpoints, pictures, inputs, config, message):
-    checkpoint = checkpoints / f'{DETECTION.stem}.pth'
-    assert message in error_of('tools/infer.py', inputs.format(pictures=pictures), config, '--weights', checkpoint)
-
-
-def test_a_test_with_weights_left_random_stops(tmp_path, checkpoints):
+def test_weights_left_random_stop_a_run(tmp_path, checkpoints, pictures):
     run_well('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 1, '--val', 1, '--shape', 64)
-    checkpoint = checkpoints / f'{DETECTION.stem}.pth'
+    checkpoint, message = checkpoints / f'{DETECTION.stem}.pth', 'weights of the model (decode_head.'
+    assert message in error_of('tools/infer.py', pictures / 'a.png', SEGMENTATION, '--weights', checkpoint)
     command = ('tools/test.py', SEGMENTATION, checkpoint, '--work-dir', tmp_path / 'work')
     options = ('--cfg-options', f'test_dataloader.dataset.data_root={tmp_path}/shapes/')
-    assert 'weights of the model (decode_head.' in error_of(*command, *options)
+    assert message in error_of(*command, *options)
     assert 'mIoU' in run_well(*command, '--allow-missing', *options).stdout
 
 

@@ -1,9 +1,6 @@
 """Configs with a swapped Swin: build the model, train one step, predict."""
 
 import copy
-import re
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -269,20 +266,3 @@ class _Owner:
 
     def __init__(self, model):
         self.model = model
-
-
-def shipped_with_swin(package):
-    """Return the configs of an installed toolbox with `SwinTransformer`, own or inherited, as package::path."""
-    root = Path(find_spec(package).origin).parent / '.mim' / 'configs'
-    texts = {path.resolve(): path.read_text() for path in root.rglob('*.py')}
-
-    def has_swin(path):
-        text = texts.get(path, '')
-        if "type='SwinTransformer'" in text:
-            return True
-        bases = re.search(r"^_base_ = (\[.*?\]|\(.*?\)|'.*?')", text, flags=re.M | re.S)
-        names = re.findall(r"'(.+?)'", bases[1]) if bases else []
-        return any(has_swin((path.parent / name).resolve()) for name in names if name.endswith('.py'))
-
-    configs = sorted(path for path in texts if '_base_' not in path.parts and has_swin(path))
-    return [f'{package}::{path.relative_to(root.resolve())}' for path in configs]

@@ -8,14 +8,20 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.openmmlab.breadth import shipped_with_swin
+from helpers.openmmlab.every_config import folders
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
 
 NAMES = {(96, 6): 'swin-t', (96, 18): 'swin-s', (128, 18): 'swin-b', (192, 18): 'swin-l'}  # by width and depth
-CONFIGS = [*shipped_with_swin('mmdet'), *shipped_with_swin('mmseg')]
+CONFIGS = [
+    f'{toolbox}::{folder}/{name}'
+    for toolbox in ('mmdet', 'mmseg')
+    for folder, names in folders(toolbox).items()
+    for name in names
+    if 'swin' in name
+]
 
 
 def own_name(cfg):

@@ -37,9 +37,4 @@ def test_trains_to_the_first_metric_or_says_what_it_takes(config, layout, tmp_pa
     name = 'mIoU' if takes(config) == 'labels' else 'coco/bbox_mAP'
     assert 0 <= metrics[name] <= 100
     assert ('coco/segm_mAP' in metrics) == (takes(config) == 'masks')
-    steps = {'coco': 2, 'yolo': 2, 'voc': 2, 'labels': 2}[layout]
-    assert runner.iter == steps  # an epoch of batches of two pictures
-
-
-def test_the_grid_has_twenty_configs():
-    assert len(CONFIGS) == 20
+    assert runner.iter == 2  # an epoch of batches of two pictures
