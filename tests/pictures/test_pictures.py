@@ -256,14 +256,6 @@ def test_curves_of_a_training_that_was_killed_and_resumed(tmp_path):
     assert read_log(tmp_path).metrics == {}
 
 
-def test_a_log_that_is_none(tmp_path):
-    with pytest.raises(ValueError, match='no folder in which mmengine wrote'):
-        read_log(tmp_path)
-    (tmp_path / 'log.json').write_text('no json\n{}\n')
-    with pytest.raises(ValueError, match=r'log\.json, line 1: not the JSON that mmengine writes'):
-        read_log(tmp_path / 'log.json')
-
-
 def texts_cut_off(figure):
     """The texts beyond the edge of a figure."""
     figure.draw_without_rendering()

@@ -92,23 +92,15 @@ def test_other_workers_than_before(check):
     check(11, saved_after=10, epochs=2, workers=2, resumed_with=dict(workers=0))
 
 
-def resumed_log(tmp_path, change, **settings):
-    """Return the log of a resume from a changed checkpoint."""
-    assert run(config(tmp_path, epochs=1)) == 0
-    path = tmp_path / 'epoch_1.pth'
-    checkpoint = torch.load(path, weights_only=False)
-    change(checkpoint['meta'])
-    torch.save(checkpoint, path)
-    log = tmp_path / 'log'
-    assert run(config(tmp_path, epochs=2, resume=True, **settings), log=log) == 0, log.read_text()[-3000:]
-    assert (tmp_path / 'epoch_2.pth').is_file()
-    return log.read_text()
-
-
 def test_an_older_checkpoint_is_resumed_with_a_sentence(tmp_path):
-    log = resumed_log(tmp_path, lambda meta: meta.pop('exact_resume'))
-    assert 'The checkpoint has no position in the data' in log
-    assert 'resumed epoch: 1, iter: 8' in log
+    assert run(config(tmp_path, epochs=1)) == 0
+    checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)
+    del checkpoint['meta']['exact_resume']
+    torch.save(checkpoint, tmp_path / 'epoch_1.pth')
+    log = tmp_path / 'log'
+    assert run(config(tmp_path, epochs=2, resume=True), log=log) == 0
+    assert 'The checkpoint has no position in the data' in log.read_text()
+    assert 'resumed epoch: 1, iter: 8' in log.read_text()
 
 
 def test_an_epoch_that_is_resumed_goes_on_counting(tmp_path):

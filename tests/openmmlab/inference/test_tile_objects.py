@@ -31,17 +31,6 @@ def test_an_rle_is_that_of_pycocotools(mask_HW):
     assert tiled.area_of(runs(mask_HW)) == mask_HW.sum()
 
 
-@given(masks_HW, masks_HW, st.integers(0, 9), st.integers(0, 9))
-def test_unions_and_windows_of_masks(one, two, top, left):
-    size = min(one.shape[0], two.shape[0]), min(one.shape[1], two.shape[1])
-    one, two = one[: size[0], : size[1]], two[: size[0], : size[1]]
-    assert tiled.rle_of(tiled.unite_runs([runs(one), runs(two)]), size) == tiled.rle_of(runs(one | two), size)
-    window = Window(min(top, size[0]), min(left, size[1]), size[0], size[1])
-    inside = np.zeros(size, bool)
-    inside[window.top :, window.left :] = one[window.top :, window.left :]
-    assert tiled.rle_of(tiled.clip_runs(runs(one), window, size[0]), size) == tiled.rle_of(runs(inside), size)
-
-
 def test_masks_in_pictures_too_large_for_pycocotools():
     size = 100_000, 120_000
     mask = np.random.default_rng(0).random((30, 40)) < 0.5
@@ -94,29 +83,3 @@ def test_an_object_through_many_tiles_is_one():
     picture[430:470, 600:630] = COLOURS[0]
     found = merged(picture, Grid((900, 900), 160, 64))
     assert sorted(one.box for one in found) == [(10, 430, 890, 470), (600, 20, 630, 430), (600, 470, 630, 880)]
-
-
-def test_compared_pairs_grow_linearly_with_the_picture(monkeypatch):
-    similarity, compared = tiled.Merger._similarity, []
-    monkeypatch.setattr(tiled.Merger, '_similarity', lambda *pair: compared.append(1) or similarity(*pair))
-    counts = []
-    for width in (600, 2400):
-        picture, _ = scene((300, width), width // 20, largest=12)
-        compared.clear()
-        merged(picture, Grid(picture.shape[:2], 144, 64))
-        counts.append(len(compared))
-    assert counts[1] < 6 * counts[0]
-
-
-def test_objects_are_given_as_rows_of_tiles_are_finished():
-    picture, expected = scene((3000, 200), 100, largest=12)
-    grid, most, given = Grid(picture.shape[:2], 144, 64), 0, 0
-    merger, detector = tiled.Merger(grid), Detector(masks=False)
-    for index in range(len(grid)):
-        top, left, bottom, right = grid.window(index)
-        instances = detector.predict([dict(inputs=picture[top:bottom, left:right])])[0].pred_instances
-        here = [tiled.Object(tuple(box), 1.0, 0, None) for box in instances.bboxes + [left, top] * 2]
-        given += sum(1 for _ in merger.add(index, tiled.mark_cut(here, grid, index)))
-        most = max(most, len(merger.objects))
-    assert given == len(expected)
-    assert most < 30

@@ -81,19 +81,6 @@ def test_each_parameter_of_swin_t(scope, kind):
         assert actual[name] == (pytest.approx(lr), decay), name
 
 
-@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
-@pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (1,)])
-def test_each_parameter_is_in_one_layer(kind, out_indices):
-    backbone = Detector(kind, out_indices=out_indices).backbone
-    layers = backbone.layer_order()
-    assert len(layers) == 1 + sum(DEPTHS)
-    prefixes = [prefix for layer in layers for prefix in layer]
-    for name, _ in backbone.named_parameters():
-        assert sum(name == prefix or name.startswith(prefix + '.') for prefix in prefixes) == 1, name
-    names = [name for name, _ in backbone.named_modules()] + ['absolute_pos_embed']
-    assert set(prefixes) <= set(names)
-
-
 def test_frozen_parameters_are_in_no_group():
     model = Detector(frozen_stages=2)
     optimized = {id(p) for group in build(model).optimizer.param_groups for p in group['params']}
