@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -102,13 +101,19 @@ class CpuAmp(AmpOptimWrapper):
 
 @HOOKS.register_module(force=True)
 class SendSignal(Hook):
-    """Send a signal after iterations, counted from 1: to this process or its group, on all ranks or one rank."""
+    """Send a signal after iterations, counted from 1: to this process or its group, on all ranks or one rank.
 
-    def __init__(self, number, after, stage='after_train_iter', rank=None, group=False):
+    Args:
+        delay: seconds before the signal.
+    """
+
+    def __init__(self, number, after, stage='after_train_iter', rank=None, group=False, delay=0):
         self.number, self.after, self.stage, self.rank, self.group = number, after, stage, rank, group
+        self.delay = delay
 
     def send(self, runner):
         if self.rank in (None, runner.rank):
+            time.sleep(self.delay)
             (os.killpg if self.group else os.kill)(os.getpid(), self.number)
 
     def after_train_iter(self, runner, *args, **kwargs):
@@ -121,31 +126,7 @@ class SendSignal(Hook):
 
 
 @HOOKS.register_module(force=True)
-class SleepAfter(Hook):
-    """Sleep after an iteration, counted from 1."""
-
-    def __init__(self, after, seconds):
-        self.after, self.seconds = after, seconds
-
-    def after_train_iter(self, runner, *args, **kwargs):
-        if runner.iter + 1 == self.after:
-            time.sleep(self.seconds)
-
-
 @HOOKS.register_module(force=True)
-class RunAfter(Hook):
-    """Run a shell command after an epoch."""
-
-    priority = 'LOWEST'
-
-    def __init__(self, after, command):
-        self.after, self.command = after, command
-
-    def after_train_epoch(self, runner):
-        if runner.epoch + 1 == self.after:
-            subprocess.run(self.command, shell=True, check=True, stderr=subprocess.DEVNULL)
-
-
 @HOOKS.register_module(force=True)
 class LimitFiles(Hook):
     """Limit the size of files after an epoch: logs fit, checkpoints do not."""

@@ -113,16 +113,6 @@ def test_no_whole_checkpoint_and_no_checkpoint(tmp_path, record_fault):
     record_fault('damages', 2)
 
 
-def test_a_training_resumes_from_an_older_checkpoint(tmp_path, record_fault):
-    log = tmp_path / 'log'
-    assert run(config(tmp_path, epochs=2, default_hooks__checkpoint__max_keep_ckpts=-1)) == 0
-    truncate(tmp_path / 'epoch_2.pth')
-    assert run(config(tmp_path, epochs=2, resume=True), log=log) == 0
-    assert 'resumed epoch: 1, iter: 8' in log.read_text()
-    assert newest(tmp_path) == 'epoch_2.pth'
-    record_fault('damages')
-
-
 def test_a_resume_without_checkpoints_is_logged(tmp_path):
     log = tmp_path / 'log'
     assert run(config(tmp_path / 'work', epochs=1, resume=True), log=log) == 0

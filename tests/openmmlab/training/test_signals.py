@@ -56,7 +56,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path, record_fault):
 def test_a_second_signal_stops_at_once(tmp_path, record_fault):
     """Within a second, signals count once, because Ctrl-C under torchrun arrives twice."""
     # two signals within a step: the second signal must stop the training before the end of the step
-    twice = [send(signal.SIGTERM, 5), dict(type='SleepAfter', after=5, seconds=1.1), send(signal.SIGTERM, 5)]
+    twice = [send(signal.SIGTERM, 5), send(signal.SIGTERM, 5, delay=1.1)]
     assert run(config(tmp_path / 'later', epochs=2, hooks=twice)) == -signal.SIGTERM
     assert not (tmp_path / 'later' / 'last_checkpoint').exists()
     twice = [send(signal.SIGINT, 5), send(signal.SIGTERM, 5)]
