@@ -99,23 +99,24 @@ def test_attention_is_the_closed_form_and_v2s_position_bias(kind, windows):
 @pytest.mark.parametrize(
     ('arch', 'window', 'params', 'flops'),
     [
-        ('tiny', 8, 28, 5.9),
-        ('tiny', 16, 28, 6.6),
-        ('small', 8, 50, 11.5),
-        ('base', 8, 88, 20.3),
-        ('base', 16, 88, 21.8),
+        ('tiny', 8, 28.35, 5.9),
+        ('tiny', 16, 28.35, 6.6),
+        ('small', 8, 49.73, 11.5),
+        ('small', 16, 49.73, 12.6),
+        ('base', 8, 87.92, 20.3),
+        ('base', 16, 87.92, 21.8),
     ],
 )
 def test_published_v2_classifiers(arch, window, params, flops):
-    """The table of microsoft/Swin-Transformer, for 256x256 pixels; it leaves out the position bias."""
+    """28, 50 and 88 M in microsoft/Swin-Transformer's table, for 256x256 pixels; it leaves out the position bias."""
     with on_device('meta'):
         backbone = SwinV2Backbone(arch=arch, window_size=window, small_map='shrink', out_indices=(3,)).eval()
     cost = count(backbone, 256, 256).cost()
     classifier = 1000 * backbone.num_features[-1]
     sizes = zip(backbone.stages, (min(window, 64 >> stage) for stage in range(4)), ARCHS_V2[arch].num_heads)
     biases = sum(len(stage.blocks) * (2 * side - 1) ** 2 * 512 * (2 + heads) for stage, side, heads in sizes)
-    assert round((cost.params + classifier + 1000) / 1e6) == params
-    assert (cost.flops + classifier - biases) / 1e9 == pytest.approx(flops, rel=0.012)
+    assert (cost.params + classifier + 1000) / 1e6 == pytest.approx(params, abs=0.006)
+    assert (cost.flops + classifier - biases) / 1e9 == pytest.approx(flops, abs=0.08)
 
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone, 'layers'])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers import ROOT
 
-from swin_backbone.backends.native.library import load
 from swin_backbone.mmcv_ops import ext, in_use, providers, put_in_place
 
 WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
@@ -107,10 +106,3 @@ def test_a_torchvision_without_kernels_does_not_compute(monkeypatch):
         assert not providers._has_kernel.__wrapped__(operator, 'Meta')
     monkeypatch.setitem(sys.modules, 'torchvision', None)
     assert not providers._has_kernel.__wrapped__('nms', 'CPU')
-
-
-def test_the_library_computes_on_a_cpu_what_it_takes():
-    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-    taken = [providers.library_takes(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
-    assert taken == [load()[0] is not None] * 2 + [False] * 2
-    assert not providers.library_takes(torch.zeros(1, device='meta'))

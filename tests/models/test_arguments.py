@@ -97,13 +97,6 @@ def test_what_a_config_file_holds_is_taken():
     assert 0.05 < backbone.stages[0].blocks[0].attn.w_msa.qkv.weight.std() < 0.2
 
 
-@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_maps_have_the_dtype_of_weights_and_images(backbone, dtype):
-    model, x = build(backbone).to(dtype).eval(), torch.randn(1, 3, 9, 11)
-    assert model(x.to(dtype))[0].dtype == dtype
-
-
 @pytest.mark.parametrize('of_images', [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize('of_model', [torch.bfloat16, torch.float32])
 def test_autocast_takes_images_of_another_dtype(of_model, of_images):

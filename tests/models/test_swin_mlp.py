@@ -70,9 +70,3 @@ def test_weights_of_another_window_or_family_are_an_error(tmp_path, source, targ
     torch.save(source().state_dict(), tmp_path / 'weights.pth')
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(target(), tmp_path / 'weights.pth')
-
-
-def test_timm_has_no_names_for_it(tmp_path):
-    torch.save(nano().state_dict(), tmp_path / 'weights.pth')
-    with pytest.raises(CheckpointError, match='Swin-MLP, which timm has not: it can be written as official, mmdet'):
-        convert_checkpoint(tmp_path / 'weights.pth', tmp_path / 'out.pth', 'timm')

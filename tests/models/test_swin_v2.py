@@ -5,7 +5,6 @@ import inspect
 import pytest
 import torch
 from mmengine.registry import MODELS
-from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
 
@@ -32,40 +31,6 @@ def test_names_are_mmpretrains():
 
 
 LEAVES = ('weight', 'bias')
-
-
-@pytest.mark.parametrize(
-    ('arch', 'window', 'params', 'flops'),
-    [
-        ('tiny', 8, 28.35, 5.9),
-        ('tiny', 16, 28.35, 6.6),
-        ('small', 8, 49.73, 11.5),
-        ('small', 16, 49.73, 12.6),
-        ('base', 8, 87.92, 20.3),
-        ('base', 16, 87.92, 21.8),
-    ],
-)
-@pytest.mark.filterwarnings('ignore:TF32')
-@torch.no_grad()
-def test_params_and_flops_of_the_published_classifiers(arch, window, params, flops):
-    """Millions, and G multiply-adds of a 256x256 picture: 28/50/88 M in microsoft/Swin-Transformer's table.
-
-    A run counts the multiply-adds. The test adds the classifier's head. The count leaves out the position bias, like
-    the table.
-    """
-    with torch.device('meta'):
-        backbone = nano(arch=arch, out_indices=(3,), window_size=window, small_map='shrink').eval()
-        image = torch.empty(1, 3, 256, 256)
-    head = 1000 * backbone.out_channels[-1]
-    assert (sum(p.numel() for p in backbone.parameters()) + head + 1000) / 1e6 == pytest.approx(params, abs=0.006)
-    with FlopCounterMode(display=False) as counter:
-        backbone(image)
-    before = counter.get_total_flops()
-    with FlopCounterMode(display=False) as counter:
-        for stage, side in zip(backbone.stages, (64, 32, 16, 8)):
-            for block in stage.blocks:
-                block.attn.w_msa.position_bias((min(window, side),) * 2)
-    assert round(((before - counter.get_total_flops()) / 2 + head) / 1e9, 1) == flops
 
 
 def test_huge_and_giant_have_a_norm_every_sixth_block():

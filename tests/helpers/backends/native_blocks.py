@@ -104,13 +104,13 @@ def rms(x: Tensor) -> float:
     return x.float().pow(2).mean().sqrt().item()
 
 
-def gradients(run, x_BHWC: Tensor, weights: dict, grad_BHWC: Tensor) -> dict[str, Tensor]:
-    """Return the gradients of x and all weights in run(x, weights)."""
+def output_and_gradients(run, x_BHWC: Tensor, weights: dict, grad_BHWC: Tensor) -> dict[str, Tensor]:
+    """Return y, the output of run(x, weights), and the gradients of x and all weights."""
     x_BHWC = x_BHWC.detach().requires_grad_()
     weights = {name: w.detach().requires_grad_() for name, w in weights.items()}
     y_BHWC = run(x_BHWC, weights)
     found = torch.autograd.grad(y_BHWC, [x_BHWC, *weights.values()], grad_BHWC.to(y_BHWC.dtype))
-    return dict(zip(('x', *weights), found))
+    return {'y': y_BHWC.detach(), **dict(zip(('x', *weights), found))}
 
 
 def embed(image, weight, bias, norm_weight, norm_bias, eps, dtype=torch.float32, cache=None):

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends.cosine import cosine_scale, normalise_qk
 from swin_backbone.models.layers import SwinBlock, SwinMLPBlock, SwinV2Block
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -113,22 +111,6 @@ def test_the_references_regions_are_the_papers_nine():
     regions_HW = reference._regions((8, 8), (8, 8), (4, 4), (2, 2), False)
     assert regions_HW.unique().numel() == 9
     assert (regions_HW[:4, :4] == 0).all()
-
-
-def test_query_and_key_lengths_and_no_gradient_of_padding():
-    qkv_T3C = torch.randn(6, 3 * CHANNELS, dtype=torch.float64)
-    qkv_T3C[-1, : 2 * CHANNELS] = 0  # padding of a backbone at the initialisation
-    logit_scale = torch.tensor([1.0, 7.0], dtype=torch.float64).view(2, 1, 1)
-    grad = torch.randn_like(qkv_T3C)
-    inputs = qkv_T3C.requires_grad_(), cosine_scale(logit_scale).requires_grad_()
-    y_T3C = normalise_qk(*inputs)
-    (expected, _) = torch.autograd.grad(y_T3C, inputs, grad)
-    torch.autograd.gradcheck(normalise_qk, (qkv_T3C[:-1].detach().requires_grad_(), inputs[1]))
-    assert (expected[-1, : 2 * CHANNELS] == 0).all()
-    q, k, _ = y_T3C[:-1].unflatten(1, (3, 2, -1)).unbind(1)
-    literal_q, literal_k, _ = qkv_T3C[:-1].unflatten(1, (3, 2, -1)).unbind(1)
-    torch.testing.assert_close(q, F.normalize(literal_q, dim=-1) * torch.tensor([[2.718281828459045], [100.0]]))
-    torch.testing.assert_close(k, F.normalize(literal_k, dim=-1))
 
 
 @pytest.mark.parametrize('name', ['drop_path.drop_prob', 'ffn.layers.2.p', 'attn.w_msa.proj_drop.p'])

@@ -9,8 +9,8 @@ from helpers.backends.native_blocks import (
     by_operator,
     by_reference,
     embed,
-    gradients,
     merge,
+    output_and_gradients,
     output_norm,
     random_weights,
 )
@@ -107,8 +107,8 @@ def test_gelu_of_large_numbers_is_torchs(size, dtype, record_fault):
     weights['ffn.layers.0.0.bias'][6] = size
     weights['ffn.layers.1.weight'][:, 6] *= 1 if size < 0 else 0
     case = 1, (4, 4), (0, 0), False
-    truth = gradients(lambda x, w: by_reference(x, w, *case), x, weights, torch.ones_like(x))
-    ours = gradients(lambda x, w: by_operator(x, w, *case, dtype), x, weights, torch.ones_like(x))
+    truth = output_and_gradients(lambda x, w: by_reference(x, w, *case), x, weights, torch.ones_like(x))
+    ours = output_and_gradients(lambda x, w: by_operator(x, w, *case, dtype), x, weights, torch.ones_like(x))
     y, reference, atol = by_operator(x, weights, *case, dtype), by_reference(x, weights, *case), 1e-5
     if dtype == torch.bfloat16:
         atol = 0.1
@@ -124,7 +124,7 @@ def test_gelu_of_what_is_not_finite_is_not(value, dtype, record_fault):
     weights['ffn.layers.0.0.bias'][5] = value
     case = 1, (4, 4), (0, 0), False
     assert not by_operator(x, weights, *case, dtype).isfinite().any()
-    ours = gradients(lambda x, w: by_operator(x, w, *case, dtype), x, weights, torch.ones_like(x))
+    ours = output_and_gradients(lambda x, w: by_operator(x, w, *case, dtype), x, weights, torch.ones_like(x))
     assert not ours['x'].isfinite().any()
     record_fault('not_finite', 2)
 
@@ -138,8 +138,8 @@ def test_a_nan_in_any_weight_is_in_the_output_and_the_gradients(v2, name, value,
     x, weights = torch.randn(1, 8, 8, 64), random_weights(64, 2, (4, 4), v2, norm3=v2)
     weights[name].view(-1)[0] = value
     case = 2, (4, 4), (2, 2), False
-    truth = gradients(lambda x, w: by_reference(x, w, *case), x, weights, torch.ones_like(x))
-    ours = gradients(lambda x, w: by_operator(x, w, *case, dtype), x, weights, torch.ones_like(x))
+    truth = output_and_gradients(lambda x, w: by_reference(x, w, *case), x, weights, torch.ones_like(x))
+    ours = output_and_gradients(lambda x, w: by_operator(x, w, *case, dtype), x, weights, torch.ones_like(x))
     reference, y = by_reference(x, weights, *case), by_operator(x, weights, *case, dtype)
     assert reference.isnan().any()
     assert y[reference.isnan()].isnan().all()
