@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from threading import Lock
 from typing import Any, Optional, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 Function = TypeVar('Function', bound=Callable[..., Any])
+Table = TypeVar('Table')
 
 # --- torch ------------------------------------------------------------------------------------------------------------
 
@@ -73,6 +74,29 @@ def symbolic_views() -> AbstractContextManager[Any]:
 
 # Return the active fake tensor mode, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
+
+CACHED_TABLES = 16  # of each kind: one input size has 8 grids, two shifts in each of four stages
+
+
+def cached_table(build: Callable[..., Table]) -> Callable[..., Table]:
+    """Decorate a function of sizes: cache its tables, but build them anew where a graph is recorded.
+
+    Fake tensors have no values and serve their own fake mode alone.
+    """
+
+    @lru_cache(maxsize=CACHED_TABLES)
+    def cached(_fake_mode: Any, *sizes: Any) -> Table:
+        with torch.inference_mode(False):  # backward cannot save an inference tensor
+            return build(*sizes)
+
+    @wraps(build)
+    def find(*sizes: Any) -> Table:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
+            return build(*sizes)
+        return cached(fake_mode(), *sizes)
+
+    return find
+
 
 # Return the number of active `TorchDispatchMode`s (counters, fake tensors). Without torch's function: 1.
 num_dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stack', lambda: 1)

@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .grid import Size, cached_table
+from ..compat import cached_table
+from .grid import Size
 
 
+@cached_table
 def relative_position_index(window_size: Size, table_window: Size, device: torch.device) -> Tensor:
-    """For each pair of places (query, key) of a window its row in the bias table: (N*N,).
+    """Return the row of the bias table for each pair of places (query, key) of a window: (N*N,).
 
     The table of `table_window` holds every offset from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1); a smaller
     `window_size` uses the table's centre.
@@ -68,12 +70,6 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
     Args:
         table_window: the window of the table; a smaller `window_size` reads the table's centre.
     """
-    (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
-        index = relative_position_index(window_size, (table_height, table_width), table_Rh.device)
-        return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
-    # The biases of a query are a window of the table, turned round. Backward of these views sums in order; backward of
-    # the lookup adds atomically on CUDA.
-    table_hYX: Tensor = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
-    centre_hYX = table_hYX.narrow(1, table_height - Wh, 2 * Wh - 1).narrow(2, table_width - Ww, 2 * Ww - 1)
-    return centre_hYX.unfold(1, Wh, 1).unfold(2, Ww, 1).flip(3, 4).reshape(-1, Wh * Ww, Wh * Ww)
+    N = window_size[0] * window_size[1]
+    index = relative_position_index(window_size, table_window or window_size, table_Rh.device)
+    return table_Rh.t().index_select(1, index).view(-1, N, N)

@@ -143,16 +143,14 @@ class PatchMerging(Layer):
         return self.reduction.weight, norm_values(self.norm)
 
 
-def normalise_output(norm: nn.Module, x_BHWC: Tensor, backend: str) -> Tensor:
+def normalise_output(norm: Any, x_BHWC: Tensor, backend: str) -> Tensor:
     """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
 
     The map is no channels_last view: mmcv's RoIAlign treats any memory like contiguous (B, C, H, W).
     """
     by_library = backend in ('auto', 'native') and type(norm) is nn.LayerNorm and not is_hooked(norm)
-    if by_library and why_not_native(x_BHWC) is None:
-        weight, bias, eps = norm_values(norm)
-        if eps is not None and why_not_weights([weight, bias]) is None:
-            return native.output_norm(x_BHWC, weight, bias, eps)
+    if by_library and why_not_native(x_BHWC) is None and why_not_weights([norm.weight, norm.bias]) is None:
+        return native.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
     # `clone`: `contiguous` compares sizes, a guard of torch.compile
     y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
     return y_BCHW
