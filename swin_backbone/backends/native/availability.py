@@ -14,9 +14,9 @@ from . import memory
 from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load
 from .memory import empty, pack_linear
 
-# Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX has
-# 330 GFLOP/s of float32 and 1500 of bfloat16.
-AMX = {torch.float32: 80, torch.bfloat16: 700}
+# Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX: 330
+# GFLOP/s of float32 and 610 of bfloat16, and 4 GB/s.
+AMX = {torch.float32: 80, torch.bfloat16: 170}
 VECTORS = {torch.float32: 20, torch.bfloat16: 40}
 RECOMPUTED = 16  # operations for a token, times C squared: qkv, proj, fc1
 STORED = 9  # numbers for a token, times C: qkv, attended tokens, tokens after attention, hidden tokens

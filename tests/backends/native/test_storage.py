@@ -12,7 +12,7 @@ from swin_backbone.backends.native import availability
     ('isa', 'dtype', 'stored'),
     [
         ('amx', torch.float32, (384, 768)),
-        ('amx', torch.bfloat16, ()),
+        ('amx', torch.bfloat16, (384, 768)),
         ('avx512_bf16', torch.float32, (192, 384, 768)),
         ('avx512_bf16', torch.bfloat16, (96, 192, 384, 768)),
         ('avx512', torch.bfloat16, (192, 384, 768)),
