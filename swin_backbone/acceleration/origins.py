@@ -132,6 +132,8 @@ def find_layer(module: Any) -> Optional[Record]:
         return Record(compute_merging, states, WeightCache(), module.reduction.in_features // 4, {})
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
         return Record(compute_embedding, states, WeightCache(), module.projection.in_channels, {})
+    if type(module) is nn.LayerNorm:
+        return Record(compute_norm, states, WeightCache(), module.normalized_shape[-1], {})
     for origin in BLOCKS:
         has_drop_paths = all(hasattr(module, path.partition('.')[0]) for path in origin.drop_paths.split())
         if arguments == origin.arguments.split() and has_drop_paths:
@@ -249,6 +251,14 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
         return None
     y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), record.cache).to(linear_dtype(x))
     return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
+
+
+def compute_norm(norm: Any, record: Record, values: Values) -> Any:
+    """Return tokens (B, T, C) in memory of (B, C, T): views of the original as a contiguous map copy nothing."""
+    x_BTC = values['input']
+    if x_BTC.dim() != 3 or why_not_weights([norm.weight, norm.bias]):
+        return None
+    return native.output_norm(x_BTC[:, :, None], norm.weight, norm.bias, norm.eps)[..., 0].transpose(1, 2).to(x_BTC)
 
 
 _signature_of = cache(inspect.signature)

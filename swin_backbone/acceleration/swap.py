@@ -49,8 +49,10 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
         stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
         outcomes = defaultdict(list)
         for name, record in layers.items():
-            module = modules[name]
-            if RECORD in vars(module) or not f'.{name}.'.startswith(f'.{root}.' if root else ''):
+            module, prefix = modules[name], f'{root}.' if root else ''
+            is_output = root not in layers and re.fullmatch(r'norm\d', name.removeprefix(prefix))
+            is_inner = record.compute is origins.compute_norm and not is_output
+            if RECORD in vars(module) or is_inner or not f'{name}.'.startswith(prefix):
                 continue
             try:
                 with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):

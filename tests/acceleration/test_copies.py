@@ -206,7 +206,10 @@ def test_a_missing_mask_is_obeyed(calls):
     block = Detection(2)
     block.H, block.W = SIZE
     expected = block(x_of(SIZE), None)
-    swap.accelerate_swin(torch.nn.ModuleDict({'layers': nn.ModuleList([Stage([block], nn.Identity())])}))
+    stages = nn.ModuleList([Stage([block], nn.Identity())])
+    model = torch.nn.ModuleDict({'layers': stages, 'norm0': nn.LayerNorm(DIM)})
+    swap.accelerate_swin(model)
+    assert 'norm0' in accelerated(model)
     calls.clear()
     assert torch.equal(block(x_of(SIZE), None), expected)
     assert accelerated(block)
