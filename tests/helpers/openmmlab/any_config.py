@@ -7,7 +7,6 @@ from helpers.openmmlab.breadth import alone, shrink
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.training_settings import TrainingSettings
 
-SIDE = 64
 DETECTORS = [
     'faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
     'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py',
@@ -35,24 +34,10 @@ SEGMENTORS = [
 CONFIGS = [*(f'mmdet::{name}' for name in DETECTORS), *(f'mmseg::{name}' for name in SEGMENTORS)]
 
 
-def loaded(config, data, work_dir, settings=None, **more):
-    """Load a config with swin-nano and a user's data, like tools/train.py."""
-    settings = settings or TrainingSettings(epochs=1, batch=2, img_scale=(SIDE, SIDE))
-    return runtime.load_config(
-        config,
-        str(work_dir),
-        {'model.backbone.init_cfg': None},
-        'none',
-        'swin-nano',
-        data=data,
-        settings=settings,
-        **more,
-    )
-
-
 def metrics_after_an_epoch(config, data, work_dir):
-    """Train for an epoch. Return the metrics of the validation, and the runner."""
-    cfg = loaded(config, data, work_dir)
+    """Train swin-nano on a user's data for an epoch. Return the metrics of the validation, and the runner."""
+    settings, options = TrainingSettings(epochs=1, batch=2, img_scale=(64, 64)), {'model.backbone.init_cfg': None}
+    cfg = runtime.load_config(config, str(work_dir), options, 'none', 'swin-nano', data=data, settings=settings)
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
     _predict_something(cfg.model)

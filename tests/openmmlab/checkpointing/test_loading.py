@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 from helpers.checkpoints.origins import official, official_detector
-from mmengine.config import Config
+from helpers.openmmlab.toy_training import config
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, MODELS
+from mmengine.registry import MODELS
 from mmengine.runner import CheckpointLoader
 
 from swin_backbone import SwinBackbone
@@ -23,17 +23,8 @@ class BackboneAndHead(BaseModel):
         self.backbone = SwinBackbone(arch='nano', **backbone)
         self.head = torch.nn.Linear(256, 1)
 
-    def forward(self, x, mode='tensor'):
-        return {'loss': self.head(self.backbone(x)[-1].mean((2, 3))).mean()}
-
-
-@DATASETS.register_module(force=True)
-class Images(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return {'x': torch.full((3, 32, 32), float(index))}
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return {'loss': self.head(self.backbone(torch.stack(inputs))[-1].mean((2, 3))).mean()}
 
 
 class MakesAFile:
@@ -53,24 +44,10 @@ def schemes():
     trust_checkpoints(False)
 
 
-def build_runner(work_dir, unsafe_load=False, iterations=1, hooks=(), **cfg):
-    backbone = cfg.pop('backbone', {})
-    cfg = Config(
-        dict(
-            model=dict(type='BackboneAndHead', **backbone),
-            work_dir=str(work_dir),
-            train_dataloader=dict(
-                dataset=dict(type='Images'), batch_size=1, num_workers=0, sampler=dict(type='DefaultSampler'),
-                collate_fn=dict(type='default_collate'),
-            ),
-            train_cfg=dict(by_epoch=False, max_iters=iterations),
-            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)),
-            default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1)),
-            custom_hooks=list(hooks),
-            launcher='none',
-            experiment_name=f'loading{id(object())}',
-            **cfg,
-        )
+def build_runner(work_dir, unsafe_load=False, iterations=1, **settings):
+    cfg = config(
+        work_dir, iterations=iterations, model__type='BackboneAndHead',
+        optim_wrapper__optimizer__lr=0.0, experiment_name=f'loading{id(object())}', **settings,
     )  # fmt: skip
     return runtime.build_runner(cfg, unsafe_load)
 
@@ -105,7 +82,7 @@ def test_load_from_resizes_windows_before_an_average(tmp_path, schemes):
     source = randomised()
     torch.save(official_detector(source.state_dict()), tmp_path / 'weights.pth')
     runner = build_runner(
-        tmp_path, load_from=str(tmp_path / 'weights.pth'), backbone=dict(window_size=12), hooks=[dict(type='EMAHook')]
+        tmp_path, load_from=str(tmp_path / 'weights.pth'), model__window_size=12, hooks=[dict(type='EMAHook')]
     )
     runner.train()
     name = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
@@ -140,7 +117,7 @@ def doors(path):
         'load_from': dict(load_from=str(path)),
         'resume': dict(load_from=str(path), resume=True),
         'auto': dict(resume=True),
-        'init_cfg': dict(backbone=dict(init_cfg=pretrained)),
+        'init_cfg': dict(model__init_cfg=pretrained),
     }
 
 
@@ -237,12 +214,11 @@ def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, unsafe_lo
 
 def test_a_classifier_of_ones_own_resumes_its_last_norm(tmp_path, schemes):
     """The names equal mmpretrain's classifiers, whose norm3 is no output norm."""
-    backbone = dict(out_indices=(3,))
-    runner = build_runner(tmp_path, backbone=backbone)
+    runner = build_runner(tmp_path, model__out_indices=(3,))
     runner.model.head = torch.nn.ModuleDict({'fc': runner.model.head})
     torch.nn.init.normal_(runner.model.backbone.norm3.weight)
     torch.save({'state_dict': runner.model.state_dict()}, tmp_path / 'own.pth')
-    resumed = build_runner(tmp_path, backbone=backbone)
+    resumed = build_runner(tmp_path, model__out_indices=(3,))
     resumed.model.head = torch.nn.ModuleDict({'fc': resumed.model.head})
     resumed.load_checkpoint(str(tmp_path / 'own.pth'))
     for key, value in resumed.model.state_dict().items():

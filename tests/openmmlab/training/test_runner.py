@@ -5,55 +5,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config
+from helpers.openmmlab.toy_training import config
 from mmengine.logging import MMLogger
-from mmengine.model import BaseModel
-from mmengine.registry import MODELS
 from mmengine.utils.dl_utils import collect_env
-from torch import nn
 
 from swin_backbone.compat import import_torchvision
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.training.runner import FOR_THE_FILE
 
 
-class _Model(BaseModel):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, inputs, data_samples=None, mode='tensor'):
-        return self.layer(inputs)
-
-
 @pytest.fixture
-def make_runner(tmp_path):
+def build_runner(tmp_path, capsys):
     """Build a runner, and return its output and the text of the log file."""
-    MODELS.register_module('ModelOfTheTest', module=_Model, force=True)
 
-    def make(capsys, **more):
-        cfg = Config(
-            dict(
-                default_scope='mmengine',
-                model=dict(type='ModelOfTheTest'),
-                work_dir=str(tmp_path),
-                launcher='none',
-                experiment_name=f'{tmp_path.name}{len(more)}',
-                **more,
-            )
-        )
-        runner = runtime.build_runner(cfg)
+    def build(**more):
+        runner = runtime.build_runner(config(tmp_path, epochs=1, experiment_name=f'{tmp_path.name}{len(more)}', **more))
         optimizer = dict(type='AdamW', lr=1e-3, weight_decay=0.1)
         runner.build_optim_wrapper(dict(optimizer=optimizer, paramwise_cfg=dict(bias_decay_mult=0.0)))
         return capsys.readouterr().out, Path(runner.logger.log_file).read_text()
 
-    yield make
-    MODELS.module_dict.pop('ModelOfTheTest')
+    yield build
     MMLogger._instance_dict.clear()
 
 
-def test_what_is_hundreds_of_lines_goes_to_the_file_alone(capsys, make_runner):
-    printed, log = make_runner(capsys)
+def test_what_is_hundreds_of_lines_goes_to_the_file_alone(build_runner):
+    printed, log = build_runner()
     for beginning in FOR_THE_FILE:
         assert beginning in log  # a record of this beginning is still written
         assert beginning not in printed
@@ -61,8 +37,8 @@ def test_what_is_hundreds_of_lines_goes_to_the_file_alone(capsys, make_runner):
     assert len(printed.splitlines()) < 8
 
 
-def test_log_level_debug_prints_it_too(capsys, make_runner):
-    printed, _log = make_runner(capsys, log_level='DEBUG')
+def test_log_level_debug_prints_it_too(build_runner):
+    printed, _log = build_runner(log_level='DEBUG')
     assert all(beginning in printed for beginning in FOR_THE_FILE)
 
 
