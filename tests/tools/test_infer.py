@@ -21,7 +21,7 @@ from mmengine.config import Config
 from mmengine.structures import PixelData
 from PIL import Image
 
-from swin_backbone import devices, swap_backbone
+from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.inference import predict as inference
@@ -309,11 +309,3 @@ def test_a_camera_is_refused_with_a_replacement(tmp_path, record_fault):
     error = error_of('tools/infer.py', 0, DETECTION, '--weights', 'nowhere.pth', '--out-dir', tmp_path / 'out')
     assert "'0' is none, or matches none. A camera is not read: record a video first" in error
     record_fault('bad_pictures')
-
-
-def test_on_a_cpu_freed_memory_is_kept(tmp_path, pictures, monkeypatch):
-    kept = []
-    monkeypatch.setattr(devices, 'keep_freed_memory', lambda: kept.append(True))
-    arguments = (pictures / 'a.png', DETECTION, '--weights', tmp_path / 'missing.pth', '--device', 'cpu:0')
-    assert run('tools/infer.py', *arguments, '--out-dir', tmp_path).returncode == 1
-    assert kept == [True]

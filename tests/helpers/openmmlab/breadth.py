@@ -1,6 +1,7 @@
 """Configs with a swapped Swin: build the model, train one step, predict."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -243,7 +244,7 @@ def train_one_step(cfg, model, data):
     for counter in ('iter', 'epoch'):  # some heads and assigners read the counters
         MessageHub.get_current_instance().update_info(counter, 0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        wrapper = Runner.build_optim_wrapper(_Owner(model), cfg.optim_wrapper)
+        wrapper = Runner.build_optim_wrapper(SimpleNamespace(model=model), cfg.optim_wrapper)
         model.train()
         losses = model.train_step(data, wrapper)
     return losses, [name for name, _ in trained if name not in reached]
@@ -259,10 +260,3 @@ def predict(cfg, model, data):
     model.eval()
     with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.no_grad():
         return model.test_step(data)
-
-
-class _Owner:
-    """The part of a runner that `Runner.build_optim_wrapper` reads."""
-
-    def __init__(self, model):
-        self.model = model

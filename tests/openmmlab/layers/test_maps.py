@@ -42,30 +42,6 @@ def test_checkpoints_go_both_ways(tmp_path):
         assert torch.equal(x, other.state_dict()[name])
 
 
-def two_steps(memory_formats):
-    """Return the weights after two steps, with a checkpoint between; a step has channels_last weights or plain ones."""
-    torch.manual_seed(0)
-    weights = moments = None
-    for is_last in memory_formats:
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
-        if is_last:
-            maps.prepare_convolutions(model)
-        optimizer = torch.optim.AdamW(model.parameters())
-        if weights:
-            model.load_state_dict(weights)
-            optimizer.load_state_dict(moments)
-        model(torch.ones(1, 3, 5, 5)).square().sum().backward()
-        optimizer.step()
-        weights, moments = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    return weights
-
-
-def test_an_optimizer_goes_on_with_moments_of_either():
-    expected = two_steps((False, False))
-    for memory_formats in ((True, False), (False, True)):
-        torch.testing.assert_close(two_steps(memory_formats), expected)
-
-
 def test_what_was_not_tested_so_is_left_alone():
     class Mine(torch.nn.Module):
         def forward(self, x):
