@@ -26,7 +26,7 @@ from ..errors import DataError, Faults
 
 CLASSES_SHOWN = 10  # in an error
 
-NO_MASK = 'objects without a segmentation, which the model is trained or tested on'
+NO_MASK = 'objects without a segmentation, in a config that trains or tests on masks'
 BAD_POLYGON = 'objects with a polygon that pycocotools cannot draw'
 SHORT_POLYGON = 'objects with a polygon that is not three points or more, an x and a y each'
 BAD_RLE = 'objects with an RLE that pycocotools cannot read'

@@ -27,7 +27,7 @@ SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
 
 
-def find_coco(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
+def find_coco(folder: DataFolder) -> Optional[OwnData]:
     """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
     if folder.one_file is not None and folder.one_file.suffix.lower() != '.json':
         return None
@@ -36,8 +36,8 @@ def find_coco(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
         return None
     contents, images, written = [], [], len(paths) == 1
     for path in paths:
-        data = _read(path)
         require_annotations(path, 'COCO', False, beyond=())
+        data: dict[str, Any] = {'annotations': [], **json.loads(read_file(path, LARGEST_FILE))}
         is_changed = _repair(data)
         place = _picture_folder(folder, path, data)
         if place is None:
@@ -48,7 +48,6 @@ def find_coco(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
         written |= is_changed
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
-    require_masks(paths[0], contents[0], with_masks)
     by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
     lines: list[str] = []
     source = ' and '.join(map(str, paths))
@@ -72,15 +71,6 @@ def find_coco(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
         for split, path, place, data in zip(('train', 'val'), paths, [*images, *images], contents)
     }
     return describe_boxes(folder, 'COCO JSON', splits, names, lines)
-
-
-def require_masks(path: Path, data: dict[str, Any], with_masks: bool) -> None:
-    """Raise DataError if a config of masks meets annotations without outlines."""
-    if with_masks and not any(annotation.get('segmentation') for annotation in data['annotations']):
-        raise DataError(
-            f'the config trains on masks of objects, and {path} has boxes alone: take a config without masks, as '
-            'faster_rcnn or retinanet, or annotations with outlines'
-        )
 
 
 def describe_boxes(
@@ -135,19 +125,6 @@ def _annotation_files(folder: DataFolder) -> list[Path]:
                 f'{folder.ann_root} has several annotation files for {phase}: {shown}; name one: --data FILE'
             )
     return [*train, *val]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a file whose lists `check_annotations` accepts."""
-    data: dict[str, Any] = json.loads(read_file(path, LARGEST_FILE))
-    data.setdefault('annotations', [])
-    if any(isinstance(annotation, dict) and 'segments_info' in annotation for annotation in data['annotations']):
-        raise DataError(
-            f'{path} is panoptic, which --data does not take: a config of mmdet takes its objects, as '
-            'instances_*.json, and one of mmseg a PNG of labels for each picture. panopticapi writes both: '
-            'panoptic2detection_coco_format.py, panoptic2semantic_segmentation.py'
-        )
-    return data
 
 
 def _repair(data: dict[str, Any]) -> bool:

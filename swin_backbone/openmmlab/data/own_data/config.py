@@ -56,16 +56,8 @@ def fill_own_data(cfg: Config) -> None:
 
 
 def _check_shape(cfg: Config, own: Any) -> None:
-    for key in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
-        if not isinstance(cfg.get(key), dict):
-            raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
-    if not isinstance(own, dict) or not isinstance(own.get('root'), str):
+    if not isinstance(own, dict) or not {'root', 'train', 'val'} <= own.keys():
         raise ConfigError(f'own_data takes a dict with root, train and val, got {own!r}')
-    for split in ('train', 'val'):
-        files = own.get(split)
-        truth = 'annotations' if isinstance(files, dict) and 'annotations' in files else 'labels'
-        if not isinstance(files, dict) or not all(isinstance(files.get(key), str) for key in ('images', truth)):
-            raise ConfigError(f'own_data.{split} takes a dict with images, and annotations or labels, got {files!r}')
     sampler = cfg.train_dataloader.get('sampler') or {}
     preprocessor = str((cfg.model.get('data_preprocessor') or {}).get('type', ''))
     if 'MultiSource' in str(sampler.get('type')) or preprocessor.endswith(SEVERAL):

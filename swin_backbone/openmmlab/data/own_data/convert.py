@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..media import picture_size
-from .coco import describe_boxes, require_masks
+from .coco import describe_boxes
 from .folder import DataFolder, OwnData, line
 from .splits import Lists, split_pictures
 
@@ -36,7 +36,6 @@ def write_converted(
     lists: tuple[Lists, str],
     read: Read,
     classes: Callable[[set[str]], Sequence[str]],
-    with_masks: bool,
 ) -> OwnData:
     """Split pictures, and write their objects in COCO's format.
 
@@ -66,8 +65,6 @@ def write_converted(
     splits = {}
     for phase, pictures in (('train', split.train), ('val', split.val)):
         data = _to_coco({picture: objects[picture] for picture in pictures}, names)
-        if phase == 'train':
-            require_masks(folder.ann_root, data, with_masks)
         splits[phase] = (folder.write(f'{phase}.json', data), '.', len(pictures))
     written = line('written', f"{folder.outputs.folder}/{{train,val}}.json, the same in COCO's format")
     return describe_boxes(folder, layout, splits, names, [*split.lines, written])

@@ -1,6 +1,7 @@
 """The folder of a user's pictures and annotations: files, names of classes, and converted data."""
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -95,6 +96,20 @@ class DataFolder(NamedTuple):
                     require_distinct(names, path)
                 return {name: tuple(map(int, match.groups()[1:])) for name, match in zip(names, matches)}
         return {}
+
+
+def numbers_of(text: str) -> Optional[list[float]]:
+    """Return the finite numbers of a line, or None if it has other words."""
+    try:
+        numbers = [float(word) for word in text.split()]
+    except ValueError:
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def is_yolo(texts: Sequence[str]) -> bool:
+    """Return whether the first line of a text file has YOLO's form: a class, and the numbers of a box or outline."""
+    return bool(texts) and len(numbers_of(texts[0]) or ()) >= 5
 
 
 def is_picture(path: Path) -> bool:

@@ -40,7 +40,7 @@ class Classes(NamedTuple):
     convert: Optional[Convert] = None
 
 
-def find_labels(folder: DataFolder, _with_masks: bool) -> Optional[OwnData]:
+def find_labels(folder: DataFolder) -> Optional[OwnData]:
     """Recognise a file of labels for each picture, with lists of a split in ImageSets/Segmentation."""
     if folder.one_file is not None:
         return None

@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 from ...config.paths import read_text
 from ...errors import DataError
 from ..media import PICTURES
-from .folder import DataFolder, line
+from .folder import DataFolder, is_yolo, line
 
 SPLITS = {
     'train': ('train', 'training', 'trn'),
@@ -151,7 +151,7 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
     for path in folder.with_suffix('.txt'):
         split = 'train' if path.stem.lower() == 'trainval' else _split_named(path.stem)
         texts = read_text(path).splitlines() if split else []
-        if split is None or _is_numbers(texts):
+        if split is None or is_yolo(texts):  # labels of a picture called train.jpg
             continue
         named = match_lines(texts, tails)
         if not named and IMAGE_SETS in map(str.lower, path.parts):
@@ -208,11 +208,3 @@ def _split_named(stem: str) -> Optional[str]:
     words = words_of(stem)
     is_plain = len(words) == 1 and words[0] == stem.lower().rstrip('0123456789')  # also train2017
     return split_of(Path(stem)) if is_plain else None
-
-
-def _is_numbers(lines: Sequence[str]) -> bool:
-    """Return whether the first line has YOLO's form, as in the labels of a picture called train.jpg."""
-    try:
-        return bool(lines) and len([float(word) for word in lines[0].split()]) >= 5
-    except ValueError:
-        return False

@@ -16,7 +16,7 @@ from .pairs import is_label
 from .splits import folder_split, read_split_lists
 
 
-def find_voc(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
+def find_voc(folder: DataFolder) -> Optional[OwnData]:
     """Recognise an XML file for each picture, with lists of a split in ImageSets/Main."""
     files = folder.with_suffix('.xml') if folder.one_file is None else []
     if not files or _parse(files[0]).tag != 'annotation':
@@ -41,7 +41,7 @@ def find_voc(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
         return [name for name in names if name in used or name != 'background']
 
     lists = read_split_lists(folder, pictures, 'Main')
-    own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes, with_masks)
+    own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
     without = [picture for picture in pictures if picture not in by_picture]
     if without:
         own.lines.append(line('left out', f'{len(without)} pictures without an XML file, as {without[0]}'))

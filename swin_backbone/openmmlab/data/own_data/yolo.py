@@ -15,7 +15,7 @@ from ...config.files import PlainLoader
 from ...config.paths import read_text
 from ...errors import DataError
 from .convert import Box, write_converted
-from .folder import DataFolder, OwnData, line, require_distinct
+from .folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
 from .pairs import is_label
 from .splits import Lists, index_tails, match_lines, read_split_lists
 
@@ -41,7 +41,7 @@ class DataYaml(NamedTuple):
     names: Optional[list[str]]
 
 
-def find_yolo(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
+def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     """Recognise a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
     if folder.one_file is not None and folder.one_file.suffix.lower() == '.json':
         return None
@@ -50,11 +50,12 @@ def find_yolo(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
         picture: file for picture, file in _pair_files(folder).items() if file is not None or not is_label(picture)
     }
     texts = [file for file in files.values() if file is not None]
-    if not any(map(is_yolo, texts[:SAMPLE])):
+    samples = [read_text(file).strip().splitlines() for file in texts[:SAMPLE]]
+    if not any(is_yolo(lines) or not lines for lines in samples):  # an empty file: a picture without objects
         return None
     folders = {file.parent for file in texts}
     beside = {file for file in folder.with_suffix('.txt') if file.parent in folders}
-    unused = [file for file in sorted(beside - set(texts)) if file.stat().st_size and is_yolo(file)]
+    unused = [file for file in sorted(beside - set(texts)) if is_yolo(read_text(file).splitlines())]
     names, source = settings.names, ''
     if names is None:
         numbered, source = folder.class_names(sorted(folders))
@@ -65,7 +66,7 @@ def find_yolo(folder: DataFolder, with_masks: bool) -> Optional[OwnData]:
     points = math.prod(settings.values.get('kpt_shape') or [0])
     own = write_converted(
         folder, 'YOLO', files, by_lists, lambda file, size: read_yolo(file, size, names, points),
-        lambda used: names or sorted(used, key=lambda name: (len(name), name)), with_masks,
+        lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )  # fmt: skip
     without = [picture for picture, file in files.items() if file is None]
     if without:
@@ -194,9 +195,9 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
         words = text.split()
         if not words:
             continue
-        values = _numbers(words)
-        is_outline = not points and len(values or ()) >= 7 and len(values or ()) % 2 == 1
-        if values is None or not (is_outline or len(values) == 5 + points):
+        values = numbers_of(text)
+        is_outline = not points and len(words) >= 7 and len(words) % 2 == 1
+        if values is None or not (is_outline or len(words) == 5 + points):
             raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
         if points:
             values = values[:5]
@@ -205,32 +206,13 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
             raise DataError(f'{file}, line {number}: the class is a whole number from 0 {most}, got {words[0]!r}')
         if not all(-MARGIN <= value <= 1 + MARGIN for value in values[1:]):
             raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
-        outline: Optional[list[float]] = None
-        if is_outline:
-            xs, ys = np.clip(values[1::2], 0, 1), np.clip(values[2::2], 0, 1)
-            left, right, top, bottom = xs.min(), xs.max(), ys.min(), ys.max()
-            outline = np.stack([xs * width, ys * height], axis=1).ravel().round(3).tolist()
-        else:
-            x, y, w, h = values[1:]
-            left, right, top, bottom = x - w / 2, x + w / 2, y - h / 2, y + h / 2
-        left, right = (min(max(float(v), 0.0), 1.0) * width for v in (left, right))
-        top, bottom = (min(max(float(v), 0.0), 1.0) * height for v in (top, bottom))
-        bbox = (round(left, 3), round(top, 3), round(right - left, 3), round(bottom - top, 3))
+        corners = np.reshape(values[1:], (-1, 2))
+        if not is_outline:
+            centre, half = corners[0], corners[1] / 2
+            corners = np.stack([centre - half, centre + half])
+        corners = np.clip(corners, 0, 1) * (width, height)
+        low, high = corners.min(0), corners.max(0)
+        x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
         category = names[int(values[0])] if names else f'class {int(values[0])}'
-        boxes.append(Box(category, bbox, outline))
+        boxes.append(Box(category, (x, y, w, h), corners.ravel().round(3).tolist() if is_outline else None))
     return boxes
-
-
-def is_yolo(file: Path) -> bool:
-    """Return whether the first line of a text file has YOLO's form. An empty file means a picture without objects."""
-    lines = read_text(file).strip().splitlines()
-    values = _numbers(lines[0].split()) if lines else []
-    return values is not None and (not lines or len(values) >= 5)
-
-
-def _numbers(words: Sequence[str]) -> Optional[list[float]]:
-    try:
-        values = [float(word) for word in words]
-    except ValueError:
-        return None
-    return values if all(map(math.isfinite, values)) else None
