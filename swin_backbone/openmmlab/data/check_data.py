@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mmengine.config import Config
@@ -74,7 +74,6 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
         raise ValueError('the config has no data: none of train_dataloader, val_dataloader')
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     reports = []
-    limits = _Limits(max_files, seconds, skip_unreadable)
     for phase in PHASES:
         sets = datasets_in(cfg, phase)
         metrics = [metric for _, metric in metrics_in(cfg, phase) if form_of(class_of(metric, METRICS))]
@@ -83,18 +82,15 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
             report = Report(phase if len(sets) == 1 else where)
             reports.append(report)
             path, form = annotation_file(dataset), form_of(class_of(dataset))
-            can_be_read = True
             try:
                 if path and form:
-                    can_be_read = _check_annotations(
-                        report, path, form, uses_masks(cfg), phase == 'train', path in evaluated
-                    )
-                are_counted = _check_pictures(report, dataset, cfg, limits)
-                if phase == 'train' and are_counted:
-                    _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
+                    _check_annotations(report, path, form, uses_masks(cfg), phase == 'train', path in evaluated)
+                if not report.errors:  # else mmdet may not be able to read the data set
+                    are_counted = _check_pictures(report, dataset, cfg, max_files, seconds, skip_unreadable)
+                    if phase == 'train' and are_counted:
+                        _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
             except DataError as error:
-                if can_be_read:  # else a result of a reported error
-                    report.errors.add('data that cannot be read', error.sentence)
+                report.errors.add('data that cannot be read', error.sentence)
     return reports
 
 
@@ -135,13 +131,9 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Limits(NamedTuple):
-    max_files: int
-    seconds: float
-    skip_unreadable: bool
-
-
-def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits: _Limits) -> bool:
+def _check_pictures(
+    report: Report, dataset: dict[str, Any], cfg: Config, max_files: int, seconds: float, skip_unreadable: bool
+) -> bool:
     """Check pictures and labels, and return whether the pixels of all labels are counted."""
     try:
         built = DATASETS.build(dict(dataset, pipeline=[]))
@@ -156,20 +148,18 @@ def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits
     classes = built.metainfo.get('classes', ())
     sizes: list[tuple[int, int]] = []
     checked = 0
-    max_files = 0 if dataset.get('backend_args') else limits.max_files  # not on a local disk
-    for index in _sample(len(built), max_files, limits.seconds):
+    max_files = 0 if dataset.get('backend_args') else max_files  # not on a local disk
+    for index in _sample(len(built), max_files, seconds):
         item = built.get_data_info(index)
         checked += 1
         reason = unreadable(item)
         if reason:
-            faults = report.warnings if limits.skip_unreadable else report.errors
+            faults = report.warnings if skip_unreadable else report.errors
             faults.add('pictures or labels that cannot be read', reason)
             continue
         size = picture_size(Path(item['img_path']))
         sizes.append(size)
-        if min(size) < 2:
-            report.warnings.add('pictures with a side of one pixel, which are skipped', str(item['img_path']))
-        elif form_of(type(built)) and size != (item['height'], item['width']):
+        if form_of(type(built)) and size != (item['height'], item['width']):
             report.warnings.add(
                 'pictures of another size than their annotations say',
                 f'{item["img_path"]} is {size[1]}x{size[0]}, annotated as {item["width"]}x{item["height"]}',
@@ -202,8 +192,7 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
 
 def _check_annotations(
     report: Report, path: str, form: str, with_masks: bool, is_trained_on: bool, is_evaluated: bool
-) -> bool:
-    """Check an annotation file, and return whether mmdet can read it."""
+) -> None:
     annotations = check_annotations(path, form, with_masks)
     report.rows['images annotated'] = f'{annotations.images:,}'
     report.rows['objects'] = f'{sum(annotations.objects.values()):,}'
@@ -219,7 +208,6 @@ def _check_annotations(
         _warn_of_classes(report, annotations.objects)
     if not any(annotations.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
-    return not annotations.errors
 
 
 def _warn_of_classes(report: Report, counts: Counter[str]) -> None:

@@ -164,13 +164,12 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
 class GuardedPipeline:
     """The pipeline of a data set with checks, which raises DataError for wrong data.
 
-    In training it returns None for a skipped picture: a side has one pixel, or, with `skip_unreadable`, the picture or
-    its label cannot be read. `skipped` has a flag for each picture, in memory shared by worker processes.
+    In training with `skip_unreadable`, it returns None for a picture that cannot be read, or whose label cannot.
+    `skipped` has a flag for each picture, in memory shared by worker processes.
     """
 
     def __init__(self, dataset: BaseDataset, cfg: Config, is_training: bool, skip_unreadable: bool):
         self.transforms = dataset.pipeline.transforms
-        self.is_training = is_training
         self.is_local = not getattr(dataset, 'backend_args', None)
         self.rule = label_rule(cfg)
         self.with_masks = uses_masks(cfg)
@@ -209,9 +208,6 @@ class GuardedPipeline:
                 size = tuple(item['ori_shape'][:2])
                 if size != (item.get('height'), item.get('width')):
                     self._check_masks(item, size)
-                if self.is_training and min(size) < 2:
-                    self._skip(item, f'{_name(item)} has a side of one pixel')
-                    return None
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True
                 self._check_labels(item, self.rule, size)

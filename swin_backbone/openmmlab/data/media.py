@@ -13,14 +13,13 @@ from typing import Any, NamedTuple, Optional, Union
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin
 
 from ...outputs import Outputs
 from ..config.paths import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
-UPRIGHT, TURNED = 4, 8  # orientations of EXIF to these: 1 to 4 keep the sides of a picture, 5 to 8 exchange them
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
 
 
@@ -225,7 +224,7 @@ def require_whole(path: Path) -> None:
 def picture_size(path: Path) -> tuple[int, int]:
     """Return height and width of a picture as `read_picture` does.
 
-    They are from the header. If libraries read its orientation in different ways, the picture is read.
+    They are from the header, or, if the header has an orientation, from the pixels: libraries turn different formats.
 
     Raises:
         OSError: if it is missing or no picture, with the path.
@@ -235,19 +234,10 @@ def picture_size(path: Path) -> tuple[int, int]:
     try:
         with Image.open(path) as image:
             width, height = image.size
-            orientation, is_jpeg = image.getexif().get(ExifTags.Base.Orientation), image.format in ('JPEG', 'MPO')
-            if is_jpeg and orientation is not None:  # which Pillow also takes from XMP
-                exif = Image.Exif()
-                exif.load(image.info.get('exif', b''))
-                orientation = exif.get(ExifTags.Base.Orientation)
-    except UnidentifiedImageError as error:
-        raise OSError(f'{path} cannot be read as a picture') from error
+            if image.getexif().get(ExifTags.Base.Orientation) in (None, 1):
+                return height, width
     except Exception as error:  # Pillow's decoders raise many kinds, without the name
         raise OSError(f'{path} cannot be read as a picture: {error}') from error
-    if orientation is None or (type(orientation) is int and orientation <= UPRIGHT):
-        return height, width
-    if is_jpeg and type(orientation) is int and orientation <= TURNED:
-        return width, height
     pixels = read_picture(path)
     return pixels.shape[0], pixels.shape[1]
 
