@@ -85,7 +85,7 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
             try:
                 if path and form:
                     _check_annotations(report, path, form, uses_masks(cfg), phase == 'train', path in evaluated)
-                if not report.errors:  # else mmdet may not be able to read the data set
+                if not (path and form and check_annotations(path, form, uses_masks(cfg)).errors):  # else mmdet stops
                     are_counted = _check_pictures(report, dataset, cfg, max_files, seconds, skip_unreadable)
                     if phase == 'train' and are_counted:
                         _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
