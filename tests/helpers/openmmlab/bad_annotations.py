@@ -1,8 +1,8 @@
 """Pass invalid annotations to mmdet and pycocotools in every possible way, in a separate process.
 
-    python tests/helpers/openmmlab/bad_annotations.py FOLDER STEP
+    python tests/helpers/openmmlab/bad_annotations.py FOLDER
 
-prints a line of JSON for every STEPth case and way. Without a check the process dies, and the lines end.
+prints a line of JSON for every case and way. Without a check the process dies, and the lines end.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
 COUNTS = [SIDE * 4 + 6, 24, *[24, 24] * 23, SIDE * SIDE - SIDE * 28 + 18]  # the square as runs
-NAN, INF = float('nan'), float('inf')
+NAN = float('nan')
 
 
 def rle(counts, size=(SIDE, SIDE)):
@@ -25,42 +25,29 @@ def rle(counts, size=(SIDE, SIDE)):
 # Invalid masks for a picture of 48x48.
 MASKS = {
     'far': [[4, 6, 1e8, 6, 28, 30]],
-    'far to the left': [[4, 6, -1e8, 6, 28, 30]],
     'a large integer': [[4, 6, 10**400, 6, 28, 30]],
-    'infinite': [[4, 6, INF, 6, 28, 30]],
     'NaN': [[4, 6, NAN, 6, 28, 30]],
-    'far in a second polygon': [SQUARE, [4, 6, 1e8, 6, 28, 30]],
     'strings': [['4', '6', '28', '6', '28', '30']],
     'a string': 'polygon',
-    'flags': [[True, False, True, True, False, False]],
-    'null for a polygon': [SQUARE, None],
     'numbers without a polygon': SQUARE,
     'a polygon of points': [[[4, 6], [28, 6], [28, 30]]],
-    'a list of RLEs': [rle(COUNTS)],
     'RLE of another size': rle([0, 24 * 24], (24, 24)),
-    'RLE of the size turned': rle([0, SIDE * SIDE], (SIDE // 2, SIDE * 2)),
-    'RLE of a size in words': rle(COUNTS, ('48', '48')),
     'RLE without counts': dict(size=[SIDE, SIDE]),
     'RLE that overruns': rle([0, SIDE * SIDE + 1]),
     'RLE that ends early': rle([10, 20]),
     'RLE of negative runs': rle([-10, SIDE * SIDE + 10]),
     'RLE of fractions': rle([0.5, SIDE * SIDE - 0.5]),
-    'RLE of null': rle(None),
     'compressed RLE of nothing': rle(''),
     'compressed RLE cut short': rle('PPP'),
     'compressed RLE of other characters': rle('!!!!'),
     'compressed RLE of umlauts': rle('äöü'),
     'compressed RLE of many digits': rle('o' * 40 + '0'),
     'compressed RLE that overruns': rle('0' + 'ooo1'),
-    'compressed RLE of negative runs': rle('OOOO'),
-    'compressed RLE of half a pair': rle('\ud800'),
 }  # fmt: skip
 
 # Masks that mmdet skips in training, and COCO's evaluation reads.
 SHORT = {
     'an empty polygon': [[]],
-    'two points': [[4, 6, 28, 30]],
-    'two points and a half': [[4, 6, 28, 6, 28]],
     'two points beside another': [SQUARE, [4, 6, 28, 30]],
 }
 
@@ -69,13 +56,9 @@ ABSENT = {'no polygons': [], 'null': None}
 # Fields of an object.
 OBJECTS = {
     'NaN in bbox': dict(bbox=[4, 6, NAN, 24]),
-    'a large integer in bbox': dict(bbox=[4, 6, 10**400, 24]),
     'three numbers in bbox': dict(bbox=[4, 6, 24]),
     'null for bbox': dict(bbox=None),
-    'NaN for area': dict(area=NAN),
-    'a string for category_id': dict(category_id='nut'),
     'a list for image_id': dict(image_id=[0]),
-    'a string for id': dict(id='a'),
     'the id of another': dict(id=1),
 }
 
@@ -83,12 +66,8 @@ OBJECTS = {
 IMAGES = {
     'null for file_name': dict(file_name=None),
     'a negative height': dict(height=-SIDE),
-    'a string for height': dict(height='48'),
-    'a list for an id': dict(id=[0]),
-    'the id of another image': dict(id=1),
 }
 CATEGORIES = {
-    'a list for a name': dict(name=['nut']),
     'the name of another': dict(name='bolt'),
     'the id of another category': dict(id=7),
 }
@@ -96,7 +75,6 @@ CATEGORIES = {
 # Whole lists and files.
 TABLES = {
     'a number among the objects': lambda coco: coco['annotations'].append(5),
-    'a string among the categories': lambda coco: coco['categories'].append('nut'),
     'an object for the objects': lambda coco: coco.update(annotations={}),
     'no categories': lambda coco: coco.update(categories=[]),
 }
@@ -234,7 +212,7 @@ def main():
     from swin_backbone.openmmlab.errors import DataError
 
     register_all_modules()
-    for number, (name, change, named) in enumerate(list(cases())[:: int(sys.argv[2])]):
+    for number, (name, change, named) in enumerate(cases()):
         coco = good_coco()
         change(coco)
         root = Path(sys.argv[1]) / str(number)

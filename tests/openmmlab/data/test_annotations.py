@@ -71,18 +71,17 @@ def test_good_annotations_pass_every_way(data):
     assert [item['data_samples'].gt_instances.masks.masks.sum() for item in browse(cfg)] == [24 * 24, 24 * 24]
 
 
-@pytest.mark.parametrize('step', [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
+def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path):
     """Run in a separate process. pycocotools ends the process at a wrong mask."""
     script = ROOT / 'tests' / 'helpers' / 'openmmlab' / 'bad_annotations.py'
-    done = subprocess.run([sys.executable, script, tmp_path, str(step)], capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=500)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     last = (lines[-1]['case'], lines[-1]['way']) if lines else None
     assert done.returncode == 0, f'the process died after {last}: {done.stderr[-2000:]}'
     by_case = defaultdict(dict)
     for line in lines:
         by_case[line['case']][line['way']] = line
-    assert list(by_case) == [name for name, *_ in cases()][::step]
+    assert list(by_case) == [name for name, *_ in cases()]
     for name, ways in by_case.items():
         assert set(ways) == {'check', 'train', 'evaluate', 'browse'}
         for way, line in ways.items():
@@ -164,23 +163,10 @@ def test_what_can_be_taken_is(data, change):
     evaluate(cfg)
 
 
-def test_ids_may_be_strings_and_annotations_may_be_absent(data):
-    def strings(coco):
-        for image, annotation in zip(coco['images'], coco['annotations']):
-            image['id'] = annotation['image_id'] = f'picture {image["id"]}'
-
-    assert len(train(data(strings))) == 2
-    cfg = data(lambda coco: coco.pop('annotations'))
-    assert check_annotations(cfg.val_evaluator.ann_file, 'COCO', True).empty == 2
-    assert len(train(cfg)) == 2
-
-
 def test_masks_of_other_formats_are_looked_at_with_their_picture(record_fault, data, tmp_path):
     """Write a file in mmengine's format, for a data set of mmdet's base class."""
     cfg = data(lambda coco: None)
-    for name, mask in MASKS.items():
-        if name == 'compressed RLE of half a pair':
-            continue
+    for mask in MASKS.values():
         instance = dict(bbox=[4, 6, 28, 30], bbox_label=0, ignore_flag=0, mask=mask)
         items = [dict(img_path='0.png', height=SIDE, width=SIDE, img_id=0, instances=[instance])]
         cfg.train_dataloader.dataset.update(type='BaseDetDataset', ann_file='list.json')
@@ -214,37 +200,29 @@ def test_lvis_annotations_may_lack_file_name(data, tmp_path):
     assert not check_annotations(path, 'LVIS', True).errors
 
 
+def test_the_annotations_of_test_pictures_may_be_absent(data):
+    cfg = data(lambda coco: coco.pop('annotations'))
+    assert check_annotations(cfg.val_evaluator.ann_file, 'COCO', True).empty == 2
+    assert len(train(cfg)) == 2
+
+
 FILES = {
-    'nothing': b'',
-    'a list': b'[]',
-    'no UTF-8': b'{"a": "\xff"}',
-    'nested lists': b'[' * 100000,
-    'UTF-16': json.dumps(good_coco()).encode('utf-16'),
+    'nothing': lambda path: path.write_bytes(b''),
+    'a list': lambda path: path.write_bytes(b'[]'),
+    'no UTF-8': lambda path: path.write_bytes(b'{"a": "\xff"}'),
+    'nested lists': lambda path: path.write_bytes(b'[' * 100000),
+    'a pipe': os.mkfifo,
 }
 
 
-@pytest.mark.parametrize('way', [train, evaluate, browse, check])
-def test_a_file_that_holds_no_annotations_is_named(record_fault, data, way, tmp_path):
+@pytest.mark.parametrize('way', [train, evaluate, browse])
+@pytest.mark.parametrize('kind', FILES)
+def test_a_file_that_holds_no_annotations_is_named(record_fault, data, way, kind, tmp_path):
     cfg = data(lambda coco: None)
     path = tmp_path / 'data' / 'coco.json'
-    for name, content in FILES.items():
-        path.write_bytes(content)
-        if way is check:
-            said = errors_of(check(cfg))[0]
-        else:
-            with pytest.raises(DataError) as error:
-                way(cfg)
-            said = str(error.value)
-        assert str(path) in said, name
-        record_fault('annotations')
-
-
-@pytest.mark.parametrize('way', [train, evaluate, browse, check])
-def test_a_pipe_is_not_waited_for(record_fault, data, way, tmp_path):
-    cfg = data(lambda coco: None)
-    (tmp_path / 'data' / 'coco.json').unlink()
-    os.mkfifo(tmp_path / 'data' / 'coco.json')
-    with pytest.raises(ValueError, match=r'coco\.json is a device, FIFO or socket, and no file'):
+    path.unlink()
+    FILES[kind](path)
+    with pytest.raises(ValueError, match=re.escape(str(path))):
         way(cfg)
     record_fault('annotations')
 
