@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from ...config.files import PlainLoader
 from ...config.paths import read_text
@@ -206,7 +207,7 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
             raise DataError(f'{file}, line {number}: the class is a whole number from 0 {most}, got {words[0]!r}')
         if not all(-MARGIN <= value <= 1 + MARGIN for value in values[1:]):
             raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
-        corners = np.reshape(values[1:], (-1, 2))
+        corners: NDArray[Any] = np.reshape(values[1:], (-1, 2))
         if not is_outline:
             centre, half = corners[0], corners[1] / 2
             corners = np.stack([centre - half, centre + half])
