@@ -8,6 +8,7 @@ import torch
 from helpers.adapters.detectron2_models import CLASSES, detectron2_source, mask2former_cfg
 from helpers.adapters.frameworks import require
 from helpers.checkpoints.origins import official_backbone
+from helpers.checkpoints.run_original import spread
 from helpers.models.small_models import randomised
 
 from swin_backbone import convert_checkpoint
@@ -20,18 +21,6 @@ WIDTHS = [32, 64, 128, 256]
 SWIN = dict(embed_dim=32, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16], window_size=7)
 X = torch.linspace(-1, 1, 2 * 3 * 130 * 162).view(2, 3, 130, 162).mul(97).sin()
 BACKBONE = dict(_delete_=True, type='SwinBackbone', arch='nano', drop_path_rate=0.0)
-
-
-def spread(model):
-    """Randomise all weights, so a swap of two weights changes the outputs."""
-    for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.05)
-    for name, buffer in model.named_buffers():
-        if name.endswith('running_var'):
-            buffer.uniform_(0.5, 2)
-        elif name.endswith('running_mean'):
-            buffer.normal_(std=0.1)
-    return model.eval()
 
 
 def build(toolbox, config, **head):
@@ -84,7 +73,7 @@ def test_mask2former_of_transformers(tmp_path, transformers, toolbox):
     config = transformers.Mask2FormerConfig(
         backbone_config=swin, num_labels=CLASSES, num_queries=9, encoder_layers=2, decoder_layers=4
     )
-    theirs = spread(transformers.Mask2FormerForUniversalSegmentation(config))
+    theirs = spread(transformers.Mask2FormerForUniversalSegmentation(config), torch)
     state, said = converted(tmp_path, theirs.state_dict(), toolbox)
     assert said.endswith('left out: 1 outside the backbone')  # criterion.empty_weight
     ours = mask2former(toolbox)
@@ -103,7 +92,7 @@ def test_mask2former_of_transformers(tmp_path, transformers, toolbox):
 def test_upernet_of_transformers(tmp_path, transformers):
     swin = transformers.SwinConfig(**SWIN, drop_path_rate=0.0, out_features=[f'stage{i}' for i in (1, 2, 3, 4)])
     config = transformers.UperNetConfig(backbone_config=swin, num_labels=CLASSES, auxiliary_in_channels=128)
-    theirs = spread(transformers.UperNetForSemanticSegmentation(config))
+    theirs = spread(transformers.UperNetForSemanticSegmentation(config), torch)
     state, said = converted(tmp_path, theirs.state_dict(), 'mmseg')
     assert said.endswith('left out: nothing')
     ours = build(
@@ -164,7 +153,7 @@ def detectron2_names(state):
 
 @pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
 def test_mask2former_of_detectron2(tmp_path, toolbox):
-    expected = spread(mask2former(toolbox)).state_dict()
+    expected = spread(mask2former(toolbox), torch).state_dict()
     state, said = converted(tmp_path, detectron2_names(expected), toolbox)
     assert '1 outside the backbone' in said
     assert state.keys() == expected.keys()
@@ -177,7 +166,7 @@ def test_mask2former_as_it_runs_in_detectron2(tmp_path):
     with detectron2_source('Mask2Former'):
         from detectron2.modeling import build_model
 
-        theirs = spread(build_model(mask2former_cfg()))
+        theirs = spread(build_model(mask2former_cfg()), torch)
         with torch.no_grad():
             expected = theirs.sem_seg_head(theirs.backbone(X))
     state, _ = converted(tmp_path, theirs.state_dict(), 'mmdet')

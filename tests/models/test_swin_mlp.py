@@ -6,8 +6,8 @@ from helpers.checkpoints.origins import official
 from helpers.models.small_models import randomised
 from torch import nn
 
-from swin_backbone import SwinBackbone, SwinMLPBackbone, convert_checkpoint, load_checkpoint
-from swin_backbone.checkpoints import CheckpointError, read_checkpoint
+from swin_backbone import SwinBackbone, SwinMLPBackbone, load_checkpoint
+from swin_backbone.checkpoints import CheckpointError
 
 
 def nano(**arguments):
@@ -33,24 +33,18 @@ def test_weights_start_as_the_official_ones():
     assert not mixing.bias.any()
 
 
-def test_official_weights_load_and_go_back(tmp_path):
-    source, paths = nano(), [tmp_path / name for name in ('official.pth', 'own.pth', 'back.pth')]
-    torch.save(official(source.state_dict()), paths[0])
+def test_official_weights_load(tmp_path):
+    source = nano()
+    torch.save(official(source.state_dict()), tmp_path / 'official.pth')
     backbone = nano()
     for parameter in backbone.parameters():
         nn.init.zeros_(parameter)
-    report = load_checkpoint(backbone, paths[0])
+    report = load_checkpoint(backbone, tmp_path / 'official.pth')
     assert report.origin == 'microsoft/Swin-Transformer, Swin-MLP'
     assert not report.warnings
     assert report.missing == [f'norm{i}.{leaf}' for i in range(4) for leaf in ('weight', 'bias')]
     for key, value in source.state_dict().items():
         assert key in report.missing or torch.equal(backbone.state_dict()[key], value)
-    convert_checkpoint(paths[0], paths[1], 'mmdet')
-    convert_checkpoint(paths[1], paths[2], 'official')
-    there, back = (read_checkpoint(path)['model'] for path in (paths[0], paths[2]))
-    del there['layers.0.blocks.1.attn_mask']  # computed by the backbone
-    assert there.keys() == back.keys()
-    assert all(torch.equal(value, back[key]) for key, value in there.items())
 
 
 @pytest.mark.parametrize(

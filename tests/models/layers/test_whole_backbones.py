@@ -7,8 +7,10 @@ from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.backends.native import why_not_in
+from swin_backbone.backends.triton.trial import why_unusable
 
-BACKENDS = ['native', 'torch']
+BACKENDS = ['native', 'torch', 'triton']
+GPU = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 SMALL = dict(embed_dims=32, depths=(2, 1), num_heads=(2, 2), strides=(4, 2), out_indices=(0, 1), window_size=4)
 CASES = {
     'plain': dict(),
@@ -22,9 +24,15 @@ CASES = {
 OF_ATTENTION = ('mask_padding', 'qkv_bias')
 
 
+def device_of(backend):
+    return GPU if backend == 'triton' else torch.device('cpu')
+
+
 def build(backbone, backend, arguments):
     reason = why_not_in(torch.float32)
     if backend == 'native' and reason is not None:
+        pytest.skip(reason)
+    if backend == 'triton' and (reason := why_unusable(GPU, torch.float32, (7, 7), 16)) is not None:
         pytest.skip(reason)
     if backbone is SwinMLPBackbone:
         arguments = {name: value for name, value in arguments.items() if name not in OF_ATTENTION}
@@ -32,13 +40,13 @@ def build(backbone, backend, arguments):
     model = backbone(backend=backend, **{**SMALL, 'drop_path_rate': 0.0, **arguments})
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, std=0.05 if 'cpb_mlp' in name else 0.3)
-    return model.train()
+    return model.train().to(device_of(backend))
 
 
 def with_gradients(model, maps):
     """Maps, and gradients of all parameters, by name."""
     named = dict(model.named_parameters())
-    loss = sum((x.float() * torch.linspace(-1, 1, x.numel()).view(x.shape)).sum() for x in maps)
+    loss = sum((x.float() * torch.linspace(-1, 1, x.numel(), device=x.device).view(x.shape)).sum() for x in maps)
     grads = torch.autograd.grad(loss, list(named.values()))
     return {**{f'map {i}': x.detach() for i, x in enumerate(maps)}, **dict(zip(named, grads))}
 
@@ -59,7 +67,7 @@ def drop_path_factors(model, batch):
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_it_computes_what_the_reference_does(backend, backbone, case):
-    x, model = torch.randn(2, 3, 30, 37), build(backbone, backend, CASES[case])
+    x, model = torch.randn(2, 3, 30, 37, device=device_of(backend)), build(backbone, backend, CASES[case])
     if backend == 'native' and backbone is SwinMLPBackbone:
         with pytest.raises(ValueError, match=r"'native' cannot compute this: .* has no block of Swin-MLP\."):
             model(x)
@@ -79,11 +87,11 @@ def test_it_computes_what_the_reference_does(backend, backbone, case):
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_under_autocast_it_is_as_near_as_half_precision(backend, backbone):
-    x, model = torch.randn(1, 3, 30, 37), build(backbone, backend, {})
+    x, model = torch.randn(1, 3, 30, 37, device=device_of(backend)), build(backbone, backend, {})
     reason = why_not_in(torch.bfloat16)
     if backend == 'native' and reason is not None:
         pytest.skip(reason)
-    with torch.autocast('cpu', torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         results = with_gradients(model, model(x))
     truth = with_gradients(model.double(), reference.maps(model, x.double()))
     for name, y in truth.items():

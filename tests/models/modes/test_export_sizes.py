@@ -36,13 +36,18 @@ def test_a_fixed_size_and_a_range(backbone):
 SHRINK = dict(small_map='shrink', window_size=7)
 
 
+SMALL = {2: side('H', 1, 32), 3: side('W', 1, 32)}
+SMALL_SIZES = [(2, 3, 1, 1), (2, 3, 4, 4), (2, 3, 5, 32), (2, 3, 32, 29)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('arguments', [dict(), dict(mask_padding=True), SHRINK], ids=str)
+@pytest.mark.parametrize('arguments', [dict(), dict(mask_padding=True), dict(use_abs_pos_embed=True), SHRINK], ids=str)
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
-def test_each_side_batch_and_all(backbone, arguments):
+def test_each_side_batch_all_and_small_pictures(backbone, arguments):
     if backbone is SwinMLPBackbone and 'mask_padding' in arguments:
         pytest.skip('Swin-MLP has no mask of padding')
-    example = (2, 3, 128, 160)
+    if arguments is not SHRINK:
+        assert_exports(backbone, (2, 3, 20, 24), SMALL, SMALL_SIZES, **arguments)
     for dims, sizes in [
         ({3: side('W')}, [(2, 3, 128, 64), (2, 3, 128, 399)]),
         ({2: side('H')}, [(2, 3, 64, 160), (2, 3, 399, 160)]),
@@ -51,15 +56,4 @@ def test_each_side_batch_and_all(backbone, arguments):
         ({0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}, [(1, 3, 129, 270)]),
         ({2: 4 * side('h', 16, 100), 3: 4 * side('w', 16, 100)}, [(2, 3, 64, 400)]),
     ]:
-        assert_exports(backbone, example, dims, sizes, **arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('arguments', [dict(), dict(mask_padding=True), dict(use_abs_pos_embed=True)], ids=str)
-@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
-def test_small_pictures(backbone, arguments):
-    if backbone is SwinMLPBackbone and 'mask_padding' in arguments:
-        pytest.skip('Swin-MLP has no mask of padding')
-    dims = {2: side('H', 1, 32), 3: side('W', 1, 32)}
-    sizes = [(2, 3, 1, 1), (2, 3, 4, 4), (2, 3, 5, 32), (2, 3, 32, 29)]
-    assert_exports(backbone, (2, 3, 20, 24), dims, sizes, **arguments)
+        assert_exports(backbone, (2, 3, 128, 160), dims, sizes, **arguments)
