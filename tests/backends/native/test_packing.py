@@ -280,18 +280,12 @@ def test_a_checksum_sees_every_bit_and_every_exchange():
     assert len({checksum([w]) for w in (weight, *others)}) == 1 + len(others)
 
 
-def test_a_checksum_is_of_values_and_not_of_threads_or_strides():
+def test_a_checksum_is_of_values_and_not_of_strides():
     weight = torch.randn(300, 700)
-    first, threads = checksum([weight, weight[0]]), torch.get_num_threads()
+    first = checksum([weight, weight[0]])
     assert checksum([weight.t().contiguous().t(), weight[0]]) == first
     assert checksum([weight[0], weight]) != first
     assert checksum([torch.cat([weight.flatten(), weight[0]])]) != first
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            assert checksum([weight, weight[0]]) == first
-    finally:
-        torch.set_num_threads(threads)
     assert checksum([torch.zeros(3)]) != checksum([torch.zeros(4)])
 
 
