@@ -131,7 +131,7 @@ def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
 def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]]) -> Node:
     windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
     weights, settings = block.library_arguments()
-    w = BlockWeights(**weights, **block.derived_weights(windows.window_size))
+    w = BlockWeights(**{**weights, **block.derived_weights(windows.window_size)})
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
