@@ -303,7 +303,7 @@ def check_images(x_BCHW: Tensor, in_channels: int) -> None:
         ValueError: if the shape is not (B, in_channels, H, W), or if the batch is empty.
     """
     shape = tuple(x_BCHW.shape)
-    if len(shape) != 4:
+    if len(shape) != 4 or shape[1] != in_channels:
         raise ValueError(f'the input must be 4-D (B, {in_channels}, H, W), got shape {shape}')
     if 0 in shape:
         raise ValueError(f'the input must hold at least one image of at least 1x1 pixels, got shape {shape}')

@@ -63,6 +63,7 @@ def test_is_registered_at_the_root_and_found_from_a_toolbox():
     ('images', 'error', 'message'),
     [
         (torch.zeros(3, 32, 32), ValueError, '4-D .* got shape'),
+        (torch.zeros(1, 4, 32, 32), ValueError, r'4-D \(B, 3, H, W\), got shape'),
         (torch.zeros(0, 3, 32, 32), ValueError, 'at least one image'),
         (torch.zeros(1, 3, 0, 32), ValueError, 'at least one image of at least 1x1'),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, 'floating point.*got torch.uint8'),

@@ -108,7 +108,7 @@ def test_resume_takes_auto_or_a_checkpoint(tmp_path):
 
 def test_weights_alone_come_from_a_checkpoint_that_is_named(tmp_path, monkeypatch):
     """A config of a resumed training has resume=True and load_from."""
-    monkeypatch.setattr(predictor, 'open_whole', lambda *_: None)
+    monkeypatch.setattr(predictor, 'Model', lambda *_: None)
     checkpoint, published = tmp_path / 'epoch_1.pth', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
     checkpoint.touch()
     for start, loaded in (

@@ -85,7 +85,7 @@ def test_the_model_is_left_as_it_was():
     assert [module.training for module in backbone.modules()] == modes
     assert len(set(modes)) == 2
     assert not any(module._forward_pre_hooks for module in backbone.modules())
-    with pytest.raises(ValueError, match='channels'):
+    with pytest.raises(ValueError, match=r'\(B, 3, H, W\)'):
         attention_maps(backbone, torch.randn(1, 4, 32, 32))
     assert not any(module._forward_pre_hooks for module in backbone.modules())
     assert [module.training for module in backbone.modules()] == modes
