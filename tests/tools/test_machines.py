@@ -47,6 +47,11 @@ def wait_for(condition, *processes):
         time.sleep(0.05)
 
 
+def is_open(port):
+    with socket.socket() as client:
+        return client.connect_ex(('127.0.0.1', port)) == 0
+
+
 def end(machine):
     """Kill a machine and its ranks, which run in separate sessions."""
     for process in [*children_of(machine), machine.pid]:
@@ -196,9 +201,11 @@ def test_a_lost_machine(config, machines, tmp_path, record_fault):
     """The remaining machine has half the batch, and a loss of about the same size."""
     port = free_port()
     command = elastic(config, tmp_path / 'work', 2, 60, port)
-    machines[:] = [start(command, tmp_path / f'{node}.log', NODE_RANK=str(node)) for node in range(2)]
+    machines.append(start(command, tmp_path / '0.log', NODE_RANK='0'))
+    wait_for(lambda: is_open(port), *machines)  # so the first machine has the store
+    machines.append(start(command, tmp_path / '1.log', NODE_RANK='1'))
     wait_for(lambda: list((tmp_path / 'work').glob('iter_15.pth')), *machines)
-    end(machines[1])  # the launcher and its rank; the first machine has the store
+    end(machines[1])  # the launcher and its rank
     assert machines[0].wait(LIMIT_S) == 0, (tmp_path / '0.log').read_text()[-3000:]
     steps = losses(tmp_path / 'work')
     assert list(steps) == list(range(60))
