@@ -31,11 +31,6 @@ def check_type(name: str, value: Value, kinds: Union[type, tuple[type, ...]], al
     return value
 
 
-def check_bool(name: str, value: object) -> bool:
-    check_type(name, value, bool, 'True or False')
-    return bool(value)
-
-
 def check_int(name: str, value: object, least: Optional[int] = None, most: Optional[int] = None) -> int:
     """Check a whole number of Python or NumPy, with inclusive limits."""
     allowed = 'a whole number' + _interval(least, most)

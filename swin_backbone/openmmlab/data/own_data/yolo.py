@@ -183,7 +183,7 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
     Positions are shares of the picture's width and height, X and Y the centre.
 
     Args:
-        names: of the classes; None: they are called by their numbers.
+        names: of the classes. None: numbers are the names.
         points: numbers behind each box, the points of a pose; not read.
 
     Raises:
