@@ -1,7 +1,7 @@
 """Published weights in, published formats out. Names and shapes only: nothing here knows the modules.
 
 A checkpoint is read (reading.py, download.py), recognised (recognise.py, by the tables of formats.py), adapted to a
-model and loaded (adapt.py, resize.py, shapes.py), or written in another format (convert.py).
+model and loaded (adapt.py, resize.py, sizes.py), or written in another format (convert.py).
 """
 
 from .adapt import LoadReport, adapt_state_dict, load_checkpoint

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..windows.grid import Size
-from .errors import CheckpointError, first_of, naming, not_finite
+from .errors import CheckpointError, first_of, naming
 from .formats import V2
 from .reading import read_checkpoint
 from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, check_floating, find_swin, plain_name, swins_in, tensors_of
 from .resize import adapt_input_channels, resize_embedding, resize_table, trained_window
-from .shapes import sizes_of
+from .sizes import sizes_of
 
 OF_A_CLASSIFIER = (
     "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
@@ -198,25 +198,26 @@ def adapt_weights(
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Check the numbers of the weights of a model; see `check_numbers`. `checkpoint` is the name in an error."""
-    own = dict(model.named_parameters())
-    parameters = {key: value for key, value in weights.items() if key in own and own[key].is_floating_point()}
-    buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
-    with naming(checkpoint):
-        check_numbers(parameters, buffers)
+    """Refuse weights of a model that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
 
-
-def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
+    Args:
+        checkpoint: its name, for the error.
 
     Raises:
         CheckpointError: with the names of the weights.
     """
-    check_floating(parameters)
-    broken = [key for key, value in parameters.items() if not value.isfinite().all()]
-    broken += [key for key, value in buffers.items() if value.is_floating_point() and value.isnan().any()]
-    if broken:
-        raise CheckpointError(not_finite(broken, len(parameters) + len(buffers)))
+    own = dict(model.named_parameters())
+    parameters = {key: value for key, value in weights.items() if key in own and own[key].is_floating_point()}
+    buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
+    with naming(checkpoint):
+        check_floating(parameters)
+        broken = [key for key, value in parameters.items() if not value.isfinite().all()]
+        broken += [key for key, value in buffers.items() if value.is_floating_point() and value.isnan().any()]
+        if broken:
+            raise CheckpointError(
+                f'{len(broken)} of its {len(parameters) + len(buffers)} weights are not finite (NaN or infinite): '
+                f'{first_of(broken)}; its training has diverged, or the file is damaged'
+            )
 
 
 def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:

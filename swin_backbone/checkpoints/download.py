@@ -5,10 +5,9 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import TypeVar
+from typing import Optional, TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -16,8 +15,7 @@ import torch
 from filelock import FileLock
 from mmengine.logging import print_log
 
-from ..outputs import file_digest
-from ..whole_files import CANNOT_WRITE, PARTIAL, write_whole_by
+from ..whole_files import CANNOT_WRITE
 from .errors import CheckpointError, RefusedCheckpoint
 from .hugging_face import file_in
 
@@ -43,8 +41,7 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     whole address. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
 
     Raises:
-        CheckpointError: if there is no such file, the download fails, or the file does not have the hash of its name;
-            and from `read`.
+        CheckpointError: if there is no such file or the download fails; and from `read`.
     """
     try:
         parts = urlsplit(address)
@@ -69,51 +66,40 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
     name = re.sub(r'[^\w.-]', '_', unquote(urlsplit(url).path).rpartition('/')[2])
     if not name:
         raise CheckpointError('the address names no file')
-    folder = Path(torch.hub.get_dir()) / 'checkpoints'
-    target = folder / f'{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name[-100:]}'
-    results: list[T] = []
-
-    def read_kept() -> bool:
-        """Read a download of earlier."""
+    target = Path(torch.hub.get_dir(), 'checkpoints', f'{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name[-100:]}')
+    is_new = not target.is_file()
+    if is_new:
         try:
-            if target.is_file():
-                _check_hash(target, name)
-                results.append(read(target))
-        except RefusedCheckpoint:
-            raise
-        except CheckpointError as error:
-            print_log(f'{target}: {error}; it is downloaded again', logger='current')
-        return bool(results)
-
-    def download(partial: Path) -> None:
-        _download(url, partial)
-        _check_hash(partial, name)
-        with suppress(RefusedCheckpoint):  # a whole file, kept for --unsafe-load
-            results.append(read(partial))
-
-    if read_kept():
-        return results[0]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f'{target}.lock'):  # the processes of a machine wait for the first
+                if not target.is_file():
+                    _download(url, target, _HASH.search(name))
+        except OSError as error:
+            raise CheckpointError(
+                f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
+                'another'
+            ) from error
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f'{target}.lock'):  # the processes of a machine wait for the first
-            if not read_kept():
-                for partial in folder.glob(f'{PARTIAL}{target.name}*'):  # of a killed process
-                    partial.unlink(missing_ok=True)
-                print_log(f'Downloading {url} to {target}', logger='current')
-                write_whole_by(target, download)
-    except OSError as error:
-        raise CheckpointError(
-            f'it cannot be kept in {folder} ({error.strerror}); the environment variable TORCH_HOME names another'
-        ) from error
-    return results[0] if results else read(target)
+        return read(target)
+    except RefusedCheckpoint:  # a whole file, kept for --unsafe-load
+        raise
+    except CheckpointError as error:
+        target.unlink(missing_ok=True)
+        if is_new:
+            raise
+        print_log(f'{target}: {error}; it is downloaded again', logger='current')
+        return _fetch_from_server(url, read)
 
 
-def _download(url: str, partial: Path) -> None:
+def _download(url: str, target: Path, expected: Optional[re.Match[str]]) -> None:
+    for partial in target.parent.glob(f'{target.name}.*.partial'):  # of a killed process
+        partial.unlink()
+    print_log(f'Downloading {url} to {target}', logger='current')
     default = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_timeout)
     try:
-        torch.hub.download_url_to_file(url, str(partial), progress=sys.stderr.isatty())
-    except (OSError, HTTPException, ValueError) as error:
+        torch.hub.download_url_to_file(url, str(target), expected and expected[1], progress=sys.stderr.isatty())
+    except (OSError, HTTPException, RuntimeError, ValueError) as error:  # RuntimeError: another hash
         if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
             raise
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
@@ -123,11 +109,3 @@ def _download(url: str, partial: Path) -> None:
         ) from error
     finally:
         socket.setdefaulttimeout(default)
-
-
-def _check_hash(path: Path, name: str) -> None:
-    expected = _HASH.search(name)
-    if expected and not file_digest(path).startswith(expected[1]):
-        raise CheckpointError(
-            f'the downloaded file does not have the SHA-256 of its name, {expected[1]}: it is damaged, or another file'
-        )

@@ -21,14 +21,6 @@ def naming(checkpoint: object) -> Iterator[None]:
         raise type(error)(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
 
 
-def not_finite(names: Sequence[str], total: int) -> str:
-    """Describe weights that are NaN or infinite, of `total` weights."""
-    return (
-        f'{len(names)} of its {total} weights are not finite (NaN or infinite): {first_of(names)}; '
-        'its training has diverged, or the file is damaged'
-    )
-
-
 def first_of(names: Sequence[object], number: int = 3) -> str:
     """Join the first names, and the number of further ones."""
     rest = len(names) - number

@@ -10,7 +10,7 @@ from .errors import CheckpointError, first_of
 from .formats import V2
 from .recognise import SwinWeights
 from .resize import window_of_table
-from .shapes import sizes_of
+from .sizes import sizes_of
 
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
 FILES = (WEIGHTS, 'pytorch_model.bin')  # in transformers' order

@@ -1,0 +1,67 @@
+"""Sizes of a Swin by the shapes of its weights, and missing weights. Names are this package's (see formats.py)."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+from torch import Tensor
+
+from .formats import ANCHORS, MLP, V2
+
+_BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+_OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
+
+
+class Sizes(NamedTuple):
+    """Width of the first stage, blocks and heads of each stage."""
+
+    width: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f'width {self.width}, depths {self.depths} and heads {self.heads}'
+
+
+def sizes_of(weights: Mapping[str, Tensor], family: str) -> Sizes:
+    """Return the sizes of a backbone, 0 for an unknown size."""
+    depths: dict[int, int] = {}
+    for match in filter(None, map(_BLOCK.match, weights)):
+        stage, block = int(match[1]), int(match[2])
+        depths[stage] = max(depths.get(stage, 0), block + 1)
+    stages = range(max(depths, default=-1) + 1)
+    heads = (_heads(weights.get(ANCHORS[family].replace('stages.0', f'stages.{stage}')), family) for stage in stages)
+    projection = weights.get('patch_embed.projection.weight')
+    width = 0 if projection is None else projection.shape[0]
+    return Sizes(width, tuple(depths.get(stage, 0) for stage in stages), tuple(heads))
+
+
+def _heads(anchor: Optional[Tensor], family: str) -> int:
+    """Return the heads of a weight (offsets, heads) of Swin V1, (heads, 1, 1) of V2, (heads N, N, 1) of Swin-MLP."""
+    if anchor is None:
+        return 0
+    return anchor.shape[0] // anchor.shape[1] if family == MLP else anchor.shape[0 if family == V2 else 1]
+
+
+def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
+    """Return the names of missing weights.
+
+    Weights of a block or a patch merging are in all blocks or mergings. A weight outside the stages has a bias.
+
+    Args:
+        weights: a backbone, with or without a classifier's `norm` and `head`.
+    """
+    depths = sizes_of(weights, family).depths
+    blocks = [f'stages.{stage}.blocks.{block}.' for stage, depth in enumerate(depths) for block in range(depth)]
+    first = 1 if family == V2 else 0  # V2 merges before the blocks of a stage
+    mergings = [f'stages.{first + stage}.downsample.' for stage in range(len(depths) - 1)]
+    expected = ['patch_embed.projection.weight']
+    for match in filter(None, map(_OUTSIDE_STAGES.fullmatch, weights)):
+        expected += [f'{match[1]}.weight', f'{match[1]}.bias']
+    for owners in (blocks, mergings):
+        leaves = dict.fromkeys(
+            name.removeprefix(owner) for owner in owners for name in weights if name.startswith(owner)
+        )
+        # `norm3` is in every n-th block of Swin V2
+        expected += [owner + leaf for owner in owners for leaf in leaves if not leaf.startswith('norm3.')]
+    return list(dict.fromkeys(name for name in expected if name not in weights))
