@@ -130,7 +130,7 @@ def test_the_hash_in_a_name_is_checked(record_fault, server, name):
     server.answer = answer(body)
     right, wrong = name.format(digest), name.format('deadbeef')
     read_checkpoint(f'{server.url}/{right}')
-    with pytest.raises(CheckpointError, match='invalid hash value .expected "deadbeef"'):
+    with pytest.raises(CheckpointError, match=r'invalid hash value .expected "deadbeef"'):
         read_checkpoint(f'{server.url}/{wrong}')
     assert list(cached(server)) == [right]
     record_fault('servers')
