@@ -38,10 +38,11 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -64,8 +65,6 @@ from swin_backbone.openmmlab.config.published import find_weights
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.inference.predict import COLOURS, Predictor, Results
-from swin_backbone.openmmlab.inference.tiles import Progress as TileProgress
-from swin_backbone.openmmlab.inference.tiles import TiledInference
 from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
 
@@ -274,6 +273,8 @@ class Job:
 def infer_tiles(args: argparse.Namespace) -> int:
     """Predict for one picture in tiles."""
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
+        from swin_backbone.openmmlab.inference.tiles import TiledInference  # of the extra `tiles`
+
         args.out_dir.mkdir(parents=True, exist_ok=True)
         given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
         job = TiledInference(
@@ -288,8 +289,8 @@ def infer_tiles(args: argparse.Namespace) -> int:
             files = job.merge(args.overwrite)
             print(f'merged; see {", ".join(map(str, files))}')
             return 0
-        with TileBar(job.grid.step) as bar:
-            progress, files = job.run(args.shard, args.resume, args.overwrite, bar.show)
+        with tile_bar(job.grid.step) as show:
+            progress, files = job.run(args.shard, args.resume, args.overwrite, show)
     height, width = job.grid.size
     print(
         f'{progress.done} of {len(job.grid)} tiles of a picture of {width}x{height} pixels in '
@@ -299,41 +300,33 @@ def infer_tiles(args: argparse.Namespace) -> int:
     return 0
 
 
-class TileBar:
-    """Show number, speed and remaining time of tiles: a bar on a terminal, a line per minute in a log."""
+@contextmanager
+def tile_bar(step: int) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that shows number, speed and remaining time of tiles.
 
-    def __init__(self, step: int):
-        self.step = step
-        self.console = Console(stderr=True)
-        columns = (TextColumn('tiles'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.description}'))
-        self.bar = Progress(*columns, console=self.console)
-        self.first: Optional[TileProgress] = None
-        self.begin = self.printed = time.monotonic()
+    On a terminal a bar shows them, in a log a line per minute.
+    """
+    console, printed = Console(stderr=True), time.monotonic()
+    columns = (TextColumn('tiles'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.description}'))
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    number = bar.add_task('')
+    (task,) = bar.tasks
 
-    def __enter__(self) -> 'TileBar':
-        if self.console.is_terminal:
-            self.bar.start()
-            self.task = self.bar.add_task('')
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def show(self, progress: TileProgress) -> None:
-        now = time.monotonic()
-        if self.first is None:
-            self.first, self.begin = progress, now
-        new, seconds = progress.done - self.first.done, now - self.begin
-        text = ''
-        if new and seconds:
-            left = timedelta(seconds=round((progress.total - progress.done) * seconds / new))
-            text = f'{new / seconds:.2f} tiles/s, {new * self.step**2 / seconds / 1e6:.1f} Mpx/s, {left} left'
+    def show(progress: Any) -> None:
+        nonlocal printed
+        bar.update(number, completed=progress.done, total=progress.total)
+        if not task.speed:
+            return
+        left = timedelta(seconds=round(task.time_remaining or 0))
+        text = f'{task.speed:.2f} tiles/s, {task.speed * step**2 / 1e6:.1f} Mpx/s, {left} left'
         text += f', {progress.blank} blank' if progress.blank else ''
-        if self.console.is_terminal:
-            self.bar.update(self.task, completed=progress.done, total=progress.total, description=text)
-        elif text and (now - self.printed > 60 or progress.done == progress.total):
-            self.printed = now
+        bar.update(number, description=text)
+        if not console.is_terminal and (time.monotonic() - printed > 60 or progress.done == progress.total):
+            printed = time.monotonic()
             print(f'tiles {progress.done}/{progress.total}, {text}', file=sys.stderr, flush=True)
+
+    with bar:
+        yield show
 
 
 def main() -> int:

@@ -2,21 +2,19 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import cv2
-import numpy as np
 import pytest
-from helpers import ROOT
 from helpers.in_process import error_of, run_well
 from helpers.openmmlab.oracles import noise
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
 
-tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
+pytest.importorskip('swin_backbone.openmmlab.inference.tiles', reason='the extra tiles is not installed')
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+import tifffile
 
 TILES = ('--tile', 128, '--overlap', 32)
 
@@ -77,7 +75,6 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
     ('arguments', 'status', 'words'),
     [
         (['--shard', '2/2'], 2, 'I from 0 to N - 1'),
-        (['--shard', '1'], 2, 'I from 0 to N - 1'),
         (['--overlap', '128'], 1, 'overlap takes 0 to half a tile'),
         (['--level', '3'], 1, 'level takes 0 to 0'),
         (['--merge'], 1, 'has 0 of 6 tiles'),
@@ -94,40 +91,3 @@ def test_options_of_tiles_without_tiles(record_fault, files):
     arguments = files / 'a.png', SEGMENTATION, '--weights', files / 'x.pth', '--skip-blank'
     assert '--skip-blank takes --tile' in error_of('tools/infer.py', *arguments, status=2)
     record_fault('bad_commands')
-
-
-MEASURE = """
-import sys
-from pathlib import Path
-from helpers.openmmlab.oracles import Segmentor
-from swin_backbone.openmmlab.inference.tiles import infer_tiled
-progress = infer_tiled(Segmentor(), sys.argv[1], sys.argv[2], skip_blank=0).progress
-peak = next(line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM'))
-print(progress.total, progress.blank, peak.split()[1])
-"""
-
-
-@pytest.mark.slow
-def test_memory_is_equal_up_to_ten_thousand_megapixels(tmp_path):
-    """Sparse pictures, in which one block of 2048 pixels in 64 was written, by processes of their own."""
-    import zlib
-
-    block = zlib.compress(np.repeat(noise((2048, 2048))[..., :1], 3, 2).tobytes())
-    peaks = {}
-    for side in (10_000, 25_000, 50_000, 100_000):
-        across = -(-side // 2048)
-        blocks = (block if index % 64 == 0 else b'' for index in range(across**2))
-        path = tmp_path / f'{side}.tif'
-        settings = dict(tile=(2048, 2048), compression='zlib', photometric='rgb', bigtiff=True)
-        tifffile.imwrite(path, blocks, shape=(side, side, 3), dtype='uint8', **settings)
-        measure = [sys.executable, '-c', MEASURE, str(path), str(tmp_path / 'out')]
-        environment = dict(PYTHONPATH=f'{ROOT}:{ROOT / "tests"}', PATH='', OMP_NUM_THREADS='1')
-        done = subprocess.run(measure, capture_output=True, text=True, check=True, env=environment)
-        total, blank, peak = map(int, done.stdout.split()[-3:])
-        assert total == len(range(0, side - 128, 896)) ** 2
-        assert 0.8 * total < blank < total
-        peaks[side] = peak / 1024
-        print(f'{side} x {side}: {total} tiles, {blank} blank, {peak / 1024:.0f} MiB')
-        with tifffile.TiffFile(tmp_path / 'out' / 'labels' / f'{side}.tif') as file:
-            assert file.pages.first.shape == (side, side)
-    assert max(peaks.values()) < 1.05 * min(peaks.values()) + 20, peaks

@@ -16,10 +16,13 @@ from mmengine.config import Config
 from swin_backbone.archs import ARCHS
 from swin_backbone.openmmlab.data.media import Frame, Medium
 from swin_backbone.openmmlab.inference.predict import Predictor
-from swin_backbone.openmmlab.inference.tiles import TiledInference
 
-tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
+pytest.importorskip('swin_backbone.openmmlab.inference.tiles', reason='the extra tiles is not installed')
+
+import tifffile
+
+from swin_backbone.openmmlab.inference.tiles import TiledInference
 
 STRIDES = (4, 8, 16, 32)
 # UPerNet from a pixel to the coarsest map. Stride 4: a resize and two 3x3 convolutions. Strides 8, 16 and 32: resizes.

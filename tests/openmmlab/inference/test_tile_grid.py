@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip('swin_backbone.openmmlab.inference.tiles', reason='the extra tiles is not installed')
+
 from swin_backbone.openmmlab.inference.tiles.blend import Blender
 from swin_backbone.openmmlab.inference.tiles.grid import Grid, Window
 

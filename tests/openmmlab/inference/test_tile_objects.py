@@ -6,6 +6,8 @@ from helpers.openmmlab.oracles import COLOURS, Detector, scene
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip('swin_backbone.openmmlab.inference.tiles', reason='the extra tiles is not installed')
+
 from swin_backbone.openmmlab.data.media import Frame, Medium
 from swin_backbone.openmmlab.inference.tiles import objects as tiled
 from swin_backbone.openmmlab.inference.tiles.grid import Grid, Window

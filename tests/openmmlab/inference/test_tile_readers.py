@@ -1,6 +1,6 @@
 """Windows of every kind of large picture equal parts of the whole picture."""
 
-import sys
+import json
 
 import cv2
 import numpy as np
@@ -8,12 +8,15 @@ import pytest
 from helpers.openmmlab.oracles import Detector, Segmentor, noise
 from PIL import Image
 
+pytest.importorskip('swin_backbone.openmmlab.inference.tiles', reason='the extra tiles is not installed')
+
+import rasterio
+import tifffile
+from rasterio.warp import transform
+
 from swin_backbone.openmmlab.inference.tiles import infer_tiled, open_picture
 from swin_backbone.openmmlab.inference.tiles.grid import Window
 from swin_backbone.openmmlab.inference.tiles.readers import _hold_rows
-
-rasterio = pytest.importorskip('rasterio', reason='rasterio is not installed')
-tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
 
 SIZE = (150, 210)
 RGB = np.ascontiguousarray(noise(SIZE)[..., ::-1])
@@ -54,6 +57,10 @@ def by_gdal(path, pixels, driver='GTiff', colormap=None, **settings):
             file.write_colormap(1, dict(enumerate(map(tuple, colormap))))
 
 
+def by_pillow(path, image, **settings):
+    image.save(path, **settings)
+
+
 def by_vips(path, pixels, **settings):
     vips = pytest.importorskip('pyvips', reason='pyvips is not installed', exc_type=ImportError)
     vips.Image.new_from_array(pixels).tiffsave(str(path), **settings)
@@ -61,18 +68,18 @@ def by_vips(path, pixels, **settings):
 
 TILED = dict(tile=(64, 48))
 JPEG = dict(TILED, compression='jpeg', compressionargs=dict(level=90))
-TURNED = dict(extratags=[(274, 'H', 1, 6, True)])
-CASES = {  # name: writer, pixels, settings, expected RGB (None: by Pillow), tolerance, note
+IMAGE = Image.fromarray(RGB)
+TURNED = Image.Exif()
+TURNED[274] = 6
+CASES = {  # name, which may have a suffix: writer, pixels, settings, expected RGB (None: by Pillow), tolerance, note
     'tiles': (by_tifffile, RGB, dict(TILED, compression='zlib'), RGB, EXACT, ''),
     'strips': (by_tifffile, RGB, dict(rowsperstrip=7, compression='zlib'), RGB, EXACT, ''),
     'planes': (by_tifffile, RGB.transpose(2, 0, 1), dict(TILED, planarconfig='separate'), RGB, EXACT, ''),
     '16 bits': (by_tifffile, DEEP, TILED, RGB, EXACT, '16 bits a channel'),
-    '16 bits, big endian': (by_tifffile, DEEP, dict(byteorder='>'), RGB, EXACT, '16 bits a channel'),
     '12 bits': (by_tifffile, RGB.astype(np.uint16) * 16 + 7, dict(bitspersample=12), RGB, EXACT, '12 bits a channel'),
-    'turned': (by_tifffile, RGB, TURNED, RGB, EXACT, 'orientation 6'),
+    'turned': (by_tifffile, RGB, dict(extratags=[(274, 'H', 1, 6, True)]), RGB, EXACT, 'orientation 6'),
     '4 channels': (by_tifffile, ALPHA, dict(TILED, extrasamples=['unspecified']), RGB, EXACT, '4 channels'),
     'grey': (by_tifffile, RGB[..., 0], dict(TILED, photometric='minisblack'), GREY, EXACT, ''),
-    'inverse grey': (by_tifffile, RGB[..., 0], dict(TILED, photometric='miniswhite'), 255 - GREY, EXACT, ''),
     'one bit': (by_tifffile, RGB[..., 0] > 99, dict(photometric='minisblack'), (GREY > 99) * 255, EXACT, ''),
     'palette': (
         by_tifffile, RGB[..., 0], dict(photometric='palette', colormap=COLOURS.T.astype(np.uint16) * 257),
@@ -88,33 +95,33 @@ CASES = {  # name: writer, pixels, settings, expected RGB (None: by Pillow), tol
         dict(TILED, ome=True, metadata=dict(axes='CYX'), photometric='minisblack'), RGB, EXACT, '5 channels',
     ),
     'JPEG': (by_tifffile, RGB, JPEG, None, UPSAMPLED, ''),
-    'JPEG of all colours': (by_tifffile, RGB, dict(JPEG, subsampling=(1, 1)), None, SAME_JPEG, ''),
     'JPEG of RGB': (
         by_tifffile, RGB, dict(JPEG, compressionargs=dict(level=90, outcolorspace='rgb')), None, SAME_JPEG, '',
     ),
-    'JPEG in strips': (by_tifffile, RGB, dict(JPEG, tile=None, rowsperstrip=16), None, UPSAMPLED, ''),
     'GDAL, JPEG': (by_gdal, RGB, dict(compress='jpeg', photometric='ycbcr'), None, UPSAMPLED, ''),
     'GDAL, no JPEGTables': (
         by_gdal, RGB, dict(compress='jpeg', photometric='ycbcr', jpegtablesmode=0), None, UPSAMPLED, '',
     ),
     'GDAL, JPEG of RGB': (by_gdal, RGB, dict(compress='jpeg', photometric='rgb'), None, SAME_JPEG, ''),
     'GDAL, JPEG planes': (by_gdal, RGB, dict(compress='jpeg', interleave='band'), None, SAME_JPEG, ''),
-    'GDAL, 16 bits': (by_gdal, DEEP, dict(compress='zstd', predictor=2), RGB, EXACT, '16 bits a channel'),
-    'GDAL, alpha': (by_gdal, ALPHA, dict(alpha='yes', bigtiff='yes'), RGB, EXACT, '4 channels'),
-    'GDAL, palette': (by_gdal, RGB[..., 0], dict(colormap=COLOURS, compress='lzw'), COLOURS[RGB[..., 0]], EXACT, ''),
     'GDAL, COG': (by_gdal, RGB, dict(driver='COG', compress='deflate', blocksize=128), RGB, EXACT, ''),
     'libvips, JPEG': (by_vips, RGB, dict(tile=True, compression='jpeg'), None, UPSAMPLED, ''),
-    'libvips, JPEG of all colours': (by_vips, RGB, dict(tile=True, compression='jpeg', Q=95), None, SAME_JPEG, ''),
     'libvips, WebP': (by_vips, RGB, dict(tile=True, compression='webp', lossless=True), RGB, EXACT, ''),
-    'libvips, BigTIFF': (by_vips, RGB, dict(bigtiff=True, compression='lzw', predictor='horizontal'), RGB, EXACT, ''),
     'libvips, pyramid': (by_vips, RGB, dict(tile=True, pyramid=True, compression='jpeg'), None, UPSAMPLED, ''),
+    'alpha.png': (by_pillow, Image.fromarray(ALPHA), {}, RGB, EXACT, '4 channels'),
+    'grey.png': (by_pillow, Image.fromarray(RGB[..., 0]), {}, GREY, EXACT, ''),
+    'bits.png': (by_pillow, IMAGE.convert('1'), {}, None, EXACT, ''),
+    'few.png': (by_pillow, IMAGE.quantize(16), {}, None, EXACT, ''),
+    '16 bits.png': (by_gdal, DEEP, dict(driver='PNG'), RGB, EXACT, '16 bits'),
+    'turned.jpg': (by_pillow, IMAGE, dict(exif=TURNED), None, UPSAMPLED, 'orientation 6'),
+    'CMYK.jpg': (by_pillow, IMAGE.convert('CMYK'), {}, None, UPSAMPLED, ''),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize('name', CASES)
-def test_tiffs(tmp_path, name):
+def test_kinds_of_files(tmp_path, name):
     write, pixels, settings, wanted, tolerance, note = CASES[name]
-    path = tmp_path / f'{name} [1].tif'
+    path = tmp_path / (name if '.' in name else f'{name} [1].tif')
     write(path, pixels, **settings)
     picture = open_picture(path)
     wanted = np.asarray(Image.open(path).convert('RGB')) if wanted is None else wanted
@@ -234,26 +241,6 @@ def test_common_pictures(record_fault, tmp_path, suffix):
     record_fault('bad_pictures')
 
 
-def test_kinds_of_png_and_jpeg(tmp_path):
-    image = Image.fromarray(RGB)
-    turned = Image.Exif()
-    turned[274] = 6
-    for name, one, settings, note in (
-        ('deep.png', DEEP, {}, '16 bits'), ('alpha.png', ALPHA, {}, '4 channels'), ('grey.png', RGB[..., 0], {}, ''),
-        ('bits.png', image.convert('1'), {}, ''), ('few.png', image.quantize(16), {}, ''),
-        ('turned.jpg', image, dict(exif=turned), 'orientation 6'), ('cmyk.jpg', image.convert('CMYK'), {}, ''),
-    ):  # fmt: skip
-        path = tmp_path / name
-        if name == 'deep.png':
-            cv2.imwrite(str(path), one[..., ::-1])
-        else:
-            (one if isinstance(one, Image.Image) else Image.fromarray(one)).save(path, **settings)
-        picture = open_picture(path)
-        wanted = RGB if name == 'deep.png' else np.asarray(Image.open(path).convert('RGB'))
-        same(picture, wanted[..., ::-1], UPSAMPLED if path.suffix == '.jpg' else EXACT)
-        assert note in ''.join(picture.notes)
-
-
 def test_a_file_of_rows_is_read_once_from_top_to_bottom():
     rows, whole = [], noise((2500, 1100))
 
@@ -317,11 +304,6 @@ def test_a_geotiff_and_where_its_labels_lie(tmp_path, geotiff):
 
 @pytest.mark.parametrize('masks', [True, False])
 def test_objects_in_longitude_and_latitude(tmp_path, geotiff, masks):
-    import json
-
-    from rasterio.warp import transform
-
-    pytest.importorskip('shapely', reason='shapely is not installed')
     with rasterio.open(geotiff, 'r+') as file:
         pixels = np.full((3, 150, 210), 90, np.uint8)
         pixels[:, 40:60, 70:150] = np.array([40, 40, 255])[:, None, None]
@@ -334,15 +316,3 @@ def test_objects_in_longitude_and_latitude(tmp_path, geotiff, masks):
     (x1, x2), (y1, y2) = transform('EPSG:32632', 'EPSG:4326', [691035, 691075], [5334980, 5334970])
     np.testing.assert_allclose(corners.min(0), [x1, y2], atol=1e-5)
     np.testing.assert_allclose(corners.max(0), [x2, y1], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ('name', 'module', 'packages'),
-    [('a.tif', 'rasterio', 'rasterio'), ('a.zarr', 'zarr', 'zarr'),
-     ('a.ndpi', 'openslide', 'openslide-python openslide-bin')],
-)  # fmt: skip
-def test_a_missing_library_is_named(tmp_path, monkeypatch, name, module, packages):
-    (tmp_path / name).write_bytes(b'x')
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=f'{module} is not installed: pip install {packages}'):
-        open_picture(tmp_path / name)

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import re
 import resource
 import signal
@@ -14,11 +13,12 @@ import numpy as np
 import pytest
 from helpers.openmmlab.oracles import Detector, Segmentor, noise, scene
 
-from swin_backbone.openmmlab.inference.tiles import TiledInference, infer_tiled
-from swin_backbone.openmmlab.inference.tiles import writers as tile_writers
-from swin_backbone.openmmlab.inference.tiles.grid import Grid
+pytest.importorskip('swin_backbone.openmmlab.inference.tiles', reason='the extra tiles is not installed')
 
-tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
+import tifffile
+
+from swin_backbone.openmmlab.inference.tiles import TiledInference, infer_tiled, writers
+from swin_backbone.openmmlab.inference.tiles.grid import Grid
 
 SETTINGS = dict(tile=96, overlap=32)
 
@@ -45,7 +45,8 @@ def kind(request, tmp_path_factory, picture):
     finished = infer_tiled(request.param(), picture, out, **SETTINGS)
     assert finished.progress == (30, 30, 0)
     assert all(path.is_file() for path in finished.files)
-    assert {path.name for path in (out / 'tiles' / picture.stem).iterdir()} == {'merged.json', '0-of-1.lock'}
+    left = {path.name for path in (out / 'tiles' / picture.stem).iterdir()}
+    assert left == {'settings.json', 'merged', '0-of-1.lock'}
     return request.param, results(out)
 
 
@@ -75,28 +76,9 @@ def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, tmp_path, pic
     record_fault('tile_kills', 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('seed', range(20))
-def test_killed_at_a_random_moment(record_fault, tmp_path, picture, kind, seed):
-    """Kill at random moments, also during a write."""
-    import time
-
-    kind, expected = kind
-    rng = np.random.default_rng(seed)
-    process = multiprocessing.get_context('fork').Process(target=die, args=(kind, picture, tmp_path, None, False))
-    process.start()
-    time.sleep(rng.uniform(0, 0.4))
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    infer_tiled(kind(), picture, tmp_path, resume=True, **SETTINGS)
-    assert results(tmp_path) == expected
-    record_fault('tile_kills')
-
-
 @pytest.mark.parametrize(
-    'shards', [[(number, 7) for number in (3, 0, 6, 5, 2, 4, 1)], [(number, 40) for number in range(40)],
-               [(3, 4), (0, 2), (2, 4)]],
-    ids=['7', '40', 'of two divisions'],
+    'shards', [[(number, 40) for number in (*range(20, 40), *range(20))], [(3, 4), (0, 2), (2, 4)]],
+    ids=['40', 'of two divisions'],
 )  # fmt: skip
 def test_shards_that_are_merged_have_the_same_bytes(tmp_path, picture, kind, shards):
     kind, expected = kind
@@ -205,7 +187,7 @@ def run_limited(kind, picture, out, most_bytes, messages):
         messages.put('')
 
 
-@pytest.mark.parametrize('most_bytes', [0, 150, 700, 2500, 9000, 90_000])
+@pytest.mark.parametrize('most_bytes', [0, 700, 9000])
 def test_a_full_disk(record_fault, tmp_path, picture, kind, most_bytes):
     """A limit of the file size stops a run. A run without limit continues after the finished tiles."""
     kind, expected = kind
@@ -269,7 +251,7 @@ class Endless:
     """A picture computed window by window."""
 
     def __init__(self, size):
-        self.size, self.notes, self.coordinates = size, (), None
+        self.size, self.notes, self.crs = size, (), None
 
     def read(self, window):
         tone = np.add.outer(np.arange(window.top, window.bottom), np.arange(window.left, window.right)) // 7 % 256
@@ -296,7 +278,7 @@ def test_grid_of_the_labels_is_that_of_a_tiff(tmp_path):
     grid = Grid((100, 70), 96, 32)
     labels = np.arange(7000, dtype=np.uint16).reshape(100, 70)
     blocks = (labels[y : y + 64, x : x + 64] for y in (0, 64) for x in (0, 64))
-    tile_writers.write_labels(tmp_path / 'a.tif', grid, blocks, [], ['x'] * 300, None)
+    writers.write_labels(tmp_path / 'a.tif', grid, blocks, [], ['x'] * 300, Endless(grid.size))
     with tifffile.TiffFile(tmp_path / 'a.tif') as file:
         assert (file.asarray() == labels).all()
         assert file.pages.first.is_tiled

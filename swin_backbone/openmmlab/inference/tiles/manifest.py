@@ -1,8 +1,8 @@
 """Finished tiles of a picture on disk: a killed run continues, and the shards of several processes are merged.
 
-The folder of a picture has a file for each finished tile, and a file with the settings for each shard, I-of-N.json.
-Each file is written in one step. Names of tiles have a digest of the settings: tiles of other settings are never read.
-After the merge, `MERGED` has the settings, and the tiles are deleted.
+The folder of a picture has a file for each finished tile, and `settings.json`. Each file is written in one step.
+Names of tiles have a digest of the settings: tiles of other settings are never read. After the merge, the tiles are
+deleted, and there is the empty file `merged`.
 """
 
 import hashlib
@@ -16,8 +16,6 @@ from filelock import FileLock, Timeout
 
 from ....whole_files import write_whole
 
-MERGED = 'merged.json'
-
 
 class Manifest:
     """The finished tiles of a picture.
@@ -28,7 +26,7 @@ class Manifest:
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        self.folder = folder
+        self.folder, self._file, self._merged = folder, folder / 'settings.json', folder / 'merged'
         self._settings = json.dumps(settings).encode()
         self._digest = hashlib.sha256(self._settings).hexdigest()[:16]
 
@@ -52,7 +50,7 @@ class Manifest:
         with lock:
             yield
 
-    def begin(self, shard: str, tiles: range, resume: bool, overwrite: bool) -> int:
+    def begin(self, tiles: range, resume: bool, overwrite: bool) -> int:
         """Return the number of finished tiles of a shard: 0, or those to continue after if `resume` is set.
 
         Raises:
@@ -60,7 +58,7 @@ class Manifest:
                 `resume` nor `overwrite` is set.
         """
         if overwrite:
-            for path in [*map(self.tile, tiles), *self._of_other_settings()]:
+            for path in map(self.tile, tiles):
                 path.unlink(missing_ok=True)
         elif resume or any(self.folder.glob('*.tile')):
             self.require_same()
@@ -70,20 +68,19 @@ class Manifest:
                 f'{self.folder} has finished tiles of this picture: --resume (in Python resume=True) goes on, '
                 '--overwrite (overwrite=True) begins again'
             )
-        (self.folder / MERGED).unlink(missing_ok=True)
-        write_whole(self.folder / f'{shard}.json', self._settings)
+        self._merged.unlink(missing_ok=True)
+        write_whole(self._file, self._settings)
         return done
 
     def require_same(self) -> None:
-        """Raise ValueError if a shard has other settings, with the difference."""
+        """Raise ValueError if the folder has other settings, with the difference."""
         own = json.loads(self._settings)
-        for path in self._of_other_settings():
-            other = json.loads(path.read_bytes())
-            difference = ', '.join(
-                f'{key} {other[key]!s:.12}, not {own[key]!s:.12}' for key in own if other[key] != own[key]
-            )
+        begun = json.loads(self._file.read_bytes()) if self._file.exists() else own
+        differences = [f'{key} {begun[key]!s:.12}, not {own[key]!s:.12}' for key in own if begun[key] != own[key]]
+        if differences:
             raise ValueError(
-                f'{path} was begun with {difference}: take the same or another --out-dir, or begin again by --overwrite'
+                f'{self.folder} was begun with {", ".join(differences)}: take the same or another --out-dir, '
+                'or begin again by --overwrite'
             )
 
     def require_all(self, count: int) -> None:
@@ -100,13 +97,10 @@ class Manifest:
             ValueError: if they had other settings.
         """
         self.require_same()
-        return (self.folder / MERGED).exists()
+        return self._merged.exists()
 
     def mark_merged(self) -> None:
         """Delete the tiles, and keep the settings."""
-        write_whole(self.folder / MERGED, self._settings)
-        for path in [*self.folder.glob('*.tile'), *self.folder.glob('*-of-*.json')]:
+        self._merged.touch()
+        for path in self.folder.glob('*.tile'):
             path.unlink()
-
-    def _of_other_settings(self) -> list[Path]:
-        return [path for path in sorted(self.folder.glob('*.json')) if path.read_bytes() != self._settings]

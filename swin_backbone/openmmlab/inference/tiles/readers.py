@@ -1,16 +1,18 @@
-"""Windows of large pictures, without reading the whole picture. Libraries are imported inside functions."""
+"""Windows of large pictures, without reading the whole picture."""
 
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Union
 
 import cv2
 import numpy as np
+import rasterio
+import tifffile
 from numpy.typing import NDArray
+from PIL import Image
 
 from ....windows.grid import Size
 from ...config.paths import require_file
@@ -23,18 +25,6 @@ ORIENTATION = 274  # tag of TIFF
 CACHE = 64  # MB, of GDAL
 
 
-class Coordinates(NamedTuple):
-    """Where a picture lies.
-
-    Attributes:
-        crs: the coordinate reference system, as WKT.
-        transform: (a, b, c, d, e, f): x = a column + b row + c, y = d column + e row + f.
-    """
-
-    crs: str
-    transform: tuple[float, ...]
-
-
 class Picture(NamedTuple):
     """A picture that is read by windows.
 
@@ -42,13 +32,14 @@ class Picture(NamedTuple):
         size: height and width at the chosen level.
         read: returns the pixels of a window as BGR, (H, W, 3) uint8, or raises an OSError that names the file.
         notes: sentences on what is read differently from what the file stores.
-        coordinates: place of the picture; None if unknown.
+        crs, transform: rasterio's coordinate reference system and affine transform of pixels; None if unknown.
     """
 
     size: Size
     read: Callable[[Window], NDArray[Any]]
     notes: tuple[str, ...] = ()
-    coordinates: Optional[Coordinates] = None
+    crs: Any = None
+    transform: Any = None
 
 
 def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
@@ -61,7 +52,8 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
 
     Raises:
         OSError: if the file is missing, damaged, or not of a kind that is read.
-        ValueError: if the library is not installed, or there is no such level.
+        ValueError: if there is no such level.
+        ImportError: if openslide or zarr is not installed.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -77,7 +69,7 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
             raise
         try:
             return _open_openslide(path, level)
-        except (OSError, ValueError):
+        except (OSError, ImportError):
             raise error from None
 
 
@@ -98,28 +90,10 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def require(module: str, packages: str = '') -> Any:
-    """Import a library.
-
-    Args:
-        packages: that have the library. Default: of the same name.
-
-    Raises:
-        ValueError: if the library is not installed.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ValueError(f'{module} is not installed: pip install {packages or module}') from error
-
-
 def _open_rasterio(path: Path, level: int) -> Picture:
-    rasterio = require('rasterio')
-    from rasterio.windows import Window as Part
-
     require_whole(path)
-    with _gdal(rasterio, str(path)):
-        pages = _pages_of(rasterio, path, level)
+    with _gdal(str(path)):
+        pages = _pages_of(path, level)
         page = pages[0]
         size, dtype = page.shape, np.dtype(page.dtypes[0])
         bits = int(page.tags(1, ns='IMAGE_STRUCTURE').get('NBITS', 8 * dtype.itemsize))
@@ -131,17 +105,15 @@ def _open_rasterio(path: Path, level: int) -> Picture:
                 palette_UC[value] = colour[:3]
             notes = ()
         orientation = int(page.tags().get('EXIF_Orientation', 1))
-        coordinates = Coordinates(page.crs.to_wkt(), tuple(page.transform)[:6]) if page.crs else None
     if page.driver == 'GTiff':  # GDAL does not expose the orientation
-        tifffile = require('tifffile')
         with suppress(tifffile.TiffFileError), tifffile.TiffFile(path) as file:
             orientation = file.pages.first.tags.valueof(ORIENTATION, 1)
     if orientation != 1:
         notes += (f'{path} is shown turned or mirrored (orientation {orientation}), and is taken as it is stored',)
 
     def read(window: Window) -> NDArray[Any]:
-        part = Part(window.left, window.top, window.size[1], window.size[0])
-        with _gdal(rasterio, f'{path} at {window}'):
+        part = rasterio.windows.Window(window.left, window.top, window.size[1], window.size[0])
+        with _gdal(f'{path} at {window}'):
             bands = [one.read(list(range(1, min(one.count, 3) + 1)), window=part) for one in pages[:3]]
         pixels = np.concatenate(bands).transpose(1, 2, 0)
         return _to_bgr(pixels, bits) if palette_UC is None else _to_bgr(palette_UC[pixels[..., 0]], 8)
@@ -149,11 +121,11 @@ def _open_rasterio(path: Path, level: int) -> Picture:
     if page.driver == 'GTiff':
         read(Window(size[0] - 1, size[1] - 1, *size))  # a truncated file fails here
     is_rows = page.block_shapes[0][1] >= size[1]
-    return Picture(size, _hold_rows(read, size[1]) if is_rows else read, notes, coordinates)
+    return Picture(size, _hold_rows(read, size[1]) if is_rows else read, notes, page.crs, page.transform)
 
 
 @contextmanager
-def _gdal(rasterio: Any, name: str) -> Iterator[None]:
+def _gdal(name: str) -> Iterator[None]:
     """Run GDAL with a small cache, and without the warning of missing coordinates.
 
     Raises:
@@ -167,7 +139,7 @@ def _gdal(rasterio: Any, name: str) -> Iterator[None]:
         raise OSError(f'{name} cannot be read: {error.__cause__ or error}') from error
 
 
-def _pages_of(rasterio: Any, path: Path, level: int) -> list[Any]:
+def _pages_of(path: Path, level: int) -> list[Any]:
     """Return the open datasets of a level. Their bands together are the channels.
 
     Levels are overviews, or (in SVS) tiled pages with the proportions of the first. An OME-TIFF may have a page for
@@ -209,7 +181,8 @@ def _hold_rows(read: Callable[[Window], NDArray[Any]], width: int) -> Callable[[
 
 
 def _open_openslide(path: Path, level: int) -> Picture:
-    openslide = require('openslide', 'openslide-python openslide-bin')
+    import openslide
+
     try:
         slide = openslide.OpenSlide(path)
     except openslide.OpenSlideError as error:
@@ -220,8 +193,6 @@ def _open_openslide(path: Path, level: int) -> Picture:
     background = '#' + slide.properties.get('openslide.background-color', 'ffffff')
 
     def read(window: Window) -> NDArray[Any]:
-        from PIL import Image
-
         corner = round(window.left * scale_x), round(window.top * scale_y)
         try:
             region = slide.read_region(corner, level, window.size[::-1])
@@ -233,7 +204,8 @@ def _open_openslide(path: Path, level: int) -> Picture:
 
 
 def _open_zarr(path: Path, level: int) -> Picture:
-    zarr = require('zarr')
+    import zarr
+
     if not path.is_dir():
         raise OSError(f'{path} is no folder, as a zarr is')
     try:

@@ -21,7 +21,7 @@ from .blend import Blender
 from .grid import Grid, Window
 from .manifest import Manifest
 from .objects import Merger, Object, mark_cut, runs_of
-from .readers import digest_of, open_picture, require
+from .readers import digest_of, open_picture
 
 SMALLEST_OVERLAP = 32  # pixels, of a detector: the parts of a cut object are matched within the overlap
 
@@ -61,7 +61,7 @@ class TiledInference:
 
     Raises:
         OSError: if the picture cannot be read.
-        ValueError: if an argument is out of range, a library is missing, or the model is a classifier.
+        ValueError: if an argument is out of range, or the model is a classifier.
     """
 
     def __init__(
@@ -81,10 +81,6 @@ class TiledInference:
             raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
         self.picture = open_picture(path, level)
         self.classes: list[str] = list(predictor.meta['classes'])
-        if self.segments:
-            require('tifffile')
-        elif self.picture.coordinates:
-            require('shapely')
         height, width = predictor.input_size((tile, tile))
         period, keeps_size = predictor.period, (height, width) == (tile, tile)
         self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
@@ -108,7 +104,7 @@ class TiledInference:
         """Return the paths of the results."""
         if self.segments:
             return [self.out_dir / 'labels' / f'{self.path.stem}.tif']
-        suffixes = ['.jsonl', '.images.json', *(['.geojson'] if self.picture.coordinates else [])]
+        suffixes = ['.jsonl', '.images.json', *(['.geojson'] if self.picture.crs else [])]
         return [self.out_dir / 'objects' / (self.path.stem + suffix) for suffix in suffixes]
 
     def run(
@@ -139,7 +135,7 @@ class TiledInference:
         with _name_in_errors(self.manifest.folder), self.manifest.lock(name):
             if resume and self.manifest.is_merged() and all(map(outputs.is_own, self.files)):
                 return Finished(Progress(len(tiles), len(tiles), 0), self.files)
-            done = self.manifest.begin(name, tiles, resume, overwrite and not resume)
+            done = self.manifest.begin(tiles, resume, overwrite and not resume)
             report(Progress(done, len(tiles), blank))
             for index, data, is_blank in self._predict(tiles[done:]):
                 write_whole(self.manifest.tile(index), data)
@@ -227,19 +223,19 @@ class TiledInference:
                 labels_HW = writers.decode_labels(self.manifest.tile(index).read_bytes(), cell.size, len(self.classes))
                 yield labels_HW[window.within(cell)]
 
-        palette, place = self.predictor.meta['palette'], self.picture.coordinates
+        palette = self.predictor.meta['palette']
         outputs.write_by(
             self.files[0],
-            lambda partial: writers.write_labels(partial, self.grid, blocks(), palette, self.classes, place),
+            lambda partial: writers.write_labels(partial, self.grid, blocks(), palette, self.classes, self.picture),
         )
 
     def _write_objects(self, outputs: Outputs) -> None:
-        ids, (height, width), place = category_ids_of(self.classes), self.grid.size, self.picture.coordinates
+        ids, (height, width) = category_ids_of(self.classes), self.grid.size
         lines, images, *geojson = self.files
         outputs.write_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
-        if place is not None:
+        for path in geojson:
             outputs.write_by(
-                geojson[0], lambda partial: writers.write_geojson(partial, self._merged(), height, place, self.classes)
+                path, lambda partial: writers.write_geojson(partial, self._merged(), self.picture, self.classes)
             )
         image = dict(id=1, file_name=str(self.path), height=height, width=width)
         categories = [dict(id=number, name=name) for number, name in zip(ids, self.classes)]

@@ -4,15 +4,20 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
+import rasterio
+import shapely
+import tifffile
 from numpy.typing import NDArray
+from rasterio.warp import transform_geom
+from shapely.affinity import affine_transform
 
 from ....windows.grid import Size
 from .grid import Grid
 from .objects import Object, rle_of
-from .readers import Coordinates
+from .readers import Picture
 
 GDAL_NODATA = 42113
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)  # scale, tie points, transformation; keys and their values
@@ -39,19 +44,18 @@ def write_labels(
     blocks: Iterator[NDArray[Any]],
     palette: Sequence[Sequence[int]],
     classes: Sequence[str],
-    coordinates: Optional[Coordinates],
+    picture: Picture,
 ) -> None:
-    """Write labels as a TIFF of blocks of step x step pixels, with colours and names of the classes, and coordinates.
+    """Write labels as a TIFF of blocks of step x step pixels, with colours and names of the classes.
 
     Args:
         blocks: labels of each block, row by row; smaller at the borders of the picture.
+        picture: has the coordinates.
     """
-    import tifffile
-
     dtype = label_type(len(classes))
     tags = [(GDAL_NODATA, 2, 0, str(np.iinfo(dtype).max), True)]
-    if coordinates is not None:
-        tags += _geo_tags(coordinates)
+    if picture.crs:
+        tags += _geo_tags(picture)
     colours: dict[str, Any] = dict(photometric='minisblack')
     if dtype == np.uint8:
         table = np.zeros((3, 256), np.uint16)
@@ -64,15 +68,11 @@ def write_labels(
     )  # fmt: skip
 
 
-def _geo_tags(coordinates: Coordinates) -> list[tuple[Any, ...]]:
-    """Return the TIFF tags of coordinates, copied from a small file of GDAL."""
-    import rasterio
-    import tifffile
-
+def _geo_tags(picture: Picture) -> list[tuple[Any, ...]]:
+    """Return the TIFF tags of a picture's coordinates, copied from a small file of GDAL."""
     with rasterio.MemoryFile() as memory:
         profile = dict(driver='GTiff', width=1, height=1, count=1, dtype='uint8')
-        with memory.open(**profile, crs=coordinates.crs, transform=rasterio.Affine(*coordinates.transform)):
-            pass
+        memory.open(**profile, crs=picture.crs, transform=picture.transform).close()
         with tifffile.TiffFile(memory) as file:
             tags = file.pages.first.tags
             return [
@@ -106,22 +106,15 @@ def write_objects(path: Path, objects: Iterable[Object], size: Size, category_id
             file.write(json.dumps(result) + '\n')
 
 
-def write_geojson(
-    path: Path, objects: Iterable[Object], height: int, coordinates: Coordinates, classes: Sequence[str]
-) -> None:
+def write_geojson(path: Path, objects: Iterable[Object], picture: Picture, classes: Sequence[str]) -> None:
     """Write objects as features in longitude and latitude: the outline of the mask, or the box."""
-    from rasterio.warp import transform_geom
-    from shapely.affinity import affine_transform
-    from shapely.geometry import mapping
-
-    a, b, c, d, e, f = coordinates.transform
     with open(path, 'w', encoding='utf-8') as file:
         file.write('{"type": "FeatureCollection", "features": [')
         separator = '\n'
         for item in objects:
             properties = {'class': classes[item.label], 'score': item.score}
-            outline = mapping(affine_transform(_outline(item, height), (a, b, d, e, c, f)))
-            geometry = transform_geom(coordinates.crs, LONLAT, outline, precision=9)
+            outline = affine_transform(_outline(item, picture.size[0]), picture.transform.to_shapely())
+            geometry = transform_geom(picture.crs, LONLAT, shapely.geometry.mapping(outline), precision=9)
             feature = dict(type='Feature', properties=properties, geometry=dict(geometry))
             file.write(separator + json.dumps(feature))
             separator = ',\n'
@@ -130,8 +123,6 @@ def write_geojson(
 
 def _outline(item: Object, height: int) -> Any:
     """Return the outline of a mask or box in pixels, as a shape of shapely."""
-    import shapely
-
     if item.runs is None or not len(item.runs):
         return shapely.box(*item.box)
     x, top = np.divmod(item.runs[:, 0], height)
