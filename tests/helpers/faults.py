@@ -43,7 +43,6 @@ KINDS = {
         'one sentence, or a step without the state',
     ),
     'changed_resumes': Kind('runs resumed with something changed', 'the run continues, and one line names the change'),
-    'foreign_names': Kind('names and links that lead out of the working folder', 'neither read, written nor removed'),
     'locks': Kind('second trainings in a working folder', 'one sentence with the process that trains there'),
     'lost_ranks': Kind(
         'ranks and machines of a distributed run that are lost', 'the run continues from the last checkpoint'

@@ -1,5 +1,6 @@
 """Find the checkpoint for `--resume`, also if checkpoints are damaged, missing or moved."""
 
+import re
 from pathlib import Path
 from typing import Optional
 
@@ -8,8 +9,8 @@ from mmengine.logging import MMLogger
 
 from ...checkpoints import CheckpointError, read_checkpoint
 from .exact_resume import check_resumable
-from .names import EPOCHS, ITERATIONS, is_checkpoint_name, is_own_file
 
+EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'  # names of checkpoints
 LAST = 'last_checkpoint'
 
 
@@ -17,7 +18,7 @@ def newest_whole_checkpoint(work_dir: str, out_dir: str, template: str) -> Optio
     """Return the path of the checkpoint to resume, the same on all ranks; None if there is no checkpoint.
 
     The checkpoint named in `last_checkpoint` comes first, then the checkpoint that was written last. Damaged
-    checkpoints are skipped. Links and files with foreign names are ignored.
+    checkpoints are skipped, and files with other names are ignored.
 
     Args:
         work_dir: folder of `last_checkpoint`.
@@ -42,16 +43,16 @@ def newest_whole_checkpoint(work_dir: str, out_dir: str, template: str) -> Optio
 def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
     logger = MMLogger.get_current_instance()
     pointer = Path(work_dir, LAST)
-    named = pointer.read_text(errors='replace').strip() if is_own_file(pointer) else ''
-
-    def is_checkpoint(name: str) -> bool:
-        return any(is_checkpoint_name(name, each) for each in (template, EPOCHS, ITERATIONS))
-
+    named = pointer.read_text(errors='replace').strip() if pointer.is_file() else ''
     if '://' in out_dir:  # a file backend of the config
-        return named if named == f'{out_dir}/{Path(named).name}' and is_checkpoint(Path(named).name) else None
+        return named or None
+    # In the middle of an epoch, the iteration follows the number
+    names = [
+        re.sub(r'\\\{.*?\\\}', r'\\d+(_iter_\\d+)?', re.escape(each)) for each in (template, EPOCHS, ITERATIONS)
+    ]
     last = Path(out_dir, Path(named).name)  # the folder may have moved
     files = {path for folder in {work_dir, out_dir} for path in Path(folder).glob('*.pth')}
-    checkpoints = [path for path in files if is_checkpoint(path.name) and is_own_file(path)]
+    checkpoints = [path for path in files if re.fullmatch('|'.join(names), path.name) and path.is_file()]
     checkpoints.sort(key=lambda path: (path == last, path.stat().st_mtime_ns), reverse=True)
     if last not in checkpoints and (named or checkpoints):
         logger.warning(f'{pointer} names {named or "nothing"}, and {out_dir} has no checkpoint of that name.')

@@ -10,7 +10,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ...whole_files import write_whole
-from ..checkpointing.names import is_own_file
 from ..errors import TrainingStopped
 
 LOCK, HOLDER = '.training.lock', '.training.txt'  # two files: Windows cannot read a locked file
@@ -37,7 +36,7 @@ def only_training_in(work_dir: str, rank: int = 0) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         holder = Path(work_dir, HOLDER)
-        words = holder.read_text() if is_own_file(holder) else ''
+        words = holder.read_text() if holder.is_file() else ''
         raise TrainingStopped(
             f'{words or "another process"} trains in {work_dir}, and two trainings would mix their checkpoints: '
             'wait, end the process, or take another --work-dir'

@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader
 
 from ...whole_files import CANNOT_WRITE
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
-from ..checkpointing.latest import newest_whole_checkpoint
+from ..checkpointing.latest import EPOCHS, newest_whole_checkpoint
 from ..checkpointing.loops import placed
-from ..checkpointing.names import EPOCHS
 from ..errors import TrainingStopped
 from ..layers.accelerate import accelerate
 from .signals import SignalHook, init_worker
