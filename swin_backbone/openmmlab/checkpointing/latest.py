@@ -47,9 +47,7 @@ def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
     if '://' in out_dir:  # a file backend of the config
         return named or None
     # In the middle of an epoch, the iteration follows the number
-    names = [
-        re.sub(r'\\\{.*?\\\}', r'\\d+(_iter_\\d+)?', re.escape(each)) for each in (template, EPOCHS, ITERATIONS)
-    ]
+    names = [re.sub(r'\\\{.*?\\\}', r'\\d+(_iter_\\d+)?', re.escape(each)) for each in (template, EPOCHS, ITERATIONS)]
     last = Path(out_dir, Path(named).name)  # the folder may have moved
     files = {path for folder in {work_dir, out_dir} for path in Path(folder).glob('*.pth')}
     checkpoints = [path for path in files if re.fullmatch('|'.join(names), path.name) and path.is_file()]
