@@ -8,7 +8,6 @@ import torch
 from helpers.adapters.detectron2_models import CLASSES, detectron2_source, mask2former_cfg
 from helpers.adapters.frameworks import require
 from helpers.checkpoints.origins import official_backbone
-from helpers.checkpoints.run_original import spread
 from helpers.models.small_models import randomised
 
 from swin_backbone import convert_checkpoint
@@ -31,6 +30,19 @@ def build(toolbox, config, **head):
     cfg.merge_from_dict({'model': {'backbone': BACKBONE, **head}})
     init_default_scope(toolbox)
     return MODELS.build(cfg.model).eval()
+
+
+def spread(model):
+    """Randomise all weights, so a swap of two weights changes the outputs."""
+    for name, parameter in model.named_parameters():
+        is_norm = ('norm' in name or '.bn.' in name or '.gn.' in name) and name.endswith('weight')
+        torch.nn.init.normal_(parameter, mean=float(is_norm), std=0.05)
+    for name, buffer in model.named_buffers():
+        if name.endswith('running_var'):
+            buffer.uniform_(0.5, 2)
+        elif name.endswith('running_mean'):
+            buffer.normal_(std=0.1)
+    return model.eval()
 
 
 def mask2former(toolbox):
@@ -73,7 +85,7 @@ def test_mask2former_of_transformers(tmp_path, transformers, toolbox):
     config = transformers.Mask2FormerConfig(
         backbone_config=swin, num_labels=CLASSES, num_queries=9, encoder_layers=2, decoder_layers=4
     )
-    theirs = spread(transformers.Mask2FormerForUniversalSegmentation(config), torch)
+    theirs = spread(transformers.Mask2FormerForUniversalSegmentation(config))
     state, said = converted(tmp_path, theirs.state_dict(), toolbox)
     assert said.endswith('left out: 1 outside the backbone')  # criterion.empty_weight
     ours = mask2former(toolbox)
@@ -92,7 +104,7 @@ def test_mask2former_of_transformers(tmp_path, transformers, toolbox):
 def test_upernet_of_transformers(tmp_path, transformers):
     swin = transformers.SwinConfig(**SWIN, drop_path_rate=0.0, out_features=[f'stage{i}' for i in (1, 2, 3, 4)])
     config = transformers.UperNetConfig(backbone_config=swin, num_labels=CLASSES, auxiliary_in_channels=128)
-    theirs = spread(transformers.UperNetForSemanticSegmentation(config), torch)
+    theirs = spread(transformers.UperNetForSemanticSegmentation(config))
     state, said = converted(tmp_path, theirs.state_dict(), 'mmseg')
     assert said.endswith('left out: nothing')
     ours = build(
@@ -153,7 +165,7 @@ def detectron2_names(state):
 
 @pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
 def test_mask2former_of_detectron2(tmp_path, toolbox):
-    expected = spread(mask2former(toolbox), torch).state_dict()
+    expected = spread(mask2former(toolbox)).state_dict()
     state, said = converted(tmp_path, detectron2_names(expected), toolbox)
     assert '1 outside the backbone' in said
     assert state.keys() == expected.keys()
@@ -166,7 +178,7 @@ def test_mask2former_as_it_runs_in_detectron2(tmp_path):
     with detectron2_source('Mask2Former'):
         from detectron2.modeling import build_model
 
-        theirs = spread(build_model(mask2former_cfg()), torch)
+        theirs = spread(build_model(mask2former_cfg()))
         with torch.no_grad():
             expected = theirs.sem_seg_head(theirs.backbone(X))
     state, _ = converted(tmp_path, theirs.state_dict(), 'mmdet')

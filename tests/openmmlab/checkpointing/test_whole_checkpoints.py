@@ -79,8 +79,8 @@ def save_and_be_killed_at_each_step(folder):
 def test_killed_at_each_step_of_saving(tmp_path, record_fault):
     log = tmp_path / 'log'
     assert wait(start(save_and_be_killed_at_each_step, tmp_path, log=log)) == 0, log.read_text()[-3000:]
-    # Steps: open, second half, fsync, rename, fsync of the folder. Then last_checkpoint names the new checkpoint, and the
-    # old checkpoint is removed.
+    # Steps: open, second half, fsync, rename, fsync of the folder. Then last_checkpoint names the new checkpoint, and
+    # the old checkpoint is removed.
     assert (tmp_path / 'found').read_text().split() == ['epoch_1.pth'] * 5 + ['epoch_2.pth'] * 2
     record_fault('kills', 6)
 
