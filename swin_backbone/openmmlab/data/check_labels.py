@@ -102,14 +102,17 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
     return values.astype(np.uint8)
 
 
-def read_colours(path: Path) -> Optional[NDArray[np.uint8]]:
-    """Return the colours of a label file with colours or a palette, (H, W, 3) RGB; None for one channel of numbers.
+def read_colours(path: Path) -> Optional[NDArray[np.int32]]:
+    """Return the colours of a label file with colours or a palette, (H, W), 0xRRGGBB; None for one channel of numbers.
 
     Raises:
         DataError: if it cannot be read.
     """
     with _open_label(path) as image:
-        return np.asarray(image.convert('RGB')) if image.mode in ('P', 'RGB', 'RGBA') else None
+        if image.mode not in ('P', 'RGB', 'RGBA'):
+            return None
+        colours: NDArray[np.int32] = np.asarray(image.convert('RGB'), np.int32) @ (1 << 16, 1 << 8, 1)
+    return colours
 
 
 @contextmanager

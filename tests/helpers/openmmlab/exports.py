@@ -1,13 +1,12 @@
 """Write the scenes of `layouts` in the export formats of CVAT, Label Studio, labelme, Roboflow and VIA."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from . import layouts
-from .layouts import NAMES, SIZE, scenes, write_picture
+from .layouts import LAYOUTS, NAMES, scenes, to_coco, to_labels, to_voc, to_yolo, voc, write, write_picture
 
 COLOURS = {'background': (0, 0, 0), 'nut': (250, 50, 83), 'bolt': (51, 221, 255)}
 SPLITS = ('train', 'val')
@@ -17,68 +16,22 @@ def _all():
     return [(split, *scene) for split in SPLITS for scene in scenes(split)]
 
 
-def _coco(pictures, first_image=1, first_object=1, first_class=1, box_only=False, **more):
-    """Return the content of a COCO JSON of (file name, boxes)."""
-    objects = [(index, box) for index, (_, boxes) in enumerate(pictures) for box in boxes]
-    return dict(
-        info=dict(description=''), licenses=[],
-        images=[dict(id=index + first_image, width=SIZE, height=SIZE, file_name=name)
-                for index, (name, _) in enumerate(pictures)],
-        categories=[dict(id=index + first_class, name=name, supercategory='') for index, name in enumerate(NAMES)],
-        annotations=[
-            dict(id=number + first_object, image_id=index + first_image, category_id=kind + first_class,
-                 bbox=[x, y, side, side], area=side * side, iscrowd=0,
-                 segmentation=[] if box_only else [[x, y, x + side, y, x + side, y + side, x, y + side]], **more)
-            for number, (index, (x, y, side, kind)) in enumerate(objects)
-        ],
-    )  # fmt: skip
-
-
-def _write(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-
-
 def _write_pictures(folder, prefix=''):
     for _, name, picture, _ in _all():
         write_picture(folder, f'{prefix}{name}', picture)
 
 
-def _yolo(boxes):
-    return ''.join(
-        f'{kind} {(x + side / 2) / SIZE} {(y + side / 2) / SIZE} {side / SIZE} {side / SIZE}\n'
-        for x, y, side, kind in boxes
-    )
-
-
-def _voc(name, boxes):
-    objects = ''.join(
-        f'<object><name>{NAMES[kind]}</name><truncated>0</truncated><occluded>0</occluded><difficult>0</difficult>'
-        f'<bndbox><xmin>{x + 1:.2f}</xmin><ymin>{y + 1:.2f}</ymin><xmax>{x + side + 1:.2f}</xmax>'
-        f'<ymax>{y + side + 1:.2f}</ymax></bndbox><attributes></attributes></object>'
-        for x, y, side, kind in boxes
-    )
-    return f'<annotation><folder></folder><filename>{name}.jpg</filename>{objects}</annotation>'
-
-
-def _labels(boxes):
-    labels = np.zeros((SIZE, SIZE), np.uint8)
-    for x, y, side, kind in boxes:
-        labels[y : y + side, x : x + side] = kind + 1
-    return labels
-
-
 def _labelmap(root):
     lines = ''.join(f'{name}:{red},{green},{blue}::\n' for name, (red, green, blue) in COLOURS.items())
-    _write(root / 'labelmap.txt', '# label:color_rgb:parts:actions\n' + lines)
+    write(root / 'labelmap.txt', '# label:color_rgb:parts:actions\n' + lines)
 
 
 def cvat_coco(root):
     """COCO 1.0: a subset called default."""
     pictures = [(name + '.jpg', boxes) for _, name, _, boxes in _all()]
     _write_pictures(root / 'images' / 'default')
-    _write(root / 'annotations' / 'instances_default.json',
-           _coco(pictures, box_only=True, attributes=dict(occluded=False, rotation=0.0)))  # fmt: skip
+    write(root / 'annotations' / 'instances_default.json',
+           to_coco(pictures, box_only=True, attributes=dict(occluded=False, rotation=0.0)))  # fmt: skip
 
 
 def cvat_coco_subsets(root):
@@ -86,7 +39,7 @@ def cvat_coco_subsets(root):
         for name, picture, _ in scenes(split):
             write_picture(root / 'images' / subset, name, picture)
         pictures = [(name + '.jpg', boxes) for name, _, boxes in scenes(split)]
-        _write(root / 'annotations' / f'instances_{subset}.json', _coco(pictures))
+        write(root / 'annotations' / f'instances_{subset}.json', to_coco(pictures))
 
 
 def cvat_voc(root, subsets=('default', 'default')):
@@ -94,11 +47,11 @@ def cvat_voc(root, subsets=('default', 'default')):
     lists = {}
     for split, name, picture, boxes in _all():
         write_picture(root / 'JPEGImages', name, picture)
-        _write(root / 'Annotations' / f'{name}.xml', _voc(name, boxes))
+        write(root / 'Annotations' / f'{name}.xml', to_voc(name, boxes))
         lists.setdefault(subsets[SPLITS.index(split)], []).append(name)
     for subset, names in lists.items():
-        _write(root / 'ImageSets' / 'Main' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
-        _write(root / 'ImageSets' / 'Main' / f'nut_{subset}.txt', ''.join(f'{name}  1\n' for name in names))
+        write(root / 'ImageSets' / 'Main' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
+        write(root / 'ImageSets' / 'Main' / f'nut_{subset}.txt', ''.join(f'{name}  1\n' for name in names))
     _labelmap(root)
 
 
@@ -110,10 +63,10 @@ def cvat_yolo(root):
     """YOLO 1.1, of darknet."""
     for _, name, picture, boxes in _all():
         write_picture(root / 'obj_train_data', name, picture)
-        _write(root / 'obj_train_data' / f'{name}.txt', _yolo(boxes))
-    _write(root / 'train.txt', ''.join(f'data/obj_train_data/{name}.jpg\n' for _, name, *_ in _all()))
-    _write(root / 'obj.names', 'nut\nbolt\n')
-    _write(root / 'obj.data', 'classes = 2\nnames = data/obj.names\ntrain = data/train.txt\nbackup = backup/\n')
+        write(root / 'obj_train_data' / f'{name}.txt', to_yolo(boxes))
+    write(root / 'train.txt', ''.join(f'data/obj_train_data/{name}.jpg\n' for _, name, *_ in _all()))
+    write(root / 'obj.names', 'nut\nbolt\n')
+    write(root / 'obj.data', 'classes = 2\nnames = data/obj.names\ntrain = data/train.txt\nbackup = backup/\n')
 
 
 def cvat_ultralytics(root):
@@ -121,9 +74,9 @@ def cvat_ultralytics(root):
     for split in SPLITS:
         for name, picture, boxes in scenes(split):
             write_picture(root / 'images' / split, name, picture)
-            _write(root / 'labels' / split / f'{name}.txt', _yolo(boxes))
-        _write(root / f'{split}.txt', ''.join(f'data/images/{split}/{name}.jpg\n' for name, *_ in scenes(split)))
-    _write(root / 'data.yaml', 'names:\n  0: nut\n  1: bolt\npath: .\ntrain: train.txt\nval: val.txt\n')
+            write(root / 'labels' / split / f'{name}.txt', to_yolo(boxes))
+        write(root / f'{split}.txt', ''.join(f'data/images/{split}/{name}.jpg\n' for name, *_ in scenes(split)))
+    write(root / 'data.yaml', 'names:\n  0: nut\n  1: bolt\npath: .\ntrain: train.txt\nval: val.txt\n')
 
 
 def cvat_masks(root, subsets=('default', 'default')):
@@ -131,12 +84,12 @@ def cvat_masks(root, subsets=('default', 'default')):
     lists = {}
     for split, name, picture, boxes in _all():
         write_picture(root / 'JPEGImages', name, picture)
-        colours = np.array(list(COLOURS.values()), np.uint8)[_labels(boxes)][..., ::-1]
+        colours = np.array(list(COLOURS.values()), np.uint8)[to_labels(boxes)][..., ::-1]
         for folder in ('SegmentationClass', 'SegmentationObject'):
             write_picture(root / folder, name, colours, '.png')
         lists.setdefault(subsets[SPLITS.index(split)], []).append(name)
     for subset, names in lists.items():
-        _write(root / 'ImageSets' / 'Segmentation' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
+        write(root / 'ImageSets' / 'Segmentation' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
     _labelmap(root)
 
 
@@ -148,7 +101,7 @@ def label_studio_coco(root, folder='images/'):
     """Count all ids from 0."""
     _write_pictures(root / 'images', '8ab1-')
     pictures = [(f'{folder}8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
-    _write(root / 'result.json', _coco(pictures, 0, 0, 0, ignore=0))
+    write(root / 'result.json', to_coco(pictures, 0, 0, (0, 1), ignore=0))
 
 
 def label_studio_coco_windows(root):
@@ -167,31 +120,31 @@ def label_studio_coco_local_files(root):
 def label_studio_yolo(root):
     for _, name, picture, boxes in _all():
         write_picture(root / 'images', f'8ab1-{name}', picture)
-        _write(root / 'labels' / f'8ab1-{name}.txt', _yolo(boxes))
-    _write(root / 'classes.txt', 'nut\nbolt\n')
-    _write(root / 'notes.json', dict(categories=[dict(id=0, name='nut'), dict(id=1, name='bolt')], info={}))
+        write(root / 'labels' / f'8ab1-{name}.txt', to_yolo(boxes))
+    write(root / 'classes.txt', 'nut\nbolt\n')
+    write(root / 'notes.json', dict(categories=[dict(id=0, name='nut'), dict(id=1, name='bolt')], info={}))
 
 
 def label_studio_voc(root):
     for _, name, picture, boxes in _all():
         write_picture(root / 'images', f'8ab1-{name}', picture)
-        _write(root / 'Annotations' / f'8ab1-{name}.xml', _voc(f'8ab1-{name}', boxes))
+        write(root / 'Annotations' / f'8ab1-{name}.xml', to_voc(f'8ab1-{name}', boxes))
 
 
 def label_studio_json(root):
     _write_pictures(root / 'images')
-    _write(root / 'project-1.json', [dict(id=1, annotations=[dict(id=1, result=[])], data=dict(image='/a.jpg'))])
+    write(root / 'project-1.json', [dict(id=1, annotations=[dict(id=1, result=[])], data=dict(image='/a.jpg'))])
 
 
 def cvat_images(root):
     """CVAT for images 1.1."""
     _write_pictures(root / 'images')
-    _write(root / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
+    write(root / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
 
 
 def via_csv(root):
     _write_pictures(root)
-    _write(root / 'via_export_csv.csv', 'filename,file_size,file_attributes,region_count,region_id\n')
+    write(root / 'via_export_csv.csv', 'filename,file_size,file_attributes,region_count,region_id\n')
 
 
 def labelme(root):
@@ -199,7 +152,7 @@ def labelme(root):
         write_picture(root, name, picture)
         shapes = [dict(label=NAMES[kind], shape_type='rectangle', points=[[x, y], [x + side, y + side]])
                   for x, y, side, kind in boxes]  # fmt: skip
-        _write(root / f'{name}.json', dict(version='5.5.0', flags={}, shapes=shapes, imagePath=f'{name}.jpg'))
+        write(root / f'{name}.json', dict(version='5.5.0', flags={}, shapes=shapes, imagePath=f'{name}.jpg'))
 
 
 def labelme_coco(root):
@@ -207,20 +160,20 @@ def labelme_coco(root):
     for _, name, picture, _ in _all():
         write_picture(root / 'JPEGImages', name, picture)
         write_picture(root / 'Visualization', name, picture)
-    _write(root / 'annotations.json',
-           _coco([(f'JPEGImages/{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0, 0))  # fmt: skip
+    write(root / 'annotations.json',
+           to_coco([(f'JPEGImages/{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0, (0, 1)))  # fmt: skip
 
 
 def labelme_voc(root):
     """labelme2voc.py."""
     for _, name, picture, boxes in _all():
         write_picture(root / 'JPEGImages', name, picture)
-        write_picture(root / 'SegmentationClassPNG', name, _labels(boxes), '.png')
-        write_picture(root / 'SegmentationObjectPNG', name, _labels(boxes), '.png')
+        write_picture(root / 'SegmentationClassPNG', name, to_labels(boxes), '.png')
+        write_picture(root / 'SegmentationObjectPNG', name, to_labels(boxes), '.png')
         write_picture(root / 'SegmentationClassVisualization', name, picture)
         (root / 'SegmentationClass').mkdir(exist_ok=True)
-        np.save(root / 'SegmentationClass' / f'{name}.npy', _labels(boxes))
-    _write(root / 'class_names.txt', '_background_\nnut\nbolt\n')
+        np.save(root / 'SegmentationClass' / f'{name}.npy', to_labels(boxes))
+    write(root / 'class_names.txt', '_background_\nnut\nbolt\n')
 
 
 def roboflow_coco(root, group='parts'):
@@ -229,10 +182,10 @@ def roboflow_coco(root, group='parts'):
         names = {name: f'{name}_jpg.rf.0123456789abcdef' for name, *_ in scenes(split)}
         for name, picture, _ in scenes(split):
             write_picture(root / folder, names[name], picture)
-        data = _coco([(f'{names[name]}.jpg', boxes) for name, _, boxes in scenes(split)], 0, 0)
+        data = to_coco([(f'{names[name]}.jpg', boxes) for name, _, boxes in scenes(split)], 0, 0)
         data['categories'].insert(0, dict(id=0, name=group, supercategory='none'))
-        _write(root / folder / '_annotations.coco.json', data)
-    _write(root / 'README.roboflow.txt', 'parts - v1\n')
+        write(root / folder / '_annotations.coco.json', data)
+    write(root / 'README.roboflow.txt', 'parts - v1\n')
 
 
 def roboflow_coco_one_name(root):
@@ -244,9 +197,9 @@ def roboflow_yolo(root):
     for split, folder in zip(SPLITS, ('train', 'valid')):
         for name, picture, boxes in scenes(split):
             write_picture(root / folder / 'images', f'{name}_jpg.rf.0123456789abcdef', picture)
-            _write(root / folder / 'labels' / f'{name}_jpg.rf.0123456789abcdef.txt', _yolo(boxes))
-    _write(root / 'README.dataset.txt', '# parts\n')
-    _write(root / 'data.yaml', "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\n"
+            write(root / folder / 'labels' / f'{name}_jpg.rf.0123456789abcdef.txt', to_yolo(boxes))
+    write(root / 'README.dataset.txt', '# parts\n')
+    write(root / 'data.yaml', "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\n"
            "names: ['nut', 'bolt']\n\nroboflow:\n  workspace: a\n")  # fmt: skip
 
 
@@ -254,32 +207,32 @@ def roboflow_darknet(root):
     for split, folder in zip(SPLITS, ('train', 'valid')):
         for name, picture, boxes in scenes(split):
             write_picture(root / folder, name, picture)
-            _write(root / folder / f'{name}.txt', _yolo(boxes))
-        _write(root / folder / '_darknet.labels', 'nut\nbolt\n')
+            write(root / folder / f'{name}.txt', to_yolo(boxes))
+        write(root / folder / '_darknet.labels', 'nut\nbolt\n')
 
 
 def roboflow_voc(root):
     for split, folder in zip(SPLITS, ('train', 'valid')):
         for name, picture, boxes in scenes(split):
             write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef', picture)
-            _write(root / folder / f'{name}_jpg.rf.0123456789abcdef.xml', _voc(name, boxes))
+            write(root / folder / f'{name}_jpg.rf.0123456789abcdef.xml', to_voc(name, boxes))
 
 
 def roboflow_masks(root):
     for split, folder in zip(SPLITS, ('train', 'valid')):
         for name, picture, boxes in scenes(split):
             write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef', picture)
-            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef_mask', _labels(boxes), '.png')
-        _write(root / folder / '_classes.csv', 'Pixel Value, Class\n0, background\n1, nut\n2, bolt\n')
+            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef_mask', to_labels(boxes), '.png')
+        write(root / folder / '_classes.csv', 'Pixel Value, Class\n0, background\n1, nut\n2, bolt\n')
 
 
 def via_coco(root):
     """Write ids of pictures: numbers in `images`, texts in `annotations`."""
-    data = _coco([(f'{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0)
+    data = to_coco([(f'{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0)
     for annotation in data['annotations']:
         annotation['image_id'] = str(annotation['image_id'])
     _write_pictures(root)
-    _write(root / 'via_export_coco.json', data)
+    write(root / 'via_export_coco.json', data)
 
 
 def via_json(root):
@@ -289,16 +242,14 @@ def via_json(root):
         shapes = [dict(shape_attributes=dict(name='rect', x=x, y=y, width=side, height=side),
                        region_attributes=dict(name=NAMES[kind])) for x, y, side, kind in boxes]  # fmt: skip
         regions[f'{name}.jpg1234'] = dict(filename=f'{name}.jpg', size=1234, regions=shapes, file_attributes={})
-    _write(root / 'via_region_data.json', regions)
+    write(root / 'via_region_data.json', regions)
 
 
 def voc_segmentation(root):
     """VOC 2012: a palette, 255 at borders, lists for segmentation and detection, and boxes."""
-    layouts.voc(root)
-    from PIL import Image
-
+    voc(root)
     for _, name, _, boxes in _all():
-        labels = _labels(boxes)
+        labels = to_labels(boxes)
         labels[0] = 255
         image = Image.fromarray(labels, 'P')
         image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0] + [0] * 756 + [224, 224, 192])
@@ -307,12 +258,12 @@ def voc_segmentation(root):
         shutil.copytree(root / 'SegmentationClass', root / 'SegmentationObject', dirs_exist_ok=True)
     lists = dict(train=('train_2', 'val_0', 'val_1'), val=('train_0', 'train_1'))
     for split, names in lists.items():
-        _write(root / 'ImageSets' / 'Segmentation' / f'{split}.txt', ''.join(f'{name}\n' for name in names))
-    _write(root / 'ImageSets' / 'Segmentation' / 'trainval.txt', 'train_0\ntrain_1\ntrain_2\nval_0\nval_1\n')
+        write(root / 'ImageSets' / 'Segmentation' / f'{split}.txt', ''.join(f'{name}\n' for name in names))
+    write(root / 'ImageSets' / 'Segmentation' / 'trainval.txt', 'train_0\ntrain_1\ntrain_2\nval_0\nval_1\n')
 
 
 def made(kind, folder):
     root = Path(folder) / kind
     root.mkdir(parents=True)
-    globals()[kind](root)
+    {**LAYOUTS, **globals()}[kind](root)
     return root

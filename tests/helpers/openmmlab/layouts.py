@@ -28,25 +28,66 @@ def write_picture(root, name, picture, suffix='.jpg'):
     cv2.imwrite(str(path), picture)
 
 
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def to_coco(pictures, first_image=1, first_object=1, class_ids=(1, 2), box_only=False, **more):
+    """Return the content of a COCO JSON of (file name, boxes)."""
+    objects = [(index, box) for index, (_, boxes) in enumerate(pictures) for box in boxes]
+    return dict(
+        info=dict(description=''), licenses=[],
+        images=[dict(id=index + first_image, width=SIZE, height=SIZE, file_name=name)
+                for index, (name, _) in enumerate(pictures)],
+        categories=[dict(id=number, name=name, supercategory='') for number, name in zip(class_ids, NAMES)],
+        annotations=[
+            dict(id=number + first_object, image_id=index + first_image, category_id=class_ids[kind],
+                 bbox=[x, y, side, side], area=side * side, iscrowd=0,
+                 segmentation=[] if box_only else [[x, y, x + side, y, x + side, y + side, x, y + side]], **more)
+            for number, (index, (x, y, side, kind)) in enumerate(objects)
+        ],
+    )  # fmt: skip
+
+
+def to_yolo(boxes, outlines=False):
+    """Return lines of boxes, or of outlines."""
+    lines = []
+    for x, y, side, kind in boxes:
+        left, top, width = x / SIZE, y / SIZE, side / SIZE
+        corners = [left, top, left + width, top, left + width, top + width, left, top + width]
+        values = corners if outlines else [left + width / 2, top + width / 2, width, width]
+        lines.append(' '.join(map(str, [kind, *values])) + '\n')
+    return ''.join(lines)
+
+
+def to_voc(name, boxes):
+    objects = ''.join(
+        f'<object><name>{NAMES[kind]}</name><truncated>0</truncated><occluded>0</occluded><difficult>0</difficult>'
+        f'<bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin><xmax>{x + side + 1:.2f}</xmax>'
+        f'<ymax>{y + side + 1:.2f}</ymax></bndbox><attributes></attributes></object>'
+        for x, y, side, kind in boxes
+    )
+    return f'<annotation><folder></folder><filename>{name}.jpg</filename>{objects}</annotation>'
+
+
+def to_labels(boxes, value=lambda kind: kind + 1):
+    """Return 0 for background, and `value(class)` for a class: (H, W)."""
+    labels = np.zeros((SIZE, SIZE), np.uint8)
+    for x, y, side, kind in boxes:
+        labels[y : y + side, x : x + side] = value(kind)
+    return labels
+
+
 def coco(root, split_folders=True):
     """Write images/{train,val} and annotations/instances_{train,val}.json, or a single file without `split_folders`."""
-    data = {}
+    files = {}
     for split in COUNTS:
-        images, objects = data.setdefault(split if split_folders else 'all', ([], []))
         for name, picture, boxes in scenes(split):
-            write_picture(root / 'images', f'{split}/{name}' if split_folders else name, picture)
-            images.append(dict(id=len(images) + 1, file_name=f'{name}.jpg', height=SIZE, width=SIZE))
-            objects += [
-                dict(id=len(objects) + 1 + k, image_id=len(images), category_id=3 + 4 * kind, bbox=[x, y, side, side],
-                     area=side * side, iscrowd=0,
-                     segmentation=[[x, y, x + side, y, x + side, y + side, x, y + side]])
-                for k, (x, y, side, kind) in enumerate(boxes)
-            ]  # fmt: skip
-    categories = [dict(id=3 + 4 * kind, name=name) for kind, name in enumerate(NAMES)]
-    (root / 'annotations').mkdir()
-    for split, (images, objects) in data.items():
-        text = json.dumps(dict(images=images, annotations=objects, categories=categories))
-        (root / 'annotations' / ('instances.json' if split == 'all' else f'instances_{split}.json')).write_text(text)
+            write_picture(root / 'images' / (split if split_folders else ''), name, picture)
+            files.setdefault(f'instances_{split}' if split_folders else 'instances', []).append((f'{name}.jpg', boxes))
+    for name, pictures in files.items():
+        write(root / 'annotations' / f'{name}.json', to_coco(pictures, class_ids=(3, 7)))
     return root
 
 
@@ -55,49 +96,28 @@ def yolo(root, outlines=False):
     for split in COUNTS:
         for name, picture, boxes in scenes(split):
             write_picture(root / 'images' / split, name, picture)
-            lines = []
-            for x, y, side, kind in boxes:
-                left, top, width = x / SIZE, y / SIZE, side / SIZE
-                corners = [left, top, left + width, top, left + width, top + width, left, top + width]
-                values = corners if outlines else [left + width / 2, top + width / 2, width, width]
-                lines.append(' '.join(map(str, [kind, *values])))
-            path = root / 'labels' / split / f'{name}.txt'
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text('\n'.join(lines) + '\n')
-    (root / 'data.yaml').write_text('path: .\ntrain: images/train\nval: images/val\nnames: {0: nut, 1: bolt}\n')
+            write(root / 'labels' / split / f'{name}.txt', to_yolo(boxes, outlines))
+    write(root / 'data.yaml', 'path: .\ntrain: images/train\nval: images/val\nnames: {0: nut, 1: bolt}\n')
     return root
 
 
 def voc(root):
     """Write JPEGImages, Annotations, and ImageSets/Main/{train,val}.txt."""
-    for folder in ('Annotations', 'ImageSets/Main'):
-        (root / folder).mkdir(parents=True)
     for split in COUNTS:
-        names = []
         for name, picture, boxes in scenes(split):
-            names.append(name)
             write_picture(root / 'JPEGImages', name, picture)
-            objects = ''.join(
-                f'<object><name>{NAMES[kind]}</name><difficult>0</difficult><bndbox><xmin>{x + 1}</xmin>'
-                f'<ymin>{y + 1}</ymin><xmax>{x + side + 1}</xmax><ymax>{y + side + 1}</ymax></bndbox></object>'
-                for x, y, side, kind in boxes
-            )
-            text = f'<annotation><filename>{name}.jpg</filename>{objects}</annotation>'
-            (root / 'Annotations' / f'{name}.xml').write_text(text)
-        (root / 'ImageSets' / 'Main' / f'{split}.txt').write_text('\n'.join(names) + '\n')
+            write(root / 'Annotations' / f'{name}.xml', to_voc(name, boxes))
+        write(root / 'ImageSets' / 'Main' / f'{split}.txt', ''.join(f'{name}\n' for name, *_ in scenes(split)))
     return root
 
 
 def labels(root, value=lambda kind: kind + 1):
-    """Write img_dir/{train,val} and ann_dir/{train,val}. Labels are 0 for background and `value(class)` for a class."""
+    """Write img_dir/{train,val} and ann_dir/{train,val}: see `to_labels`."""
     for split in COUNTS:
         for name, picture, boxes in scenes(split):
             write_picture(root / 'img_dir' / split, name, picture)
-            label = np.zeros((SIZE, SIZE), np.uint8)
-            for x, y, side, kind in boxes:
-                label[y : y + side, x : x + side] = value(kind)
-            write_picture(root / 'ann_dir' / split, name, label, '.png')
-    (root / 'classes.txt').write_text('ground\nnut\nbolt\n')
+            write_picture(root / 'ann_dir' / split, name, to_labels(boxes, value), '.png')
+    write(root / 'classes.txt', 'ground\nnut\nbolt\n')
     return root
 
 

@@ -46,8 +46,6 @@ def boxes(data):
 
 def labels_of(cfg, phase='train'):
     """Return the labels of a segmentor's data set by picture."""
-    import mmseg.datasets  # noqa: F401 - registers BaseSegDataset
-
-    dataset = DATASETS.build(dict(cfg[f'{phase}_dataloader'].dataset, type='mmseg.BaseSegDataset', pipeline=[]))
+    dataset = DATASETS.build(dict(cfg[f'{phase}_dataloader'].dataset, pipeline=[]))
     items = map(dataset.get_data_info, range(len(dataset)))
     return {Path(item['img_path']).name: np.asarray(Image.open(item['seg_map_path'])) for item in items}

@@ -14,11 +14,10 @@ for detection, in COCO's format, with the categories of the file; and for segmen
         root='data/own', classes=('road', 'tree'), ignore_index=255, image_suffix='.jpg', label_suffix='.png',
         train=dict(images='images/train', labels='labels/train'), val=dict(images='images/val', labels='labels/val'))
 
-A split of the second kind may have `names`, a file with the name of a picture on each line, without its suffix, and
-suffixes of its own.
+`--data` writes the second kind as `pairs`, for each split a file of pictures and labels in mmengine's format.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from mmengine.config import Config, ConfigDict
 
 from ....pictures.colours import distinct_colours
 from ...config.paths import metrics_in
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError
 from ..annotations import check_annotations, uses_masks
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
@@ -48,32 +47,28 @@ def fill_own_data(cfg: Config) -> None:
     own = cfg.get('own_data')
     if own is None:
         return
-    _check_shape(cfg, own)
-    if 'annotations' in own.train:
-        _fill_coco(cfg, own)
-    else:
-        _fill_image_label(cfg, own)
-
-
-def _check_shape(cfg: Config, own: Any) -> None:
-    if not isinstance(own, dict) or not {'root', 'train', 'val'} <= own.keys():
-        raise ConfigError(f'own_data takes a dict with root, train and val, got {own!r}')
     sampler = cfg.train_dataloader.get('sampler') or {}
     preprocessor = str((cfg.model.get('data_preprocessor') or {}).get('type', ''))
     if 'MultiSource' in str(sampler.get('type')) or preprocessor.endswith(SEVERAL):
         raise ConfigError(
             f'own_data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
         )
+    if 'annotations' in own.train:
+        _fill_coco(cfg, own)
+    else:
+        _fill_image_label(cfg, own)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
 def _fill_coco(cfg: Config, own: ConfigDict) -> None:
-    classes = _coco_classes(cfg, own)
-    if len(classes) > 1:
+    names, val_names = (
+        check_annotations(_existing(own, split, 'annotations'), 'COCO', uses_masks(cfg)).categories
+        for split in ('train', 'val')
+    )
+    if val_names != names:
         raise ValueError('own_data.val.annotations must have the categories of own_data.train.annotations')
-    names = classes[0]
     _leave_out_semantics(cfg)
     _segment_instances(cfg, len(names))
     metainfo = dict(classes=names, palette=distinct_colours(len(names)))
@@ -123,23 +118,6 @@ def _segment_instances(cfg: Config, number: int) -> None:
         transform.update(type='LoadAnnotations', with_bbox=True, with_mask=True, **reading)
 
 
-def _coco_classes(cfg: Config, own: ConfigDict) -> list[tuple[str, ...]]:
-    """Return the distinct classes of the two annotation files.
-
-    A file with an error is left out if the other can be read. The check of the data reports the error.
-    """
-    classes, errors = set(), []
-    for split in ('train', 'val'):
-        path = _existing(own, split, 'annotations')
-        try:
-            classes.add(check_annotations(path, 'COCO', uses_masks(cfg)).categories)
-        except DataError as error:
-            errors.append(error)
-    if not classes:
-        raise errors[0]
-    return list(classes)
-
-
 # --- segmentation -----------------------------------------------------------------------------------------------------
 
 
@@ -150,10 +128,18 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
             'own_data.classes must name the classes in the order of the label values, as in '
             f'own_data.classes="[road,tree]"; got {classes!r}'
         )
-    reduces, ignored = bool(own.get('reduce_zero_label')), own.get('ignore_index', 255)
+    ignored = own.get('ignore_index', 255)
     metainfo = dict(classes=tuple(classes), palette=[list(colour) for colour in distinct_colours(len(classes))])
     for loader, split in _loaders(cfg):
-        files = own[split]
+        if 'pairs' in own[split]:
+            _replace_data(
+                loader,
+                'mmengine.dataset.BaseDataset',
+                data_root=own.root,
+                ann_file=_existing(own, split, 'pairs'),
+                metainfo=metainfo,
+            )
+            continue
         _replace_data(
             loader,
             'BaseSegDataset',
@@ -162,12 +148,11 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
                 img_path=_existing(own, split, 'images', relative=True),
                 seg_map_path=_existing(own, split, 'labels', relative=True),
             ),
-            img_suffix=files.get('image_suffix', own.get('image_suffix', '.jpg')),
-            seg_map_suffix=files.get('label_suffix', own.get('label_suffix', '.png')),
+            img_suffix=own.get('image_suffix', '.jpg'),
+            seg_map_suffix=own.get('label_suffix', '.png'),
             metainfo=metainfo,
-            reduce_zero_label=reduces,
+            reduce_zero_label=bool(own.get('reduce_zero_label')),
             ignore_index=ignored,
-            **({'ann_file': _existing(own, split, 'names')} if files.get('names') else {}),
         )
     for transform in _transforms(cfg):
         if transform.get('type') == 'LoadAnnotations':  # the data set has the setting
@@ -258,13 +243,8 @@ def set_num_classes(node: Any, number: int) -> None:
         node.update(out_channels=number)
         node.pop('threshold', None)
     if isinstance(node.get('class_weight'), (list, tuple)):
-        node['class_weight'] = _weights(node['class_weight'], number)
+        *weights, background = node['class_weight']
+        node['class_weight'] = [*weights[:1] * number, background] if len(set(weights)) == 1 else None
     for name, child in node.items():
         if name not in FIXED_CLASSES:
             set_num_classes(child, number)
-
-
-def _weights(weights: Sequence[float], number: int) -> Any:
-    """Return equal weights of `number` classes and the weight of the background; None for different weights."""
-    same = set(weights[:-1])
-    return [weights[0]] * number + [weights[-1]] if len(same) == 1 else None

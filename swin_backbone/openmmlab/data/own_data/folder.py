@@ -86,15 +86,15 @@ class DataFolder(NamedTuple):
                     return read_class_file(folder / name, sparse), str(folder / name)
         return None, ''
 
-    def labelmap(self) -> dict[str, tuple[int, ...]]:
-        """Return the colours of the classes in CVAT's labelmap.txt, in the file's order; {} without a file."""
+    def labelmap(self) -> dict[str, int]:
+        """Return the colours (0xRRGGBB) of the classes in CVAT's labelmap.txt, in its order; {} without a file."""
         for path in self.with_suffix('.txt'):
             if path.name.lower() == 'labelmap.txt':
                 matches = [match for line in read_text(path).splitlines() if (match := LABELMAP.match(line.strip()))]
-                names = [match[1].strip() for match in matches]
+                names, colours = [match[1].strip() for match in matches], [match.groups()[1:] for match in matches]
                 if names:
                     require_distinct(names, path)
-                return {name: tuple(map(int, match.groups()[1:])) for name, match in zip(names, matches)}
+                return {name: int.from_bytes(map(int, colour), 'big') for name, colour in zip(names, colours)}
         return {}
 
 

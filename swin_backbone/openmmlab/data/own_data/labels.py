@@ -2,26 +2,23 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import encode_picture, picture_size
-from .folder import DataFolder, OwnData, class_line, line
-from .pairs import LABEL_SUFFIXES, Pair, pair_labels, prefixes_of
+from .folder import DataFolder, OwnData, class_line, line, list_folders
+from .pairs import LABEL_SUFFIXES, Pair, pair_labels
 from .splits import read_split_lists, split_pictures
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
 IGNORED = 255
-VOC_BORDER = (224, 224, 192)  # the colour of Pascal VOC's borders between objects, which are ignored
+VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
-
-Convert = Callable[[Path, tuple[int, int]], NDArray[Any]]  # labels of a file, by the size of its picture
 
 
 class Classes(NamedTuple):
@@ -31,13 +28,15 @@ class Classes(NamedTuple):
         names: in the order of the values.
         ignore_index: the value of ignored pixels.
         reduce_zero_label: 0 is ignored too, and 1 is the first class.
-        convert: reads a file in another coding than mmseg's; None: files need no conversion.
+        places: class of each value of the files; None: files need no conversion.
+        in_colours: values of the files are colours, 0xRRGGBB.
     """
 
     names: list[str]
     ignore_index: int = IGNORED
     reduce_zero_label: bool = False
-    convert: Optional[Convert] = None
+    places: Optional[dict[int, int]] = None
+    in_colours: bool = False
 
 
 def find_labels(folder: DataFolder) -> Optional[OwnData]:
@@ -63,27 +62,28 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
         lines.append(line('left out', f'{len(unlabelled)} pictures without labels, as {unlabelled[0]}'))
     if unused:
         lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
-    if classes.convert is not None:
-        pairs = [Pair(pair.picture, _write_label(folder, pair, classes.convert)) for pair in pairs]
+    if classes.places is not None:
+        pairs = [Pair(pair.picture, _write_label(folder, pair, classes.places, classes.in_colours)) for pair in pairs]
         lines.append(line('written', f'{folder.outputs.folder}/labels, the values of the classes'))
     lists = read_split_lists(folder, [*(pair.picture for pair in pairs), *unlabelled], 'Segmentation')
     split = split_pictures([pair.picture for pair in pairs], *lists)
-    by_picture = {pair.picture: pair for pair in pairs}
-    own: dict[str, Any] = dict(
-        root=str(folder.root),
-        classes=tuple(classes.names),
-        ignore_index=classes.ignore_index,
-        reduce_zero_label=classes.reduce_zero_label,
-    )
+    labels_of = dict(pairs)
+    own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(classes.names), ignore_index=classes.ignore_index)
     head = [f'data in {folder.root}: pictures and labels']
     for phase, half in (('train', split.train), ('val', split.val)):
-        prefixes = prefixes_of([by_picture[picture] for picture in half])
-        listed = folder.write(f'{phase}.txt', ''.join(f'{name}\n' for name in prefixes.names).encode())
-        path = str((folder.ann_root / prefixes.labels).absolute())
-        own[phase] = dict(images=prefixes.images, labels=path, names=str(listed))
-        own[phase].update(image_suffix=prefixes.image_suffix, label_suffix=prefixes.label_suffix)
-        head.append(line(phase, f'{len(half)} pictures {prefixes.images}/*{prefixes.image_suffix}',
-                         f'labels {prefixes.labels}/*{prefixes.label_suffix}'))  # fmt: skip
+        items: list[dict[str, Any]] = [
+            dict(
+                img_path=picture.as_posix(),
+                seg_map_path=str((folder.ann_root / labels_of[picture]).absolute()),
+                reduce_zero_label=classes.reduce_zero_label,
+                label_map=None,
+                seg_fields=[],
+            )
+            for picture in half
+        ]
+        own[phase] = dict(pairs=str(folder.write(f'{phase}.json', dict(metainfo={}, data_list=items))))
+        folders = list_folders([labels_of[picture] for picture in half])
+        head.append(line(phase, f'{len(half)} pictures in {list_folders(half)}', f'labels in {folders}'))
     return OwnData(own, [*head, class_line(classes.names), *lines, *split.lines])
 
 
@@ -97,7 +97,8 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
     """
     colours = folder.labelmap()
     if colours and read_colours(folder.ann_root / pairs[0].label) is not None:
-        return Classes(list(colours), convert=_by_colour(colours)), [line('labels', 'colours of labelmap.txt')]
+        places = {VOC_BORDER: IGNORED, **{colour: place for place, colour in enumerate(colours.values())}}
+        return Classes(list(colours), places=places, in_colours=True), [line('labels', 'colours of labelmap.txt')]
     counts, number = _count_values(folder, pairs)
     names, source = folder.class_names(sorted({(folder.ann_root / pair.label).parent for pair in pairs}), sparse=True)
     if names is None and colours:
@@ -106,7 +107,7 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
     if set(counts) == {0, IGNORED} and not (names and set(names) == {0, IGNORED}):
         binary = list(names.values()) if names and len(names) == 2 else ['background', 'foreground']
         lines = [line('labels', '0 and 255: black and white masks, of which 255 becomes 1')]
-        return Classes(binary, convert=_by_value({0: 0, IGNORED: 1})), lines
+        return Classes(binary, places={0: 0, IGNORED: 1}), lines
     lines = [line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
     if names is None:
         if values != list(range(len(values))):
@@ -123,7 +124,8 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     classes = Classes(list(names.values()))
     if list(names) != list(range(len(names))):
-        classes = classes._replace(convert=_by_value({value: place for place, value in enumerate(names)}))
+        places = {IGNORED: IGNORED, **{value: place for place, value in enumerate(names)}}
+        classes = classes._replace(places=places)
         lines.append(line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
     first, last = names[min(names)].lower() in VOID_NAMES, names[max(names)].lower() in VOID_NAMES
     if first:
@@ -153,44 +155,16 @@ def _count_values(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Counter[in
     return counts, len(drawn)
 
 
-def _write_label(folder: DataFolder, pair: Pair, convert: Convert) -> Path:
-    values = convert(folder.ann_root / pair.label, picture_size(folder.root / pair.picture))
-    name = f'labels/{pair.label.with_suffix(".png").as_posix()}'
-    return folder.write(name, encode_picture('.png', values))
-
-
-def _by_value(places: dict[int, int]) -> Convert:
-    """Return the conversion of values to places. 255 is ignored unless it has a place."""
-    known = {IGNORED: IGNORED, **places}
-    table = np.zeros(256, np.uint8)
-    table[list(known)] = list(known.values())
-
-    def convert(path: Path, size: tuple[int, int]) -> NDArray[Any]:
-        labels = read_label(path, ANY_VALUE, size)
-        if unknown := set(np.unique(labels).tolist()) - set(known):
-            raise DataError(
-                f'the label {path} has the value {min(unknown)}; classes are {describe_values(list(places))}'
-            )
-        return np.asarray(table[labels])
-
-    return convert
-
-
-def _by_colour(colours: dict[str, tuple[int, ...]]) -> Convert:
-    """Return the conversion of colours to the places of their classes."""
-    places = {VOC_BORDER: IGNORED, **{colour: place for place, colour in enumerate(colours.values())}}
-
-    def convert(path: Path, size: tuple[int, int]) -> NDArray[Any]:
-        pixels = read_colours(path)
-        if pixels is None or pixels.shape[:2] != size:
-            raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
-        codes = pixels.astype(np.int32) @ (1 << 16, 1 << 8, 1)
-        labels = np.zeros(size, np.uint8)
-        for code in np.unique(codes).tolist():
-            colour = (code >> 16, code >> 8 & 255, code & 255)
-            if colour not in places:
-                raise DataError(f'the label {path} has the colour {colour}, which labelmap.txt does not have')
-            labels[codes == code] = places[colour]
-        return labels
-
-    return convert
+def _write_label(folder: DataFolder, pair: Pair, places: dict[int, int], in_colours: bool) -> Path:
+    """Write the classes of a label file, and return the path."""
+    path, size = folder.ann_root / pair.label, picture_size(folder.root / pair.picture)
+    values = read_colours(path) if in_colours else read_label(path, ANY_VALUE, size)
+    if values is None or values.shape != size:
+        raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
+    labels = np.zeros(size, np.uint8)
+    for value in np.unique(values).tolist():
+        if value not in places:
+            shown = f'colour {tuple(value.to_bytes(3, "big"))}' if in_colours else f'value {value}'
+            raise DataError(f'the label {path} has the {shown}, which is that of no class')
+        labels[values == value] = places[value]
+    return folder.write(f'labels/{pair.label.with_suffix(".png").as_posix()}', encode_picture('.png', labels))

@@ -1,4 +1,4 @@
-"""Pairs of pictures and label files for segmentation, and the settings for mmseg's data sets."""
+"""Pairs of pictures and label files for segmentation."""
 
 import re
 from collections.abc import Sequence
@@ -97,52 +97,3 @@ def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
     roles = LABEL_WORDS | PICTURE_WORDS | SPLIT_WORDS
     folders = [part for part in path.parent.parts if not roles & set(words_of(part))]
     return (folder_split(path) or '', *folders, ends.sub('', path.stem))
-
-
-class Prefixes(NamedTuple):
-    """Names of pairs for mmseg's data sets: a folder and a suffix for each of the two, around a name."""
-
-    images: str
-    labels: str
-    image_suffix: str
-    label_suffix: str
-    names: list[str]
-
-
-def prefixes_of(pairs: Sequence[Pair]) -> Prefixes:
-    """Return folders, suffixes and names of pairs.
-
-    Raises:
-        DataError: if there are several kinds.
-    """
-    kinds: dict[tuple[str, str, str, str], list[str]] = {}
-    for pair in pairs:
-        name = _common_name(pair)
-        folders = (_folder_before(pair.picture, name), _folder_before(pair.label, name))
-        stem = name[-1]
-        suffixes = (pair.picture.name[len(stem) :], pair.label.name[len(stem) :])
-        kinds.setdefault((*folders, *suffixes), []).append('/'.join(name))
-    if len(kinds) > 1:
-        shown = '; '.join(
-            f'{len(names)} as {images}/*{a} with {labels}/*{b}' for (images, labels, a, b), names in kinds.items()
-        )
-        raise DataError(
-            "a data set of mmseg's takes one folder and one suffix for pictures, and one for labels, in training and "
-            f'one in validation; there are {shown}: convert the fewer, or give them one suffix'
-        )
-    ((images, labels, image_suffix, label_suffix), names) = next(iter(kinds.items()))
-    return Prefixes(images, labels, image_suffix, label_suffix, names)
-
-
-def _common_name(pair: Pair) -> tuple[str, ...]:
-    """Return the equal folders at the end of both paths, and the begin of both names."""
-    folders: list[str] = []
-    for name, name_2 in zip(reversed(pair.picture.parent.parts), reversed(pair.label.parent.parts)):
-        if name != name_2:
-            break
-        folders.insert(0, name)
-    return (*folders, PICTURE_ENDS.sub('', pair.picture.stem))
-
-
-def _folder_before(path: Path, name: Sequence[str]) -> str:
-    return Path(*path.parent.parts[: len(path.parent.parts) - (len(name) - 1)]).as_posix()

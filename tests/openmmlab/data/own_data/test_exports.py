@@ -1,4 +1,4 @@
-"""`--data` with exports of annotation programs: the right objects and labels, or an error with advice."""
+"""`--data` with layouts and exports of annotation programs: the right objects and labels, or an error with advice."""
 
 import re
 
@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from helpers.openmmlab import exports, layouts
 from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
+
+from swin_backbone.openmmlab.data.annotations import check_annotations
 
 ALL = {name for split in ('train', 'val') for name, *_ in layouts.scenes(split)}
 
@@ -21,15 +23,18 @@ def plain(name):
     ('label_studio_coco_windows', False), ('label_studio_coco_upload', False), ('label_studio_coco_local_files', False),
     ('label_studio_yolo', False), ('label_studio_voc', False), ('labelme_coco', False), ('roboflow_coco', True),
     ('roboflow_coco_one_name', True), ('roboflow_yolo', True), ('roboflow_darknet', True), ('roboflow_voc', True),
-    ('voc_segmentation', True),
+    ('voc_segmentation', True), ('coco', True), ('yolo', True), ('voc', True),
 ])  # fmt: skip
 def test_objects_of_exports(kind, keeps_split, tmp_path, record_fault):
-    cfg, _ = fill(BOXES, exports.made(kind, tmp_path), tmp_path / 'work')
+    cfg, report = fill(BOXES, exports.made(kind, tmp_path), tmp_path / 'work')
+    assert cfg.model.bbox_head.num_classes == len(cfg.train_dataloader.dataset.metainfo.classes)
+    assert cfg.val_evaluator.ann_file == cfg.val_dataloader.dataset.ann_file
     seen = {}
     for phase in ('train', 'val'):
+        check = check_annotations(cfg[f'{phase}_dataloader'].dataset.ann_file, 'COCO', False)
+        assert not any(map(len, (check.errors, check.in_evaluation, check.warnings)))
         data = read(cfg, phase)
-        assert all(one['id'] > 0 for one in data['annotations'])
-        assert len({category['name'] for category in data['categories']}) == len(data['categories'])
+        assert f'{len(data["images"])} pictures' in report
         objects = {plain(name): found for name, found in boxes(data).items()}
         assert not seen.keys() & objects.keys()
         seen.update(objects)
