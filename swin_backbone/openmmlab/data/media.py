@@ -28,7 +28,7 @@ class Medium(NamedTuple):
 
     Args:
         path: of the file.
-        name: of results, without suffix. Files and folders of two media never have one name.
+        name: of results, without suffix; no other medium has it.
         is_video: not a picture.
     """
 
@@ -84,12 +84,10 @@ def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda
     used: set[str] = set()
     for path, stem in stems.items():
         is_video = path.suffix.lower() in VIDEOS
-        for name in (stem if not number else f'{stem}_{number}' for number in count()):
-            frames = _fold(name)  # the folder for results of each frame of a video
-            files = {f'{frames}{suffix}' for suffix in ('.jpg', '.png', '.mp4')}
-            if used.isdisjoint({frames, *files}) and folders.isdisjoint({frames, *files} if is_video else files):
-                break
-        used.update({frames, *files})
+        taken = used | folders if is_video else used  # results of a video's frames are in a folder of its name
+        names = (f'{stem}_{number}' if number else stem for number in count())
+        name = next(name for name in names if _fold(name) not in taken)
+        used.add(_fold(name))
         media.append(Medium(path, name, is_video))
     return media
 

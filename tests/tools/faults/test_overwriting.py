@@ -143,12 +143,12 @@ def test_infer_into_the_folder_of_the_data(record_fault, tmp_path):
 
 
 def test_media_share_no_output(record_fault, tmp_path):
-    for name in ('v/000000.png', 'A.png', 'a.jpg', 'p.jpg/x.png', 'p.bmp', 'q.png/x.png', 'q.bmp'):
+    for name in ('v/000000.png', 'A.png', 'a.jpg'):
         write_picture(tmp_path / name)
     write_video(tmp_path / 'v.mp4', 3)
     names = [medium.name for medium in media.find_media([str(tmp_path)])]
-    assert sorted(names) == ['A', 'a_1', 'p.jpg/x', 'p_1', 'q.png/x', 'q_1', 'v/000000', 'v_1']
-    record_fault('outputs', 4)
+    assert sorted(names) == ['A', 'a_1', 'v/000000', 'v_1']
+    record_fault('outputs', 2)
 
 
 def random_checkpoint(words, folder):
