@@ -5,9 +5,9 @@ A forward keeps no attention weights: `attention_maps` computes them from the in
 Layout: B batch, H W height and width of a map, L windows of all images, N places of a window, h heads, C channels.
 """
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,7 +89,7 @@ class AttentionMap:
 
 
 def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) -> list[AttentionMap]:
-    """Return the attention weights of every block, of one forward in eval mode without gradients.
+    """Return the attention weights of every block, of one forward of a copy in eval mode without gradients.
 
     All weights are in memory at once: 0.5 GB an image for Swin-T at 800x1344 in float32.
 
@@ -114,16 +114,15 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
         >>> maps[0].of_token(3, 5).shape  # attention of the token in row 3, column 5: heads, height, width
         torch.Size([2, 14, 14])
     """
-    backbone = find_backbone(model)
+    backbone = copy.deepcopy(find_backbone(model)).eval()
     maps: list[AttentionMap] = []
-    with _in_eval_mode(backbone), ExitStack() as hooks, torch.no_grad():
-        for stage_index, stage in enumerate(backbone.stages[: max(backbone.out_indices) + 1]):
-            for number, block in enumerate(stage.blocks, 1):
-                attention = getattr(getattr(block, 'attn', None), 'w_msa', None)
-                if not isinstance(attention, (WindowAttention, WindowAttentionV2)):
-                    raise ValueError(f'stages.{stage_index}.blocks.{number - 1} has no attention of this package')
-                record = partial(_record, maps, stage_index + 1, number, shift)
-                hooks.callback(attention.register_forward_pre_hook(record).remove)
+    for stage_index, stage in enumerate(backbone.stages[: max(backbone.out_indices) + 1]):
+        for number, block in enumerate(stage.blocks, 1):
+            attention = getattr(getattr(block, 'attn', None), 'w_msa', None)
+            if not isinstance(attention, (WindowAttention, WindowAttentionV2)):
+                raise ValueError(f'stages.{stage_index}.blocks.{number - 1} has no attention of this package')
+            attention.register_forward_pre_hook(partial(_record, maps, stage_index + 1, number, shift))
+    with torch.no_grad():
         backbone(images_BCHW)
     return maps
 
@@ -187,13 +186,3 @@ def strides_of(model: nn.Module) -> list[int]:
     strides = [backbone.patch_embed.projection.stride[0]]
     strides += [merge.stride for merge in merges if merge is not None]
     return [math.prod(strides[: index + 1]) for index in range(len(strides))]
-
-
-@contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    training = {module: module.training for module in model.modules()}
-    try:
-        yield model.eval()  # type: ignore[misc]
-    finally:
-        for module, mode in training.items():
-            module.training = mode

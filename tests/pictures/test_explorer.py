@@ -1,4 +1,4 @@
-"""The explorer computes the windows, regions and masks of `Windows`, in Node.js; the page opens in Chromium."""
+"""The explorer computes the windows, regions and masks of `lay_out`, in Node.js; the page opens in Chromium."""
 
 import json
 import random
@@ -7,11 +7,9 @@ import shutil
 import subprocess
 
 import pytest
-import torch
 
 from swin_backbone.pictures.explorer import explorer_html
-from swin_backbone.pictures.layout import map_size
-from swin_backbone.windows.grid import Windows, find_indices, fit_window
+from swin_backbone.pictures.layout import lay_out, map_size
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 NODE = shutil.which('node')
@@ -67,35 +65,23 @@ def test_500_settings(tmp_path):
     ]
     found = run_in_node(tmp_path, CHECK.replace('CHECKED', json.dumps(checked)))
     assert len(found) == SETTINGS
-    for one, shown in zip(checked, found):
-        setting = one['setting']
+    for setting, shown in zip((one['setting'] for one in checked), found):
         size = map_size((setting['height'], setting['width']), setting['stage'])
         assert tuple(shown['size']) == size
-        given = setting['windowHeight'], setting['windowWidth']
-        shift = tuple(side // 2 for side in given) if setting['shifted'] else (0, 0)
-        window = given
-        if setting['smallMap'] == 'shrink':
-            window, shift = fit_window(*size, given, shift)
-        windows, cpu = Windows(*size, window, shift, setting['maskPadding']), torch.device('cpu')
-        token_at = find_indices(windows, cpu)[0].view(-1, window[0] * window[1])
-        token_at[token_at == size[0] * size[1]] = -1
-        masks = windows.mask(cpu)
-        masks = [None] * len(token_at) if masks is None else masks[:, 0]
-        expected = dict(zip(map(tuple, token_at.tolist()), masks))
-        assert sorted(expected) == sorted(map(tuple, shown['windows']))
-        for tokens, regions in zip(shown['windows'], shown['regions']):
-            mask = expected[tuple(tokens)]
-            together = torch.tensor([[a == b for b in regions] for a in regions])
-            assert together.all() if mask is None else torch.equal(together, mask)
-        padded = [-(-length // side) * side for length, side in zip(size, window)]
+        window = setting['windowHeight'], setting['windowWidth']
+        layout = lay_out(size, window, setting['shifted'], setting['maskPadding'], setting['smallMap'])
+        masks = [layout.kinds[kind].mask_NN for kind in layout.kind_RC.ravel()]
+        for number, (tokens, regions) in enumerate(zip(shown['windows'], shown['regions'])):
+            assert tokens == layout.token_HW[layout.window_HW == number].tolist()
+            together = [[a == b for b in regions] for a in regions]
+            assert together == masks[number].tolist()
+        assert len(shown['windows']) == len(masks)
         for token in shown['tokens']:
             (y, x), tokens = token['at'], shown['windows'][token['window']]
-            place = tokens.index(y * size[1] + x)
-            mask = expected[tuple(tokens)]
-            row = [True] * len(tokens) if mask is None else mask[place].tolist()
+            row = masks[token['window']][tokens.index(y * size[1] + x)].tolist()
             assert token['row'] == row
             assert token['partners'] == [t for t, together in zip(tokens, row) if together and t >= 0]
-            assert token['place'] == [(at - s) % p for at, s, p in zip((y, x), shift, padded)]
+            assert layout.token_HW[tuple(token['place'])] == y * size[1] + x
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium to run the page in')
