@@ -1,6 +1,7 @@
 """Order of a training's data, from any batch on, and random numbers of each batch."""
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, Optional, Union
 
 from mmengine.dataset import InfiniteSampler
@@ -60,35 +61,28 @@ class PlacedBatchSampler(Sampler[list[int]]):
         self.seed, self.number, self.gone = seed, number, gone
 
     def __iter__(self) -> Iterator[Batch]:
-        place = (self.seed, BATCH, get_rank())
-        first = self.number
-        for number, indices in self._order():
-            if number >= first:
-                batch = Batch(indices)
-                batch.place = (*place, number)
-                yield batch
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def _order(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield all batches with their numbers. A sampler with the process's generators repeats its draws."""
+        """Yield the batches. A sampler with the process's generators repeats its earlier draws."""
         if isinstance(self.sampler, InfiniteSampler):
             self.sampler.indices = self.sampler._indices_of_rank()  # from its begin
-        number = self.number - self.gone
-        passes = 0
-        while True:
+        begin, place = self.number, (self.seed, BATCH, get_rank())
+        number = begin - self.gone
+        for passes in count() if self.endless else [0]:
             if self.endless and hasattr(self.sampler, 'set_epoch'):
                 self.sampler.set_epoch(passes)
             first = number
             seed_generators(self.seed, ORDER, number % NUMBERS)
             for indices in self.batches:
-                yield number, indices
+                if number >= begin:
+                    batch = Batch(indices)
+                    batch.place = (*place, number)
+                    yield batch
                 number += 1
                 seed_generators(self.seed, ORDER, number % NUMBERS)
-            if not self.endless or number == first:
+            if number == first:  # no batch: less data than a batch
                 return
-            passes += 1
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
 
 class SeededItems:
