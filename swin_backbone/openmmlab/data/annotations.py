@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from mmengine.config import Config
+from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, Registry
 
 from ...checkpoints.errors import first_of
 from ...checks import check_int, check_number, check_sequence, check_type
-from ..config.paths import LARGEST_FILE, read_file
+from ..config.paths import LARGEST_FILE, annotation_file, read_file
 from ..errors import DataError, Faults
 
 CLASSES_SHOWN = 10  # in an error
@@ -84,22 +85,21 @@ def form_of(cls: Optional[type]) -> Optional[str]:
     return next((FORM_OF[base.__name__] for base in cls.__mro__ if base.__name__ in FORM_OF), None)
 
 
-def require_classes(path: Union[str, Path], cls: type, classes: Any, with_masks: bool) -> None:
-    """Check that a data set's classes are categories of its annotation file, in its order.
+def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
+    """Check that the classes of a data set's config are categories of its annotation file, in its order.
 
-    mmdet numbers classes in the file's order, and leaves out the objects of a category with another name.
-
-    Args:
-        cls: of the data set; a class with an order of its own is not checked.
-        classes: names, or a file with names.
+    mmdet numbers classes in the file's order, and leaves out the objects of a category with another name. A data set
+    that is not of FORM_OF, or whose class has an order of its own, is not checked.
 
     Raises:
         DataError: if not, with the difference.
     """
-    form = form_of(cls)
-    has_own_order = getattr(cls, READING[0]).__qualname__ != f'CocoDataset.{READING[0]}'
-    if form is None or has_own_order or not isinstance(classes, (list, tuple)):
+    cls: Any = class_of(dataset)
+    path, form = annotation_file(dataset), form_of(cls)
+    if path is None or form is None or getattr(cls, READING[0]).__qualname__ != f'CocoDataset.{READING[0]}':
         return
+    classes = {**cls.METAINFO, **(dataset.get('metainfo') or {})}['classes']
+    classes = list_from_file(classes) if isinstance(classes, str) else list(classes)
     names = check_annotations(path, form, with_masks).categories
     missing = [name for name in classes if name not in names]
     if missing:
@@ -108,7 +108,7 @@ def require_classes(path: Union[str, Path], cls: type, classes: Any, with_masks:
             f'are {first_of(names, CLASSES_SHOWN)}'
         )
     shared = [name for name in names if name in classes]
-    if shared != list(classes):
+    if shared != classes:
         raise DataError(
             f'the classes of metainfo must be in the order of the categories of {path}, because mmdet numbers them so: '
             f'{first_of(shared, CLASSES_SHOWN)}; got {first_of(classes, CLASSES_SHOWN)}'

@@ -135,15 +135,13 @@ def _check_pictures(
     report: Report, dataset: dict[str, Any], cfg: Config, max_files: int, seconds: float, skip_unreadable: bool
 ) -> bool:
     """Check pictures and labels, and return whether the pixels of all labels are counted."""
+    require_classes(dataset, uses_masks(cfg))
     try:
         built = DATASETS.build(dict(dataset, pipeline=[]))
         built.full_init()
     except Exception as error:
         raise build_error(dataset, error) from error
     rule = label_rule(cfg)
-    path = annotation_file(dataset)
-    if path:
-        require_classes(path, type(built), built.metainfo.get('classes'), uses_masks(cfg))
     report.rows['pictures'] = f'{len(built):,}'
     classes = built.metainfo.get('classes', ())
     sizes: list[tuple[int, int]] = []

@@ -1,6 +1,7 @@
 """Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from functools import wraps
 from pathlib import Path
@@ -100,15 +101,8 @@ def count_pictures(cfg: Config) -> int:
         DataError: if the data set cannot be built.
     """
     require_data(cfg, ('train',))
-    dataset = copy.deepcopy(cfg.train_dataloader.dataset)
-    check_datasets(dataset, uses_masks(cfg), beyond=())
-    for _, base in datasets_of(dataset, 'train_dataloader.dataset'):
-        base['pipeline'] = []
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        try:
-            return len(DATASETS.build(dataset))
-        except Exception as error:
-            raise build_error(dataset, error) from error
+        return len(build_dataset(copy.deepcopy(cfg), 'train'))
 
 
 def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:
@@ -125,25 +119,17 @@ def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('mas
     """
     warnings = []
     for _, base in datasets_of(dataset, 'dataset'):
-        path, cls = annotation_file(base), class_of(base)
-        form = form_of(cls)
-        if path and cls and form:
+        path, form = annotation_file(base), form_of(class_of(base))
+        if path and form:
             annotations = require_annotations(path, form, with_masks, beyond)
-            require_classes(path, cls, (base.get('metainfo') or {}).get('classes'), with_masks)
+            require_classes(base, with_masks)
             warnings += [f'{path} has {sentence}' for sentence in annotations.warnings.sentences()]
     return warnings
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
-    """Make a data set name wrong pictures and labels in its errors, in place.
-
-    Raises:
-        DataError: if its classes are no categories of its annotation file.
-    """
+    """Make a data set name wrong pictures and labels in its errors, in place."""
     for base in base_datasets(dataset):
-        path = annotation_file(dict(ann_file=base.ann_file, backend_args=getattr(base, 'backend_args', None)))
-        if path and form_of(type(base)):
-            require_classes(path, type(base), base.metainfo['classes'], uses_masks(cfg))
         if skip_unreadable and not is_training:
             _leave_out_unreadable(base)
         base.pipeline = GuardedPipeline(base, cfg, is_training, skip_unreadable)
@@ -210,6 +196,8 @@ class GuardedPipeline:
                     self._check_masks(item, size)
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True
+                if item['gt_seg_map'].ndim < 2 and item['gt_seg_map'].size == math.prod(size):
+                    item['gt_seg_map'] = item['gt_seg_map'].reshape(size)  # mmseg removes axes of a single pixel
                 self._check_labels(item, self.rule, size)
         return item
 

@@ -1,16 +1,19 @@
-"""Pass invalid annotations to mmdet and pycocotools in every possible way, in a separate process.
-
-    python tests/helpers/openmmlab/bad_annotations.py FOLDER
-
-prints a line of JSON for every case and way. Without a check the process dies, and the lines end.
-"""
+"""Invalid annotations, and the ways by which mmdet and pycocotools read annotations."""
 
 import json
-import sys
-from pathlib import Path
+import logging
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.evaluator import Evaluator
+from mmengine.runner import Runner
+from pycocotools import mask as coco_mask
+
+from swin_backbone.openmmlab.data.guard import build_dataset, guard_runner
+from swin_backbone.openmmlab.errors import DataError
 
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
@@ -51,69 +54,46 @@ SHORT = {
     'two points beside another': [SQUARE, [4, 6, 28, 30]],
 }
 
-ABSENT = {'no polygons': [], 'null': None}
 
-# Fields of an object.
-OBJECTS = {
-    'NaN in bbox': dict(bbox=[4, 6, NAN, 24]),
-    'three numbers in bbox': dict(bbox=[4, 6, 24]),
-    'null for bbox': dict(bbox=None),
-    'a list for image_id': dict(image_id=[0]),
-    'the id of another': dict(id=1),
-}
+def changed(table, change):
+    return lambda coco: coco[table][0].update(change)
 
-# Fields of an image, and of a category.
-IMAGES = {
-    'null for file_name': dict(file_name=None),
-    'a negative height': dict(height=-SIDE),
-}
-CATEGORIES = {
-    'the name of another': dict(name='bolt'),
-    'the id of another category': dict(id=7),
-}
 
-# Whole lists and files.
-TABLES = {
-    'a number among the objects': lambda coco: coco['annotations'].append(5),
-    'an object for the objects': lambda coco: coco.update(annotations={}),
-    'no categories': lambda coco: coco.update(categories=[]),
+# A change to an annotation file, and a text in the error.
+CASES = {
+    **{
+        f'mask: {name}': (changed('annotations', dict(segmentation=mask)), 'annotation 10 ')
+        for name, mask in {**MASKS, **SHORT, 'no polygons': [], 'null': None}.items()
+    },
+    'NaN in bbox': (changed('annotations', dict(bbox=[4, 6, NAN, 24])), 'annotation'),
+    'three numbers in bbox': (changed('annotations', dict(bbox=[4, 6, 24])), 'annotation'),
+    'null for bbox': (changed('annotations', dict(bbox=None)), 'annotation'),
+    'a list for image_id': (changed('annotations', dict(image_id=[0])), 'annotation'),
+    'the id of another object': (changed('annotations', dict(id=1)), 'annotation'),
+    'null for file_name': (changed('images', dict(file_name=None)), 'image'),
+    'a negative height': (changed('images', dict(height=-SIDE)), 'image'),
+    'the name of another category': (changed('categories', dict(name='bolt')), 'categor'),
+    'the id of another category': (changed('categories', dict(id=7)), 'categor'),
+    'a number among the objects': (lambda coco: coco['annotations'].append(5), ''),
+    'an object for the objects': (lambda coco: coco.update(annotations={}), ''),
+    'no categories': (lambda coco: coco.update(categories=[]), ''),
 }
 
 
-def cases():
-    """Yield (name, change to an annotation file, text in the error). Short polygons fail in evaluation."""
-    for name, mask in {**MASKS, **SHORT, **ABSENT}.items():
-        yield f'mask: {name}', changed('annotations', 0, dict(segmentation=mask)), 'annotation 10 '
-    for name, change in OBJECTS.items():
-        yield f'object: {name}', changed('annotations', 0, change), 'annotation'
-    for name, change in IMAGES.items():
-        yield f'image: {name}', changed('images', 0, change), 'image'
-    for name, change in CATEGORIES.items():
-        yield f'category: {name}', changed('categories', 0, change), 'categor'
-    for name, change in TABLES.items():
-        yield f'list: {name}', change, ''
-
-
-def changed(table, index, change):
-    return lambda coco: coco[table][index].update(change)
-
-
-def good_coco(number=2):
-    """Return pictures with a square. Squares alternate between polygons and RLE."""
+def good_coco():
+    """Return two pictures with a square, a polygon and an RLE."""
     return dict(
-        images=[dict(id=i, file_name=f'{i}.png', height=SIDE, width=SIDE) for i in range(number)],
+        images=[dict(id=i, file_name=f'{i}.png', height=SIDE, width=SIDE) for i in range(2)],
         annotations=[
             dict(id=10 if i == 0 else i, image_id=i, category_id=3, bbox=[4, 6, 24, 24], area=576, iscrowd=0,
                  segmentation=[SQUARE] if i % 2 == 0 else rle(COUNTS))
-            for i in range(number)
+            for i in range(2)
         ],
         categories=[dict(id=3, name='nut'), dict(id=7, name='bolt')],
     )  # fmt: skip
 
 
 def make_data(root, coco):
-    import cv2
-
     (root / 'images').mkdir(parents=True)
     for i in range(2):
         cv2.imwrite(str(root / 'images' / f'{i}.png'), np.full((SIDE, SIDE, 3), 99, np.uint8))
@@ -124,8 +104,6 @@ def make_data(root, coco):
 
 def config(root):
     """Return the config of a detector's data, with masks for training and test."""
-    from mmengine.config import Config
-
     dataset = dict(
         type='CocoDataset', data_root=str(root), ann_file='coco.json', data_prefix=dict(img='images'),
         metainfo=dict(classes=('nut', 'bolt')), serialize_data=False,  # serialization takes half a second
@@ -139,37 +117,23 @@ def config(root):
     return Config(dict(default_scope='mmdet', train_dataloader=loader, val_dataloader=loader, val_evaluator=metric))
 
 
-def runner_of(cfg):
+def guarded_runner(cfg):
     """Return the parts of a Runner that read annotations: data loader and evaluator."""
-    import logging
-
-    from mmengine.evaluator import Evaluator
-    from mmengine.runner import Runner
-
-    return SimpleNamespace(
+    runner = SimpleNamespace(
         cfg=cfg, logger=logging.getLogger('bad_annotations'), register_hook=lambda hook: None,
         build_dataloader=Runner.build_dataloader, build_evaluator=Evaluator,
     )  # fmt: skip
+    guard_runner(runner)
+    return runner
 
 
 def train(cfg):
-    from swin_backbone.openmmlab.data.guard import guard_runner
-
-    runner = runner_of(cfg)
-    guard_runner(runner)
-    return list(runner.build_dataloader(cfg.train_dataloader))
+    return list(guarded_runner(cfg).build_dataloader(cfg.train_dataloader))
 
 
 def evaluate(cfg):
     """Score perfect predictions."""
-    import torch
-    from pycocotools import mask as coco_mask
-
-    from swin_backbone.openmmlab.data.guard import guard_runner
-
-    runner = runner_of(cfg)
-    guard_runner(runner)
-    evaluator = runner.build_evaluator(cfg.val_evaluator)
+    evaluator = guarded_runner(cfg).build_evaluator(cfg.val_evaluator)
     evaluator.dataset_meta = dict(classes=('nut', 'bolt'))
     pixels = np.zeros((SIDE, SIDE, 1), np.uint8, order='F')
     pixels[6:30, 4:28] = 1
@@ -184,9 +148,6 @@ def evaluate(cfg):
 
 def browse(cfg):
     """Return the loaded pictures, or the errors."""
-    from swin_backbone.openmmlab.data.guard import build_dataset
-    from swin_backbone.openmmlab.errors import DataError
-
     dataset = build_dataset(cfg, 'train')
     found = []
     for index in range(len(dataset)):
@@ -195,43 +156,3 @@ def browse(cfg):
         except DataError as error:
             found.append(error)
     return found
-
-
-def check(cfg):
-    from swin_backbone.openmmlab.data.check_data import check_data
-
-    return check_data(cfg)
-
-
-def main():
-    import contextlib
-    import io
-
-    from mmdet.utils import register_all_modules
-
-    from swin_backbone.openmmlab.errors import DataError
-
-    register_all_modules()
-    for number, (name, change, named) in enumerate(cases()):
-        coco = good_coco()
-        change(coco)
-        root = Path(sys.argv[1]) / str(number)
-        make_data(root, coco)
-        for way in (check, train, evaluate, browse):
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    found = way(config(root))
-                if way is check:
-                    said = [sentence for report in found for sentence in report.sentences(report.errors)]
-                elif way is browse:
-                    said = [str(error) for error in found if isinstance(error, DataError)]
-                else:
-                    said = []
-                kind = 'found'
-            except Exception as error:
-                said, kind = [str(error)], type(error).__name__
-            print(json.dumps(dict(case=name, way=way.__name__, kind=kind, said=said, named=named)), flush=True)
-
-
-if __name__ == '__main__':
-    main()
