@@ -34,7 +34,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     Returns:
         The logged lines, for each Swin and kind of layer.
     """
-    modules = {name: one for name, one in model.named_modules() if not isinstance(one, Layer)}
+    modules: dict[str, Any] = {name: one for name, one in model.named_modules() if not isinstance(one, Layer)}
     layers = {name: record for name, one in modules.items() if (record := origins.find_layer(one)) is not None}
     swins = defaultdict(list)  # names of the blocks
     for name, record in layers.items():
@@ -60,7 +60,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
             except Exception as error:  # of any origin's code
                 difference, problem = 0.0, f'The trial fails: {type(error).__name__}: {error}'
             if problem is None and not dry_run:
-                _accelerate(module, record._replace(stages=stages))
+                module.__dict__[RECORD], module.__class__ = record._replace(stages=stages), _subclass(type(module))
             outcomes[record.compute.__name__, problem].append(difference)
         for (kind, problem), differences in outcomes.items():
             result = (
@@ -86,11 +86,6 @@ def restore_swin(model: nn.Module) -> None:
         if RECORD in module.__dict__:
             del module.__dict__[RECORD]
             module.__class__ = vars(type(module)).get(BASE, type(module))  # FSDP may have made another class of it
-
-
-def _accelerate(module: Any, record: Record) -> None:
-    kind: Any = type(module)
-    module.__dict__[RECORD], module.__class__ = record, _subclass(kind)
 
 
 def _looks_like_block(module: nn.Module) -> bool:
@@ -147,12 +142,8 @@ def _compute(module: Any, args: Any, kwargs: Any) -> Any:
     return record.compute(module, record, origins.bind(module, args, kwargs))
 
 
-def _compare(module: nn.Module, record: Record) -> tuple[float, Optional[str]]:
-    """Compare outputs and gradients of a layer both ways, on a copy in training.
-
-    Returns:
-        The largest difference, as part of the largest number, and the reason against the library.
-    """
+def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
+    """Return the largest difference of outputs and gradients both ways, and the reason against the library, if any."""
     has_hooks = any(is_hooked for *_, is_hooked in record.states)
     reason = 'A module inside has a hook.' if has_hooks else why_not_native(next(module.parameters()))
     if reason is not None:
@@ -167,7 +158,7 @@ def _compare(module: nn.Module, record: Record) -> tuple[float, Optional[str]]:
         parameter.requires_grad_(True)
     arguments = origins.make_example(module, record, generator)
     original = _run(module, *arguments)
-    _accelerate(module, record)
+    module.__dict__[RECORD], module.__class__ = record, _subclass(type(module))
     if _compute(module, arguments, {}) is None:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
     ours = _run(module, *arguments)
