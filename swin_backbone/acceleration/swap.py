@@ -60,7 +60,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
             except Exception as error:  # of any origin's code
                 difference, problem = 0.0, f'The trial fails: {type(error).__name__}: {error}'
             if problem is None and not dry_run:
-                module.__dict__[RECORD], module.__class__ = record._replace(stages=stages), _subclass(type(module))
+                module.__dict__[RECORD], module.__class__ = record._replace(stages=stages), _subclass(module.__class__)
             outcomes[record.compute.__name__, problem].append(difference)
         for (kind, problem), differences in outcomes.items():
             result = (
@@ -158,7 +158,7 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
         parameter.requires_grad_(True)
     arguments = origins.make_example(module, record, generator)
     original = _run(module, *arguments)
-    module.__dict__[RECORD], module.__class__ = record, _subclass(type(module))
+    module.__dict__[RECORD], module.__class__ = record, _subclass(module.__class__)
     if _compute(module, arguments, {}) is None:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
     ours = _run(module, *arguments)

@@ -2,24 +2,22 @@
 
 from typing import Any, Optional
 
-from torch import Tensor
-
 
 class WeightCache:
-    """Packed weights of a layer and the layer's last check; copies and pickles start empty.
+    """Tensors made from the weights of a layer, and the layer's last check; copies and pickles start empty.
 
     Attributes:
-        made: a key, and the tensors. The tensors are up to date if the key is unchanged.
+        made: a key and the tensors, by the tensors' role. The tensors are up to date if the key is unchanged.
         checked: the checked state of the layer, the reason of a refusal, and the library's arguments.
     """
 
     def __init__(self) -> None:
-        self.made: Optional[tuple[tuple[Any, ...], list[Tensor]]] = None
+        self.made: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self.checked: Optional[tuple[list[Any], Optional[str], Any]] = None
 
     def clear(self) -> None:
         """Drop the tensors and the check."""
-        self.made = self.checked = None
+        self.made, self.checked = {}, None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {'made': None, 'checked': None}
+        return {'made': {}, 'checked': None}

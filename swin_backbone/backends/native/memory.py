@@ -9,7 +9,7 @@ Layout: N outputs and K inputs of a linear layer.
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int64, c_void_p
 from functools import lru_cache, partial
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from ..weight_cache import WeightCache
 from .library import DTYPES, PRODUCTS, Library, load
 
+Made = TypeVar('Made')  # tensors
 LINE = 64  # bytes of a cache line
 float32 = torch.float32
 # Return memory on the CPU, under any default dtype and device.
@@ -106,8 +107,12 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 
 
 def made_from(
-    weights: Sequence[Tensor], settings: tuple[Any, ...], make: Callable[[], list[Tensor]], cache: WeightCache
-) -> list[Tensor]:
+    weights: Sequence[Tensor],
+    settings: tuple[Any, ...],
+    make: Callable[[], Made],
+    cache: WeightCache,
+    role: str = 'packed',
+) -> Made:
     """Return `make()`, from the cache if the settings and all numbers of the weights are unchanged.
 
     Fused optimizers, `.data` and numpy leave no trace in a tensor. Therefore every call computes a checksum of the
@@ -117,12 +122,13 @@ def made_from(
         ValueError: if the library cannot read a weight.
     """
     key = *settings, *(w.shape for w in weights), checksum(weights)
-    made = cache.made  # read once: a second thread may replace the entry
+    made = cache.made.get(role)  # read once: a second thread may replace the entry
     if made is not None and made[0] == key:
-        return made[1]
-    cache.made = None  # frees the old tensors before `make` allocates
+        tensors: Made = made[1]
+        return tensors
+    cache.made.pop(role, None)  # frees the old tensors before `make` allocates
     with torch.no_grad():
         tensors = make()
     if checksum(weights) == key[-1]:  # a second thread may write the weights meanwhile
-        cache.made = key, tensors
+        cache.made[role] = key, tensors
     return tensors

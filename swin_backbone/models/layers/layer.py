@@ -111,14 +111,15 @@ def state_of(layer: nn.Module) -> list[Any]:
         for module in parent._modules.values():
             if module is None:
                 continue
-            kind = type(module)
+            kind, parameters, others = type(module), module._parameters, module.__dict__
             state += kind, is_hooked(module)
             for name in _known.get(kind, ()):
-                value = getattr(module, name, None)
+                value = parameters[name] if name in parameters else others.get(name)
                 if isinstance(value, Tensor):
                     memory = value.data_ptr() if value.layout is torch.strided else None
-                    value = id(value), value.dtype, value.shape, memory
-                state.append(value)
+                    state += id(value), value.dtype, value.shape, memory
+                else:
+                    state.append(value)
             if module._modules:
                 parents.append(module)
     return state

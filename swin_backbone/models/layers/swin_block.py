@@ -21,11 +21,13 @@ from ...backends.attention import attend
 from ...backends.choose import linear_dtype
 from ...backends.native import layers as native
 from ...backends.native.availability import TINY, Stages, is_stored
+from ...backends.native.memory import made_from, why_not_weights
 from ...compat import is_transformed
 from ...windows.grid import Size, Windows, fit_window
 from ...windows.position import relative_position_bias
 from .layer import Layer, known, norm_values
 
+CACHED_BIAS = 2**18  # numbers of the largest relative position bias in the cache, 1 MiB
 # Modules with the first tensors of `native.BlockWeights`: weights and biases of the linear layers, then of the norms.
 LINEARS, NORMS = ('attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'), ('norm1', 'norm2', 'norm3')
 
@@ -67,6 +69,10 @@ class WindowAttention(BaseModule):
         self.attn_drop_rate = attn_drop_rate
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
+
+    def own_parameters(self) -> list[Tensor]:
+        """Return the parameters outside linear layers over channels; `SwinBlock.derived_weights` depends on them."""
+        return [self.relative_position_bias_table]
 
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows no larger than the table's."""
@@ -185,7 +191,7 @@ class SwinBlock(Layer):
         if arguments is not None:
             (weights, settings), windows, dtype = arguments, self.windows(x_BHWC), linear_dtype(x_BHWC)
             drop_path_2B = self._draw_drop_path(x_BHWC) if self.drop_path.training else None
-            derived = self.derived_weights(windows.window_size)
+            derived = self._cached_weights(windows.window_size)
             weights = native.BlockWeights(**{**weights, **derived}, drop_path_2B=drop_path_2B)
             stores = torch.is_grad_enabled() and not self.with_cp and is_stored(dtype, x_BHWC.shape[3], self.stages)
             return native.block(x_BHWC, weights, settings, windows, dtype, self.cache, stores, overwrites)
@@ -217,7 +223,8 @@ class SwinBlock(Layer):
             return 'The compiled library drops no branch for certain, and a drop path rate is 1.'
         with torch.no_grad():
             weights = {**self.library_arguments()[0], **self.derived_weights(self.window_size)}
-        return native.why_not_block(native.BlockWeights(**weights), self.window_size)
+        reason = why_not_weights(self.attn.w_msa.own_parameters())
+        return reason or native.why_not_block(native.BlockWeights(**weights), self.window_size)
 
     def library_arguments(self) -> tuple[dict[str, Any], native.BlockSettings]:
         """See `Layer`."""
@@ -228,8 +235,16 @@ class SwinBlock(Layer):
         weights = dict(zip(native.BlockWeights._fields, itertools.chain(*tensors)))
         return weights, native.BlockSettings(self.attn.w_msa.scale, eps)
 
+    def _cached_weights(self, window_size: Size) -> dict[str, Any]:
+        """Return `derived_weights(window_size)`; in inference, a small bias comes from the cache."""
+        places, attention = window_size[0] * window_size[1], self.attn.w_msa
+        if torch.is_grad_enabled() or attention.num_heads * places**2 > CACHED_BIAS:
+            return self.derived_weights(window_size)
+        derive = partial(self.derived_weights, window_size)
+        return made_from(attention.own_parameters(), (window_size,), derive, self.cache, 'derived')
+
     def derived_weights(self, window_size: Size) -> dict[str, Any]:
-        """Compute tensors from parameters, for windows of `window_size`: once a call."""
+        """Compute tensors from parameters, for windows of `window_size`."""
         return {'position_bias_hNN': self.attn.w_msa.position_bias(window_size)}
 
     def _draw_drop_path(self, x_BHWC: Tensor) -> Optional[Tensor]:

@@ -68,6 +68,11 @@ class WindowAttentionV2(BaseModule):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
+    def own_parameters(self) -> list[Tensor]:
+        """See `WindowAttention`."""
+        biases = [bias for bias in (self.q_bias, self.v_bias) if bias is not None]
+        return [self.logit_scale, *self.cpb_mlp.parameters(), *biases]
+
     @property
     def qkv_bias(self) -> Optional[Tensor]:
         """The biases of query, key and value, concatenated: (3C,); the key's bias is 0."""

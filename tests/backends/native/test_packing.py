@@ -15,6 +15,7 @@ from torch.func import functional_call
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.backends.native.memory import checksum, made_from
 from swin_backbone.backends.weight_cache import WeightCache
+from swin_backbone.models.layers import swin_block
 
 BACKBONES = SwinBackbone, SwinV2Backbone
 
@@ -294,11 +295,31 @@ def test_weights_are_packed_once_and_not_copied():
     model, x = backbone(), torch.randn(1, 3, 64, 64)
     model(x)
     block = model.stages[0].blocks[0]
-    made = block.cache.made[1]
+    made = block.cache.made['packed'][1]
     model(x)
-    assert block.cache.made[1] is made
+    assert block.cache.made['packed'][1] is made
     weights = (block.attn.w_msa.qkv, block.attn.w_msa.proj, block.ffn.layers[0][0], block.ffn.layers[1])
     assert sum(panels.nbytes for panels in made) == sum(layer.weight.nbytes for layer in weights)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert other.stages[0].blocks[0].cache.made is None
+        assert other.stages[0].blocks[0].cache.made == {}
         assert torch.equal(other(x)[-1], model(x)[-1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('kind', BACKBONES)
+def test_a_small_position_bias_is_computed_once(kind, monkeypatch, record_fault):
+    model, x = backbone(kind), torch.randn(1, 3, 36, 40)
+    model(x)
+    block = model.stages[0].blocks[0]
+    bias = block.cache.made['derived'][1]['position_bias_hNN']
+    before = model(x)
+    assert block.cache.made['derived'][1]['position_bias_hNN'] is bias
+    for weight in block.attn.w_msa.own_parameters():
+        weight.data.add_(torch.randn_like(weight))
+    assert differ(model(x), before) > 3e-4
+    assert differ(model(x), by_torch(lambda: model(x))) < 1e-4
+    record_fault('unseen_writes')
+    monkeypatch.setattr(swin_block, 'CACHED_BIAS', 0)
+    block.cache.clear()
+    assert differ(model(x), by_torch(lambda: model(x))) < 1e-4
+    assert 'derived' not in block.cache.made
