@@ -132,19 +132,13 @@ def softnms(
 
 
 def _drop(left: Array, index: Array, begin: int, end: int, min_score: float) -> int:
-    """Replace each dropped box by the last box, and return the new number of boxes."""
-    low = left[4, begin:end] < np.float32(min_score)
-    if not low.any():
-        return end
-    place = begin
-    while place < end:
-        if low[place - begin]:
-            end -= 1
-            left[:, place], index[place] = left[:, end], index[end]
-            low[place - begin] = low[end - begin]
-        else:
-            place += 1
-    return end
+    """Replace each dropped box by the last kept box, and return the new number of boxes."""
+    stays = ~(left[4, begin:end] < np.float32(min_score))
+    size = begin + int(stays.sum())
+    holes = begin + np.flatnonzero(~stays[: size - begin])
+    last = size + np.flatnonzero(stays[size - begin :])[::-1]
+    left[:, holes], index[holes] = left[:, last], index[last]
+    return size
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
@@ -208,7 +202,7 @@ def _keep_rotated(
     on_cpu = boxes.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        iou = rotated.overlaps(corners(better), corners(worse))
+        iou = rotated.overlaps(corners(better)[:, None], corners(worse))
         near = iou >= threshold if on_cpu else iou > threshold
         if label_column is not None and not on_cpu:
             near &= better[:, None, label_column] == worse[None, :, label_column]
@@ -223,11 +217,13 @@ def _quadri_corners(boxes: Tensor) -> Tensor:
 
 def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` row by row."""
-    first, second = rotated.corners(wide(bboxes1)), rotated.corners(wide(bboxes2))
-    ious.copy_(rotated.overlaps(first, second, over_first=mode_flag == 1, aligned=aligned).view(ious.shape))
+    _write_overlaps(rotated.corners(wide(bboxes1)), rotated.corners(wide(bboxes2)), ious, mode_flag, aligned)
 
 
 def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write `box_iou_rotated` of convex quadrilaterals (N, 8)."""
-    first, second = _quadri_corners(wide(bboxes1)), _quadri_corners(wide(bboxes2))
-    ious.copy_(rotated.overlaps(first, second, over_first=mode_flag == 1, aligned=aligned).view(ious.shape))
+    _write_overlaps(_quadri_corners(wide(bboxes1)), _quadri_corners(wide(bboxes2)), ious, mode_flag, aligned)
+
+
+def _write_overlaps(first: Tensor, second: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
+    ious.copy_(rotated.overlaps(first if aligned else first[:, None], second, over_first=mode_flag == 1).flatten())

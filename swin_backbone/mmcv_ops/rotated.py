@@ -1,6 +1,6 @@
 """Overlaps of convex quadrilaterals, such as rotated boxes.
 
-Letters: N and M quadrilaterals, P pairs. A quadrilateral is four corners, (4, 2).
+Letters: N quadrilaterals, P pairs. A quadrilateral is four corners, (4, 2).
 """
 
 import torch
@@ -18,33 +18,28 @@ def corners(boxes: Tensor) -> Tensor:
     return centre + torch.stack([x * cos - y * sin, x * sin + y * cos], -1)
 
 
-def overlaps(first: Tensor, second: Tensor, over_first: bool = False, aligned: bool = False) -> Tensor:
-    """Return intersection over union of (N, 4, 2) and (M, 4, 2) quadrilaterals, (N, M), or (N,) with `aligned`.
+def overlaps(first: Tensor, second: Tensor, over_first: bool = False) -> Tensor:
+    """Return intersection over union of quadrilaterals (..., 4, 2), whose leading axes broadcast.
 
     Args:
         over_first: divide by the area of the first quadrilateral, not of the union.
     """
-    if aligned:
-        area_1, area_2 = _areas(first), _areas(second)
-        low = torch.maximum(first.amin(1), second.amin(1))
-        high = torch.minimum(first.amax(1), second.amax(1))
-    else:
-        area_1, area_2 = _areas(first)[:, None], _areas(second)[None]
-        low = torch.maximum(first.amin(1)[:, None], second.amin(1)[None])
-        high = torch.minimum(first.amax(1)[:, None], second.amax(1)[None])
+    area_1, area_2 = _areas(first), _areas(second)
+    low = torch.maximum(first.amin(-2), second.amin(-2))
+    high = torch.minimum(first.amax(-2), second.amax(-2))
     # Most boxes are far apart: only boxes with overlapping upright bounds are intersected.
     real = (area_1 >= 1e-14) & (area_2 >= 1e-14)
     pairs = (real & (low <= high).all(-1)).nonzero()
     shared = torch.zeros(real.shape, dtype=first.dtype, device=first.device)
+    first, second = torch.broadcast_tensors(first, second)
     for begin in range(0, len(pairs), MAX_PAIRS):
-        part = pairs[begin : begin + MAX_PAIRS]
-        shared[tuple(part.unbind(1))] = _shared_areas(first[part[:, 0]], second[part[:, -1]])
-    whole = area_1.expand(shared.shape) if over_first else area_1 + area_2 - shared
-    return torch.where(real, shared / whole, 0)
+        part = tuple(pairs[begin : begin + MAX_PAIRS].unbind(1))
+        shared[part] = _shared_areas(first[part], second[part])
+    return torch.where(real, shared / (area_1 if over_first else area_1 + area_2 - shared), 0)
 
 
 def _areas(shapes: Tensor) -> Tensor:
-    diagonal_1, diagonal_2 = shapes[:, 2] - shapes[:, 0], shapes[:, 3] - shapes[:, 1]
+    diagonal_1, diagonal_2 = shapes[..., 2, :] - shapes[..., 0, :], shapes[..., 3, :] - shapes[..., 1, :]
     return (_cross(diagonal_1, diagonal_2) / 2).abs()
 
 
