@@ -6,6 +6,7 @@ Letters: K positions of the kernel, D groups of offsets; bags.py has further let
 """
 
 import math
+from functools import partial
 from typing import Optional
 
 import torch
@@ -15,69 +16,54 @@ from . import providers
 from .bags import cross, even_bags, gradients, sum_bags, wide, zero_padded_corners
 
 Pair = tuple[int, int]
+Settings = tuple[Pair, Pair, Pair, int, int]  # stride, padding, dilation, groups, groups of offsets
 
 
 def _convolve(
-    x: Tensor,
-    offset: Tensor,
-    mask: Optional[Tensor],
-    weight: Tensor,
-    bias: Optional[Tensor],
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
-    offset_groups: int,
+    settings: Settings, weight: Tensor, x_1CHW: Tensor, offset: Tensor, mask: Optional[Tensor] = None
 ) -> Tensor:
-    """Return the convolution of (B, C, H, W), differentiable in every tensor.
+    """Return the convolution of an image, differentiable in every tensor.
 
     Args:
-        offset: (B, 2 * D * K, H', W'), for each position first y, then x.
-        mask: (B, D * K, H', W'), factors of the samples, or None.
+        offset: (1, 2 * D * K, H', W'), for each position first y, then x.
+        mask: (1, D * K, H', W'), factors of the samples. Default: 1.
     """
+    stride, padding, dilation, groups, offset_groups = settings
     kernel_height, kernel_width = weight.shape[2:]
     out_height, out_width = (
         (size + 2 * pad - step * (length - 1) - 1) // jump + 1
-        for size, pad, step, length, jump in zip(x.shape[2:], padding, dilation, weight.shape[2:], stride)
+        for size, pad, step, length, jump in zip(x_1CHW.shape[2:], padding, dilation, weight.shape[2:], stride)
     )
     num_samples = offset_groups * kernel_height * kernel_width
     offset = _reread(offset, (2 * num_samples, out_height, out_width))
-    mask = mask if mask is None else _reread(mask, (num_samples, out_height, out_width))
-    if providers.torchvision_takes('deform_conv2d', x):
-        some_mask = mask if mask is not None else x.new_zeros(0)
-        some_bias = bias if bias is not None else x.new_zeros(weight.shape[0])
-        settings = (*stride, *padding, *dilation, groups, offset_groups, mask is not None)
-        out: Tensor = torch.ops.torchvision.deform_conv2d(x, weight, offset, some_mask, some_bias, *settings)
+    mask = torch.ones_like(offset[:, ::2]) if mask is None else _reread(mask, (num_samples, out_height, out_width))
+    if providers.torchvision_takes('deform_conv2d', x_1CHW):
+        tensors = x_1CHW, weight, offset, mask, weight.new_zeros(len(weight))
+        numbers = *stride, *padding, *dilation, groups, offset_groups
+        out: Tensor = torch.ops.torchvision.deform_conv2d(*tensors, *numbers, True)
         return out
-    batch, channels, height, width = x.shape
+    channels, height, width = x_1CHW.shape[1:]
     size_K = kernel_height * kernel_width
 
     def base(out: int, kernel: int, axis: int) -> Tensor:
         """Return the positions of a kernel without offsets, (kernel, out)."""
-        starts = torch.arange(out, device=x.device) * stride[axis] - padding[axis]
-        return starts + torch.arange(kernel, device=x.device)[:, None] * dilation[axis]
+        starts = torch.arange(out, device=x_1CHW.device) * stride[axis] - padding[axis]
+        return starts + torch.arange(kernel, device=x_1CHW.device)[:, None] * dilation[axis]
 
-    shift = wide(offset).view(batch, offset_groups, kernel_height, kernel_width, 2, out_height, out_width)
-    y = shift[:, :, :, :, 0] + base(out_height, kernel_height, 0)[:, None, :, None]
-    x_at = shift[:, :, :, :, 1] + base(out_width, kernel_width, 1)[None, :, None, :]
-    # In the order (B, H', W', K, D), the sums of the bags are the columns of a matrix product, channels last.
-    y, x_at = (at.flatten(2, 3).permute(0, 3, 4, 2, 1) for at in (y, x_at))
-    rows, weights = cross(zero_padded_corners(y, height), zero_padded_corners(x_at, width), width)
-    if mask is not None:
-        mask = wide(mask).view(batch, offset_groups, size_K, out_height, out_width)
-        weights = weights * mask.permute(0, 3, 4, 2, 1)[..., None]
-    image = torch.arange(batch, device=x.device).view(-1, 1, 1, 1, 1, 1) * (height * width)
-    group = torch.arange(offset_groups, device=x.device)[:, None]
-    rows = (rows + image) * offset_groups + group
-    map_MC = wide(x).permute(0, 2, 3, 1).reshape(-1, channels // offset_groups)
-    columns = sum_bags(map_MC, even_bags(rows, weights))
-
-    columns = columns.view(-1, size_K, groups, channels // groups)
+    shift = wide(offset).view(offset_groups, kernel_height, kernel_width, 2, out_height, out_width)
+    y = shift[:, :, :, 0] + base(out_height, kernel_height, 0)[:, None, :, None]
+    x = shift[:, :, :, 1] + base(out_width, kernel_width, 1)[None, :, None, :]
+    # In the order (H', W', K, D), the sums of the bags are the columns of a matrix product, channels last.
+    y, x = (at.flatten(1, 2).permute(2, 3, 1, 0) for at in (y, x))
+    rows, weights = cross(zero_padded_corners(y, height), zero_padded_corners(x, width), width)
+    mask = wide(mask).view(offset_groups, size_K, out_height, out_width)
+    weights = weights * mask.permute(2, 3, 1, 0)[..., None]
+    rows = rows * offset_groups + torch.arange(offset_groups, device=x_1CHW.device)[:, None]
+    map_MC = wide(x_1CHW[0]).permute(1, 2, 0).reshape(-1, channels // offset_groups)
+    columns = sum_bags(map_MC, even_bags(rows, weights)).view(-1, size_K, groups, channels // groups)
     kernels = wide(weight).view(groups, -1, channels // groups, size_K)
-    out = torch.einsum('pkgc,gock->pgo', columns, kernels).flatten(1)
-    if bias is not None:
-        out = out + wide(bias)
-    return out.view(batch, out_height, out_width, -1).permute(0, 3, 1, 2).to(x.dtype)
+    out_PC = torch.einsum('pkgc,gock->pgo', columns, kernels).flatten(1)
+    return out_PC.t().reshape(1, -1, out_height, out_width).to(x_1CHW.dtype)
 
 
 def _reread(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
@@ -88,40 +74,34 @@ def _reread(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return x if x.shape[1:] == shape else x.flatten(1)[:, : math.prod(shape)].reshape(len(x), *shape)
 
 
-def _settings(sizes: dict[str, int], *names: tuple[str, str]) -> tuple[Pair, Pair, Pair, int, int]:
-    """Return stride, padding, dilation and groups. `names` has the first three, down and across."""
-    pairs = [(sizes[down], sizes[across]) for down, across in names]
-    return *pairs, sizes['group'], sizes['deformable_group']  # type: ignore[return-value]
+def _settings(sizes: dict[str, int], *names: tuple[str, str]) -> Settings:
+    """Return the settings. `names` has the first three, down and across."""
+    stride, padding, dilation = ((sizes[down], sizes[across]) for down, across in names)
+    return stride, padding, dilation, sizes['group'], sizes['deformable_group']
 
 
 VERSION_1 = ('dH', 'dW'), ('padH', 'padW'), ('dilationH', 'dilationW')
 VERSION_2 = ('stride_h', 'stride_w'), ('pad_h', 'pad_w'), ('dilation_h', 'dilation_w')
 
 
-def _gradients(
-    grad_output: Tensor, sizes: tuple[Pair, Pair, Pair, int, int], weight: Tensor, *tensors: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the gradients of the weight, and of the tensors: input, offset and, if given, mask."""
-
-    def convolve(weight: Tensor, x: Tensor, offset: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        return _convolve(x, offset, mask, weight, None, *sizes)
-
-    of_weight, of_tensors = torch.zeros_like(weight), [torch.empty_like(x) for x in tensors]
+def _gradients(settings: Settings, grad_output: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """Return the gradients of the tensors: weight, input, offset and, if given, mask."""
+    weight, *others = tensors
+    of_weight, *of_others = of_tensors = [torch.zeros_like(x) for x in tensors]
     for image in _images(grad_output):
-        of_image = gradients(convolve, (weight, *(x[image] for x in tensors)), grad_output[image])
-        of_weight += of_image[0]
-        for target, part in zip(of_tensors, of_image[1:]):
+        parts = gradients(partial(_convolve, settings), (weight, *(x[image] for x in others)), grad_output[image])
+        of_weight += parts[0]
+        for target, part in zip(of_others, parts[1:]):
             target[image] = part
-    return of_weight, of_tensors
+    return of_tensors
 
 
 def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
     """Write a deformable convolution (DCN v1) into `output`. `columns`, `ones` and `im2col_step` of mmcv are unused."""
-    settings = _settings(sizes, *VERSION_1)
     for image in _images(input):
-        output[image] = _convolve(input[image], offset[image], None, weight, None, *settings)
+        output[image] = _convolve(_settings(sizes, *VERSION_1), weight, input[image], offset[image])
 
 
 def deform_conv_backward_input(
@@ -135,7 +115,7 @@ def deform_conv_backward_input(
     **sizes: int,
 ) -> None:
     """Add the gradient in the map to `gradInput`, and write the gradient in the offsets into `gradOffset`."""
-    _, (of_input, of_offset) = _gradients(gradOutput, _settings(sizes, *VERSION_1), weight, input, offset)
+    _, of_input, of_offset = _gradients(_settings(sizes, *VERSION_1), gradOutput, weight, input, offset)
     gradInput += of_input
     gradOffset.copy_(of_offset)
 
@@ -153,7 +133,7 @@ def deform_conv_backward_parameters(
 ) -> None:
     """Add the gradient in the weight, times `scale`, to `gradWeight`."""
     weight = torch.zeros_like(gradWeight)  # mmcv passes no weight: the gradient does not depend on it
-    gradWeight += scale * _gradients(gradOutput, _settings(sizes, *VERSION_1), weight, input, offset)[0]
+    gradWeight += scale * _gradients(_settings(sizes, *VERSION_1), gradOutput, weight, input, offset)[0]
 
 
 def modulated_deform_conv_forward(
@@ -170,9 +150,10 @@ def modulated_deform_conv_forward(
     **sizes: int,
 ) -> None:
     """Write a deformable convolution with weighted samples (DCN v2) into `output`."""
-    settings, some_bias = _settings(sizes, *VERSION_2), bias if with_bias else None
     for image in _images(input):
-        output[image] = _convolve(input[image], offset[image], mask[image], weight, some_bias, *settings)
+        output[image] = _convolve(_settings(sizes, *VERSION_2), weight, input[image], offset[image], mask[image])
+    if with_bias:
+        output += bias[:, None, None]
 
 
 def modulated_deform_conv_backward(
@@ -194,11 +175,11 @@ def modulated_deform_conv_backward(
     **sizes: int,
 ) -> None:
     """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
-    of_weight, of_tensors = _gradients(grad_output, _settings(sizes, *VERSION_2), weight, input, offset, mask)
-    grad_weight += of_weight
-    grad_input += of_tensors[0]
-    grad_offset.copy_(of_tensors[1])
-    grad_mask.copy_(of_tensors[2])
+    parts = _gradients(_settings(sizes, *VERSION_2), grad_output, weight, input, offset, mask)
+    grad_weight += parts[0]
+    grad_input += parts[1]
+    grad_offset.copy_(parts[2])
+    grad_mask.copy_(parts[3])
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3))
 

@@ -40,7 +40,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         return kept
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        return pairwise_iou(better, worse, offset) > iou_threshold
+        overlap_NM: Tensor = iou(better.t()[:, :, None], worse.t(), offset)
+        return overlap_NM > iou_threshold
 
     return order[_greedy(wide(boxes)[order], overlaps)]
 
@@ -73,18 +74,16 @@ def _kept_of_block(overlap_NN: Tensor) -> Tensor:
         stays_N = then_N
 
 
-def pairwise_iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """Return intersection over union of (N, 4) with (M, 4) boxes, (N, M)."""
-    a_x1, a_y1, a_x2, a_y2 = a[:, :, None].unbind(1)
-    b_x1, b_y1, b_x2, b_y2 = b.t().contiguous().unbind(0)
-    width = (torch.minimum(a_x2, b_x2) - torch.maximum(a_x1, b_x1)).add_(offset).clamp_(min=0)
-    height = (torch.minimum(a_y2, b_y2) - torch.maximum(a_y1, b_y1)).add_(offset).clamp_(min=0)
-    shared = width.mul_(height)
-    area_a = (a_x2 - a_x1 + offset) * (a_y2 - a_y1 + offset)
-    area_b = (b_x2 - b_x1 + offset) * (b_y2 - b_y1 + offset)
-    return shared.div_((area_a + area_b).sub_(shared))
+def iou(a: Any, b: Any, offset: int, library: Any = torch) -> Any:
+    """Return intersection over union of boxes, two arrays x1, y1, x2, y2 of `library` that broadcast."""
+    width = (library.minimum(a[2], b[2]) - library.maximum(a[0], b[0]) + offset).clip(min=0)
+    height = (library.minimum(a[3], b[3]) - library.maximum(a[1], b[1]) + offset).clip(min=0)
+    area_a, area_b = ((box[2] - box[0] + offset) * (box[3] - box[1] + offset) for box in (a, b))
+    shared = width * height
+    return shared / (area_a + area_b - shared)
 
 
+@np.errstate(all='ignore')  # of boxes without an area, and numbers that are not finite
 def softnms(
     boxes: Tensor,
     scores: Tensor,
@@ -117,13 +116,12 @@ def softnms(
             best += int(np.where(np.isnan(candidates), -np.inf, candidates).argmax())
         left[:, [chosen, best]], index[[chosen, best]] = left[:, [best, chosen]], index[[best, chosen]]
         rest = slice(chosen + 1, size)
-        iou = _iou_of_one(left[:4, chosen], left[:4, rest], offset)
+        overlap = iou(left[:4, chosen], left[:4, rest], offset, np)
         if method == 2:
-            weight = np.exp(-(iou * iou) / np.float32(sigma))
+            weight = np.exp(-(overlap * overlap) / np.float32(sigma))
         else:
-            weight = np.where(
-                iou >= np.float32(iou_threshold), 1 - iou if method == 1 else np.float32(0), np.float32(1)
-            )
+            lower = 1 - overlap if method == 1 else np.float32(0)
+            weight = np.where(overlap >= np.float32(iou_threshold), lower, np.float32(1))
         left[4, rest] *= weight
         size = _drop(left, index, chosen + 1, size, min_score)
         chosen += 1
@@ -141,6 +139,7 @@ def _drop(left: Array, index: Array, begin: int, end: int, min_score: float) -> 
     return size
 
 
+@np.errstate(all='ignore')
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     """Return groups of (N, 5) boxes with scores: a kept box, then its suppressed boxes by falling score. A box is
     suppressed from the threshold on."""
@@ -148,7 +147,7 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     boxes, rest = _numbers(dets[order, :4]), order.numpy()
     groups = []
     while len(rest):
-        near = _iou_of_one(boxes[:, 0], boxes, 0) >= np.float32(iou_threshold)
+        near = iou(boxes[:, 0], boxes, 0, np) >= np.float32(iou_threshold)
         near[0] = True
         groups.append(rest[near].tolist())
         boxes, rest = boxes[:, ~near], rest[~near]
@@ -158,18 +157,6 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
 def _numbers(rows: Tensor) -> Array:
     """Return the columns of a tensor (N, C), as float32 (C, N)."""
     return rows.detach().float().t().contiguous().numpy()
-
-
-def _iou_of_one(box: Array, others: Array, offset: int) -> Array:
-    """Return `pairwise_iou` of (4,) with (4, N)."""
-    (x1, y1, x2, y2), (others_x1, others_y1, others_x2, others_y2) = box, others
-    with np.errstate(all='ignore'):  # of boxes without an area, and numbers that are not finite
-        width = np.maximum(np.minimum(x2, others_x2) - np.maximum(x1, others_x1) + offset, np.float32(0))
-        height = np.maximum(np.minimum(y2, others_y2) - np.maximum(y1, others_y1) + offset, np.float32(0))
-        shared = width * height
-        areas = (others_x2 - others_x1 + offset) * (others_y2 - others_y1 + offset)
-        iou: Array = shared / ((x2 - x1 + offset) * (y2 - y1 + offset) + areas - shared)
-    return iou
 
 
 def nms_rotated(
@@ -202,8 +189,8 @@ def _keep_rotated(
     on_cpu = boxes.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        iou = rotated.overlaps(corners(better)[:, None], corners(worse))
-        near = iou >= threshold if on_cpu else iou > threshold
+        overlap_NM = rotated.overlaps(corners(better)[:, None], corners(worse))
+        near = overlap_NM >= threshold if on_cpu else overlap_NM > threshold
         if label_column is not None and not on_cpu:
             near &= better[:, None, label_column] == worse[None, :, label_column]
         return near

@@ -5,13 +5,14 @@ The conventions are mmcv's (mmcv/ops/csrc): starts of bins, numbers of samples, 
 Letters: R regions, P bins of all regions; bags.py has further letters.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..backends.native import detection
+from ..backends.native.detection import Pooling
 from . import providers
 from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, parts, pool_bags, unpool_bags, wide
 
@@ -19,71 +20,48 @@ MAX_SAMPLES = 2**24  # of a region: 2 GiB of memory
 
 
 def roi_align_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
+    input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor, argmax_x: Tensor, **settings: Any
 ) -> None:
     """Pool (R, 5) regions of (B, C, H, W) maps into `output` (R, C, I, J), as RoIAlign of mmcv.
 
     Args:
         argmax_y, argmax_x: unused: mmcv's places of maxima.
-        sampling_ratio: samples of a bin along each axis; 0 for a sample per pixel of the bin's length.
-        pool_mode: 1, the mean of the samples.
-        aligned: the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
+        settings: of `_pooling`.
     """
+    pooling = _pooling(**settings)
+    if providers.library_takes(input):
+        detection.roi_align(input, rois, output, pooling)
+    elif input.is_cuda and providers.torchvision_takes('roi_align', input):  # on CPUs: one thread, and no bfloat16
+        sizes = pooling.scale, *pooling.bins, pooling.sampling_ratio, pooling.aligned
+        output.copy_(torch.ops.torchvision.roi_align(input, rois, *sizes))
+    else:
+        pool_bags(input, _upright_bags(rois, pooling, input.shape), output)
+
+
+def roi_align_backward(
+    grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor, grad_input: Tensor, **settings: Any
+) -> None:
+    """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
+    pooling = _pooling(**settings)
+    if providers.library_takes(grad_input):
+        detection.roi_align_backward(grad_output, rois, grad_input, pooling)
+    elif grad_input.is_cuda and providers.torchvision_takes('_roi_align_backward', grad_input):
+        sizes = pooling.scale, *pooling.bins, *grad_input.shape, pooling.sampling_ratio, pooling.aligned
+        grad_input += torch.ops.torchvision._roi_align_backward(grad_output, rois, *sizes)
+    else:
+        unpool_bags(grad_output, _upright_bags(rois, pooling, grad_input.shape), grad_input)
+
+
+def _pooling(
+    aligned_height: int, aligned_width: int, spatial_scale: float, sampling_ratio: int, pool_mode: int, aligned: bool
+) -> Pooling:
+    """Return the settings of mmcv in the names of this package. `pool_mode` is 1, the mean of the samples."""
     if pool_mode != 1:
         raise NotImplementedError(
             "roi_align: of pool_mode='max' there is only mmcv's compiled operator, which is not installed; "
             '`MMCV=compiled make install` builds it'
         )
-    if not len(rois):
-        return
-    bins = aligned_height, aligned_width
-    if providers.library_takes(input):
-        detection.roi_align(input, rois, output, bins, spatial_scale, sampling_ratio, aligned)
-    elif input.is_cuda and providers.torchvision_takes('roi_align', input):  # on CPUs: one thread, and no bfloat16
-        pooled = torch.ops.torchvision.roi_align(input, rois, spatial_scale, *bins, sampling_ratio, aligned)
-        output.copy_(pooled)
-    else:
-        bags = _upright_bags(rois, bins, spatial_scale, sampling_ratio, aligned, input.shape)
-        pool_bags(input, bags, output)
-
-
-def roi_align_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    grad_input: Tensor,
-    aligned_height: int,
-    aligned_width: int,
-    spatial_scale: float,
-    sampling_ratio: int,
-    pool_mode: int,
-    aligned: bool,
-) -> None:
-    """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
-    if not len(rois):
-        return
-    bins = aligned_height, aligned_width
-    if providers.library_takes(grad_input):
-        detection.roi_align_backward(grad_output, rois, grad_input, bins, spatial_scale, sampling_ratio, aligned)
-    elif grad_input.is_cuda and providers.torchvision_takes('_roi_align_backward', grad_input):
-        sizes = *bins, *grad_input.shape
-        grad_input += torch.ops.torchvision._roi_align_backward(
-            grad_output, rois, spatial_scale, *sizes, sampling_ratio, aligned
-        )
-    else:
-        bags = _upright_bags(rois, bins, spatial_scale, sampling_ratio, aligned, grad_input.shape)
-        unpool_bags(grad_output, bags, grad_input)
+    return Pooling((aligned_height, aligned_width), spatial_scale, sampling_ratio, aligned)
 
 
 class Axis:
@@ -104,31 +82,26 @@ class Axis:
         return self.start_R[region_S] + bin_S * step_S + (sample_S + 0.5) * step_S / self.samples_R[region_S]
 
 
-class Samples(NamedTuple):
-    """The samples of consecutive regions, bin by bin.
+def mean_bags(
+    image_R: Tensor,
+    down: Axis,
+    across: Axis,
+    shape: torch.Size,
+    turn: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Iterator[tuple[slice, Bags]]:
+    """Yield slices of regions, and a bag for the mean of each bin. A slice has at most `MAX_ENTRIES` corners, or a
+    single region.
 
-    Attributes:
-        part: slice of the regions.
-        count_P: number of samples of each bin.
-        bin_S, region_S: bin within the part, and region.
-        down_S, across_S: positions along the axes.
-    """
-
-    part: slice
-    count_P: Tensor
-    bin_S: Tensor
-    region_S: Tensor
-    down_S: Tensor
-    across_S: Tensor
-
-
-def samples_of(axes: tuple[Axis, Axis]) -> Iterator[Samples]:
-    """Yield all samples, for at most `MAX_ENTRIES` corners at a time, or those of a single region.
+    Args:
+        image_R: the image of each region.
+        shape: of the maps, (B, C, H, W).
+        turn: function of region and positions along the axes, to y and x on the map.
 
     Raises:
         ValueError: for a huge region, whose samples do not fit into memory.
     """
-    down, across = axes
+    if not len(image_R):
+        return
     num_bins = down.num_bins * across.num_bins
     samples_R = down.samples_R * across.samples_R
     if int(samples_R.max()) * num_bins > MAX_SAMPLES:
@@ -143,23 +116,16 @@ def samples_of(axes: tuple[Axis, Axis]) -> Iterator[Samples]:
         samples_across_S = across.samples_R[region_S]
         down_S = down.at(region_S, bin_S // across.num_bins, sample_S // samples_across_S)
         across_S = across.at(region_S, bin_S % across.num_bins, sample_S % samples_across_S)
-        yield Samples(part, count_P, number_S, region_S, down_S, across_S)
+        rows, weights = corner_rows(image_R[region_S], *turn(region_S, down_S, across_S), shape)
+        weights = weights / count_P[number_S, None]
+        yield part, Bags(rows.flatten(), weights.flatten(), 4 * (count_P.cumsum(0) - count_P))
 
 
-def mean_bags(samples: Samples, y_S: Tensor, x_S: Tensor, rois: Tensor, shape: torch.Size) -> tuple[slice, Bags]:
-    """Return the regions of samples at (y, x), and a bag for the mean of each bin."""
-    rows, weights = corner_rows(rois[:, 0].long()[samples.region_S], y_S, x_S, shape)
-    weights = weights / samples.count_P[samples.bin_S, None]
-    return samples.part, Bags(rows.flatten(), weights.flatten(), 4 * (samples.count_P.cumsum(0) - samples.count_P))
-
-
-def _upright_bags(
-    rois: Tensor, bins: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool, shape: torch.Size
-) -> Iterator[tuple[slice, Bags]]:
-    x1_R, y1_R, x2_R, y2_R = (wide(rois[:, 1:]) * scale - (0.5 if aligned else 0)).unbind(1)
+def _upright_bags(rois: Tensor, pooling: Pooling, shape: torch.Size) -> Iterator[tuple[slice, Bags]]:
+    x1_R, y1_R, x2_R, y2_R = (wide(rois[:, 1:]) * pooling.scale - (0.5 if pooling.aligned else 0)).unbind(1)
     height_R, width_R = y2_R - y1_R, x2_R - x1_R
-    if not aligned:
+    if not pooling.aligned:
         height_R, width_R = height_R.clamp(min=1), width_R.clamp(min=1)
-    axes = Axis(y1_R, height_R, bins[0], sampling_ratio), Axis(x1_R, width_R, bins[1], sampling_ratio)
-    for samples in samples_of(axes):
-        yield mean_bags(samples, samples.down_S, samples.across_S, rois, shape)
+    down = Axis(y1_R, height_R, pooling.bins[0], pooling.sampling_ratio)
+    across = Axis(x1_R, width_R, pooling.bins[1], pooling.sampling_ratio)
+    return mean_bags(rois[:, 0].long(), down, across, shape, lambda region_S, down_S, across_S: (down_S, across_S))

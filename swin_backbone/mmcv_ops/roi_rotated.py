@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .bags import Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
-from .roi import Axis, mean_bags, samples_of
+from .roi import Axis, mean_bags
 
 
 def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, **settings: Any) -> None:
@@ -37,8 +37,6 @@ def _rotated_bags(
     aligned: bool,
     clockwise: bool,
 ) -> Iterator[tuple[slice, Bags]]:
-    if not len(rois):
-        return
     x_R, y_R, width_R, height_R = (wide(rois[:, 1:5]) * spatial_scale).unbind(1)
     angle_R = -wide(rois[:, 5]) if clockwise else wide(rois[:, 5])
     if aligned:
@@ -48,11 +46,12 @@ def _rotated_bags(
     down = Axis(-height_R / 2, height_R, pooled_height, sampling_ratio)
     across = Axis(-width_R / 2, width_R, pooled_width, sampling_ratio)
     cos_R, sin_R = angle_R.cos(), angle_R.sin()
-    for samples in samples_of((down, across)):
-        region_S, down_S, across_S = samples.region_S, samples.down_S, samples.across_S
+
+    def turn(region_S: Tensor, down_S: Tensor, across_S: Tensor) -> tuple[Tensor, Tensor]:
         y_S = down_S * cos_R[region_S] - across_S * sin_R[region_S] + y_R[region_S]
-        x_S = down_S * sin_R[region_S] + across_S * cos_R[region_S] + x_R[region_S]
-        yield mean_bags(samples, y_S, x_S, rois, shape)
+        return y_S, down_S * sin_R[region_S] + across_S * cos_R[region_S] + x_R[region_S]
+
+    return mean_bags(rois[:, 0].long(), down, across, shape, turn)
 
 
 def rotated_feature_align_forward(

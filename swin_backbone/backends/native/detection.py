@@ -4,7 +4,7 @@ Letters: R regions, I and J bins down and across.
 """
 
 from ctypes import byref, c_int64
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -12,18 +12,24 @@ from torch import Tensor
 from .library import RoiAlign
 from .memory import address, dtype_number, library
 
-Bins = tuple[int, int]
+
+class Pooling(NamedTuple):
+    """Settings of RoIAlign.
+
+    Attributes:
+        bins: of a region, down and across.
+        scale: side of a region on the map, divided by the side in `rois_R5`.
+        sampling_ratio: samples of a bin along each axis; 0 for a sample per pixel of the bin's length.
+        aligned: whether the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
+    """
+
+    bins: tuple[int, int]
+    scale: float
+    sampling_ratio: int
+    aligned: bool
 
 
-def roi_align(
-    maps_BCHW: Tensor,
-    rois_R5: Tensor,
-    pooled_RCIJ: Tensor,
-    bins: Bins,
-    scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-) -> None:
+def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: Pooling) -> None:
     """Write RoIAlign into `pooled_RCIJ`: the mean of a bin's samples.
 
     Args:
@@ -35,20 +41,12 @@ def roi_align(
         ValueError: an argument does not fit.
     """
     maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
-    described = _describe(maps_BCHW, maps_BCHW.dtype, rois_R5, bins, scale, sampling_ratio, aligned)
-    pooled = address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *bins), maps_BCHW.dtype)
+    described = _describe(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
+    pooled = address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
     library().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled, None, None)
 
 
-def roi_align_backward(
-    grad_RCIJ: Tensor,
-    rois_R5: Tensor,
-    grad_maps_BCHW: Tensor,
-    bins: Bins,
-    scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-) -> None:
+def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Pooling) -> None:
     """Add the gradient of `roi_align` to `grad_maps_BCHW`, of the dtype of `grad_RCIJ`.
 
     Sums are in float32. The order is equal for any number of threads.
@@ -56,8 +54,8 @@ def roi_align_backward(
     sums_BCHW, grad_RCIJ, rois_R5 = grad_maps_BCHW, grad_RCIJ.contiguous(), rois_R5.float().contiguous()
     if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
-    described = _describe(sums_BCHW, grad_RCIJ.dtype, rois_R5, bins, scale, sampling_ratio, aligned)
-    grad = address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *bins), grad_RCIJ.dtype)
+    described = _describe(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
+    grad = address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
     library().roi_align_backward(byref(described), grad, None, None, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
@@ -94,17 +92,10 @@ def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
     return address('maps', x, x.shape, x.dtype)
 
 
-def _describe(
-    maps_BCHW: Tensor,
-    dtype: torch.dtype,
-    rois_R5: Tensor,
-    bins: Bins,
-    scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-) -> RoiAlign:
+def _describe(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Pooling) -> RoiAlign:
     """Return the library's description. The description holds the address of `rois_R5`: keep `rois_R5` alive."""
+    bins, scale, samples, aligned = pooling
     return RoiAlign(
         *(dtype_number('maps', dtype), torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
-        *(len(rois_R5), address('rois', rois_R5, (len(rois_R5), 5)), *bins, max(sampling_ratio, 0), scale, aligned),
+        *(len(rois_R5), address('rois', rois_R5, (len(rois_R5), 5)), *bins, max(samples, 0), scale, aligned),
     )

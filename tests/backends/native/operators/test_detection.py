@@ -12,7 +12,7 @@ import torch
 from swin_backbone.backends.native import detection
 from swin_backbone.backends.native.library import RoiAlign, load
 
-SETTINGS = dict(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
+POOLING = detection.Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
 
 
 def some_rois(number=20, images=2, side=100.0, seed=0):
@@ -22,15 +22,15 @@ def some_rois(number=20, images=2, side=100.0, seed=0):
 
 
 def pool(maps, rois, **changed):
-    settings = {**SETTINGS, **changed}
-    out = torch.full((len(rois), maps.shape[1], *settings['bins']), math.nan, dtype=maps.dtype)
-    detection.roi_align(maps, rois, out, **settings)
+    pooling = POOLING._replace(**changed)
+    out = torch.full((len(rois), maps.shape[1], *pooling.bins), math.nan, dtype=maps.dtype)
+    detection.roi_align(maps, rois, out, pooling)
     return out
 
 
 def spread(grad, rois, like, **changed):
     grad_maps = torch.zeros_like(like)  # in its strides
-    detection.roi_align_backward(grad, rois, grad_maps, **{**SETTINGS, **changed})
+    detection.roi_align_backward(grad, rois, grad_maps, POOLING._replace(**changed))
     return grad_maps
 
 
@@ -93,7 +93,7 @@ def test_a_number_that_is_not_finite_reaches_its_bins_alone(layout, value):
     maps[0, 1, 14, 14] = value
     hit = ~pool(maps.to(memory_format=layout), rois)[0].isfinite()
     assert hit.nonzero().tolist() == [[1, 3, 2]]
-    grad = torch.zeros(1, 3, *SETTINGS['bins'])
+    grad = torch.zeros(1, 3, *POOLING.bins)
     grad[0, 1, 3, 2] = value
     touched = ~spread(grad, rois, maps.to(memory_format=layout))[0].isfinite()
     rows, columns = touched[1].any(1).nonzero()[:, 0].tolist(), touched[1].any(0).nonzero()[:, 0].tolist()
