@@ -48,15 +48,14 @@ def check_number(
     least: Optional[float] = None,
     most: Optional[float] = None,
     above: Optional[float] = None,
-    below: Optional[float] = None,
 ) -> float:
     """Check a finite number of Python or NumPy.
 
     Args:
         least, most: inclusive limits.
-        above, below: exclusive limits.
+        above: an exclusive limit.
     """
-    allowed = 'a finite number' + _interval(least, most, above, below)
+    allowed = 'a finite number' + _interval(least, most, above)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(refusal(name, allowed, value))
     try:
@@ -68,7 +67,6 @@ def check_number(
         and (least is None or number >= least)
         and (most is None or number <= most)
         and (above is None or number > above)
-        and (below is None or number < below)
     )
     if not is_inside:
         raise ValueError(refusal(name, allowed, value))
@@ -113,12 +111,10 @@ def is_int(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _interval(
-    least: Optional[float], most: Optional[float], above: Optional[float] = None, below: Optional[float] = None
-) -> str:
+def _interval(least: Optional[float], most: Optional[float], above: Optional[float] = None) -> str:
     """Return the limits of a number in words, with a space in front."""
     if least is not None and most is not None:
         return f' from {least} to {most}'
-    limits = {'of at least': least, 'of at most': most, 'above': above, 'below': below}
+    limits = {'of at least': least, 'of at most': most, 'above': above}
     words = [f'{word} {limit}' for word, limit in limits.items() if limit is not None]
     return ' ' + ' and '.join(words) if words else ''

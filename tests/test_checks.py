@@ -11,7 +11,7 @@ from swin_backbone.checks import check_choice, check_int, check_number, check_se
 
 def test_allowed_values_pass():
     assert check_int('n', np.int64(3), 1, 3) == 3
-    assert check_number('n', np.float32(0.5), above=0, below=1) == 0.5
+    assert check_number('n', np.float32(0.5), above=0, most=1) == 0.5
     assert check_choice('n', 'a', {'a': 1, 'b': 2}) == 'a'
     assert check_size('n', 7) == (7, 7)
     assert check_size('n', [7, 12]) == (7, 12)
@@ -27,7 +27,7 @@ def test_allowed_values_pass():
         (check_number, '3', TypeError, "n takes a finite number, got '3'"),
         (check_number, math.nan, ValueError, 'n takes a finite number, got nan'),
         (partial(check_number, least=0), 10**400, ValueError, 'n takes a finite number of at least 0, got 1000*[.]{3}'),
-        (partial(check_number, above=0, below=1), 1, ValueError, 'n takes a finite number above 0 and below 1, got 1'),
+        (partial(check_number, above=0, most=1), 2, ValueError, 'n takes a finite number of at most 1 and above 0, got 2'),
         (partial(check_choice, choices=['a', 'b']), 'c', ValueError, "n takes one of 'a', 'b', got 'c'"),
         (partial(check_choice, choices=['a']), None, TypeError, "n takes one of 'a', got None"),
         (partial(check_sequence, allowed='a list'), 'ab', TypeError, "n takes a list, got 'ab'"),

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 
 from ..archs import Arch
 from ..backends.choose import BACKENDS, REPLACED
-from ..checks import check_choice, check_int, check_number, check_sequence, check_size, is_int, refusal
+from ..checks import check_choice, check_int, check_sequence, check_size, is_int, refusal
 from ..windows.grid import Size
 
 Pair = Union[int, Sequence[int]]  # (height, width), or a number for height and width
@@ -15,7 +15,6 @@ Windows = Union[int, Sequence[Pair]]  # a window for all stages, or a list of wi
 InitCfg = Union[dict[str, Any], list[dict[str, Any]], None]
 
 DEFAULT_STRIDES = (4, 2, 2, 2)
-RATES = ('drop_rate', 'attn_drop_rate', 'drop_path_rate')
 RENAMED = {
     'attention_backend': "is called backend now: write backend='torch' for 'sdpa'; 'auto' and 'triton' are as before",
     'strip_tokens': 'is gone, since whole maps take less time: leave it out; with_cp=True takes the least memory',
@@ -51,8 +50,6 @@ def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> SimpleNamespac
     settings = SimpleNamespace(**{name: value for name, value in given.items() if name not in ('self', '__class__')})
     settings.size = size = _check_arch(archs, given['arch'], given['embed_dims'], given['depths'], given['num_heads'])
     num_stages = len(size.depths)
-    for name in RATES:
-        check_number(name, given.get(name, 0), least=0, below=1)
     settings.window_size = _check_windows(given['window_size'], num_stages)
     settings.out_indices = _check_stages(given['out_indices'], num_stages)
     settings.strides, settings.patch_size = _check_patches(given['strides'], given['patch_size'], num_stages)

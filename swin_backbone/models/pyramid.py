@@ -160,15 +160,15 @@ class SwinPyramid(BaseModule):
             out_indices: the stages to emit in the call. Default: the backbone's `out_indices`. A stage without an
                 output norm emits the map without a norm.
             out: tensors of the maps' shapes, of any floating dtype. `forward` writes the maps into `out`, a few rows at
-                a time, without gradients. Memory-mapped files can hold maps larger than memory
-                (docs/measurements/memory.md). `map_sizes` returns the shapes.
+                a time. Memory-mapped files can hold maps larger than memory (docs/measurements/memory.md), under
+                `torch.inference_mode()`. `map_sizes` returns the shapes.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending; or `out`. Default
             strides s are 4, 8, 16 and 32. The maps are in contiguous memory.
 
         Raises:
-            TypeError, ValueError: if the input or `out` is wrong. The message describes the wrong argument.
+            ValueError: if the shape of the input or of `out` is wrong.
         """
         check_images(x_BCHW, self.in_channels)
         stages = self.out_indices if out_indices is None else sorted(set(out_indices))
@@ -296,27 +296,12 @@ class SwinPyramid(BaseModule):
 
 
 def check_images(x_BCHW: Tensor, in_channels: int) -> None:
-    """Refuse a batch of images of a wrong kind.
-
-    Raises:
-        TypeError: if the batch has no floating-point numbers.
-        ValueError: if the shape is not (B, in_channels, H, W), or if the batch is empty.
-    """
-    shape = tuple(x_BCHW.shape)
-    if len(shape) != 4 or shape[1] != in_channels:
-        raise ValueError(f'the input must be 4-D (B, {in_channels}, H, W), got shape {shape}')
-    if 0 in shape:
-        raise ValueError(f'the input must hold at least one image of at least 1x1 pixels, got shape {shape}')
-    if not torch.is_floating_point(x_BCHW):
-        raise TypeError(
-            f'the input must be floating point, normalised images, got {x_BCHW.dtype}; '
-            "a model's data_preprocessor converts and normalises"
-        )
+    """Raise a ValueError for a batch whose shape is not (B, in_channels, H, W)."""
+    if x_BCHW.ndim != 4 or x_BCHW.shape[1] != in_channels:
+        raise ValueError(f'the input must be 4-D (B, {in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
 
 
 def check_out(out: Sequence[Tensor], shapes: list[tuple[int, ...]]) -> None:
-    """Raise a ValueError for outputs of other shapes than `shapes`, or if gradients are recorded."""
-    if torch.is_grad_enabled():
-        raise ValueError('out takes maps without gradients: call the backbone under torch.inference_mode()')
+    """Raise a ValueError for outputs of other shapes than `shapes`."""
     if [tuple(tensor.shape) for tensor in out] != shapes:
         raise ValueError(f'out takes tensors of {shapes}, got {[tuple(tensor.shape) for tensor in out]}')

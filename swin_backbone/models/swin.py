@@ -60,7 +60,7 @@ class SwinBackbone(SwinPyramid):
             of at most 16x16 and heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
 
     Raises:
-        ValueError, TypeError: for wrong sizes, stages, windows, rates or names. The message names the argument.
+        ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.
 
     Examples:
         >>> import torch

@@ -34,7 +34,7 @@ class SwinMLPBackbone(SwinPyramid):
             the window's, as in microsoft/Swin-Transformer's classifiers. A small map is always padded to the window.
 
     Raises:
-        ValueError, TypeError: for wrong sizes, stages, windows, rates or names. The message names the argument.
+        ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.
     """
 
     @arguments.refuse_renamed

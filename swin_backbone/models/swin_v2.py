@@ -40,7 +40,7 @@ class SwinV2Backbone(SwinPyramid):
         small_map: as in `SwinBackbone`; under 'shrink' the bias belongs to the smaller window.
 
     Raises:
-        ValueError, TypeError: for wrong sizes, stages, windows, rates or names. The message names the argument.
+        ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.
 
     Examples:
         >>> import torch

@@ -54,7 +54,6 @@ def test_every_argument_is_documented(backbone):
         (dict(out_indices=(0, 4)), r'out_indices takes a list of different stages from 0 to 3, got \(0, 4\)'),
         (dict(out_indices=(-1,)), r'out_indices takes a list of different stages from 0 to 3, got \(-1,\)'),
         (dict(out_indices=()), r'out_indices takes a list of different stages from 0 to 3, got \(\)'),
-        (dict(drop_path_rate=1), 'drop_path_rate takes a finite number of at least 0 and below 1, got 1'),
         (dict(small_map='crop'), "small_map takes one of 'pad', 'shrink', got 'crop'"),
         (dict(pretrained='a', init_cfg=dict(type='Xavier')), "pretrained and init_cfg exclude each other, got 'a'"),
     ],

@@ -114,11 +114,9 @@ def test_memory_holds_two_maps_of_neighbouring_stages(tmp_path, monkeypatch):
 
 
 @torch.no_grad()
-def test_outputs_of_wrong_shapes_or_with_gradients_are_refused():
+def test_outputs_of_wrong_shapes_are_refused():
     model, x = SwinBackbone(**{**SIZES, 'out_indices': (0,)}).eval(), torch.rand(1, 3, 32, 48)
     shape = (1, *model.map_sizes(32, 48)[0])
     for out in ([], [torch.empty(shape).mT]):
         with pytest.raises(ValueError, match=r'out takes tensors of \[\(1, 32, 8, 12\)\], got'):
             model(x, out=out)
-    with torch.enable_grad(), pytest.raises(ValueError, match=r'call the backbone under torch.inference_mode\(\)'):
-        model(x, out=[torch.empty(shape)])

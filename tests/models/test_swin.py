@@ -59,19 +59,10 @@ def test_is_registered_at_the_root_and_found_from_a_toolbox():
     assert isinstance(mmseg_registry.MODELS.build(config), SwinBackbone)
 
 
-@pytest.mark.parametrize(
-    ('images', 'error', 'message'),
-    [
-        (torch.zeros(3, 32, 32), ValueError, '4-D .* got shape'),
-        (torch.zeros(1, 4, 32, 32), ValueError, r'4-D \(B, 3, H, W\), got shape'),
-        (torch.zeros(0, 3, 32, 32), ValueError, 'at least one image'),
-        (torch.zeros(1, 3, 0, 32), ValueError, 'at least one image of at least 1x1'),
-        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, 'floating point.*got torch.uint8'),
-    ],
-)
-def test_a_bad_input_is_named(images, error, message):
-    with pytest.raises(error, match=message):
-        nano()(images)
+@pytest.mark.parametrize('shape', [(3, 32, 32), (1, 4, 32, 32)])
+def test_a_bad_input_is_named(shape):
+    with pytest.raises(ValueError, match=r'4-D \(B, 3, H, W\), got shape'):
+        nano()(torch.zeros(shape))
 
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
