@@ -85,11 +85,10 @@ def attend_in_windows_backward(
     scale: float,
     programs: int,
     needs_padding: bool,
-    needs_bias: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `attend_in_windows`' qkv, padding and bias.
 
-    Without `needs_padding` or `needs_bias`, the gradient of padding or bias is empty.
+    Without `needs_padding`, the gradient of padding is empty.
     """
     from .kernels.backward import attend_backward, attend_backward_queries
 
@@ -97,38 +96,35 @@ def attend_in_windows_backward(
     grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
     tiling, constants = tiles.backward(), tiles.constants()
-    needs = dict(NEEDS_BIAS=needs_bias, NEEDS_PADDING=needs_padding)
     _, num_programs, blocks = grid = tiles.grid(tiling)
-    grad_bias_PhNN = lse_LhN.new_empty((num_programs, *bias_hNN.shape) if needs_bias else 0)
+    grad_bias_PhNN = lse_LhN.new_empty(num_programs, *bias_hNN.shape)
     grad_padding_P2C = lse_LhN.new_empty((num_programs * blocks, 2 * tiles.channels) if needs_padding else 0)
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
     padding, bias = padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous()
     tensors = grad_TC, qkv_T3C, padding, bias, out_TC, lse_LhN, grad_qkv_T3C
     with on_device(qkv_T3C.device):
         attend_backward[grid](
-            *(*tensors, grad_bias_PhNN, grad_padding_P2C), *sizes, **constants, **needs, **tiling.options
+            *(*tensors, grad_bias_PhNN, grad_padding_P2C, *sizes),
+            **constants,
+            NEEDS_PADDING=needs_padding,
+            **tiling.options,
         )
         if blocks > 1:
             tiling = tiles.backward_queries()
             attend_backward_queries[tiles.grid(tiling)](*tensors, *sizes, **constants, **tiling.options)
-    grad_padding_3C, grad_bias_hNN = qkv_T3C.new_empty(0), bias_hNN.new_empty(0)
+    grad_padding_3C = qkv_T3C.new_empty(0)
     if needs_padding:  # padding is never a query
         grad_padding_3C = F.pad(grad_padding_P2C.sum(0), (tiles.channels, 0)).to(qkv_T3C.dtype)
-    if needs_bias:
-        grad_bias_hNN = grad_bias_PhNN.sum(0).to(bias_hNN.dtype)
-    return grad_qkv_T3C, grad_padding_3C, grad_bias_hNN
+    return grad_qkv_T3C, grad_padding_3C, grad_bias_PhNN.sum(0).to(bias_hNN.dtype)
 
 
 @attend_in_windows_backward.register_fake
 def _(
     grad_TC: Tensor, qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *others: Any
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    *_, needs_padding, needs_bias = others
-    return (
-        qkv_T3C.new_empty(qkv_T3C.shape),
-        qkv_T3C.new_empty(qkv_T3C.shape[1] if needs_padding else 0),
-        bias_hNN.new_empty(bias_hNN.shape if needs_bias else 0),
-    )
+    *_, needs_padding = others
+    grad_padding_3C = qkv_T3C.new_empty(qkv_T3C.shape[1] if needs_padding else 0)
+    return qkv_T3C.new_empty(qkv_T3C.shape), grad_padding_3C, bias_hNN.new_empty(bias_hNN.shape)
 
 
 def _keep_for_backward(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
@@ -137,11 +133,10 @@ def _keep_for_backward(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, 
 
 
 def _backward(ctx: Any, grad_TC: Tensor, _grad_lse: Tensor) -> Tuple[Optional[Tensor], ...]:
-    _, needs_padding, needs_bias, *_ = ctx.needs_input_grad
-    needs = needs_padding, needs_bias
-    grad_qkv, grad_padding, grad_bias = attend_in_windows_backward(grad_TC, *ctx.saved_tensors, *ctx.others, *needs)
-    gradients = grad_qkv, grad_padding if needs_padding else None, grad_bias if needs_bias else None
-    return *gradients, *[None] * len(ctx.others)
+    needs_padding = ctx.needs_input_grad[1]
+    tensors = grad_TC, *ctx.saved_tensors
+    grad_qkv, grad_padding, grad_bias = attend_in_windows_backward(*tensors, *ctx.others, needs_padding)
+    return grad_qkv, grad_padding if needs_padding else None, grad_bias, *[None] * len(ctx.others)
 
 
 attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)

@@ -65,9 +65,8 @@ def main():
         bias_hNN = torch.empty(4, side**2, side**2, dtype=dtype, device='meta')
         cut = tiles.Tiles(qkv_13C, bias_hNN, 2, 200, 336, [side, side], [side // 2 * shifted] * 2, False)
         constants = cut.constants()
-        needs = dict(NEEDS_BIAS=True, NEEDS_PADDING=True)
         kernels = [(forward.attend, cut.forward(), constants)]
-        kernels.append((backward.attend_backward, cut.backward(), {**constants, **needs}))
+        kernels.append((backward.attend_backward, cut.backward(), {**constants, 'NEEDS_PADDING': True}))
         if cut.backward().blocks > 1:
             kernels.append((backward.attend_backward_queries, cut.backward_queries(), constants))
         for kernel, tiling, constants in kernels:

@@ -21,7 +21,7 @@ def attend_backward(
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
-    NEEDS_BIAS: tl.constexpr, NEEDS_PADDING: tl.constexpr,
+    NEEDS_PADDING: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of K keys, of the keys' values and of the keys' biases, summed over all queries.
 
@@ -39,8 +39,7 @@ def attend_backward(
     of_head = (dim < HEAD_DIM)[None, :]
     k_there = (key < PLACES)[:, None] & of_head
     bias = load_bias(bias_ptr, head, query, key, PLACES, K)
-    if NEEDS_BIAS:
-        grad_bias = tl.zeros((Q, K), tl.float32)
+    grad_bias = tl.zeros((Q, K), tl.float32)
     if NEEDS_PADDING:
         grad_padding_k, grad_padding_v = tl.zeros((D,), tl.float32), tl.zeros((D,), tl.float32)
     for window in range(program, num_windows, tl.num_programs(1)):
@@ -71,8 +70,7 @@ def attend_backward(
             out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
             along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         grad_logits = weights * (grad_weights - along[:, None])
-        if NEEDS_BIAS:
-            grad_bias += grad_logits
+        grad_bias += grad_logits
         narrow = grad_logits.to(q.dtype)
         grad_k = dot(tl.trans(narrow), q, PRECISION, WIDEN) * scale
         at_grad_k = grad_qkv_ptr + token_k[:, None] * (3 * channels) + at_head + channels
@@ -88,9 +86,8 @@ def attend_backward(
             grad_q = dot(narrow, k, PRECISION, WIDEN) * scale
             at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
             tl.store(at_grad_q, grad_q.to(q.dtype), mask=q_there)
-    if NEEDS_BIAS:
-        at_bias = ((tl.cast(program, tl.int64) * heads + head) * PLACES + query[:, None]) * PLACES + key[None, :]
-        tl.store(grad_bias_ptr + at_bias, grad_bias, mask=(query < PLACES)[:, None] & (key < PLACES)[None, :])
+    at_bias = ((tl.cast(program, tl.int64) * heads + head) * PLACES + query[:, None]) * PLACES + key[None, :]
+    tl.store(grad_bias_ptr + at_bias, grad_bias, mask=(query < PLACES)[:, None] & (key < PLACES)[None, :])
     if NEEDS_PADDING:
         at_padding = (program * tl.num_programs(2) + block) * (2 * channels) + head * HEAD_DIM + dim
         tl.store(grad_padding_ptr + at_padding, grad_padding_k, mask=dim < HEAD_DIM)
