@@ -110,24 +110,18 @@ def without_cudnn_attention() -> Iterator[None]:
     """Exclude cuDNN from the backends of `scaled_dot_product_attention`.
 
     With a mask, windows of N % 128 == 64 places (8x8) and a log-sum-exp below -88, cuDNN's backward gives NaN on H100
-    and H200 (pytorch issue 196678; torch 2.11 to 2.13). torch before 2.5 does not use cuDNN here.
+    and H200 (pytorch issue 196678; torch 2.11 to 2.13).
 
     The enabled backends are a setting of the process, so that threads take turns.
     """
     flags = torch.backends.cuda
     with _attention_flags:
-        if not getattr(flags, 'cudnn_sdp_enabled', bool)():
+        is_enabled = flags.cudnn_sdp_enabled()
+        flags.enable_cudnn_sdp(False)
+        try:
             yield
-            return
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        enabled = {
-            SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
-            SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
-            SDPBackend.MATH: flags.math_sdp_enabled(),
-        }
-        with sdpa_kernel([backend for backend, is_enabled in enabled.items() if is_enabled]):
-            yield
+        finally:
+            flags.enable_cudnn_sdp(is_enabled)
 
 
 # --- mmengine ---------------------------------------------------------------------------------------------------------

@@ -7,14 +7,11 @@ import torch
 import torch.nn.functional as F
 from helpers import reference
 
-from swin_backbone import SwinBackbone, compat
+from swin_backbone import SwinBackbone
 from swin_backbone.backends import attention
 from swin_backbone.windows.grid import Windows
 
 FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')
-has_flag = pytest.mark.skipif(
-    not hasattr(torch.backends.cuda, 'cudnn_sdp_enabled'), reason='this torch has no cuDNN backend to be left out'
-)
 
 
 def flags():
@@ -35,7 +32,6 @@ def seen(monkeypatch):
     return calls
 
 
-@has_flag
 @pytest.mark.parametrize('training', [False, True])
 def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
     model = SwinBackbone(arch='nano', backend='torch').train(training)
@@ -48,30 +44,12 @@ def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
     assert flags() == before
 
 
-@has_flag
-def test_what_the_caller_switched_off_stays_off(seen):
-    block = SwinBackbone(arch='nano', backend='torch').stages[0].blocks[1]
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
-    try:
-        block(torch.randn(1, 8, 9, 32))
-        assert seen
-        assert not any(call['mem_efficient'] or call['cudnn'] for call in seen)
-    finally:
-        torch.backends.cuda.enable_mem_efficient_sdp(True)
-
-
 @torch.no_grad()
 def test_it_computes_what_torch_operations_compute(seen):
     model, x = SwinBackbone(arch='nano', backend='torch').eval(), torch.randn(2, 3, 60, 70)
     for y, expected in zip(model(x), reference.maps(model, x)):
         torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
     assert seen
-
-
-def test_a_torch_without_such_a_backend_chooses_as_it_does(monkeypatch, seen):
-    monkeypatch.delattr(torch.backends.cuda, 'cudnn_sdp_enabled', raising=False)
-    with compat.without_cudnn_attention():
-        pass
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device; the fault is of H100 and H200')
