@@ -1,10 +1,8 @@
 """A quiet machine runs no other program, and equal work takes equal time."""
 
 import itertools
-import os
 
 import pytest
-from helpers.in_process import run
 
 from benchmarks import machine
 
@@ -28,11 +26,3 @@ def test_even_times_without_other_threads_are_quiet(clock, monkeypatch):
     assert 'times that differ by' in machine.why_not_quiet()
     monkeypatch.setattr(machine, '_running_beside_this', lambda: 2.0)
     assert machine.why_not_quiet() == '2 other threads are running'
-
-
-@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='this system keeps no process on some CPUs')
-def test_a_tool_that_the_tests_run_leaves_them_all_cpus(tmp_path):
-    cpus, tool = os.sched_getaffinity(0), tmp_path / 'tool.py'
-    tool.write_text(f'import os; os.sched_setaffinity(0, {{{min(cpus)}}}); print(os.sched_getaffinity(0))')
-    assert run(str(tool)).stdout == f'{{{min(cpus)}}}\n'
-    assert os.sched_getaffinity(0) == cpus

@@ -2,7 +2,6 @@
 
 import copy
 import ctypes
-import io
 import pickle
 import threading
 from functools import partial
@@ -59,32 +58,13 @@ def data_in_other_strides(weight):
     weight.data = another(weight).movedim(0, 1).contiguous().movedim(1, 0)
 
 
-def numpy_of_one_number(weight):
-    weight.detach().numpy().reshape(-1)[7] += 1
-
-
 def memory_itself(weight):
     new = another(weight)
     ctypes.memmove(weight.data_ptr(), new.data_ptr(), new.nbytes)
 
 
-def storage_of_one_byte(weight):
-    weight.untyped_storage()[weight.nbytes // 2 + 3] ^= 0x81
-
-
-def set_to_a_part_of_another(weight):
-    storage = torch.cat([torch.zeros(3), another(weight).flatten()])
-    weight.set_(storage.untyped_storage(), 3, weight.shape)
-
-
 def swapped(weight):
     torch.utils.swap_tensors(weight, nn.Parameter(another(weight)))
-
-
-WRITES = [
-    *(data_of_one_number, data_in_other_strides, numpy_of_one_number, memory_itself, storage_of_one_byte),
-    *(set_to_a_part_of_another, swapped),
-]
 
 
 def by_fused_optimizer(model):
@@ -94,24 +74,13 @@ def by_fused_optimizer(model):
     torch.optim.AdamW(packed_weights(model), lr=0.5, fused=True).step()
 
 
-def parameters_registered(model):
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            weight = another(module.weight)
-            del module.weight
-            module.register_parameter('weight', nn.Parameter(weight))
-
-
-def loaded(model, assign=False):
-    values = {name: value * 1.5 if value.is_floating_point() else value for name, value in model.state_dict().items()}
-    model.load_state_dict(values, assign=assign)
-
-
 def loaded_by_assignment(model):
-    loaded(model, assign=True)
+    values = {name: value * 1.5 if value.is_floating_point() else value for name, value in model.state_dict().items()}
+    model.load_state_dict(values, assign=True)
 
 
-CHANGES = [*map(each, WRITES), by_fused_optimizer, parameters_registered, loaded, loaded_by_assignment]
+WRITES = data_of_one_number, data_in_other_strides, memory_itself, swapped
+CHANGES = [*map(each, WRITES), by_fused_optimizer, loaded_by_assignment]
 
 
 def by_torch(run):
@@ -153,15 +122,6 @@ def written_in_a_copy(model):
     return other
 
 
-def written_in_a_saved_one(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    other = torch.load(file, weights_only=False)
-    each(memory_itself)(other)
-    return other
-
-
 def written_in_a_shallow_copy(model):
     """Return a shallow copy of the model, with new weights in the patch embedding."""
     other = copy.copy(model)
@@ -171,7 +131,7 @@ def written_in_a_shallow_copy(model):
     return other
 
 
-@pytest.mark.parametrize('change', [written_in_a_copy, written_in_a_saved_one, written_in_a_shallow_copy])
+@pytest.mark.parametrize('change', [written_in_a_copy, written_in_a_shallow_copy])
 def test_copies_do_not_share(change, record_fault):
     model, x = backbone(), torch.randn(1, 3, 36, 40)
     before = outputs(model, x)
@@ -266,16 +226,15 @@ def test_two_threads_with_a_model_each(record_fault):
 def test_a_checksum_sees_every_bit_and_every_exchange():
     for count in (1, 2, 31, 64, 100, 70_000):  # whole words and chunks, and rests
         weight = torch.randn(count)
+        bits, places = weight.view(torch.int32), {0, 1, count // 2, count - 2, count - 1} & set(range(count))
         seen = {checksum([weight])}
-        bits = weight.view(torch.int32)
-        for at in {0, 1, count // 2, count - 2, count - 1} & set(range(count)):
+        for at in places:
             for bit in range(32):
                 mask = 1 << bit if bit < 31 else -(1 << 31)
                 bits[at] ^= mask
                 seen.add(checksum([weight]))
                 bits[at] ^= mask
-        assert len(seen) == 1 + 32 * len({0, 1, count // 2, count - 2, count - 1} & set(range(count)))
-        assert checksum([weight]) in seen
+        assert len(seen) == 1 + 32 * len(places)
     weight = torch.randn(200_000)
     others = [weight.neg(), weight.flip(0), *(weight.roll(by) for by in (1, 2, 32, 64, 1 << 16, 1 << 17))]
     assert len({checksum([w]) for w in (weight, *others)}) == 1 + len(others)
@@ -287,7 +246,6 @@ def test_a_checksum_is_of_values_and_not_of_strides():
     assert checksum([weight.t().contiguous().t(), weight[0]]) == first
     assert checksum([weight[0], weight]) != first
     assert checksum([torch.cat([weight.flatten(), weight[0]])]) != first
-    assert checksum([torch.zeros(3)]) != checksum([torch.zeros(4)])
 
 
 @torch.no_grad()

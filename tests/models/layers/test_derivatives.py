@@ -3,8 +3,8 @@
 import pytest
 import torch
 from helpers import reference
+from helpers.models.blocks import make_block
 from helpers.models.small_models import TWO_STAGES, randomised
-from test_blocks import CHANNELS, make_block
 from torch.autograd import functional
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
@@ -28,7 +28,7 @@ def assert_near(found, expected):
 def test_swin_v2s_second_derivative_where_a_map_is_padded(shift, mask_padding):
     """The key of padding is 0, and a zero's length has no derivative."""
     block = make_block(SwinV2Block, (3, 4), shift, mask_padding=mask_padding).double()
-    x_BHWC = torch.randn(1, 4, 5, CHANNELS, dtype=torch.double, requires_grad=True)
+    x_BHWC = torch.randn(1, 4, 5, 16, dtype=torch.double, requires_grad=True)
     msa = block.attn.w_msa
     weights = msa.qkv.weight, msa.q_bias, msa.logit_scale, msa.cpb_mlp[2].weight
 

@@ -4,13 +4,12 @@ tests/mmcv_ops compare with mmcv's operators, and csrc/tests/unit.cpp with plain
 """
 
 import math
-from ctypes import byref
 
 import pytest
 import torch
 
 from swin_backbone.backends.native import detection
-from swin_backbone.backends.native.library import RoiAlign, load
+from swin_backbone.backends.native.library import load
 
 POOLING = detection.Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
 
@@ -34,9 +33,9 @@ def spread(grad, rois, like, **changed):
     return grad_maps
 
 
-@pytest.mark.parametrize('channels', [1, 3, 64, 70])
+@pytest.mark.parametrize('channels', [3, 70])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize('changed', [{}, dict(sampling_ratio=2), dict(bins=(3, 40), aligned=False)])
+@pytest.mark.parametrize('changed', [{}, dict(bins=(3, 40), aligned=False, sampling_ratio=2)])
 def test_channels_last_maps_give_the_same(channels, dtype, changed):
     maps, rois = torch.randn(2, channels, 23, 29).to(dtype), some_rois()
     last = maps.contiguous(memory_format=torch.channels_last)
@@ -140,40 +139,23 @@ def test_nothing_of_anything(shape):
 
 
 @pytest.mark.parametrize(
-    ('changed', 'said'),
+    ('changed', 'message'),
     [
         (dict(maps=torch.zeros(2, 3, 4)), r'maps must be \(B, C, H, W\), got \[2, 3, 4\]'),
-        (
-            dict(maps=torch.zeros(2, 3, 4, 4, dtype=torch.float64)),
-            'maps must be float32 or bfloat16, got torch.float64',
-        ),
-        (dict(maps=torch.zeros(2, 3, 0, 4)), 'height must be from 1 to 1048576, got 0'),
+        (dict(maps=torch.zeros(2, 3, 4, 4).double()), 'maps must be float32 or bfloat16, got torch.float64'),
         (dict(rois=torch.zeros(2, 4)), r'rois must be \[2, 5\], torch.float32 and contiguous'),
         (dict(rois=torch.tensor([[2.0, 0, 0, 1, 1]])), "a region's image must be from 0 to 1, got 2 of region 0"),
         (dict(rois=torch.tensor([[0.0, 0, 0, 1, 1], [0, 5, 0, 1, 1]])), 'a region ends before it begins.* region 1'),
-        (dict(bins=(0, 5)), 'bins down must be from 1 to 4096, got 0'),
         (dict(bins=(7, 5000)), 'bins across must be from 1 to 4096, got 5000'),
-        (dict(sampling_ratio=1025), 'samples must be from 0 to 1024, got 1025'),
     ],
 )
-def test_what_does_not_fit_is_said(changed, said):
+def test_wrong_arguments_are_errors(changed, message):
     right = dict(maps=torch.zeros(2, 3, 4, 4), rois=some_rois(4, side=10.0))
     pool(**right)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         pool(**{**right, **changed})
 
 
 def test_indices_are_of_boxes():
     with pytest.raises(ValueError, match='an index in order must be from 0 to 1, got 2'):
         detection.nms(torch.zeros(2, 4), torch.tensor([0, 2]), 0.5, 0)
-
-
-def test_gradients_have_numbers_of_their_own():
-    """Maps of stride 0 can be read, but not written: two threads would meet."""
-    rois = some_rois(4, images=1, side=10.0)
-    grad, memory = torch.zeros(4, 3, 1, 1), torch.zeros(1, 1, 4, 4)
-    shared = RoiAlign(0, 1, 1, 3, 4, 4, (48, 0, 4, 1), 4, rois.data_ptr(), 1, 1, 0, 1.0, 1)
-    out = torch.empty(4, 3, 1, 1)
-    load()[0].roi_align_forward(byref(shared), memory.data_ptr(), out.data_ptr(), None, None)
-    with pytest.raises(ValueError, match='grad_maps must have numbers of its own'):
-        load()[0].roi_align_backward(byref(shared), grad.data_ptr(), None, None, memory.data_ptr())

@@ -6,13 +6,20 @@ On processors without AMX, the tests check products in float32.
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.backends.native_blocks import embed, rms
+from helpers.models.blocks import rms
+from torch import nn
+
+from swin_backbone.models.layers import PatchEmbed
 
 
+@torch.no_grad()
 def project(x_TC, weight):
-    """Return a linear layer by the operator: patches are pixels of C channels."""
-    y_BHWC = embed(x_TC.T[None, :, None], weight[..., None, None], None, None, None, None)
-    return y_BHWC[0, 0]
+    """Return a linear layer by the library: patches are pixels of C channels."""
+    layer = PatchEmbed(weight.shape[1], weight.shape[0], (1, 1), None)
+    layer.projection.weight.copy_(weight[..., None, None])
+    nn.init.zeros_(layer.projection.bias)
+    layer.backend = 'native'
+    return layer(x_TC.T[None, :, None])[0, 0]
 
 
 @pytest.mark.parametrize(
