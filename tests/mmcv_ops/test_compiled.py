@@ -131,7 +131,12 @@ def test_softnms_of_any_number(**drawn):
 
 @needs_compiled
 @settings(max_examples=EXAMPLES)
-@given(seed=SEEDS, number=st.integers(1, 40), kind=st.sampled_from(['rotated', 'quadri']), mode=st.sampled_from(['iou', 'iof']))
+@given(
+    seed=SEEDS,
+    number=st.integers(1, 40),
+    kind=st.sampled_from(['rotated', 'quadri']),
+    mode=st.sampled_from(['iou', 'iof']),
+)
 def test_rotated_overlaps_of_any_number(**drawn):
     both(cases.box_iou_rotated, **drawn)
 
