@@ -27,7 +27,7 @@ def test_allowed_values_pass():
         (check_number, '3', TypeError, "n takes a finite number, got '3'"),
         (check_number, math.nan, ValueError, 'n takes a finite number, got nan'),
         (partial(check_number, least=0), 10**400, ValueError, 'n takes a finite number of at least 0, got 1000*[.]{3}'),
-        (partial(check_number, above=0, most=1), 2, ValueError, 'n takes a finite number of at most 1 and above 0, got 2'),
+        (partial(check_number, above=0, most=1), 2, ValueError, 'n takes a finite number .*most 1 and above 0, got 2'),
         (partial(check_choice, choices=['a', 'b']), 'c', ValueError, "n takes one of 'a', 'b', got 'c'"),
         (partial(check_choice, choices=['a']), None, TypeError, "n takes one of 'a', got None"),
         (partial(check_sequence, allowed='a list'), 'ab', TypeError, "n takes a list, got 'ab'"),

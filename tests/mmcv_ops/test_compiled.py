@@ -123,7 +123,8 @@ def test_nms_of_any_number(by, **drawn):
 @settings(max_examples=EXAMPLES)
 @given(
     seed=SEEDS, number=st.integers(0, 40), threshold=st.sampled_from([0.0, 0.3, 0.7]),
-    method=st.sampled_from(['naive', 'linear', 'gaussian']), min_score=st.sampled_from([0.0, 0.1, 0.5, 2.0]), offset=st.integers(0, 1),
+    method=st.sampled_from(['naive', 'linear', 'gaussian']), min_score=st.sampled_from([0.0, 0.1, 0.5, 2.0]),
+    offset=st.integers(0, 1),
 )  # fmt: skip
 def test_softnms_of_any_number(**drawn):
     both(cases.softnms, **drawn)

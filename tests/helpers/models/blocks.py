@@ -18,7 +18,7 @@ sides = st.integers(1, 16)
 
 
 def make_block(kind, window, shift, heads=2, channels=16, backend='auto', **arguments):
-    """Return a block with weights far from the initialisation. Activations and logits have the size of trained blocks."""
+    """Return a block with drawn weights. Activations and logits have the size of trained blocks."""
     arguments = {**dict(small_map='pad', mask_padding=False, drop_rate=0.0, drop_path_rate=0.0), **arguments}
     configs = dict(act_cfg=dict(type='GELU'), norm_cfg=dict(type='LN'))
     sizes = dict(embed_dims=channels, num_heads=heads, feedforward_channels=4 * channels)
