@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...windows.grid import Size, Windows
-from ..attention import attend
 from .attention import attend_in_windows, attend_in_windows_backward
 
 # The largest allowed rounding error, relative to the larger of 1 and the largest value of a result. The mantissas of
@@ -69,8 +68,12 @@ def attend_by_torch(
     """Return the output of `attend_in_windows`, by torch operations."""
     flagged_BHWC = torch.cat([torch.ones_like(qkv_T3C[:, :1]), qkv_T3C], dim=1).view(batch, height, width, -1)
 
-    def project(flagged: Tensor) -> Tensor:
-        return torch.where(flagged[..., :1] > 0, flagged[..., 1:], padding_3C)  # padding has no flag
-
     windows = Windows(height, width, (window_size[0], window_size[1]), (shift[0], shift[1]), mask_padding)
-    return attend(flagged_BHWC, project, bias_hNN, scale, windows, backend='torch').flatten(0, 2)
+    flagged_LNC = windows.partition(flagged_BHWC)  # padding has no flag
+    qkv_LN3C = torch.where(flagged_LNC[..., :1] > 0, flagged_LNC[..., 1:], padding_3C)
+    q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
+    logits_LhNN, mask_L1NN = (q * scale) @ k.transpose(-2, -1) + bias_hNN, windows.mask(q.device)
+    if mask_L1NN is not None:
+        logits_LhNN = logits_LhNN.masked_fill(~mask_L1NN.repeat(batch, 1, 1, 1), -torch.inf)
+    y_LhNd = logits_LhNN.softmax(-1) @ v
+    return windows.reverse(y_LhNd.transpose(1, 2).flatten(2), batch).flatten(0, 2)
