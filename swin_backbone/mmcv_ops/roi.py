@@ -20,15 +20,15 @@ MAX_SAMPLES = 2**24  # of a region: 2 GiB of memory
 
 
 def roi_align_forward(
-    input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor, argmax_x: Tensor, **settings: Any
+    input: Tensor, rois: Tensor, output: Tensor, argmax_y: Tensor, argmax_x: Tensor, *settings: Any, **named: Any
 ) -> None:
     """Pool (R, 5) regions of (B, C, H, W) maps into `output` (R, C, I, J), as RoIAlign of mmcv.
 
     Args:
         argmax_y, argmax_x: unused: mmcv's places of maxima.
-        settings: of `_pooling`.
+        settings, named: of `_pooling`.
     """
-    pooling = _pooling(**settings)
+    pooling = _pooling(*settings, **named)
     if providers.library_takes(input):
         detection.roi_align(input, rois, output, pooling)
     elif input.is_cuda and providers.torchvision_takes('roi_align', input):  # on CPUs: one thread, and no bfloat16
@@ -39,10 +39,16 @@ def roi_align_forward(
 
 
 def roi_align_backward(
-    grad_output: Tensor, rois: Tensor, argmax_y: Tensor, argmax_x: Tensor, grad_input: Tensor, **settings: Any
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    grad_input: Tensor,
+    *settings: Any,
+    **named: Any,
 ) -> None:
     """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
-    pooling = _pooling(**settings)
+    pooling = _pooling(*settings, **named)
     if providers.library_takes(grad_input):
         detection.roi_align_backward(grad_output, rois, grad_input, pooling)
     elif grad_input.is_cuda and providers.torchvision_takes('_roi_align_backward', grad_input):
