@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...checkpoints import CheckpointError
 from .completeness import dataset_meta_of
 from .loops import PlacedEpochLoop, PlacedIterLoop
-from .optimizer_state import fit_optimizer, wind
+from .optimizer_state import load_optimizer, wind
 
 ANEW = 'to start anew from its weights, leave out --resume and set load_from'
 TRAINING_PARTS = ('meta', 'message_hub', 'state_dict')  # dicts in every checkpoint of a training
@@ -162,15 +162,15 @@ def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any], name: str) -> Ite
         runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
     wind(runner, checkpoint['meta']['epoch'], checkpoint['meta']['iter'], checkpoint)
     checkpoint.pop('param_schedulers', None)  # `wind` has placed the schedules
-    saved = checkpoint.get('optimizer')
+    saved = checkpoint.pop('optimizer', None)
     if saved is None:
         yield 'no moments of the optimizer, which begin anew'
         return
     try:
-        checkpoint['optimizer'] = fit_optimizer(runner.optim_wrapper, saved)
+        load_optimizer(runner.optim_wrapper, saved)
     except ValueError as error:
         raise CheckpointError(f'checkpoint {name!r} cannot be resumed: {error}; {ANEW}') from error
-    for before, now in zip(saved['param_groups'], checkpoint['optimizer']['param_groups']):
+    for before, now in zip(saved['param_groups'], runner.optim_wrapper.param_groups):
         if not math.isclose(before['lr'], now['lr'], rel_tol=1e-6):
             yield f'the learning rate {now["lr"]:.3g} of the config instead of {before["lr"]:.3g}'
             return

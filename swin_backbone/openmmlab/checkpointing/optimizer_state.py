@@ -2,59 +2,42 @@
 
 import warnings
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import torch
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
-from torch import Tensor, nn
+from torch import Tensor
 
 PLATEAU = ('best', 'num_bad_epochs', 'cooldown_counter', 'last_step')
 
 
-def fit_optimizer(wrapper: OptimWrapper, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer wrapper with the moments of a checkpoint and the wrapper's own settings.
+def load_optimizer(wrapper: OptimWrapper, saved: Mapping[str, Any]) -> None:
+    """Load the moments of a checkpoint into an optimizer wrapper, which keeps its own settings.
 
     Args:
         saved: the `state_dict` of such a wrapper, from a checkpoint.
 
     Raises:
-        ValueError: if the optimizers have other parameter groups, or a moment does not fit its parameter.
+        ValueError: if the optimizers have other parameter groups.
     """
-    own: dict[str, Any] = wrapper.state_dict()
-    sizes, own_sizes = [[len(group['params']) for group in state['param_groups']] for state in (saved, own)]
+    state: dict[str, Any] = wrapper.state_dict()
+    sizes, own_sizes = [[len(group['params']) for group in groups['param_groups']] for groups in (saved, state)]
     if sizes != own_sizes:
         raise ValueError(
             f'optimizer is of {sum(sizes)} parameters in {len(sizes)} groups, and this training has {sum(own_sizes)} '
             f'in {len(own_sizes)}: model or optimizer differ'
         )
-    numbers, own_numbers = (
-        chain.from_iterable(group['params'] for group in state['param_groups']) for state in (saved, own)
-    )
-    parameters = ((parameter, group) for group in wrapper.optimizer.param_groups for parameter in group['params'])
-    own['state'] = {
-        own_number: {
-            name: _fit_moment(value, parameter, bool(group.get('fused')), f'optimizer.state[{number}].{name}')
-            for name, value in saved['state'][number].items()
-        }
-        for (parameter, group), own_number, number in zip(parameters, own_numbers, numbers)
-        if saved['state'].get(number)  # else the parameter had no gradient
-    }
-    if own.get('loss_scaler') and saved.get('loss_scaler'):
-        own['loss_scaler'].update({name: saved['loss_scaler'][name] for name in ('scale', '_growth_tracker')})
-    return own
-
-
-def _fit_moment(value: Any, parameter: nn.Parameter, fused: bool, where: str) -> Any:
-    """Copy a moment to the memory layout of its parameter. Fused optimizers compare neither shape nor layout."""
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        return value
-    if value.shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
-    if fused:
-        raise ValueError(f'{where} takes the shape {tuple(parameter.shape)}, got {tuple(value.shape)}')
-    return value
+    state['state'] = saved['state']
+    for group, before in zip(state['param_groups'], saved['param_groups']):
+        group['params'] = before['params']
+    if state.get('loss_scaler') and saved.get('loss_scaler'):
+        state['loss_scaler'].update({name: saved['loss_scaler'][name] for name in ('scale', '_growth_tracker')})
+    wrapper.load_state_dict(state)
+    for parameter, moments in wrapper.optimizer.state.items():
+        for name, value in moments.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:  # fused optimizers compare no layouts
+                moments[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def wind(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import torch
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from torch import nn
 
-from swin_backbone.openmmlab.checkpointing.optimizer_state import fit_optimizer
+from swin_backbone.openmmlab.checkpointing.optimizer_state import load_optimizer
 
 OPTIMIZERS = {
     'SGD': dict(lr=0.1, momentum=0.9),
@@ -41,26 +41,17 @@ def weights_after(name, change):
     saved = copy.deepcopy(wrapper.state_dict())
     change(saved)
     resumed_model, resumed = trained(name, 0, copy.deepcopy(model))
-    resumed.load_state_dict(fit_optimizer(resumed, saved))
+    load_optimizer(resumed, saved)
     step(resumed_model, resumed)
     step(model, wrapper)
     return list(resumed_model.parameters()), list(model.parameters())
 
 
-def change_moments(make):
-    def change(state):
-        for name, value in state['state'][0].items():
-            if isinstance(value, torch.Tensor) and value.ndim:
-                state['state'][0][name] = make(value)
-
-    return change
-
-
-def renumber(state):
-    numbers = {0: 70, 1: 5, 2: 0, 3: 9}
-    state['state'] = {numbers[key]: value for key, value in state['state'].items()}
-    for group in state['param_groups']:
-        group['params'] = [numbers[key] for key in group['params']]
+def stretch_moments(state):
+    """Give moments another layout."""
+    for name, value in state['state'][0].items():
+        if value is not None and value.ndim:
+            state['state'][0][name] = torch.stack([value, value * 7], -1)[..., 0]
 
 
 FITTING = {
@@ -69,8 +60,7 @@ FITTING = {
         group.update(lr=float('nan'), betas=(2, 2), eps=-1, weight_decay=1e30, fused=True, foreach=True)
         for group in state['param_groups']
     ],
-    'moments in another layout': change_moments(lambda value: torch.stack([value, value * 7], -1)[..., 0]),
-    'other numbers': renumber,
+    'moments in another layout': stretch_moments,
 }
 
 
@@ -87,8 +77,6 @@ def test_a_resumed_step_equals_an_uninterrupted_one(record_fault, name):
     [
         ('SGD', lambda state: state['param_groups'].pop(), 'of 2 parameters in 1 groups, and this training has 4 in 2'),
         ('AdamW', lambda state: state['param_groups'][0]['params'].pop(), 'of 3 parameters in 2 groups'),
-        # a fused optimizer would read other memory
-        ('Adam fused', change_moments(lambda value: value[:1]), r'exp_avg takes the shape \(4, 3\), got \(1, 3\)'),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(record_fault, name, change, message):
@@ -98,10 +86,11 @@ def test_a_state_that_does_not_fit_is_refused(record_fault, name, change, messag
 
 
 def test_a_parameter_without_moments_begins_anew(record_fault):
-    _, wrapper = trained('SGD')
-    saved = copy.deepcopy(wrapper.state_dict())
+    saved = copy.deepcopy(trained('SGD')[1].state_dict())
     del saved['state'][0]
-    assert set(fit_optimizer(wrapper, saved)['state']) == {1, 2, 3}
+    _, resumed = trained('SGD', 0)
+    load_optimizer(resumed, saved)
+    assert set(resumed.state_dict()['state']) == {1, 2, 3}
     record_fault('optimizer_states')
 
 
@@ -115,5 +104,6 @@ def test_a_loss_scaler_keeps_its_settings(record_fault):
     saved = copy.deepcopy(wrapper.state_dict())
     saved['loss_scaler'].update(scale=512.0, _growth_tracker=2, growth_factor=-1.0, growth_interval=0)
     own = wrapper.loss_scaler.state_dict()
-    assert fit_optimizer(wrapper, saved)['loss_scaler'] == {**own, 'scale': 512.0, '_growth_tracker': 2}
+    load_optimizer(wrapper, saved)
+    assert wrapper.loss_scaler.state_dict() == {**own, 'scale': 512.0, '_growth_tracker': 2}
     record_fault('optimizer_states')
