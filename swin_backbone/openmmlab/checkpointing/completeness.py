@@ -14,41 +14,30 @@ from ..config.check import CLASS_HEADS, SEVERAL_CLASSES
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
 
-def dataset_meta_of(loaded: Any) -> dict[str, Any]:
+def dataset_meta_of(loaded: dict[str, Any]) -> dict[str, Any]:
     """Return the metainfo of the training data in a checkpoint of mmengine, with small letters as keys, or {}.
 
-    Classes without names, and a palette without a colour for each class, are left out.
+    A palette without a colour for each class is left out.
     """
-    for part in ('meta', 'dataset_meta'):
-        loaded = loaded.get(part) if isinstance(loaded, dict) else None
-    if not isinstance(loaded, dict):
-        return {}
-    meta = {str(key).lower(): value for key, value in loaded.items() if value is not None}
-    classes = meta.get('classes', ())
-    if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) for name in classes):
-        del meta['classes']
-        classes = ()
+    saved = (loaded.get('meta') or {}).get('dataset_meta') or {}
+    meta = {key.lower(): value for key, value in saved.items() if value is not None}
     palette = meta.pop('palette', None)
-    is_list = isinstance(palette, (list, tuple, np.ndarray)) and len(palette) >= max(len(classes), 1)
-    if is_list and all(np.size(colour) == 3 for colour in palette):
+    if isinstance(palette, (list, tuple, np.ndarray)) and len(palette) >= len(meta.get('classes', ())):
         meta['palette'] = palette
     return meta
 
 
-def fit_to_model(
-    model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str], data: Mapping[str, Any]
-) -> Optional[dict[str, Tensor]]:
+def fit_to_model(model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str]) -> Optional[dict[str, Tensor]]:
     """Return weights with the names and shapes of a model with a Swin of this package, or None for other models.
 
     Args:
         loaded: contents of the file.
         checkpoint: name of the file, for the log and for errors.
         instead: advice in an error about missing weights. None: missing weights stay random.
-        data: metainfo of the test data.
 
     Raises:
         CheckpointError: if a weight is not finite or the backbone does not fit. With `instead`, also if weights are
-            missing or have another shape, or if model and data have different numbers of classes.
+            missing or have another shape.
     """
     if backbones_of(model):
         weights, report = adapt_weights(model, loaded, checkpoint)
@@ -61,7 +50,6 @@ def fit_to_model(
         shapes = {key: tuple(value.shape) for key, value in weights.items()}
     if instead is not None:
         _check_shapes(model, shapes, loaded, checkpoint, instead)
-        check_classes(model, data, checkpoint)
     return weights if backbones_of(model) else None
 
 

@@ -91,9 +91,8 @@ class FitCheckpointHook(Hook):
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
-        dataset = runner.test_loop.dataloader.dataset if self.whole else None
         missing = ANEW if runner._resume else ALLOW_MISSING if self.whole else None
-        fitted = fit_to_model(model, checkpoint, name, missing, getattr(dataset, 'metainfo', {}))
+        fitted = fit_to_model(model, checkpoint, name, missing)
         if fitted is not None:
             checkpoint['state_dict'] = fitted
         if runner._resume and isinstance(runner, Runner):

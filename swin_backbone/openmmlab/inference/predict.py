@@ -95,7 +95,7 @@ class Predictor:
         self.visualizer.dataset_meta = self.meta
 
     def _load(self, loaded: dict[str, Any], checkpoint: str, allow_missing: bool) -> None:
-        weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING, {})
+        weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
         check_classes(self.model, self.meta, checkpoint)
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 

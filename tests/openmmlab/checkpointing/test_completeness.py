@@ -8,7 +8,12 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope, init_default_scope
 
 from swin_backbone.checkpoints import CheckpointError
-from swin_backbone.openmmlab.checkpointing.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
+from swin_backbone.openmmlab.checkpointing.completeness import (
+    ALLOW_MISSING,
+    check_classes,
+    dataset_meta_of,
+    fit_to_model,
+)
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -42,13 +47,13 @@ def segmentor():
     return build(SEGMENTOR)
 
 
-def fits(model, loaded, whole=True, **data):
-    return fit_to_model(model, loaded, 'weights.pth', ALLOW_MISSING if whole else None, data)
+def fits(model, loaded, whole=True):
+    return fit_to_model(model, loaded, 'weights.pth', ALLOW_MISSING if whole else None)
 
 
 def test_a_whole_model_is_taken(detector):
     state = detector.state_dict()
-    weights = fits(detector, {'state_dict': state}, classes=['circle', 'square', 'triangle', 'star'])
+    weights = fits(detector, {'state_dict': state})
     assert set(weights) == set(state)
 
 
@@ -89,9 +94,9 @@ def test_a_weight_of_another_shape_is_named(detector):
 
 def test_data_with_another_number_of_classes_than_the_model(detector, segmentor):
     with pytest.raises(CheckpointError, match=r'the model has 4 classes \(roi_head\.bbox_head\), the data 2: '):
-        fits(detector, {'state_dict': detector.state_dict()}, classes=('a', 'b'))
+        check_classes(detector, dict(classes=('a', 'b')), 'weights.pth')
     with pytest.raises(CheckpointError, match=r'the model has 5 classes \(decode_head\), the data 19: '):
-        fits(segmentor, {'state_dict': segmentor.state_dict()}, classes=['x'] * 19)
+        check_classes(segmentor, dict(classes=['x'] * 19), 'weights.pth')
 
 
 def test_the_toolboxes_own_swin_too(detector):
@@ -104,13 +109,13 @@ def test_the_toolboxes_own_swin_too(detector):
         fits(model, {'state_dict': state})
 
 
-@pytest.mark.parametrize('meta', [None, 5, {}, {'dataset_meta': [1]}, {'dataset_meta': {'classes': [1, 2]}}])
+@pytest.mark.parametrize('meta', [None, {}, {'dataset_meta': None}])
 def test_metainfo_without_classes(meta):
-    assert not dataset_meta_of({'meta': meta}).get('classes')
+    assert not dataset_meta_of({'meta': meta})
 
 
 def test_classes_and_palettes_of_the_toolboxes():
-    for palette in ([(1, 2, 3)], np.array([[1, 2, 3]]), 'coco', (1, 2, 3), None, [], [5], {'cat': (1, 2, 3)}):
+    for palette in ([(1, 2, 3)], np.array([[1, 2, 3]]), 'coco', None, []):
         meta = dataset_meta_of({'meta': {'dataset_meta': dict(CLASSES=('cat',), PALETTE=palette)}})
         assert meta['classes'] == ('cat',)
         assert len(meta.get('palette', ())) in (0, 1)

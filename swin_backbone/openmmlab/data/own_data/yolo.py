@@ -12,7 +12,6 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from ...config.files import PlainLoader
 from ...config.paths import read_text
 from ...errors import DataError
 from .convert import Box, write_converted
@@ -25,8 +24,11 @@ MOST_YAML = 2**20  # bytes
 SAMPLE = 50  # text files whose first line is read
 
 
-class PlainLoaderWithoutAliases(PlainLoader):
-    """Loader without aliases: a short file with nested aliases describes a structure of exponential size."""
+class PlainLoader(yaml.SafeLoader):
+    """PyYAML's safe loader in Python, without aliases. The loader in C crashes on deeply nested files.
+
+    A short file with nested aliases describes a structure of exponential size.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -84,7 +86,7 @@ def _read_settings(folder: DataFolder) -> DataYaml:
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
-            values = yaml.load(read_text(path, MOST_YAML), Loader=PlainLoaderWithoutAliases)
+            values = yaml.load(read_text(path, MOST_YAML), Loader=PlainLoader)
         except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
             if one_file is None and path.stem != 'data':  # a YAML file about another subject
                 continue
