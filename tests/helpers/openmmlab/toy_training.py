@@ -126,8 +126,6 @@ class SendSignal(Hook):
 
 
 @HOOKS.register_module(force=True)
-@HOOKS.register_module(force=True)
-@HOOKS.register_module(force=True)
 class LimitFiles(Hook):
     """Limit the size of files after an epoch: logs fit, checkpoints do not."""
 

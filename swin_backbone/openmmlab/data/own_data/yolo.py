@@ -20,7 +20,6 @@ from .pairs import is_label
 from .splits import Lists, index_tails, match_lines, read_split_lists
 
 MARGIN = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
-MOST_YAML = 2**20  # bytes
 SAMPLE = 50  # text files whose first line is read
 
 
@@ -86,7 +85,7 @@ def _read_settings(folder: DataFolder) -> DataYaml:
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
-            values = yaml.load(read_text(path, MOST_YAML), Loader=PlainLoader)
+            values = yaml.load(read_text(path), Loader=PlainLoader)
         except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
             if one_file is None and path.stem != 'data':  # a YAML file about another subject
                 continue
