@@ -1,21 +1,20 @@
-"""The paper's algorithms, written literally on state dicts. All comparisons use the algorithms for the truth.
+"""The paper's algorithms, written literally. All comparisons use the algorithms for the truth.
 
-The file shares no code with the package. The position bias is read pair by pair.
+The file reads parameters and settings of modules, and shares no code with the package. The position bias is read pair
+by pair.
 
 Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels of a
 head.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 Size = tuple[int, int]
-Weights = dict[str, Tensor]
 
 
 # --- A backbone -------------------------------------------------------------------------------------------------------
@@ -76,185 +75,94 @@ def layer_norm(x: Tensor, norm: nn.Module) -> Tensor:
     return x if isinstance(norm, nn.Identity) else F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
 
 
+# --- Blocks -----------------------------------------------------------------------------------------------------------
+
+
 def block(module: nn.Module, x_BHWC: Tensor, factors_2B: Optional[Tensor] = None) -> Tensor:
-    """Return the output of a block module of any kind."""
-    weights, settings = dict(module.named_parameters()), (module.window_size, module.shift)
-    if hasattr(module, 'spatial_mlp'):
-        return swin_mlp_block(x_BHWC, weights, module.num_heads, *settings, module.small_map, factors_2B)
-    attention, cut = module.attn.w_msa, (module.small_map, module.mask_padding)
-    if hasattr(attention, 'logit_scale'):
-        pretrained = attention.pretrained_window
-        return swin_v2_block(x_BHWC, weights, attention.num_heads, *settings, pretrained, *cut, factors_2B)
-    return swin_block(x_BHWC, weights, attention.num_heads, *settings, attention.scale, *cut, factors_2B)
+    """Return the output of a block with exact GELU and no dropout.
 
-
-# --- Blocks, on state dicts in mmdet's and mmpretrain's names ---------------------------------------------------------
-
-
-def swin_block(
-    x_BHWC: Tensor,
-    weights: Weights,
-    num_heads: int,
-    window_size: Size,
-    shift: Size,
-    scale: float,
-    small_map: str = 'pad',
-    mask_padding: bool = False,
-    factors_2B: Optional[Tensor] = None,
-) -> Tensor:
-    """Compute a Swin block (Liu et al. 2021, equation 3) with exact GELU, no dropout and LayerNorms of eps 1e-5."""
-    table_window = window_size
-    window_size, shift = _fit(x_BHWC, window_size, shift, small_map)
-    bias_hNN = bias_from_table(weights['attn.w_msa.relative_position_bias_table'], window_size, table_window)
-
-    def logits(q: Tensor, k: Tensor) -> Tensor:
-        return scale * q @ k.transpose(-2, -1) + bias_hNN
-
-    def attention(x: Tensor) -> Tensor:
-        qkv_bias = weights.get('attn.w_msa.qkv.bias')
-        return _attention(x, weights, qkv_bias, num_heads, logits, window_size, shift, mask_padding)
-
-    a, b = _factors(factors_2B)
-    x_BHWC = x_BHWC + a * attention(_norm(x_BHWC, weights, 'norm1'))
-    return x_BHWC + b * _mlp(_norm(x_BHWC, weights, 'norm2'), weights)
-
-
-def swin_v2_block(
-    x_BHWC: Tensor,
-    weights: Weights,
-    num_heads: int,
-    window_size: Size,
-    shift: Size,
-    pretrained_window: Optional[Size] = None,
-    small_map: str = 'pad',
-    mask_padding: bool = False,
-    factors_2B: Optional[Tensor] = None,
-) -> Tensor:
-    """Compute a Swin V2 block (Liu et al. 2022, figure 1). Weights of `norm3` add a norm on the shortcut.
-
-    Args:
-        pretrained_window: the window whose largest offset is 8 on the linear scale of coordinates; None: the window.
+    Swin and Swin-MLP: Liu et al. 2021, equation 3. Swin V2: Liu et al. 2022, figure 1.
     """
-    window_size, shift = _fit(x_BHWC, window_size, shift, small_map)
-    bias_hNN = continuous_bias(weights, window_size, pretrained_window or window_size)
-    scale_h11 = weights['attn.w_msa.logit_scale'].clamp(max=math.log(100)).exp()
-    q_bias, v_bias = weights.get('attn.w_msa.q_bias'), weights.get('attn.w_msa.v_bias')
-    qkv_bias = None if q_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+    a, b = (1.0, 1.0) if factors_2B is None else factors_2B[:, :, None, None, None]
+    window_size, shift = _fit(module, x_BHWC)
+    if hasattr(module, 'spatial_mlp'):
+        x_BHWC = x_BHWC + a * mix_places(module, layer_norm(x_BHWC, module.norm1), shift)
+    elif hasattr(module.attn.w_msa, 'logit_scale'):
+        mixed_BHWC = attention(module.attn.w_msa, x_BHWC, window_size, shift, module.mask_padding)
+        x_BHWC = x_BHWC + a * layer_norm(mixed_BHWC, module.norm1)
+        x_BHWC = x_BHWC + b * layer_norm(mlp(module, x_BHWC), module.norm2)
+        return x_BHWC if module.norm3 is None else layer_norm(x_BHWC, module.norm3)
+    else:
+        normed_BHWC = layer_norm(x_BHWC, module.norm1)
+        x_BHWC = x_BHWC + a * attention(module.attn.w_msa, normed_BHWC, window_size, shift, module.mask_padding)
+    return x_BHWC + b * mlp(module, layer_norm(x_BHWC, module.norm2))
 
-    def logits(q: Tensor, k: Tensor) -> Tensor:  # equation 2
-        return scale_h11 * (_directions(q) @ _directions(k).transpose(-2, -1)) + bias_hNN
 
-    a, b = _factors(factors_2B)
-    mixed = _attention(x_BHWC, weights, qkv_bias, num_heads, logits, window_size, shift, mask_padding)
-    x_BHWC = x_BHWC + a * _norm(mixed, weights, 'norm1')
-    x_BHWC = x_BHWC + b * _norm(_mlp(x_BHWC, weights), weights, 'norm2')
-    return _norm(x_BHWC, weights, 'norm3') if 'norm3.weight' in weights else x_BHWC
+def _fit(module: nn.Module, x_BHWC: Tensor) -> tuple[Size, Size]:
+    (H, W), window_size = x_BHWC.shape[1:3], module.window_size
+    if module.small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
+        return (min(H, W, window_size[0]), min(H, W, window_size[1])), (0, 0)
+    return window_size, module.shift
 
 
-def swin_mlp_block(
-    x_BHWC: Tensor,
-    weights: Weights,
-    num_heads: int,
-    window_size: Size,
-    shift: Size,
-    small_map: str = 'pad',
-    factors_2B: Optional[Tensor] = None,
-) -> Tensor:
-    """Compute a block of Swin-MLP (microsoft/Swin-Transformer): a grouped convolution over the places of a window.
+def mlp(module: nn.Module, x: Tensor) -> Tensor:
+    first, last = module.ffn.layers[0][0], module.ffn.layers[1]
+    return F.linear(F.gelu(F.linear(x, first.weight, first.bias)), last.weight, last.bias)
+
+
+def mix_places(module: nn.Module, x_BHWC: Tensor, shift: Size) -> Tensor:
+    """Mix the places of windows by a grouped convolution (microsoft/Swin-Transformer, Swin-MLP).
 
     A shift pads top and left with window - shift zeros. Bottom and right are padded to whole windows.
     """
-    _, shift = _fit(x_BHWC, window_size, shift, small_map)
-
-    def mix(x_BHWC: Tensor) -> Tensor:
-        H, W = x_BHWC.shape[1:3]
-        top, left = (side - by if by else 0 for side, by in zip(window_size, shift))
-        bottom, right = -(top + H) % window_size[0], -(left + W) % window_size[1]
-        padded = F.pad(x_BHWC, (0, 0, left, right, top, bottom))
-        mixed = []
-        for x_NC in window_partition(padded, window_size):
-            heads_hNd = x_NC.unflatten(1, (num_heads, -1)).transpose(0, 1)
-            weight, bias = weights['spatial_mlp.weight'], weights['spatial_mlp.bias']
-            places_hNd = F.conv1d(heads_hNd.flatten(0, 1), weight, bias, groups=num_heads).view(heads_hNd.shape)
-            mixed.append(places_hNd.transpose(0, 1).flatten(1))
-        whole_BHWC = window_reverse(torch.stack(mixed), window_size, (padded.shape[1], padded.shape[2]))
-        return whole_BHWC[:, top : top + H, left : left + W]
-
-    a, b = _factors(factors_2B)
-    x_BHWC = x_BHWC + a * mix(_norm(x_BHWC, weights, 'norm1'))
-    return x_BHWC + b * _mlp(_norm(x_BHWC, weights, 'norm2'), weights)
-
-
-def _fit(x_BHWC: Tensor, window_size: Size, shift: Size, small_map: str) -> tuple[Size, Size]:
-    H, W = x_BHWC.shape[1:3]
-    if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
-        return (min(H, W, window_size[0]), min(H, W, window_size[1])), (0, 0)
-    return window_size, shift
-
-
-def _factors(factors_2B: Optional[Tensor]) -> Any:
-    return (1.0, 1.0) if factors_2B is None else factors_2B[:, :, None, None, None]
-
-
-def _norm(x: Tensor, weights: Weights, name: str) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], weights[f'{name}.weight'], weights[f'{name}.bias'], 1e-5)
-
-
-def _mlp(x: Tensor, weights: Weights) -> Tensor:
-    hidden = F.gelu(F.linear(x, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
-    return F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
+    (H, W), window_size, mixing = x_BHWC.shape[1:3], module.window_size, module.spatial_mlp
+    top, left = (side - by if by else 0 for side, by in zip(window_size, shift))
+    bottom, right = -(top + H) % window_size[0], -(left + W) % window_size[1]
+    padded = F.pad(x_BHWC, (0, 0, left, right, top, bottom))
+    mixed = []
+    for x_NC in window_partition(padded, window_size):
+        heads_hNd = x_NC.unflatten(1, (module.num_heads, -1)).transpose(0, 1)
+        places = F.conv1d(heads_hNd.flatten(0, 1), mixing.weight, mixing.bias, groups=module.num_heads)
+        mixed.append(places.view(heads_hNd.shape).transpose(0, 1).flatten(1))
+    whole_BHWC = window_reverse(torch.stack(mixed), window_size, (padded.shape[1], padded.shape[2]))
+    return whole_BHWC[:, top : top + H, left : left + W]
 
 
 # --- Attention in shifted windows -------------------------------------------------------------------------------------
 
 
-def _attention(
-    x_BHWC: Tensor,
-    weights: Weights,
-    qkv_bias: Optional[Tensor],
-    num_heads: int,
-    logits: Callable[[Tensor, Tensor], Tensor],
-    window_size: Size,
-    shift: Size,
-    mask_padding: bool,
-) -> Tensor:
-    """Pad, project to q, k and v, attend inside shifted windows, project."""
-    H, W = x_BHWC.shape[1:3]
-    padded_height, padded_width = (-(-length // side) * side for length, side in zip((H, W), window_size))
+def attention(w_msa: nn.Module, x_BHWC: Tensor, window_size: Size, shift: Size, mask_padding: bool) -> Tensor:
+    """Pad, project to q, k and v, attend inside shifted windows under the mask of regions, crop, project."""
+    B, H, W, _ = x_BHWC.shape
+    padded_height, padded_width = padded = tuple(-(-n // side) * side for n, side in zip((H, W), window_size))
     x_BHWC = F.pad(x_BHWC, (0, 0, 0, padded_width - W, 0, padded_height - H))
-    qkv_BHW3C = F.linear(x_BHWC, weights['attn.w_msa.qkv.weight'], qkv_bias)
-    y_BHWC = attend(qkv_BHW3C, num_heads, logits, (H, W), window_size, shift, mask_padding)
-    return F.linear(y_BHWC, weights['attn.w_msa.proj.weight'], weights['attn.w_msa.proj.bias'])
-
-
-def attend(
-    qkv_BHW3C: Tensor,
-    num_heads: int,
-    logits: Callable[[Tensor, Tensor], Tensor],
-    size: Size,
-    window_size: Size,
-    shift: Size,
-    mask_padding: bool = False,
-) -> Tensor:
-    """Roll, partition, attend under the mask of regions, reverse, roll back, crop: (B, H, W, C).
-
-    Args:
-        qkv_BHW3C: q, k and v of maps, padded to whole windows.
-        logits: function of q and k, (L, h, N, d), before the mask.
-        size: (H, W), without padding.
-    """
-    B, padded_height, padded_width, _ = qkv_BHW3C.shape
+    qkv_BHW3C = F.linear(x_BHWC, w_msa.qkv.weight, qkv_bias(w_msa))
     qkv_LN3C = window_partition(qkv_BHW3C.roll((-shift[0], -shift[1]), dims=(1, 2)), window_size)
-    L, N, _ = qkv_LN3C.shape
-    q, k, v = qkv_LN3C.view(L, N, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
-    padded = padded_height, padded_width
-    regions_HW = _regions(size, padded, window_size, shift, mask_padding).to(qkv_BHW3C.device)
+    q, k, v = qkv_LN3C.unflatten(2, (3, w_msa.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    regions_HW = _regions((H, W), padded, window_size, shift, mask_padding).to(x_BHWC.device)
     regions_LN = window_partition(regions_HW[None, :, :, None].expand(B, -1, -1, -1), window_size)[..., 0]
     apart_LNN = regions_LN[:, :, None] != regions_LN[:, None, :]
-    weights_LhNN = logits(q, k).masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
-    x_LNC = (weights_LhNN.to(v.dtype) @ v).transpose(1, 2).reshape(L, N, -1)
-    x_BHWC = window_reverse(x_LNC, window_size, padded)
-    return x_BHWC.roll(shift, dims=(1, 2))[:, : size[0], : size[1]]
+    weights_LhNN = logits(w_msa, q, k, window_size).masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
+    x_LNC = (weights_LhNN.to(v.dtype) @ v).transpose(1, 2).flatten(2)
+    x_BHWC = window_reverse(x_LNC, window_size, padded).roll(shift, dims=(1, 2))[:, :H, :W]
+    return F.linear(x_BHWC, w_msa.proj.weight, w_msa.proj.bias)
+
+
+def qkv_bias(w_msa: nn.Module) -> Optional[Tensor]:
+    """Return the bias of query, key and value. Keys of Swin V2 have no bias."""
+    if hasattr(w_msa, 'q_bias') and w_msa.q_bias is not None:
+        return torch.cat([w_msa.q_bias, torch.zeros_like(w_msa.q_bias), w_msa.v_bias])
+    return w_msa.qkv.bias
+
+
+def logits(w_msa: nn.Module, q: Tensor, k: Tensor, window_size: Size) -> Tensor:
+    """Return the logits (L, h, N, N), before the mask: equation 4 of Swin, equation 2 of Swin V2."""
+    if hasattr(w_msa, 'logit_scale'):
+        scale_h11 = w_msa.logit_scale.clamp(max=math.log(100)).exp()
+        bias_hNN = continuous_bias(w_msa.cpb_mlp, window_size, w_msa.pretrained_window or window_size)
+        return scale_h11 * (_directions(q) @ _directions(k).transpose(-2, -1)) + bias_hNN
+    bias_hNN = bias_from_table(w_msa.relative_position_bias_table, window_size, w_msa.window_size)
+    return w_msa.scale * q @ k.transpose(-2, -1) + bias_hNN
 
 
 def window_partition(x_BHWC: Tensor, window_size: Size) -> Tensor:
@@ -304,13 +212,18 @@ def _directions(x: Tensor) -> Tensor:
 # --- Position bias ----------------------------------------------------------------------------------------------------
 
 
-def continuous_bias(weights: Weights, window_size: Size, pretrained_window: Size) -> Tensor:
-    """Return 16 sigmoid(MLP(log-spaced offset)) of all pairs of places, pair by pair: (h, N, N)."""
+def continuous_bias(cpb_mlp: nn.Module, window_size: Size, pretrained_window: Size) -> Tensor:
+    """Return 16 sigmoid(MLP(log-spaced offset)) of all pairs of places, pair by pair: (h, N, N).
+
+    Args:
+        pretrained_window: the window whose largest offset is 8 on the linear scale of coordinates.
+    """
     places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
     rows = [[_log_spaced(a - b, w) for a, b, w in zip(q, k, pretrained_window)] for q in places for k in places]
-    first, bias, last = (weights[f'attn.w_msa.cpb_mlp.{name}'] for name in ('0.weight', '0.bias', '2.weight'))
-    hidden = F.relu(F.linear(torch.tensor(rows, dtype=first.dtype, device=first.device), first, bias))
-    return 16 * F.linear(hidden, last).sigmoid().view(len(places), len(places), -1).permute(2, 0, 1)
+    first, last = cpb_mlp[0], cpb_mlp[2]
+    offsets = torch.tensor(rows, dtype=first.weight.dtype, device=first.weight.device)
+    hidden = F.relu(F.linear(offsets, first.weight, first.bias))
+    return 16 * F.linear(hidden, last.weight).sigmoid().view(len(places), len(places), -1).permute(2, 0, 1)
 
 
 def _log_spaced(offset: int, window: int) -> float:
