@@ -33,10 +33,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv
     if providers.library_takes(boxes, (*DTYPES, torch.float16)):
         return detection.nms(boxes.float(), order, iou_threshold, offset)
-    if not offset and providers.torchvision_takes('nms', boxes):
-        if boxes.device.type == 'cpu' or boxes.dtype != scores.dtype:  # on CPUs: no half precision
-            boxes, scores = wide(boxes), wide(scores)
-        kept: Tensor = torch.ops.torchvision.nms(boxes, scores, iou_threshold)
+    if not offset and boxes.is_cuda and providers.torchvision_takes('nms', boxes):
+        kept: Tensor = torch.ops.torchvision.nms(wide(boxes), wide(scores), iou_threshold)
         return kept
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 import swin_backbone
 from swin_backbone.acceleration import origins, swap
 
+pytestmark = pytest.mark.toolboxes
 X = torch.linspace(-1, 1, 2 * 3 * 61 * 83).view(2, 3, 61, 83).sin()
 
 
@@ -27,7 +28,6 @@ def build(toolbox, eval=False, **arguments):
     return model
 
 
-@pytest.mark.toolboxes
 @pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_outputs_gradients_and_random_numbers_stay(toolbox, with_cp, calls):
@@ -47,7 +47,6 @@ def test_outputs_gradients_and_random_numbers_stay(toolbox, with_cp, calls):
     assert all(torch.equal(a, b) for a, b in zip(results(model, X), expected))
 
 
-@pytest.mark.toolboxes
 def test_a_dry_run_and_a_second_call_change_nothing():
     model = build('mmdet')
     assert swin_backbone.accelerate(model, dry_run=True) is model
@@ -56,7 +55,6 @@ def test_a_dry_run_and_a_second_call_change_nothing():
     assert types == [type(one) for one in swin_backbone.accelerate(model).modules()]
 
 
-@pytest.mark.toolboxes
 @pytest.mark.parametrize('change', [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_are_accelerated_and_have_their_own_weights(change, calls):
     model = swin_backbone.accelerate(build('mmdet', eval=True))
@@ -71,7 +69,6 @@ def test_copies_are_accelerated_and_have_their_own_weights(change, calls):
     assert_close(results(model, X), expected)
 
 
-@pytest.mark.toolboxes
 def test_hooks_inside_dropout_and_other_modules_are_obeyed(calls):
     model = swin_backbone.accelerate(build('mmdet', eval=True))
     calls.clear()
@@ -92,7 +89,6 @@ def test_hooks_inside_dropout_and_other_modules_are_obeyed(calls):
     assert len(calls) == 10
 
 
-@pytest.mark.toolboxes
 @pytest.mark.parametrize(
     'change',
     [
@@ -107,7 +103,6 @@ def test_a_layer_that_changes_afterwards_computes_as_changed(change):
     assert_close(model(X), swin_backbone.restore(copy.deepcopy(model))(X))
 
 
-@pytest.mark.toolboxes
 @pytest.mark.parametrize(
     'change',
     [
@@ -122,7 +117,6 @@ def test_a_block_that_computes_otherwise_stays(change):
     assert 'stages.0.blocks.1' in accelerated(model)
 
 
-@pytest.mark.toolboxes
 def test_a_subclass_with_another_forward_fails_its_trial():
     model = build('mmdet')
     block = model.stages[0].blocks[0]
@@ -137,7 +131,6 @@ def test_a_subclass_with_another_forward_fails_its_trial():
     assert len(accelerated(model)) == 7
 
 
-@pytest.mark.toolboxes
 @pytest.mark.parametrize('mode', [torch.inference_mode, torch.no_grad, lambda: torch.autocast('cpu', torch.bfloat16)])
 def test_a_model_is_accelerated_in_every_mode(mode):
     model = build('mmdet', eval=True)
@@ -154,7 +147,6 @@ def test_a_layer_whose_class_another_library_changes_is_restored():
     assert not accelerated(model)
 
 
-@pytest.mark.toolboxes
 def test_torch_compile_records_the_original():
     model = swin_backbone.accelerate(build('mmdet', eval=True))
     expected = swin_backbone.restore(copy.deepcopy(model))(X)
@@ -162,7 +154,6 @@ def test_torch_compile_records_the_original():
     assert_close(torch.jit.trace(model, X, check_trace=False)(X), expected)
 
 
-@pytest.mark.toolboxes
 def test_the_hook_builds_from_a_config_by_both_names():
     from mmengine.registry import HOOKS
 
@@ -173,7 +164,6 @@ def test_the_hook_builds_from_a_config_by_both_names():
         assert len(accelerated(runner.model)) == 8
 
 
-@pytest.mark.toolboxes
 def test_all_blocks_of_a_swin_decide_what_a_step_stores(monkeypatch):
     stages = []
     monkeypatch.setattr(origins, 'is_stored', lambda dtype, channels, stages_: stages.append(stages_) or False)

@@ -10,7 +10,7 @@ from helpers.adapters.frameworks import require
 import swin_backbone
 from swin_backbone.acceleration import swap
 
-peer = [pytest.mark.toolboxes, pytest.mark.peer]
+pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
 X = torch.linspace(-1, 1, 2 * 3 * 64 * 88).view(2, 3, 64, 88).sin()
 ODD = X[:, :, :61, :83]
 TWO_STAGES = dict(depths=(2, 2), num_heads=(1, 2), drop_path_rate=0.3)
@@ -55,27 +55,18 @@ def of_mmpretrain(name, **arguments):
         ('swinv2_tiny_window8_256', dict(window_size=4, pretrained_window_sizes=(3, 6))),
     ],
 )
-class TestTimm:
-    pytestmark = peer
-
-    def test_features_only(self, name, arguments, calls):
-        assert_accelerates(of_timm(name, **arguments), X, list, calls, blocks=4, layers=5)
-
-    def test_other_sizes(self, name, arguments, calls):
-        model = of_timm(name, **arguments, strict_img_size=False)
-        assert_accelerates(model, X[:, :, :60, :76], list, calls, blocks=4, layers=5)
+def test_timm(name, arguments, calls):
+    assert_accelerates(of_timm(name, **arguments), X, list, calls, blocks=4, layers=5)
+    model = of_timm(name, **arguments, strict_img_size=False)
+    assert_accelerates(model, X[:, :, :60, :76], list, calls, blocks=4, layers=5)
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 def test_timm_gets_another_input_size_after_acceleration(calls):
     model = require('timm').create_model('swin_tiny_patch4_window7_224', embed_dim=16, num_classes=5, **TWO_STAGES)
     change = lambda model: model.set_input_size((64, 88), window_size=(4, 6))  # noqa: E731
     assert_accelerates(model, X, lambda y: [y], calls, blocks=4, layers=5, change=change)
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 @pytest.mark.parametrize(('version', 'window_size'), [(1, [4, 4]), (1, [5, 30]), (2, [4, 4]), (2, [16, 4])])
 def test_torchvision(version, window_size, calls):
     size = ODD if max(window_size) <= 16 else X
@@ -88,8 +79,6 @@ def test_torchvision(version, window_size, calls):
     assert_accelerates(model, size, lambda y: [y], calls, blocks, layers=1 + blocks)
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 def test_torchvisions_dropout_rates_are_obeyed(calls):
     model = of_torchvision(1, [4, 4])
     swap.accelerate_swin(model)
@@ -117,8 +106,6 @@ def maps_of(output):
     return output.feature_maps if 'feature_maps' in output else [output.last_hidden_state]
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 @pytest.mark.parametrize(('name', 'config'), MODELS)
 @pytest.mark.parametrize('window_size', [4, 8])
 def test_transformers(name, config, window_size, calls):
@@ -126,8 +113,6 @@ def test_transformers(name, config, window_size, calls):
     assert_accelerates(model, ODD, maps_of, calls, blocks=4, layers=6)
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 @pytest.mark.parametrize(('name', 'config'), MODELS[:4])
 def test_hidden_states_and_attentions_of_transformers(name, config, calls):
     model = of_transformers(name, config, attn_implementation='eager').eval()
@@ -151,8 +136,6 @@ WHOLE = [
 ]
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 @pytest.mark.parametrize(('config', 'name', 'kind'), WHOLE)
 def test_whole_models_of_transformers(config, name, kind, calls):
     transformers = require('transformers')
@@ -170,7 +153,6 @@ def test_whole_models_of_transformers(config, name, kind, calls):
     assert len(calls) == 5
 
 
-@pytest.mark.toolboxes
 @pytest.mark.parametrize('pad_small_map', [False, True])
 @pytest.mark.parametrize('name', ['SwinTransformer', 'SwinTransformerV2'])
 @pytest.mark.parametrize('window_size', [4, 8])
@@ -185,8 +167,6 @@ def test_mmpretrain(name, pad_small_map, window_size, calls):
     assert_accelerates(model, ODD, list, calls, blocks=4, layers=8)
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_dtypes_under_autocast(dtype, calls):
     for model in (of_timm('swin_tiny_patch4_window7_224', window_size=7), of_transformers(*MODELS[1])):
@@ -202,8 +182,6 @@ def test_dtypes_under_autocast(dtype, calls):
             torch.testing.assert_close(a.float(), b.float(), rtol=0.05, atol=0.05 * float(b.abs().max()))
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 def test_gradient_checkpointing(calls):
     timm = of_timm('swin_tiny_patch4_window7_224', window_size=7)
     timm.set_grad_checkpointing(True)
@@ -213,8 +191,6 @@ def test_gradient_checkpointing(calls):
         assert_accelerates(model.train(), X, maps, calls, range(5, 13), layers)
 
 
-@pytest.mark.toolboxes
-@pytest.mark.peer
 def test_scripts_traces_and_compiles_as_before():
     model = of_timm('swin_tiny_patch4_window7_224', window_size=7).eval()
     original = model(X)

@@ -54,7 +54,7 @@ def build_wheel(folder, **variables):
 
 def test_a_build_without_a_compiler(tmp_path):
     result = build_library(tmp_path, CC='false', CXX='false')
-    assert result.stderr.count('the compiled CPU operators are not built, and not needed: ') == 1
+    assert 'building extension "swin_backbone.backends.native.libswin" failed' in result.stdout + result.stderr
     assert not list(tmp_path.rglob('*.so'))
 
 
@@ -106,11 +106,6 @@ def test_a_wheel_for_a_platform_has_its_library(tmp_path, platform, begin, isas)
         versions = {tuple(map(int, v.split(b'.'))) for v in re.findall(rb'\0GLIBC_([\d.]+)', library)}
         assert (2, 2) < max(versions) <= (2, 17)
         assert not re.search(rb'libstdc\+\+|libgomp|libc\+\+', library)
-
-
-def test_a_platform_without_wheels_is_said(tmp_path):
-    result = build_library(tmp_path, SWIN_BACKBONE_PLATFORM='win_arm64', status=1)
-    assert 'SWIN_BACKBONE_PLATFORM must be one of manylinux2014_x86_64' in result.stderr
 
 
 @pytest.fixture

@@ -57,8 +57,6 @@ ZIG_TARGETS = {  # by the platform of a wheel; manylinux2014 is glibc 2.17
     'macosx_11_0_arm64': 'aarch64-macos.11.0',
     'win_amd64': 'x86_64-windows-gnu',
 }
-
-
 ZIG_FLAGS = {'-march=armv8.2-a+bf16': '-mcpu=generic+bf16'}  # zig's replacements of flags
 
 
@@ -72,12 +70,10 @@ class Target(NamedTuple):
 
 def target() -> Target:
     """Return the target of the environment: a wheel's platform, or the running machine."""
-    wanted = os.environ.get(PLATFORM)
-    if wanted:
-        if wanted not in ZIG_TARGETS:
-            raise ValueError(f'{PLATFORM} must be one of {", ".join(ZIG_TARGETS)}, got {wanted}')
-        machine, system = ZIG_TARGETS[wanted].split('-')[:2]
-        zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', ZIG_TARGETS[wanted], '-s']
+    wheel = os.environ.get(PLATFORM)
+    if wheel:
+        machine, system = ZIG_TARGETS[wheel].split('-')[:2]
+        zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', ZIG_TARGETS[wheel], '-s']
         return Target(machine, system.partition('.')[0], zig)
     machine = {'AMD64': 'x86_64', 'arm64': 'aarch64'}.get(platform.machine(), platform.machine())
     system = {'darwin': 'macos', 'win32': 'windows'}.get(sys.platform, sys.platform)
@@ -85,12 +81,13 @@ def target() -> Target:
 
 
 def extensions() -> list[Extension]:
-    """Return the library, or an empty list after printing the reason in a sentence."""
+    """Return the library; an empty list if it is switched off, or for another machine."""
     if os.environ.get(SWITCH) == '0':
         return []
     machine = target().machine
     if machine not in INSTRUCTION_SETS:
-        return _without(f'they are for x86-64 and ARM64, not {machine}')
+        print(f'swin_backbone: the compiled operators are for x86-64 and ARM64, not {machine}.', file=sys.stderr)
+        return []
     sources = [str(SOURCES / f'{name}.cpp') for name in (*LIBRARY, *KERNELS)]
     headers = [str(header) for header in sorted(SOURCES.rglob('*.h'))]
     optional = PLATFORM not in os.environ  # a wheel for a platform must hold the library
@@ -162,7 +159,7 @@ def _run(command: list[str]) -> None:
 
 
 class BuildNative(build_ext):
-    """Build the library, and print a sentence after a failure."""
+    """Build the library. The library is optional: setuptools prints a warning after a failure."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the library's name, without Python's version: the library is no Python module."""
@@ -182,12 +179,6 @@ class BuildNative(build_ext):
         """Return no symbols: the library is no Python module."""
         return []
 
-    def run(self) -> None:
-        """Build the extensions, if any."""
-        super().run()
-        if any(not Path(self.get_ext_fullpath(ext.name)).is_file() for ext in self.extensions):
-            _without('the compiler did not make the library')
-
 
 class BuildWheel(bdist_wheel):
     """A wheel for a platform and every Python 3: the library does not use Python."""
@@ -196,8 +187,3 @@ class BuildWheel(bdist_wheel):
         """Return the wheel's tag."""
         tag = super().get_tag()
         return tag if self.root_is_pure else ('py3', 'none', os.environ.get(PLATFORM) or tag[2])
-
-
-def _without(reason: str) -> list[Extension]:
-    print(f'swin_backbone: the compiled CPU operators are not built, and not needed: {reason}.', file=sys.stderr)
-    return []
