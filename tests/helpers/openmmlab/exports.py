@@ -1,19 +1,29 @@
 """Write the scenes of `layouts` in the export formats of CVAT, Label Studio, labelme, Roboflow and VIA."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from .layouts import LAYOUTS, NAMES, scenes, to_coco, to_labels, to_voc, to_yolo, voc, write, write_picture
+from .layouts import LAYOUTS, NAMES, scenes, to_coco, to_labels, to_voc, to_yolo, voc, write, write_lists, write_picture
 
 COLOURS = {'background': (0, 0, 0), 'nut': (250, 50, 83), 'bolt': (51, 221, 255)}
 SPLITS = ('train', 'val')
 
 
-def _all():
-    return [(split, *scene) for split in SPLITS for scene in scenes(split)]
+def _all(train='train', val='val'):
+    """Return (folder of the split, name, picture, boxes) of all scenes."""
+    return [(folder, *scene) for split, folder in zip(SPLITS, (train, val)) for scene in scenes(split)]
+
+
+def _names(*folders):
+    """Return the names of all scenes by the folders of their splits."""
+    names = {}
+    for folder, name, *_ in _all(*folders):
+        names.setdefault(folder, []).append(name)
+    return names
 
 
 def _write_pictures(folder, prefix=''):
@@ -26,37 +36,26 @@ def _labelmap(root):
     write(root / 'labelmap.txt', '# label:color_rgb:parts:actions\n' + lines)
 
 
-def cvat_coco(root):
-    """COCO 1.0: a subset called default."""
-    pictures = [(name + '.jpg', boxes) for _, name, _, boxes in _all()]
-    _write_pictures(root / 'images' / 'default')
-    write(root / 'annotations' / 'instances_default.json',
-           to_coco(pictures, box_only=True, attributes=dict(occluded=False, rotation=0.0)))  # fmt: skip
-
-
-def cvat_coco_subsets(root):
-    for split, subset in zip(SPLITS, ('Train', 'Validation')):
-        for name, picture, _ in scenes(split):
-            write_picture(root / 'images' / subset, name, picture)
-        pictures = [(name + '.jpg', boxes) for name, _, boxes in scenes(split)]
-        write(root / 'annotations' / f'instances_{subset}.json', to_coco(pictures))
+def cvat_coco(root, subsets=('default', 'default')):
+    """COCO 1.0."""
+    files = {}
+    for subset, name, picture, boxes in _all(*subsets):
+        write_picture(root / 'images' / subset, name, picture)
+        files.setdefault(subset, []).append((f'{name}.jpg', boxes))
+    for subset, pictures in files.items():
+        write(root / 'annotations' / f'instances_{subset}.json',
+              to_coco(pictures, box_only=True, attributes=dict(occluded=False, rotation=0.0)))  # fmt: skip
 
 
 def cvat_voc(root, subsets=('default', 'default')):
     """PASCAL VOC 1.1."""
-    lists = {}
-    for split, name, picture, boxes in _all():
+    for _, name, picture, boxes in _all():
         write_picture(root / 'JPEGImages', name, picture)
         write(root / 'Annotations' / f'{name}.xml', to_voc(name, boxes))
-        lists.setdefault(subsets[SPLITS.index(split)], []).append(name)
-    for subset, names in lists.items():
-        write(root / 'ImageSets' / 'Main' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
-        write(root / 'ImageSets' / 'Main' / f'nut_{subset}.txt', ''.join(f'{name}  1\n' for name in names))
+    for subset, names in _names(*subsets).items():
+        write_lists(root / 'ImageSets' / 'Main', {subset: names})
+        write_lists(root / 'ImageSets' / 'Main', {f'nut_{subset}': names}, '  1')
     _labelmap(root)
-
-
-def cvat_voc_subsets(root):
-    cvat_voc(root, ('Train', 'Validation'))
 
 
 def cvat_yolo(root):
@@ -64,37 +63,30 @@ def cvat_yolo(root):
     for _, name, picture, boxes in _all():
         write_picture(root / 'obj_train_data', name, picture)
         write(root / 'obj_train_data' / f'{name}.txt', to_yolo(boxes))
-    write(root / 'train.txt', ''.join(f'data/obj_train_data/{name}.jpg\n' for _, name, *_ in _all()))
+    write_lists(root, dict(train=[f'data/obj_train_data/{name}' for _, name, *_ in _all()]), '.jpg')
     write(root / 'obj.names', 'nut\nbolt\n')
     write(root / 'obj.data', 'classes = 2\nnames = data/obj.names\ntrain = data/train.txt\nbackup = backup/\n')
 
 
 def cvat_ultralytics(root):
     """Ultralytics YOLO Detection 1.0: paths in lists begin with data/."""
-    for split in SPLITS:
-        for name, picture, boxes in scenes(split):
-            write_picture(root / 'images' / split, name, picture)
-            write(root / 'labels' / split / f'{name}.txt', to_yolo(boxes))
-        write(root / f'{split}.txt', ''.join(f'data/images/{split}/{name}.jpg\n' for name, *_ in scenes(split)))
+    for split, name, picture, boxes in _all():
+        write_picture(root / 'images' / split, name, picture)
+        write(root / 'labels' / split / f'{name}.txt', to_yolo(boxes))
+    for split, names in _names().items():
+        write_lists(root, {split: [f'data/images/{split}/{name}' for name in names]}, '.jpg')
     write(root / 'data.yaml', 'names:\n  0: nut\n  1: bolt\npath: .\ntrain: train.txt\nval: val.txt\n')
 
 
 def cvat_masks(root, subsets=('default', 'default')):
     """Segmentation mask 1.1: colours of labelmap.txt, and a second folder of masks by object."""
-    lists = {}
-    for split, name, picture, boxes in _all():
+    for _, name, picture, boxes in _all():
         write_picture(root / 'JPEGImages', name, picture)
         colours = np.array(list(COLOURS.values()), np.uint8)[to_labels(boxes)][..., ::-1]
         for folder in ('SegmentationClass', 'SegmentationObject'):
             write_picture(root / folder, name, colours, '.png')
-        lists.setdefault(subsets[SPLITS.index(split)], []).append(name)
-    for subset, names in lists.items():
-        write(root / 'ImageSets' / 'Segmentation' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
+    write_lists(root / 'ImageSets' / 'Segmentation', _names(*subsets))
     _labelmap(root)
-
-
-def cvat_masks_subsets(root):
-    cvat_masks(root, SPLITS)
 
 
 def label_studio_coco(root, folder='images/'):
@@ -102,19 +94,6 @@ def label_studio_coco(root, folder='images/'):
     _write_pictures(root / 'images', '8ab1-')
     pictures = [(f'{folder}8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
     write(root / 'result.json', to_coco(pictures, 0, 0, (0, 1), ignore=0))
-
-
-def label_studio_coco_windows(root):
-    label_studio_coco(root, 'images\\')
-
-
-def label_studio_coco_upload(root):
-    label_studio_coco(root, '../../label-studio/data/media/upload/1/')
-
-
-def label_studio_coco_local_files(root):
-    """Quote the names of pictures like in URLs."""
-    label_studio_coco(root, '/data/local-files/?d=pictures%20of%20parts/')
 
 
 def label_studio_yolo(root):
@@ -176,53 +155,50 @@ def labelme_voc(root):
     write(root / 'class_names.txt', '_background_\nnut\nbolt\n')
 
 
+def _roboflow():
+    """Return all scenes with the folders of their splits and the names of augmented copies."""
+    return [(split, f'{name}_jpg.rf.0123456789abcdef', *more) for split, name, *more in _all('train', 'valid')]
+
+
 def roboflow_coco(root, group='parts'):
     """Put a category of all classes, without objects, first."""
-    for split, folder in zip(SPLITS, ('train', 'valid')):
-        names = {name: f'{name}_jpg.rf.0123456789abcdef' for name, *_ in scenes(split)}
-        for name, picture, _ in scenes(split):
-            write_picture(root / folder, names[name], picture)
-        data = to_coco([(f'{names[name]}.jpg', boxes) for name, _, boxes in scenes(split)], 0, 0)
+    files = {}
+    for folder, name, picture, boxes in _roboflow():
+        write_picture(root / folder, name, picture)
+        files.setdefault(folder, []).append((f'{name}.jpg', boxes))
+    for folder, pictures in files.items():
+        data = to_coco(pictures, 0, 0)
         data['categories'].insert(0, dict(id=0, name=group, supercategory='none'))
         write(root / folder / '_annotations.coco.json', data)
     write(root / 'README.roboflow.txt', 'parts - v1\n')
 
 
-def roboflow_coco_one_name(root):
-    """Give the category of all classes the name of a class."""
-    roboflow_coco(root, 'nut')
-
-
 def roboflow_yolo(root):
-    for split, folder in zip(SPLITS, ('train', 'valid')):
-        for name, picture, boxes in scenes(split):
-            write_picture(root / folder / 'images', f'{name}_jpg.rf.0123456789abcdef', picture)
-            write(root / folder / 'labels' / f'{name}_jpg.rf.0123456789abcdef.txt', to_yolo(boxes))
+    for folder, name, picture, boxes in _roboflow():
+        write_picture(root / folder / 'images', name, picture)
+        write(root / folder / 'labels' / f'{name}.txt', to_yolo(boxes))
     write(root / 'README.dataset.txt', '# parts\n')
     write(root / 'data.yaml', "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\n"
-           "names: ['nut', 'bolt']\n\nroboflow:\n  workspace: a\n")  # fmt: skip
+          "names: ['nut', 'bolt']\n\nroboflow:\n  workspace: a\n")  # fmt: skip
 
 
 def roboflow_darknet(root):
-    for split, folder in zip(SPLITS, ('train', 'valid')):
-        for name, picture, boxes in scenes(split):
-            write_picture(root / folder, name, picture)
-            write(root / folder / f'{name}.txt', to_yolo(boxes))
+    for folder, name, picture, boxes in _roboflow():
+        write_picture(root / folder, name, picture)
+        write(root / folder / f'{name}.txt', to_yolo(boxes))
         write(root / folder / '_darknet.labels', 'nut\nbolt\n')
 
 
 def roboflow_voc(root):
-    for split, folder in zip(SPLITS, ('train', 'valid')):
-        for name, picture, boxes in scenes(split):
-            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef', picture)
-            write(root / folder / f'{name}_jpg.rf.0123456789abcdef.xml', to_voc(name, boxes))
+    for folder, name, picture, boxes in _roboflow():
+        write_picture(root / folder, name, picture)
+        write(root / folder / f'{name}.xml', to_voc(name, boxes))
 
 
 def roboflow_masks(root):
-    for split, folder in zip(SPLITS, ('train', 'valid')):
-        for name, picture, boxes in scenes(split):
-            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef', picture)
-            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef_mask', to_labels(boxes), '.png')
+    for folder, name, picture, boxes in _roboflow():
+        write_picture(root / folder, name, picture)
+        write_picture(root / folder, f'{name}_mask', to_labels(boxes), '.png')
         write(root / folder / '_classes.csv', 'Pixel Value, Class\n0, background\n1, nut\n2, bolt\n')
 
 
@@ -256,14 +232,23 @@ def voc_segmentation(root):
         (root / 'SegmentationClass').mkdir(exist_ok=True)
         image.save(root / 'SegmentationClass' / f'{name}.png')
         shutil.copytree(root / 'SegmentationClass', root / 'SegmentationObject', dirs_exist_ok=True)
-    lists = dict(train=('train_2', 'val_0', 'val_1'), val=('train_0', 'train_1'))
-    for split, names in lists.items():
-        write(root / 'ImageSets' / 'Segmentation' / f'{split}.txt', ''.join(f'{name}\n' for name in names))
-    write(root / 'ImageSets' / 'Segmentation' / 'trainval.txt', 'train_0\ntrain_1\ntrain_2\nval_0\nval_1\n')
+    train, val = ['train_2', 'val_0', 'val_1'], ['train_0', 'train_1']
+    write_lists(root / 'ImageSets' / 'Segmentation', dict(train=train, val=val, trainval=val + train))
+
+
+VARIANTS = dict(
+    cvat_coco_subsets=partial(cvat_coco, subsets=('Train', 'Validation')),
+    cvat_voc_subsets=partial(cvat_voc, subsets=('Train', 'Validation')),
+    cvat_masks_subsets=partial(cvat_masks, subsets=SPLITS),
+    label_studio_coco_windows=partial(label_studio_coco, folder='images\\'),
+    label_studio_coco_upload=partial(label_studio_coco, folder='../../label-studio/data/media/upload/1/'),
+    label_studio_coco_local_files=partial(label_studio_coco, folder='/data/local-files/?d=pictures%20of%20parts/'),
+    roboflow_coco_one_name=partial(roboflow_coco, group='nut'),  # the category of all classes has a class's name
+)
 
 
 def made(kind, folder):
     root = Path(folder) / kind
     root.mkdir(parents=True)
-    {**LAYOUTS, **globals()}[kind](root)
+    {**LAYOUTS, **VARIANTS, **globals()}[kind](root)
     return root

@@ -33,6 +33,12 @@ def write(path, content):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
+def write_lists(folder, names, end=''):
+    """Write a file of names for each split."""
+    for split, several in names.items():
+        write(folder / f'{split}.txt', ''.join(f'{name}{end}\n' for name in several))
+
+
 def to_coco(pictures, first_image=1, first_object=1, class_ids=(1, 2), box_only=False, **more):
     """Return the content of a COCO JSON of (file name, boxes)."""
     objects = [(index, box) for index, (_, boxes) in enumerate(pictures) for box in boxes]
@@ -107,7 +113,7 @@ def voc(root):
         for name, picture, boxes in scenes(split):
             write_picture(root / 'JPEGImages', name, picture)
             write(root / 'Annotations' / f'{name}.xml', to_voc(name, boxes))
-        write(root / 'ImageSets' / 'Main' / f'{split}.txt', ''.join(f'{name}\n' for name, *_ in scenes(split)))
+        write_lists(root / 'ImageSets' / 'Main', {split: [name for name, *_ in scenes(split)]})
     return root
 
 
