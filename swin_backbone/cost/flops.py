@@ -10,7 +10,6 @@ the published tables. Pooling of regions counts nothing.
 
 import copy
 import math
-from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -89,8 +88,8 @@ class Counts(nn.Module):
         self.model = model
         self.by_module: dict[str, int] = {}
 
-    def forward(self, image_BCHW: Tensor) -> None:
-        forward(self.model, image_BCHW, NUM_PROPOSALS, NUM_MASKS)
+    def forward(self, image_1CHW: Tensor) -> None:
+        forward(self.model, image_1CHW)
 
     def cost(self, prefix: str = '') -> Cost:
         """Return the cost of a module with its submodules; '' for the model."""
@@ -119,70 +118,56 @@ def count(model: Any, height: int, width: int, device: str = 'meta') -> Counts:
     return counts
 
 
-def forward(model: Any, image_BCHW: Tensor, regions: int, masks: int) -> list[Any]:
-    """Run a detector, segmentor or backbone without proposals, targets and losses, which depend on values.
-
-    Args:
-        regions, masks: numbers of regions of all images, for box heads and mask heads.
-
-    Returns:
-        The outputs of the parts.
-    """
-    size = image_BCHW.shape[2:]
+def forward(model: Any, image_1CHW: Tensor) -> None:
+    """Run a detector, segmentor or backbone without proposals, targets and losses, which depend on values."""
     if not hasattr(model, 'extract_feat'):
-        return [model(image_BCHW)]
-    if hasattr(model, 'roi_head'):
-        return list(_two_stage(model, image_BCHW, regions, masks))
-    samples = _samples(model, *size) * len(image_BCHW)
-    if type(getattr(model, 'decode_head', None)).__name__ in ('MaskFormerHead', 'Mask2FormerHead'):
-        return [model.decode_head(model.extract_feat(image_BCHW), samples)]  # mode='tensor' fails
-    return [model(image_BCHW, samples, mode='tensor')]
-
-
-def _two_stage(model: Any, image: Tensor, regions: int, masks: int) -> Iterator[Any]:
-    """Run each head once on the regions of the convention; their values do not matter."""
-    x = model.extract_feat(image)
-    roi_head = model.roi_head
-    if hasattr(model.rpn_head, 'num_proposals'):  # Sparse R-CNN's proposals are parameters
-        regions = model.rpn_head.num_proposals * len(image)
+        model(image_1CHW)
+    elif hasattr(model, 'roi_head'):
+        _run_two_stages(model, image_1CHW)
+    elif type(getattr(model, 'decode_head', None)).__name__ in ('MaskFormerHead', 'Mask2FormerHead'):
+        model.decode_head(model.extract_feat(image_1CHW), _samples(model, image_1CHW))  # mode='tensor' fails
     else:
-        yield model.rpn_head(x)
+        model(image_1CHW, _samples(model, image_1CHW), mode='tensor')
+
+
+def _run_two_stages(model: Any, image_1CHW: Tensor) -> None:
+    """Run each head once on the regions of the convention; their values do not matter."""
+    x, roi_head, regions = model.extract_feat(image_1CHW), model.roi_head, NUM_PROPOSALS
+    if hasattr(model.rpn_head, 'num_proposals'):  # Sparse R-CNN's proposals are parameters
+        regions = model.rpn_head.num_proposals
+    else:
+        model.rpn_head(x)
     semantic = roi_head.semantic_head(x)[1] if getattr(roi_head, 'with_semantic', False) else None
     for head in _as_list(roi_head.bbox_head):
-        pooled = _pooled(roi_head.bbox_roi_extractor, regions, x)
+        pooled = _pooled(roi_head.bbox_roi_extractor, regions, image_1CHW)
         if hasattr(head, 'instance_interactive_conv'):
-            yield head(pooled, image.new_zeros(1, regions, head.in_channels))
+            head(pooled, image_1CHW.new_zeros(1, regions, head.in_channels))
         else:
-            yield head(pooled)
-    if not roi_head.with_mask:
-        return
+            head(pooled)
     previous = None
-    for head in _as_list(roi_head.mask_head):
-        pooled = _pooled(roi_head.mask_roi_extractor, masks, x)
+    for head in _as_list(roi_head.mask_head) if roi_head.with_mask else ():
+        pooled = _pooled(roi_head.mask_roi_extractor, NUM_MASKS, image_1CHW)
         if semantic is None and not hasattr(head, 'with_conv_res'):
-            yield head(pooled)
+            head(pooled)
         else:  # HTC's mask heads hand features on
-            *out, previous = head(pooled, previous, return_logits=True, return_feat=True)
-            yield out
+            *_, previous = head(pooled, previous, return_logits=True, return_feat=True)
 
 
-def _pooled(extractor: Any, regions: int, x: Any) -> Tensor:
-    """Return zeros in the shape of pooled regions, with a gradient to the first map."""
+def _pooled(extractor: Any, regions: int, image_1CHW: Tensor) -> Tensor:
+    """Return zeros in the shape of pooled regions."""
     extractor = _as_list(extractor)[0]
-    size = extractor.roi_layers[0].output_size
-    pooled: Tensor = x[0].new_zeros(regions, extractor.out_channels, *size) + 0 * x[0].flatten()[0]
-    return pooled
+    return image_1CHW.new_zeros(regions, extractor.out_channels, *extractor.roi_layers[0].output_size)
 
 
 def _as_list(module: Any) -> list[Any]:
     return list(module) if isinstance(module, (nn.ModuleList, list)) else [module]
 
 
-def _samples(model: nn.Module, height: int, width: int) -> list[BaseDataElement]:
+def _samples(model: nn.Module, image_1CHW: Tensor) -> list[BaseDataElement]:
     """Return data samples with the shapes of the image."""
     toolbox = type(model).__module__.partition('.')[0]
     sample = import_module(f'{toolbox}.structures').__dict__['DetDataSample' if toolbox == 'mmdet' else 'SegDataSample']
-    shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width))
+    shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), tuple(image_1CHW.shape[2:]))
     return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
 
 
