@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,16 +10,13 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
 from helpers.in_process import error_of, run, run_well
-from helpers.openmmlab.own_data import make_own_data
+from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
 from mmengine.structures import PixelData
 from PIL import Image
 
-from swin_backbone import swap_backbone
-from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.inference import predict as inference
 from swin_backbone.outputs import Outputs
@@ -113,21 +107,11 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
         assert any(a['bbox'] == pytest.approx(bbox, abs=0.01) for bbox in of_picture)
 
 
-def test_shards_of_a_folder_are_the_folder(tmp_path, checkpoints, pictures):
+def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
     """With more shards than pictures, some shards are empty."""
-    arguments = (f'{pictures}/**/*.png', pictures / 'b.jpg', *trained(SEGMENTATION, checkpoints))
-    run_well('tools/infer.py', *arguments, '--out-dir', tmp_path / 'whole')
-    for number in range(4):
-        run_well('tools/infer.py', *arguments, '--out-dir', tmp_path / 'parts', '--shard', f'{number}/4')
-    whole = {path.name: path.read_bytes() for path in (tmp_path / 'whole' / 'labels').iterdir()}
-    parts = [path for number in range(4) for path in (tmp_path / 'parts' / f'{number}-of-4').glob('labels/*.png')]
-    assert len(parts) == len(whole) == 3
-    assert {path.name: path.read_bytes() for path in parts} == whole
-
-
-def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
-    run_well('tools/infer.py', f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints), '--out-dir', tmp_path)
-    labels = sorted((tmp_path / 'labels').glob('*.png'))
+    command = ('tools/infer.py', f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints), '--out-dir')
+    run_well(*command, tmp_path / 'whole')
+    labels = sorted((tmp_path / 'whole' / 'labels').glob('*.png'))
     assert [path.name for path in labels] == ['a.png', 'a_1.png']  # two pictures with equal names
     palette = np.array(Config.fromfile(SEGMENTATION).train_dataloader.dataset.metainfo.palette)
     for path, shape in zip(labels, [(96, 128), (80, 64)]):
@@ -137,8 +121,12 @@ def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
         assert values.shape == shape
         assert values.max() < 5
         assert (np.asarray(image.convert('RGB')) == palette[values]).all()
-    assert len(list((tmp_path / 'overlays').glob('*.jpg'))) == 2
+    assert len(list((tmp_path / 'whole' / 'overlays').glob('*.jpg'))) == 2
     assert not list(tmp_path.rglob('.partial-*'))
+    for number in range(3):
+        run_well(*command, tmp_path / 'parts', '--shard', f'{number}/3')
+    parts = sorted((tmp_path / 'parts').glob('*-of-3/labels/*.png'))
+    assert [path.read_bytes() for path in parts] == [path.read_bytes() for path in labels]
 
 
 def test_weights_left_random_stop_a_run(tmp_path, checkpoints, pictures):
@@ -165,7 +153,7 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     assert json.loads((tmp_path / 'results.json').read_text()) == []
 
 
-@pytest.mark.parametrize('classes', [256, 257, 1000])
+@pytest.mark.parametrize('classes', [256, 257])
 def test_labels_of_many_classes(classes, tmp_path):
     """A palette has 256 colours: more classes are 16 bits of grey."""
     names = tuple(map(str, range(classes)))
@@ -178,26 +166,21 @@ def test_labels_of_many_classes(classes, tmp_path):
     assert np.asarray(image).tolist() == [[0, 0, 43, 43, classes - 1, classes - 1]] * 2
 
 
-def test_browse_dataset_draws_what_is_trained_on(tmp_path):
-    run_well('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 3, '--val', 1, '--shape', 64)
-    for config in (DETECTION, SEGMENTATION):
-        out = tmp_path / config.stem
-        result = run_well(
-            'tools/browse_dataset.py', config, '--not-show', '--output-dir', out, '--show-number', 2,
-            '--cfg-options', f'train_dataloader.dataset.data_root={tmp_path}/shapes/',
-        )  # fmt: skip
-        assert '2 pictures in' in result.stdout
-        assert len(list(out.glob('*.jpg'))) == 2
+@pytest.mark.parametrize('words', [detection, segmentation])
+def test_browse_dataset_draws_what_is_trained_on(tmp_path, words):
+    more = ('--not-show', '--output-dir', tmp_path / 'out', '--show-number', 2)
+    assert '2 pictures in' in run_well('tools/browse_dataset.py', *more, *words(make_own_data(tmp_path))).stdout
+    assert len(list((tmp_path / 'out').glob('*.jpg'))) == 2
 
 
-def test_print_config_prints_what_is_trained(tmp_path):
+def test_what_print_config_prints_is_the_config_of_a_training(tmp_path):
     saved, data = tmp_path / 'config.py', make_own_data(tmp_path / 'own')
     result = run_well(
         'tools/print_config.py', 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', '--backbone', 'swin-s',
         '--data', data, '--epochs', 3, '--batch', 2, '--shape', 64, 96,
         '--save-path', saved, '--cfg-options', 'model.backbone.drop_path_rate=0.4',
     )  # fmt: skip
-    assert "arch='small'" in result.stdout
+    assert result.stdout == saved.read_text() + '\n'
     assert 'learning rate 0.0001, 2 pictures per step; the config has it for 16' in result.stderr
     cfg = Config.fromfile(saved)
     assert (cfg.model.backbone.arch, cfg.model.backbone.drop_path_rate) == ('small', 0.4)
@@ -205,17 +188,6 @@ def test_print_config_prints_what_is_trained(tmp_path):
     assert cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64)
     assert cfg.model.bbox_head.num_classes == 2
     assert 'work_dir' not in cfg
-
-
-def test_what_print_config_prints_is_the_config(tmp_path):
-    name = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
-    command = [sys.executable, ROOT / 'tools' / 'print_config.py', name, '--backbone', 'swin-t']
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
-    assert result.returncode == 0, result.stderr
-    assert 'swin-t into this config:' in result.stderr
-    (tmp_path / 'config.py').write_text(result.stdout)
-    assert Config.fromfile(tmp_path / 'config.py').to_dict() == swap_backbone(read_config(name), 'swin-t').to_dict()
 
 
 def test_a_picture_that_fails_in_the_pipeline_is_skipped(record_fault, tmp_path, checkpoints, pictures):

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -10,7 +9,6 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import ROOT, error_of, run_well
-from helpers.openmmlab import own_data
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, detection, make_own_data, segmentation
 
 CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any existing file
@@ -86,11 +84,8 @@ def test_a_device_on_which_nothing_is_computed(record_fault, own, device, tmp_pa
     record_fault('bad_commands')
 
 
-@pytest.mark.parametrize(
-    'text', [b'{"step": "a", "loss": 2}\n{}', b'\xff\xfe{}', b'{"step": 1, "iter": 1, "loss": {}}']
-)
-def test_a_log_that_mmengine_did_not_write(record_fault, text, tmp_path):
-    (tmp_path / 'scalars.json').write_bytes(text)
+def test_a_log_that_mmengine_did_not_write(record_fault, tmp_path):
+    (tmp_path / 'scalars.json').write_text('{"step": "a", "loss": 2}\n{}')
     error = error_of('tools/plot_log.py', tmp_path / 'scalars.json', '--out', tmp_path / 'a.png')
     assert str(tmp_path / 'scalars.json') in error
     assert not (tmp_path / 'a.png').exists()
@@ -128,24 +123,12 @@ def test_a_config_without_data_is_not_checked(record_fault, tmp_path):
     record_fault('bad_commands')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('words', [detection, segmentation])
-def test_a_resume_with_other_classes_says_what_to_do(record_fault, tmp_path, words):
-    """The moments have the shape of the old head, and a fused optimizer would use them."""
-    root, work = make_own_data(tmp_path / 'own'), tmp_path / 'work'
-    options = [*words(root, '+optim_wrapper.optimizer.fused=True'), '--work-dir', work]
-    run_well('tools/train.py', *options)
-    checkpoints = {path: path.read_bytes() for path in work.glob('*.pth')}
-    assert len(checkpoints) == 1
-    for split in ('train', 'val'):
-        coco = own_data.read_coco(root, split)
-        coco['categories'].append(dict(id=9, name='screw'))
-        own_data.write_coco(root, split, coco)
-    options = [word.replace('[ground,nut]', '[ground,nut,bolt]') if isinstance(word, str) else word for word in options]
-    error = error_of('tools/train.py', *options, '--resume')
+def test_a_resume_with_other_classes_says_what_to_do(record_fault, own, tmp_path):
+    command = ['tools/train.py', *segmentation(own), '--work-dir', tmp_path]
+    run_well(*command)
+    command = [word.replace('[ground,nut]', '[ground,nut,bolt]') if isinstance(word, str) else word for word in command]
+    error = error_of(*command, '--resume')
     assert 'was trained with 2 classes, the model of the config has 3; to start anew from its weights, leave' in error
-    assert 'set load_from' in error
-    assert {path: path.read_bytes() for path in work.glob('*.pth')} == checkpoints
     record_fault('optimizer_states')
 
 
@@ -176,26 +159,14 @@ def test_a_bad_setting_is_one_sentence(record_fault, own, option, message, tmp_p
     record_fault('bad_commands')
 
 
-FOLDERS = [
-    ('train', '--work-dir'), ('test', '--work-dir'), ('test', '--show-dir'), ('infer', '--out-dir'),
-    ('browse_dataset', '--output-dir'), ('make_shapes_dataset', None), ('flops', '--json'),
-    ('print_config', '--save-path'),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(('tool', 'option'), FOLDERS)
+@pytest.mark.parametrize(
+    ('tool', 'option'), [('train', '--work-dir'), ('browse_dataset', '--output-dir'), ('print_config', '--save-path')]
+)
 def test_a_folder_that_is_a_file(record_fault, own, tool, option, tmp_path):
-    checkpoint, file = tmp_path / 'a.pth', tmp_path / 'file'
-    checkpoint.touch()
+    file = tmp_path / 'file'
     file.write_text('precious')
-    words = {
-        'test': [DETECTION, checkpoint, *detection(own)[1:]],
-        'infer': [own / 'images' / 'val' / '0.png', *detection(own), '--weights', checkpoint],
-        'make_shapes_dataset': ['--train', 1, '--val', 1],
-    }
-    more = ['--work-dir', tmp_path / 'work'] if option == '--show-dir' else []
-    place = file / 'a.json' if option in ('--json', '--save-path') else file
-    error = error_of(f'tools/{tool}.py', *words.get(tool, detection(own)), *more, *filter(None, [option]), place)
+    place = file / 'a.json' if option == '--save-path' else file
+    error = error_of(f'tools/{tool}.py', *detection(own), option, place)
     assert f'tools/{tool}.py: {file}' in error
     assert error.endswith((' (File exists)', ' (Not a directory)'))
     assert file.read_text() == 'precious'
@@ -212,21 +183,10 @@ def test_a_launcher_that_did_not_start_this(record_fault, own, launcher, name, t
     record_fault('bad_commands')
 
 
-@pytest.mark.parametrize(
-    ('tool', 'arguments'),
-    [
-        ('dist_train', []),
-        ('dist_train', [DETECTION]),
-        ('dist_train', [DETECTION, '--amp']),
-        ('dist_train', [DETECTION, 0]),
-        ('dist_test', [DETECTION, 'a.pth']),
-        ('dist_test', [DETECTION, 'a.pth', 'two']),
-    ],
-)
-def test_a_distributed_run_without_a_number_of_processes(record_fault, tool, arguments):
-    command = ['bash', f'tools/{tool}.sh', *map(str, arguments)]
-    variables = {**os.environ, 'PYTHON': sys.executable}
-    result = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(('tool', 'words'), [('dist_train', 'CONFIG --amp'), ('dist_test', 'CONFIG CKPT')])
+def test_a_distributed_run_without_a_number_of_processes(record_fault, tool, words):
+    command = ['bash', f'tools/{tool}.sh', *words.split()]
+    result = subprocess.run(command, cwd=ROOT, env={**os.environ, 'PYTHON': 'false'}, capture_output=True, text=True)
     assert result.returncode == 2
     checkpoint = ' CKPT' if tool == 'dist_test' else ''
     assert result.stderr.startswith(f'tools/{tool}.sh CONFIG{checkpoint} GPUS takes a number of processes')
