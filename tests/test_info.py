@@ -46,9 +46,9 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     assert not [value for value in report.values() if value.startswith('fails: ')]
 
 
-@pytest.mark.parametrize('missing', [('mmengine', 'mmcv', 'safetensors'), ('torch',)])
-def test_a_report_where_packages_are_missing(tmp_path, missing):
-    lines = ['import sys', *(f'sys.modules[{module!r}] = None' for module in (*missing, 'mmdet', 'mmseg'))]
+def test_a_report_where_packages_are_missing(tmp_path):
+    missing = ('torch', 'mmengine', 'mmcv', 'safetensors', 'mmdet', 'mmseg')
+    lines = ['import sys', *(f'sys.modules[{module!r}] = None' for module in missing)]
     (tmp_path / 'sitecustomize.py').write_text('\n'.join(lines))
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     result = run_python('-m', 'swin_backbone', 'info', folder=tmp_path, path=path)
@@ -56,7 +56,7 @@ def test_a_report_where_packages_are_missing(tmp_path, missing):
     report = facts(result.stdout)
     assert {part for part, _ in report} == set(info.SECTIONS)
     assert report['system', 'Python'].startswith('.'.join(map(str, sys.version_info[:3])))
-    assert report['backends', 'cpu, float32'].startswith('fails: ') == ('torch' in missing)
+    assert report['backends', 'cpu, float32'].startswith('fails: ')
     assert f'{os.cpu_count()} CPUs' in report['devices', 'cpu']
 
 

@@ -42,24 +42,15 @@ def test_instances_labels_and_pictures_agree(tmp_path):
         assert (painted == labels).all()
 
 
-def bitten(folder):
-    """How many circles, squares and triangles, all convex, lack a piece, and how many there are."""
-    shapes = json.loads((folder / 'annotations' / 'instances_val.json').read_text())['annotations']
-    convex = [shape['segmentation'] for shape in shapes if shape['category_id'] < 4]
-    masks = [np.ascontiguousarray(coco_mask.decode(one)) for one in convex]
-    hulls = [cv2.fillConvexPoly(0 * mask, cv2.convexHull(cv2.findNonZero(mask)), 1) for mask in masks]
-    inner = [cv2.erode(hull, np.ones((3, 3), np.uint8)) for hull in hulls]  # without a step of the edges
-    return sum((mask < hull).any() for mask, hull in zip(masks, inner)), len(masks)
-
-
 def test_shapes_that_are_seen_whole(tmp_path):
-    small = ('--train', '1', '--val', '12', '--shape', '96')
-    make(tmp_path / 'any', *small)
-    make(tmp_path / 'whole', *small, '--visible', '1')
-    assert bitten(tmp_path / 'any')[0] > 3
-    found, number = bitten(tmp_path / 'whole')
-    assert found == 0
-    assert number > 12
+    """No circle, square or triangle lacks a piece."""
+    make(tmp_path, '--train', '1', '--val', '12', '--shape', '96', '--visible', '1')
+    shapes = json.loads((tmp_path / 'annotations' / 'instances_val.json').read_text())['annotations']
+    for shape in shapes:
+        if shape['category_id'] < 4:
+            mask = np.ascontiguousarray(coco_mask.decode(shape['segmentation']))
+            hull = cv2.fillConvexPoly(0 * mask, cv2.convexHull(cv2.findNonZero(mask)), 1)
+            assert mask[cv2.erode(hull, np.ones((3, 3), np.uint8)) > 0].all()  # without a step of the edges
 
 
 def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
@@ -70,17 +61,13 @@ def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
     assert 12 <= len(lines) < len(shapes['annotations'])  # covered shapes are left out
     for line in lines:
         name, label = line.split()
-        folder, index = name.split('/')[0], name.split('/')[1].partition('_')[0]
+        folder, _, file = name.partition('/')
         assert folder == names[int(label)]
         crop = cv2.imread(str(tmp_path / 'crops' / 'val' / name))
         side = len(crop)
-        assert crop.shape == (side, side, 3)
-        picture = cv2.imread(str(tmp_path / 'images' / 'val' / f'{index}.png'))
+        picture, labels = (cv2.imread(str(tmp_path / of / 'val' / f'{file[:6]}.png')) for of in ('images', 'labels'))
         _, _, _, (x, y) = cv2.minMaxLoc(-cv2.matchTemplate(picture, crop, cv2.TM_SQDIFF))
         assert (picture[y : y + side, x : x + side] == crop).all()
-        labels = cv2.imread(str(tmp_path / 'labels' / 'val' / f'{index}.png'), cv2.IMREAD_GRAYSCALE)
-        seen = np.bincount(labels[y : y + side, x : x + side].ravel(), minlength=5)[1:]
+        seen = np.bincount(labels[y : y + side, x : x + side, 0].ravel(), minlength=5)[1:]
         assert seen[int(label)] > 0.3 * seen.sum()
-    assert {path.relative_to(tmp_path / 'crops' / 'val').as_posix() for path in tmp_path.glob('crops/val/*/*')} == {
-        line.split()[0] for line in lines
-    }
+    assert len(list(tmp_path.glob('crops/val/*/*'))) == len(lines)

@@ -50,29 +50,22 @@ def test_explorer(tmp_path):
     assert '"height": 75, "width": 100' in page
 
 
-CONFIGS = {'detector': DETECTION, 'v2': DETECTION_V2, 'segmentor': SEGMENTATION}
-DRAWN = {
-    'attention': ('attention', '--point', '127,95', '--stage', 2),
-    'features': ('features',),
-    'grad': ('cam', '--method', 'grad'),
-    'eigen': ('cam', '--method', 'eigen'),
-    'bias': ('bias', '--stage', 4, '--new-window', 9),
-}
-
-
 @pytest.mark.parametrize(
-    ('kind', 'what'),
+    ('config', 'command', 'options'),
     [
-        *(('detector', 'attention'), ('detector', 'grad'), ('detector', 'eigen'), ('detector', 'bias')),
-        *(('v2', 'attention'), ('v2', 'features'), ('v2', 'bias'), ('segmentor', 'features'), ('segmentor', 'grad')),
+        (DETECTION, 'attention', ['--point', '127,95', '--stage', 2]),
+        (DETECTION, 'cam', ['--method', 'eigen']),
+        (DETECTION, 'bias', ['--stage', 4, '--new-window', 9]),
+        (DETECTION_V2, 'attention', ['--point', '0,0']),
+        (DETECTION_V2, 'bias', ['--window', 8]),
+        (SEGMENTATION, 'features', []),
+        (SEGMENTATION, 'cam', []),
     ],
 )
-def test_models(tmp_path, files, kind, what):
-    config = CONFIGS[kind]
-    (command, *options), checkpoint = DRAWN[what], files / f'{config.stem}.pth'
+def test_models(tmp_path, files, config, command, options):
+    checkpoint = files / f'{config.stem}.pth'
     model = [checkpoint] if command == 'bias' else [files / 'picture.png', config, checkpoint]
-    window = ['--window', 8] if (kind, command) == ('v2', 'bias') else []
-    visualize(command, *model, *options, *window, '--out', tmp_path / 'a.png')
+    visualize(command, *model, *options, '--out', tmp_path / 'a.png')
 
 
 def test_the_score_of_a_one_stage_detector_has_a_gradient(tmp_path, files):
