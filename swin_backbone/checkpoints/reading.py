@@ -62,13 +62,13 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
         with path.open('rb') as file:
             if is_safetensors(file.read(START_BYTES)):
                 return _read_safetensors(path, map_location)
-            return read_file(file, str(checkpoint), map_location, unsafe_load)
+            return read_open_file(file, str(checkpoint), map_location, unsafe_load)
 
     with naming(checkpoint):
         return fetch(str(checkpoint), read)
 
 
-def read_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
+def read_open_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
     """Return the contents of an open file of torch.save: see `read_checkpoint`. `path` is its name in an error."""
     file.seek(0)
     start = file.read(START_BYTES)

@@ -1,6 +1,6 @@
 """Compare a checkpoint with a whole model: missing weights, other shapes, other classes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...checkpoints import CheckpointError
 from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
 from ...checkpoints.errors import first_of
-from ..config.check import CLASS_HEADS, SEVERAL_CLASSES
+from ..config.check import CLASS_HEADS
 
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
@@ -89,20 +89,3 @@ def _class_heads(model: nn.Module) -> Iterator[tuple[str, int]]:
         number = getattr(module, 'num_classes', None)
         if name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(number, int):
             yield name, number
-
-
-def check_classes(model: nn.Module, data: Mapping[str, Any], checkpoint: str) -> None:
-    """Compare the numbers of classes of a model and of a data set.
-
-    Raises:
-        CheckpointError: if they differ.
-    """
-    classes = data.get('classes')
-    if not classes or any(hasattr(model, name) for name in SEVERAL_CLASSES):
-        return
-    for name, number in _class_heads(model):
-        if number != len(classes):
-            raise CheckpointError(
-                f'checkpoint {checkpoint!r}: the model has {number} classes ({name}), the data {len(classes)}: '
-                "take the config of the model's training"
-            )

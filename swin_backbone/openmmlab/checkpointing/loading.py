@@ -11,7 +11,7 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import CheckpointLoader, Runner
 
 from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
-from ...checkpoints.reading import are_checkpoints_trusted, read_file
+from ...checkpoints.reading import are_checkpoints_trusted, read_open_file
 from ...compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, fit_to_model
 from .exact_resume import ANEW, check_resumable, fit_to_run
@@ -116,4 +116,4 @@ def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
 def _read_instead(f: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
     if isinstance(f, (str, os.PathLike)):
         return read_checkpoint(str(f), map_location)
-    return read_file(f, 'FILE', map_location)
+    return read_open_file(f, 'FILE', map_location)

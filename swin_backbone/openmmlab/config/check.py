@@ -17,24 +17,25 @@ SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')  #
 
 
 def check_classes(cfg: Config) -> None:
-    """Check that the heads of a model have the number of classes of each data set.
+    """Check that the heads of a model have the number of classes of each data set. Raises: see `compare_classes`."""
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        for phase in ('train', 'val', 'test'):
+            for where, dataset in datasets_in(cfg, phase):
+                compare_classes(cfg, _classes_of(dataset), where)
+
+
+def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
+    """Compare the heads of a model with the classes of `where`.
 
     Raises:
         ConfigError: with the key, the value and the allowed values.
     """
     model = cfg.get('model') or {}
-    if any(name in model for name in SEVERAL_CLASSES):
+    if not classes or any(name in model for name in SEVERAL_CLASSES):
         return
-    heads = list(_heads(model, 'model'))
-    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        for phase in ('train', 'val', 'test'):
-            for where, dataset in datasets_in(cfg, phase):
-                classes = _classes_of(dataset)
-                for key, number in heads if classes else ():
-                    if number != len(classes):
-                        raise ConfigError(
-                            f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}'
-                        )
+    for key, number in _heads(model, 'model'):
+        if number != len(classes):
+            raise ConfigError(f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}')
 
 
 def _classes_of(dataset: dict[str, Any]) -> Sequence[str]:

@@ -28,8 +28,9 @@ from ...outputs import Outputs
 from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
 from ...windows.grid import Size
-from ..checkpointing.completeness import ALLOW_MISSING, check_classes, dataset_meta_of, fit_to_model
+from ..checkpointing.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
+from ..config.check import compare_classes
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
 from ..data.own_data.config import set_num_classes
 from ..layers.accelerate import accelerate
@@ -85,6 +86,7 @@ class Predictor:
                 self.model.init_weights()
             else:
                 self._load(loaded, checkpoint, allow_missing)
+                compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
             if torch.device(device).type == 'cpu':
                 accelerate(self.model)
@@ -96,7 +98,6 @@ class Predictor:
 
     def _load(self, loaded: dict[str, Any], checkpoint: str, allow_missing: bool) -> None:
         weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
-        check_classes(self.model, self.meta, checkpoint)
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
     def prepare(self, frame: Frame) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab.checkpointing.completeness import (
     ALLOW_MISSING,
-    check_classes,
     dataset_meta_of,
     fit_to_model,
 )
@@ -90,13 +89,6 @@ def test_a_weight_of_another_shape_is_named(detector):
         r'another shape \(rpn_head\.rpn_cls\.bias: \(9,\), not \(\d+,\)\)',
     ):
         fits(detector, {'state_dict': state})
-
-
-def test_data_with_another_number_of_classes_than_the_model(detector, segmentor):
-    with pytest.raises(CheckpointError, match=r'the model has 4 classes \(roi_head\.bbox_head\), the data 2: '):
-        check_classes(detector, dict(classes=('a', 'b')), 'weights.pth')
-    with pytest.raises(CheckpointError, match=r'the model has 5 classes \(decode_head\), the data 19: '):
-        check_classes(segmentor, dict(classes=['x'] * 19), 'weights.pth')
 
 
 def test_the_toolboxes_own_swin_too(detector):
