@@ -1,7 +1,5 @@
 """Maps in every framework equal the maps of `SwinBackbone` bit for bit, and survive copies, files and compiling."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from helpers.adapters.detectron2_interface import recorded
@@ -103,19 +101,6 @@ def test_a_state_dict_of_the_official_code(make):
     source, model = randomised(), make('v1', drop_path_rate=0.0).eval()
     model.load_state_dict(official_backbone(source.state_dict()))
     assert_equal_maps(maps_of(model(X)), source(X))
-
-
-@makers
-@families
-@torch.no_grad()
-def test_bfloat16_and_threads(make, family):
-    model = make(family, drop_path_rate=0.0).eval().bfloat16()
-    x = torch.randn(1, 3, 45, 70).bfloat16()
-    maps = maps_of(model(x))
-    assert all(y.dtype == torch.bfloat16 and y.isfinite().all() for y in maps)
-    with ThreadPoolExecutor(4) as pool:
-        for other in pool.map(torch.no_grad()(lambda _: maps_of(model(x))), range(8)):
-            assert_equal_maps(other, maps)
 
 
 @makers

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import socketserver
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from helpers.checkpoints.pickles import makes_folder
 from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
@@ -190,16 +190,8 @@ def test_a_folder_that_takes_no_file(record_fault, server, tmp_path):
     record_fault('servers')
 
 
-class Runs:
-    def __init__(self, made):
-        self.made = made
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.made),)
-
-
 def test_a_refused_file_is_kept_for_unsafe_load(record_fault, server, tmp_path):
-    torch.save({'state_dict': Runs(tmp_path / 'made')}, buffer := io.BytesIO())
+    torch.save({'state_dict': makes_folder(tmp_path / 'made')}, buffer := io.BytesIO())
     server.answer = answer(buffer.getvalue())
     for _ in range(2):
         with pytest.raises(CheckpointError, match='refused, because it is more than weights'):

@@ -15,20 +15,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers.checkpoints.pickles import Reduced, makes_folder
 from helpers.in_process import run
 from helpers.models.small_models import randomised
 from mmengine.logging import HistoryBuffer
 
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
-
-
-class MakesAFile:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
 
 
 def write(path, kind, payload):
@@ -44,7 +37,7 @@ def write(path, kind, payload):
 @pytest.mark.parametrize('door', ['load_checkpoint', 'init_cfg', 'convert_checkpoint'])
 def test_a_pickle_that_would_make_a_file_does_not(record_fault, tmp_path, kind, door):
     path, made = tmp_path / 'weights.pth', tmp_path / 'made'
-    write(path, kind, MakesAFile(made))
+    write(path, kind, makes_folder(made))
     backbone = SwinBackbone(arch='nano', init_cfg=[dict(type='Pretrained', checkpoint=str(path))])
     before = {key: value.clone() for key, value in backbone.norm0.state_dict().items()}
     doors = {
@@ -57,14 +50,14 @@ def test_a_pickle_that_would_make_a_file_does_not(record_fault, tmp_path, kind, 
     assert not (tmp_path / 'out.pth').exists()
     assert all(torch.equal(value, before[key]) for key, value in backbone.norm0.state_dict().items())
     if kind == 'zip':
-        assert f'{os.mkdir.__module__}.mkdir' in str(error.value)
+        assert 'os.makedirs' in str(error.value)
     assert f'python tools/convert_checkpoint.py {path} OUT --to mmdet --unsafe-load' in str(error.value)
     record_fault('doors')
 
 
 def test_unsafe_load_lets_it(tmp_path):
     path, made = tmp_path / 'weights.pth', tmp_path / 'made'
-    write(path, 'zip', MakesAFile(made))
+    write(path, 'zip', makes_folder(made))
     assert not load_checkpoint(SwinBackbone(arch='nano'), path, unsafe_load=True).missing
     assert made.is_dir()
     made.rmdir()
@@ -78,7 +71,7 @@ def test_unsafe_load_lets_it(tmp_path):
 
 def test_the_tool_makes_weights_of_it_when_told_to(tmp_path):
     path, out, made = tmp_path / 'weights.pth', tmp_path / 'out.pth', tmp_path / 'made'
-    write(path, 'zip', MakesAFile(made))
+    write(path, 'zip', makes_folder(made))
     command = ['tools/convert_checkpoint.py', path, out, '--to', 'mmdet']
     refused = run(*command)
     try:
@@ -192,16 +185,6 @@ def test_64_overwritten_bytes_are_noticed(record_fault, tmp_path):
     record_fault('damages')
 
 
-class Reduced:
-    """An object that pickles to a call and a state."""
-
-    def __init__(self, *reduced):
-        self.reduced = reduced
-
-    def __reduce__(self):
-        return self.reduced
-
-
 class Module(torch.nn.Module):
     def forward(self, x):
         return x
@@ -235,7 +218,6 @@ REFUSED, DAMAGED = 'refused, because it is more than weights', 'truncated, damag
 ATTACKS = {
     'a call': (lambda: saved(Reduced(os.mkdir, ('made',))), REFUSED + r' \(it wants \w+\.mkdir\)'),
     'getattr of another class': (lambda: saved(Reduced(getattr, (torch.nn.Linear, '__init__'))), REFUSED),
-    'a module': (lambda: saved(torch.nn.Linear(1, 1)), REFUSED),
     'a torch.load in the file': (lambda: saved(Reduced(torch.storage._load_from_bytes, (saved(1),))), REFUSED),
     'a class, left over': (lambda: saved({'a': HistoryBuffer}), REFUSED),
     'a dtype, left over': (lambda: saved({'a': np.dtype('f8')}), REFUSED),
@@ -247,9 +229,6 @@ ATTACKS = {
     'a pickle that is no checkpoint': (lambda: pickle.dumps({'state_dict': {}}, protocol=2), DAMAGED),
     'compressed records': (compressed, 'its records are compressed'),
     'a tar archive': (tar, 'no checkpoint'),
-    'half a file': (lambda: saved({'a': torch.ones(1000)})[:-2000], DAMAGED),
-    'half a legacy file': (lambda: saved(torch.ones(1000), _use_new_zipfile_serialization=False)[:-2000], DAMAGED),
-    'half of safetensors': (lambda: safetensors.torch.save({'a': torch.ones(1000)})[:-2000], 'truncated or damaged'),
 }
 
 

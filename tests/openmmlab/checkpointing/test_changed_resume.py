@@ -77,20 +77,6 @@ def test_the_seed_of_the_checkpoint_stays(tmp_path, record_fault, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_second_stop_after_a_change_changes_no_bit(tmp_path, record_fault, loop):
-    for folder in ('whole', 'killed'):
-        log, work_dir = tmp_path / 'log', tmp_path / folder
-        assert train(work_dir, log, **LOOPS[loop], **{BATCH: 4}) == {0}
-        longer = dict(LONGER[loop], **{BATCH: 2})
-        if folder == 'killed':
-            assert train(work_dir, log, resume=True, hooks=stop_after(19), **longer) == {75}
-        assert train(work_dir, log, resume=True, **longer) == {0}
-    assert differing(tmp_path / 'whole' / ENDED_AT[loop], tmp_path / 'killed' / ENDED_AT[loop]) == []
-    record_fault('resumes')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('loop', LOOPS)
 def test_training_without_its_average_changes_no_bit(tmp_path, record_fault, loop):
     for folder, hooks in (('never', ()), ('before', AVERAGE)):
         for settings in (dict(LOOPS[loop], hooks=hooks), dict(LONGER[loop], resume=True)):

@@ -4,7 +4,9 @@ import os
 
 import pytest
 import torch
-from helpers.checkpoints.origins import official, official_detector
+from helpers.checkpoints.origins import official_detector
+from helpers.checkpoints.pickles import makes_folder
+from helpers.models.small_models import randomised
 from helpers.openmmlab.toy_training import config
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
@@ -27,14 +29,6 @@ class BackboneAndHead(BaseModel):
         return {'loss': self.head(self.backbone(torch.stack(inputs))[-1].mean((2, 3))).mean()}
 
 
-class MakesAFile:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.makedirs, (str(self.path), 0o777, True)
-
-
 @pytest.fixture
 def schemes():
     """Return mmengine's own loaders, and restore them after the test."""
@@ -52,15 +46,6 @@ def build_runner(work_dir, unsafe_load=False, iterations=1, **settings):
     return runtime.build_runner(cfg, unsafe_load)
 
 
-def randomised():
-    torch.manual_seed(1)
-    backbone = SwinBackbone(arch='nano').eval()
-    for name, parameter in backbone.named_parameters():
-        if not name.startswith('norm'):
-            torch.nn.init.normal_(parameter, std=0.1)
-    return backbone
-
-
 @torch.no_grad()
 def assert_same_outputs(backbone, source):
     x = torch.randn(1, 3, 75, 106)
@@ -68,10 +53,9 @@ def assert_same_outputs(backbone, source):
         assert torch.equal(output, expected)
 
 
-@pytest.mark.parametrize('save', [official, official_detector])
-def test_load_from_takes_any_origin(tmp_path, schemes, save, capsys):
-    source = randomised()
-    torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
+def test_load_from_takes_any_origin(tmp_path, schemes, capsys):
+    source = randomised(False)
+    torch.save(official_detector(source.state_dict()), tmp_path / 'weights.pth')
     runner = build_runner(tmp_path, load_from=str(tmp_path / 'weights.pth'))
     runner.train()
     assert_same_outputs(runner.model.backbone, source)
@@ -79,7 +63,7 @@ def test_load_from_takes_any_origin(tmp_path, schemes, save, capsys):
 
 
 def test_load_from_resizes_windows_before_an_average(tmp_path, schemes):
-    source = randomised()
+    source = randomised(False)
     torch.save(official_detector(source.state_dict()), tmp_path / 'weights.pth')
     runner = build_runner(
         tmp_path, load_from=str(tmp_path / 'weights.pth'), model__window_size=12, hooks=[dict(type='EMAHook')]
@@ -130,7 +114,7 @@ def unsafe_load(request, schemes):
 def test_a_pickle_that_would_make_a_file_does_not(record_fault, tmp_path, door, unsafe_load):
     made, checkpoint = tmp_path / 'made', tmp_path / 'iter_1.pth'
     build_runner(tmp_path).train()
-    torch.save({**torch.load(checkpoint, weights_only=False), 'evil': MakesAFile(made)}, checkpoint)
+    torch.save({**torch.load(checkpoint, weights_only=False), 'evil': makes_folder(made)}, checkpoint)
     runner = build_runner(tmp_path, unsafe_load, iterations=2, **doors(checkpoint)[door])
     if unsafe_load:
         runner.train()
@@ -194,7 +178,7 @@ def test_weights_that_are_no_numbers_are_named(record_fault, tmp_path, schemes, 
 def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, unsafe_load):
     """All loaders of mmengine are replaced, also loaders with weights_only=False."""
     made = tmp_path / 'made'
-    torch.save({'state_dict': MakesAFile(made)}, tmp_path / 'weights.pth')
+    torch.save({'state_dict': makes_folder(made)}, tmp_path / 'weights.pth')
 
     @CheckpointLoader.register_scheme(prefixes='elsewhere://', force=True)
     def load_from_elsewhere(filename, map_location=None):
