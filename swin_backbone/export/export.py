@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -26,7 +27,7 @@ from ..windows.grid import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
-from .picture import at_one_size
+from .picture import Normalise, at_one_size
 from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
@@ -118,7 +119,8 @@ def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: S
         ExportError: if the model cannot be exported.
     """
     if part != 'model':
-        return maps_graph(model, part, shape)
+        settings = dict(preprocessing=Normalise(model.data_preprocessor).settings())
+        return replace(maps_graph(model, part, shape), settings=settings)
     if cfg.default_scope == 'mmseg':
         from .heads.segmentor import segmentor_graph
 

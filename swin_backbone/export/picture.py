@@ -32,15 +32,14 @@ def bands_of(backbone: Any) -> int:
 class Normalise(nn.Module):
     """mmdet's and mmseg's data preprocessors in a test: channel order, mean, std, padding.
 
-    Args:
-        preprocessor: the model's data preprocessor.
+    Attributes:
         divisor: height and width are padded at the bottom and on the right to multiples of `divisor`.
     """
 
     mean_C: Tensor
     std_C: Tensor
 
-    def __init__(self, preprocessor: Any, divisor: int):
+    def __init__(self, preprocessor: Any):
         super().__init__()
         self.flip_channels = bool(preprocessor._channel_conversion)
         mean, std = torch.zeros(1), torch.ones(1)
@@ -48,7 +47,9 @@ class Normalise(nn.Module):
             mean, std = preprocessor.mean.flatten().float(), preprocessor.std.flatten().float()
         self.register_buffer('mean_C', mean.clone().cpu())
         self.register_buffer('std_C', std.clone().cpu())
-        self.divisor = divisor
+        # mmseg pads pictures of a test only by `test_cfg`
+        test_cfg = getattr(preprocessor, 'test_cfg', dict(size_divisor=preprocessor.pad_size_divisor)) or {}
+        self.divisor: int = test_cfg.get('size_divisor') or 1
         self.pad_value = float(preprocessor.pad_value)
 
     def forward(self, picture_BHWC: Tensor) -> Tensor:

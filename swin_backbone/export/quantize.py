@@ -6,16 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
+from torch import nn
 
 from .formats import quiet
 from .graph import ExportError, Graph
-from .picture import Normalise, bands_of, resize_rule
+from .picture import Normalise, Padding, bands_of, resize_rule
 from .runtime import RuntimeProblem, read_picture, resize
 
 CALIBRATION_PICTURES = 64
@@ -46,19 +46,20 @@ def training_pictures(cfg: Config) -> list[NDArray[Any]]:
     return pictures
 
 
-def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: torch.nn.Module) -> list[Feed]:
-    """Return the inputs of a graph, made from pictures."""
-    rule = resize_rule(cfg.test_dataloader.dataset.pipeline)
+def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: nn.Module) -> list[Feed]:
+    """Return the inputs of a graph, made from pictures. A part of one size takes pictures of this size, unpadded."""
+    pictures = [one if one.shape[2] == 3 else one.astype(np.float32) for one in pictures]
+    pipeline = cfg.test_dataloader.dataset.pipeline
     if graph.task != 'maps':
+        rule = resize_rule(pipeline)
         return [[resize(one, rule)[None], np.array(one.shape[:2], np.int64)] for one in pictures]
-    normalise = Normalise(preprocessor, getattr(preprocessor, 'pad_size_divisor', 1))
-    shape = None if graph.free else graph.inputs[0].shape[2:]
-    inputs = []
-    for picture in pictures:
-        resized = resize(picture, rule) if shape is None else cv2.resize(picture, (shape[1], shape[0]))
-        image = normalise(torch.from_numpy(resized)[None])
-        inputs.append([image.contiguous().numpy()])
-    return inputs
+    normalise = Normalise(preprocessor)
+    if graph.free:
+        rule, prepare = resize_rule(pipeline), nn.Sequential(Padding(pipeline), normalise)
+    else:
+        rule, prepare = dict(scale=graph.inputs[0].shape[:1:-1], keep_ratio=False), nn.Sequential(normalise)
+        normalise.divisor = 1
+    return [[prepare(torch.from_numpy(resize(one, rule)[None])).contiguous().numpy()] for one in pictures]
 
 
 def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Sequence[str]) -> None:

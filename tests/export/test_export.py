@@ -190,6 +190,39 @@ def test_resize_rule_of_a_pipeline():
         resize_rule([load, step, dict(type='RandomFlip'), pack])
 
 
+@pytest.mark.parametrize(
+    ('preprocessor', 'pad', 'shape', 'expected'),
+    [
+        (dict(type='mmdet.DetDataPreprocessor', pad_size_divisor=32), {}, (60, 90), (60, 90)),
+        (dict(type='mmdet.DetDataPreprocessor', pad_size_divisor=32), {}, None, (64, 96)),
+        (dict(type='mmdet.DetDataPreprocessor'), dict(size=(100, 70)), None, (70, 100)),
+        (dict(type='mmseg.SegDataPreProcessor', size_divisor=32), {}, None, (48, 80)),
+        (dict(type='mmseg.SegDataPreProcessor', size_divisor=8, test_cfg=dict(size_divisor=32)), {}, None, (64, 96)),
+    ],
+)
+def test_a_part_is_calibrated_at_its_own_size(preprocessor, pad, shape, expected):
+    """A free part is calibrated at the padded sizes of the model, and a part of one size at this size."""
+    pytest.importorskip(preprocessor['type'].split('.')[0])
+    from mmengine.registry import MODELS, DefaultScope
+
+    from swin_backbone.export.quantize import feeds
+
+    steps = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(80, 48), keep_ratio=False), dict(type='PackX')]
+    if pad:
+        steps.insert(2, dict(type='Pad', **pad))
+    cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=steps))))
+    with DefaultScope.overwrite_default_scope(preprocessor['type'].split('.')[0]):
+        built = MODELS.build(preprocessor)
+    for bands in (3, 1):
+        model = SimpleNamespace(
+            backbone=small_swin(SwinBackbone, depths=(1,), in_channels=bands), data_preprocessor=built
+        )
+        one = export.graph_of(model, cfg, 'backbone', shape)
+        assert {'mean', 'std', 'channels', 'pad_divisor', 'pad_value'} == set(one.settings['preprocessing'])
+        ((image,),) = feeds([np.zeros((30, 40, bands), np.uint8)], one, cfg, built)
+        assert (image.dtype, image.shape) == (np.float32, (1, bands, *expected))
+
+
 @pytest.mark.parametrize('rule', [dict(scale=[1333, 800], keep_ratio=True), dict(scale=[64, 48], keep_ratio=False)])
 def test_pictures_are_resized_as_mmcv_does(rule):
     import mmcv

@@ -29,7 +29,7 @@ class Detector(nn.Module):
     def __init__(self, model: Any, head: Any, padding: Padding):
         super().__init__()
         self.padding = padding
-        self.normalise = Normalise(model.data_preprocessor, model.data_preprocessor.pad_size_divisor)
+        self.normalise = Normalise(model.data_preprocessor)
         self.maps = BackboneMaps(model.backbone, replace_deformable(model.neck) if model.with_neck else None)
         self.head = head
 

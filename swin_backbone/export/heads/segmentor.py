@@ -58,8 +58,7 @@ class Segmentor(nn.Module):
 
     def __init__(self, model: Any):
         super().__init__()
-        divisor = (model.data_preprocessor.test_cfg or {}).get('size_divisor', 1) or 1
-        self.normalise = Normalise(model.data_preprocessor, divisor)
+        self.normalise = Normalise(model.data_preprocessor)
         self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
         self.has_masks = isinstance(model.decode_head, Mask2FormerHead)
         self.head = query_head(model.decode_head) if self.has_masks else with_free_pooling(model.decode_head)
