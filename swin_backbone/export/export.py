@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -20,9 +22,11 @@ from torch import Tensor
 
 from ..backends.native.library import NAME as LIBRARY
 from ..backends.native.library import library_path
+from ..checks import check_choice
 from ..openmmlab.data.media import Frame, Medium
 from ..openmmlab.inference.predict import Predictor
 from ..outputs import RECORD, Outputs
+from ..version import __version__
 from ..windows.grid import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
@@ -71,30 +75,27 @@ def export(
         ExportError: if the model cannot be exported, or the file and PyTorch disagree.
         ValueError: if the toolbox is unknown, or the checkpoint does not fit.
     """
-    default = formats.PRECISIONS.get(format, ('',))[0] if operators is None else 'fp32'
-    precision = precision or default
-    formats.check_format(format, precision, operators)
-    if part not in PARTS:
-        raise ExportError(f'--part takes one of {", ".join(PARTS)}, got {part!r}')
+    precision = formats.check_format(format, precision, operators)
+    check_choice('--part', part, PARTS)
+    if part == 'model' and format not in ('onnx', 'openvino'):
+        raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
     if part == 'model' and shape is not None:
         cfg = at_one_size(cfg, shape)
     predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
     has_text = hasattr(predictor.model, 'language_model')
     if has_text:
-        ask_for(predictor, texts or predictor.meta['classes'])
+        texts = tuple(texts or predictor.meta['classes'])
+        pipeline, predictor.meta = predictor.pipeline, dict(classes=texts)
+        predictor.pipeline = lambda given: pipeline({**given, 'text': texts, 'custom_entities': True})
     elif texts:
         raise ExportError(f'--texts needs a model with a language_model, got {type(predictor.model).__name__}')
-    graph = graph_of(predictor.model, cfg, part, shape, predictor.meta['classes'] if has_text else ())
-    if part == 'model' and format not in ('onnx', 'openvino'):
-        raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
+    graph = graph_of(predictor.model, cfg, part, shape, texts)
     calibration: Sequence[Feed] = ()
     if precision == 'int8':
-        calibration = feeds(
-            pictures or training_pictures(cfg), graph, cfg, predictor.model.get_submodule('data_preprocessor')
-        )
+        calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
     meta = dict(
         classes=list(predictor.meta['classes']),
-        palette=_palette(predictor),
+        palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
         **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
     )
     wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
@@ -102,22 +103,8 @@ def export(
     return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite, operators)
 
 
-def ask_for(predictor: Predictor, texts: Sequence[str]) -> None:
-    """Make a predictor of Grounding DINO detect the classes `texts` on all pictures."""
-    pipeline, asked = predictor.pipeline, dict(text=tuple(texts), custom_entities=True)
-    predictor.pipeline = lambda given: pipeline({**given, **asked})
-    predictor.meta = dict(classes=tuple(texts))
-
-
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
-    """Return the graph of a whole model or of a part.
-
-    Args:
-        texts: see `export`.
-
-    Raises:
-        ExportError: if the model cannot be exported.
-    """
+    """Return the graph of a whole model or of a part. Arguments and errors: see `export`."""
     if part != 'model':
         settings = dict(preprocessing=Normalise(model.data_preprocessor).settings())
         return replace(maps_graph(model, part, shape), settings=settings)
@@ -156,12 +143,13 @@ def write(
             write(graph, wide, format, 'fp32', meta, wanted, pictures)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
             name = formats.FORMATS[format]
-            quantize(wide / name, folder / name, calibration, [port.name for port in graph.inputs])
+            quantize(wide / name, folder / name, calibration)
         else:
             write_model(graph, folder, format, precision, operators)
         manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
-        manifest['versions'] = formats.versions(format)
-        _write_json(folder / MANIFEST, manifest)
+        packages = ('torch', *formats.NEEDED[format])
+        manifest['versions'] = dict(swin_backbone=__version__, **{name: version(name) for name in packages})
+        (folder / MANIFEST).write_text(json.dumps(manifest))
         if wanted is None:
             figures = verify.verify_maps(open_maps(folder, manifest), graph, precision)
         else:
@@ -170,7 +158,7 @@ def write(
         if precision == 'int8':
             before, after = ({**measure(one, calibration), **metric(one)} for one in (wide, folder))
             manifest['quantization'] = dict(pictures=len(calibration), before=before, after=after)
-        _write_json(folder / MANIFEST, manifest)
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + '\n')
     return read_manifest(out)
 
 
@@ -187,20 +175,14 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     if os.path.lexists(out):
         _require_export(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f'.partial-{out.name}-', dir=out.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f'.partial-{out.name}-', dir=out.parent) as beside:
+        partial = Path(beside, 'new')
+        partial.mkdir()
         yield partial
         Outputs(partial).adopt(*(path for path in sorted(partial.iterdir()) if path.is_file()))
-        partial.chmod(0o755)
         if out.exists():
-            former = Path(tempfile.mkdtemp(prefix=f'.former-{out.name}-', dir=out.parent))
-            out.replace(former / 'was')
-            partial.replace(out)
-            shutil.rmtree(former)
-        else:
-            partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            out.replace(Path(beside, 'former'))
+        partial.replace(out)
 
 
 def _require_export(out: Path, overwrite: bool) -> None:
@@ -251,7 +233,11 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
     else:
         formats.write_onnx(program, graph, onnx_file, weights_apart=bool(operators))
         if format == 'openvino' and not operators:
-            formats.write_openvino(onnx_file, path, half=precision in ('fp16', 'bf16'))
+            import openvino
+
+            # Half precision is for stored weights. The runtime's settings choose the dtype of the computation
+            model = openvino.convert_model(str(onnx_file))
+            openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
             onnx_file.unlink()
 
 
@@ -284,14 +270,12 @@ def open_maps(folder: Path, manifest: dict[str, Any]) -> verify.Run:
 
 
 def example_of(graph: Graph) -> tuple[Tensor, ...]:
-    """Return inputs for the capture of a graph."""
+    """Return inputs for the capture of a graph. The values are of no use."""
     lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
-    shapes = [
-        [length if isinstance(length, int) else lengths[length] for length in port.shape] for port in graph.inputs
-    ]
-    if graph.task == 'maps':
-        return (torch.zeros(shapes[0]),)
-    return torch.zeros(shapes[0], dtype=getattr(torch, graph.inputs[0].dtype)), torch.tensor([75, 118])
+    return tuple(
+        torch.zeros([lengths.get(length, length) for length in port.shape], dtype=getattr(torch, port.dtype))
+        for port in graph.inputs
+    )
 
 
 def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
@@ -309,8 +293,6 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
 
 def made_pictures(graph: Graph) -> list[NDArray[Any]]:
     """Return generated smooth pictures of three sizes, or of the graph's own size."""
-    import cv2
-
     sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
     rng, bands = np.random.default_rng(0), graph.inputs[0].shape[3]
     return [
@@ -319,15 +301,3 @@ def made_pictures(graph: Graph) -> list[NDArray[Any]]:
         .astype(graph.inputs[0].dtype)
         for size in sizes
     ]
-
-
-def _palette(predictor: Predictor) -> list[list[int]]:
-    """Return colours by class. Empty: readers of deploy.json choose colours."""
-    colours = predictor.meta.get('palette') or ()
-    if isinstance(colours, str) or len(colours) != len(predictor.meta['classes']):
-        return []
-    return [list(map(int, colour)) for colour in colours]
-
-
-def _write_json(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2) + '\n', encoding='utf-8')

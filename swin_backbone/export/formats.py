@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from ..version import __version__
+from ..checks import check_choice
 from .graph import BackboneMaps, ExportError, Graph
 
 OPSET = 20  # the first with Gelu
@@ -37,17 +36,19 @@ NEEDED = {
 }
 
 
-def check_format(format: str, precision: str, operators: Optional[str] = None) -> None:
-    """Raise an ExportError for an unknown format, an unsuitable precision or operators."""
-    if format not in FORMATS:
-        raise ExportError(f'--format takes one of {", ".join(FORMATS)}, got {format!r}')
+def check_format(format: str, precision: Optional[str], operators: Optional[str] = None) -> str:
+    """Return the precision, for None the first of the format.
+
+    Raises:
+        ValueError: for an unknown format, an unsuitable precision or operators.
+    """
+    check_choice('--format', format, FORMATS)
     precisions, option = PRECISIONS[format], f'--format {format}'
     if operators is not None:
-        if operators not in OPERATORS or format not in ('onnx', 'openvino'):
-            raise ExportError(f'--operators takes swin, for onnx and openvino, got {operators!r} for {format}')
+        check_choice('--operators', operators, OPERATORS)
+        check_choice('--format of --operators swin', format, ('onnx', 'openvino'))
         precisions, option = OPERATORS[operators], f'--operators {operators}'
-    if precision not in precisions:
-        raise ExportError(f'{option} takes --precision {", ".join(precisions)}, got {precision!r}')
+    return check_choice(f'--precision of {option}', precision or precisions[0], precisions)
 
 
 def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
@@ -133,17 +134,6 @@ def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
     )
 
 
-def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:
-    """Write OpenVINO's intermediate representation of an ONNX model.
-
-    Args:
-        half: whether weights are stored in fp16. The runtime's settings choose the dtype of the computation.
-    """
-    import openvino
-
-    openvino.save_model(openvino.convert_model(str(onnx_model)), str(path), compress_to_fp16=half)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hide warnings of torch's exporters about internals."""
@@ -155,8 +145,3 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(disabled)
-
-
-def versions(format: str) -> dict[str, str]:
-    """Return the versions of the packages that write a format."""
-    return dict(swin_backbone=__version__, **{name: version(name) for name in ('torch', *NEEDED[format])})

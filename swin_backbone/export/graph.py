@@ -16,8 +16,6 @@ from ..windows.grid import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
-MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
-MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
 class ExportError(ValueError):
@@ -28,6 +26,12 @@ def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
     """Return the error for a part of a model without an export."""
     only = f', only {", ".join(known)}' if known else ''
     return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
+
+
+def require_kind(part: Any, *names: str) -> None:
+    """Raise the refusal of a part of another class than `names`."""
+    if type(part).__name__ not in names:
+        raise refusal(type(part).__name__, names)
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Graph:
     Args:
         task: the kind of output: 'maps', 'segmentation', 'boxes' or 'instances'.
         free: True for free batch, height and width. False: the inputs' shapes have numbers.
-        example_size: height and width during the capture of free sizes.
+        example_size: height and width during the capture.
         settings: further entries of `deploy.json` for the runtime.
     """
 
@@ -98,7 +102,7 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
         raise ExportError(
             f'--part neck needs a model with a neck, and {type(model).__name__} has none: use --part backbone'
         )
-    check_shape(backbone, shape)
+    example = example_size(backbone, shape)
     channels = getattr(backbone, 'in_channels', 3)
     size = ('batch', channels, 'height', 'width') if shape is None else (1, channels, *shape)
     module = BackboneMaps(backbone, neck).eval()
@@ -112,37 +116,29 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
         )
         for i, one in enumerate(maps)
     ]
-    return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example_size(backbone))
+    return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example)
 
 
-def most_pixels(planes: int) -> int:
-    """Return the largest number of pixels of a picture with `planes` masks or logits of equal size."""
-    return min(MOST_PIXELS, MOST_VALUES // planes)
+def example_size(backbone: Any, shape: Optional[Size]) -> Size:
+    """Return height and width for the capture of a graph.
 
+    Free sizes are captured with several windows on every axis of every map, and padding in the last window. A graph
+    captured at a special size fails at other sizes: torch broadcasts a length of 1.
 
-def example_size(backbone: Any) -> Size:
-    """Return a size with several windows on every axis of every map, and padding in the last window.
-
-    A graph captured at a special size fails at other sizes: torch broadcasts a length of 1.
-    """
-    windows = [max(block.window_size) for block in _blocks(backbone)]
-    least = 2 * LARGEST_STRIDE * max(windows, default=8)
-    return least + 5, least + 2 * LARGEST_STRIDE + 14
-
-
-def _blocks(backbone: Any) -> list[SwinBlock]:
-    """Return the blocks of a backbone. The list is empty for a backbone of a foreign package."""
-    return [layer for layer in backbone.modules() if isinstance(layer, SwinBlock)]
-
-
-def check_shape(backbone: Any, shape: Optional[Size]) -> None:
-    """Check that a backbone can be exported for pictures of `shape`; None: for any size.
+    Args:
+        shape: height and width of the graph; None: free.
 
     Raises:
         ExportError: for free sizes of a backbone with `small_map='shrink'`.
     """
-    if shape is None and any(block.small_map == 'shrink' for block in _blocks(backbone)):
+    if shape is not None:
+        return shape
+    blocks = [layer for layer in backbone.modules() if isinstance(layer, SwinBlock)]
+    if any(block.small_map == 'shrink' for block in blocks):
         raise ExportError(
             "small_map='shrink' makes windows smaller on small maps, which one graph cannot do for every size: "
             'give --shape H W'
         )
+    # A backbone of a foreign package has no blocks
+    least = 2 * LARGEST_STRIDE * max((max(block.window_size) for block in blocks), default=8)
+    return least + 5, least + 2 * LARGEST_STRIDE + 14

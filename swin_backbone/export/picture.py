@@ -15,11 +15,21 @@ from torch import Tensor, nn
 from ..windows.grid import Size
 from .graph import ExportError, Port
 
+MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
+MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
-def picture_port(model: Any, batch: Any, height: Any, width: Any) -> Port:
-    """Return the input port of a whole model: uint8 for three bands, float32 for more or fewer bands."""
+
+def picture_ports(model: Any, batch: Optional[int], shape: Optional[Size]) -> list[Port]:
+    """Return the inputs of a whole model: pixels, uint8 for three bands and else float32, and the picture's own size.
+
+    Args:
+        batch: the model's only batch size; None: any.
+        shape: height and width after the resize, for batch size 1; None: free.
+    """
     bands = bands_of(model.backbone)
-    return Port('picture', 'uint8' if bands == 3 else 'float32', (batch, height, width, bands))
+    lengths = (batch or 'batch', 'height', 'width') if shape is None else (1, *shape)
+    pixels = Port('picture', 'uint8' if bands == 3 else 'float32', (*lengths, bands))
+    return [pixels, Port('size', 'int64', (2,))]
 
 
 def bands_of(backbone: Any) -> int:
@@ -29,6 +39,11 @@ def bands_of(backbone: Any) -> int:
     return int(getattr(backbone, 'in_channels', 3))
 
 
+def multiples(sides: Sequence[int], divisor: int) -> Sequence[int]:
+    """Return sides, maybe symbolic, rounded up to multiples of a divisor."""
+    return [(side + divisor - 1) // divisor * divisor for side in sides]
+
+
 class Normalise(nn.Module):
     """mmdet's and mmseg's data preprocessors in a test: channel order, mean, std, padding.
 
@@ -36,17 +51,12 @@ class Normalise(nn.Module):
         divisor: height and width are padded at the bottom and on the right to multiples of `divisor`.
     """
 
-    mean_C: Tensor
-    std_C: Tensor
-
     def __init__(self, preprocessor: Any):
         super().__init__()
         self.flip_channels = bool(preprocessor._channel_conversion)
-        mean, std = torch.zeros(1), torch.ones(1)
+        self.mean_C, self.std_C = torch.zeros(1), torch.ones(1)
         if preprocessor._enable_normalize:
-            mean, std = preprocessor.mean.flatten().float(), preprocessor.std.flatten().float()
-        self.register_buffer('mean_C', mean.clone().cpu())
-        self.register_buffer('std_C', std.clone().cpu())
+            self.mean_C, self.std_C = preprocessor.mean.flatten().float(), preprocessor.std.flatten().float()
         # mmseg pads pictures of a test only by `test_cfg`
         test_cfg = getattr(preprocessor, 'test_cfg', dict(size_divisor=preprocessor.pad_size_divisor)) or {}
         self.divisor: int = test_cfg.get('size_divisor') or 1
@@ -58,7 +68,7 @@ class Normalise(nn.Module):
         x_BCHW = ((x_BHWC.float() - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
         if self.divisor > 1:
             H, W = x_BCHW.shape[-2:]
-            rows, columns = ((side + self.divisor - 1) // self.divisor * self.divisor for side in (H, W))
+            rows, columns = multiples((H, W), self.divisor)
             x_BCHW = F.pad(x_BCHW, (0, columns - W, 0, rows - H), value=self.pad_value)
         return x_BCHW
 
@@ -94,14 +104,14 @@ class Padding(nn.Module):
         if step.get('pad_to_square'):
             if not rule or not rule['keep_ratio'] or rule['scale'][0] != rule['scale'][1]:
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
-            side = (rule['scale'][0] + self.divisor - 1) // self.divisor * self.divisor
-            self.size = side, side
+            height, width = multiples(rule['scale'], self.divisor)
+            self.size = height, width
 
     def forward(self, picture_BHWC: Tensor) -> Tensor:
-        H, W = picture_BHWC.shape[1:3]
-        rows, columns = self.size or tuple((side + self.divisor - 1) // self.divisor * self.divisor for side in (H, W))
         if self.size is None and self.divisor == 1:
             return picture_BHWC
+        H, W = picture_BHWC.shape[1:3]
+        rows, columns = self.size or multiples((H, W), self.divisor)
         return F.pad(picture_BHWC.float(), (0, 0, 0, columns - W, 0, rows - H), value=self.value)
 
 
@@ -148,6 +158,15 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     return cfg
 
 
-def preprocessing(cfg: Config, normalise: Normalise) -> dict[str, Any]:
-    """Return all preprocessing before the backbone. A whole model contains the steps after `resize`."""
-    return dict(resize=resize_rule(cfg.test_dataloader.dataset.pipeline), **normalise.settings())
+def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Optional[int] = None) -> dict[str, Any]:
+    """Return the entries of `deploy.json` for a whole model, which contains the preprocessing after `resize`.
+
+    Args:
+        planes: number of masks or logits of the picture's size.
+        objects: the largest number of objects; None: any.
+    """
+    pixels = min(MOST_PIXELS, MOST_VALUES // planes)
+    return dict(
+        preprocessing=dict(resize=resize_rule(cfg.test_dataloader.dataset.pipeline), **normalise.settings()),
+        limits=dict(pixels=pixels, objects=objects) if objects else dict(pixels=pixels),
+    )

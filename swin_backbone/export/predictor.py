@@ -21,7 +21,7 @@ from ..openmmlab.config.paths import require_data
 from ..openmmlab.config.published import start_from
 from ..openmmlab.data.media import Frame
 from ..openmmlab.errors import DataError
-from ..openmmlab.inference.predict import Predictor, with_background
+from ..openmmlab.inference.predict import VISUALIZERS_OF, Predictor, with_background
 from ..openmmlab.runtime import build_runner
 from ..pictures.colours import distinct_colours
 from ..windows.grid import Size
@@ -47,14 +47,11 @@ class ExportedPredictor(Predictor):
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
         self.model: Any = Model(folder, device, threads)
         self.batch = batch
-        segments = self.model.info['task'] == 'segmentation'
-        self.scope = 'mmseg' if segments else 'mmdet'
+        self.scope = 'mmseg' if self.model.info['task'] == 'segmentation' else 'mmdet'
         palette = self.model.info.get('palette') or distinct_colours(len(self.model.classes))
         self.meta = dict(classes=self.model.classes, palette=palette)
         with DefaultScope.overwrite_default_scope(self.scope):
-            self.visualizer = VISUALIZERS.build(
-                dict(type='SegLocalVisualizer' if segments else 'DetLocalVisualizer', name='infer')
-            )
+            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 
     def prepare(self, frame: Frame) -> dict[str, Any]:
@@ -86,8 +83,7 @@ class ExportedPredictor(Predictor):
     @property
     def period(self) -> int:
         """See `Predictor.period`; 1 for a folder without a period."""
-        period: int = self.model.info.get('period', 1)
-        return period
+        return int(self.model.info.get('period', 1))
 
     @property
     def identity(self) -> str:

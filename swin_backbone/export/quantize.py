@@ -62,11 +62,11 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preproces
     return [[prepare(torch.from_numpy(resize(one, rule)[None])).contiguous().numpy()] for one in pictures]
 
 
-def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Sequence[str]) -> None:
+def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed]) -> None:
     """Quantize an ONNX model: weights by channel, activations by range, in QDQ form."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    left = iter([dict(zip(names, feed)) for feed in inputs])
+    left = iter([dict(zip(('image',) if len(feed) == 1 else ('picture', 'size'), feed)) for feed in inputs])
     reader: Any = SimpleNamespace(get_next=lambda: next(left, None))
     with quiet():
         quantize_static(
@@ -82,7 +82,7 @@ def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Seq
         )
 
 
-def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed], _: Sequence[str]) -> None:
+def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> None:
     """Quantize OpenVINO's IR."""
     import nncf
     import openvino

@@ -18,6 +18,7 @@ import reprlib
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from io import BytesIO, TextIOWrapper
 from itertools import groupby, islice
@@ -33,7 +34,6 @@ from numpy.typing import NDArray
 MANIFEST = 'deploy.json'
 ENTRIES = ('format', 'precision', 'task', 'file', 'sha256', 'inputs', 'outputs')  # of every deploy.json
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
-OPENVINO_TYPES = dict(fp32='f32', fp16='f32', bf16='bf16', int8='f32')  # types of computation; fp16 is only for storage
 CORE_LOCK = Lock()
 
 Result = dict[str, NDArray[Any]]
@@ -67,7 +67,7 @@ class Model:
         openers = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in openers:
             raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
-        library = self.folder / self.info['library'] if 'library' in self.info else None
+        library = _load_library(self.folder / self.info['library']) if 'library' in self.info else None
         self._run = openers[self.info['format']](self.folder / self.info['file'], self.info, device, threads, library)
         self.classes: list[str] = self.info.get('classes', [])
 
@@ -243,13 +243,18 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
     return resized.reshape(height, width, -1)  # OpenCV drops the dimension of one band
 
 
-def _problem(action: str, error: Exception) -> RuntimeProblem:
-    """Return the error of a runtime as a sentence. Runtimes have various error classes and several lines."""
-    return RuntimeProblem(f'{action}: {" ".join(str(error).split()) or type(error).__name__}')
+@contextmanager
+def _as_problem(action: str) -> Iterator[None]:
+    """Turn an error of a runtime into a sentence. Runtimes have various error classes and several lines."""
+    try:
+        yield
+    except Exception as error:
+        problem = ' '.join(str(error).split()) or type(error).__name__
+        raise RuntimeProblem(f'{action}: {problem}') from error
 
 
 def _open_onnxruntime(
-    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[Path]
+    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
     import onnxruntime
 
@@ -263,20 +268,15 @@ def _open_onnxruntime(
     if threads is not None:
         options.intra_op_num_threads = threads
     if library is not None:
-        _load_library(library)
-        options.register_custom_ops_library(str(library.resolve()))
+        options.register_custom_ops_library(library._name)
     providers = [(provider, {'device_id': number} if number else {})]
-    try:
+    with _as_problem(f'onnxruntime cannot open {path}'):
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-    except Exception as error:
-        raise _problem(f'onnxruntime cannot open {path}', error) from error
     names = [port['name'] for port in info['inputs']]
 
     def run(inputs: Sequence[NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
-        try:
+        with _as_problem(f'onnxruntime cannot run an input of {inputs[0].shape}'):
             results: list[NDArray[Any]] = session.run(outputs, dict(zip(names, inputs)))
-        except Exception as error:
-            raise _problem(f'onnxruntime cannot run an input of {inputs[0].shape}', error) from error
         return results
 
     return run
@@ -296,19 +296,17 @@ def _core() -> Any:
 
 
 def _open_openvino(
-    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[Path]
+    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
     with CORE_LOCK:  # two threads must not make two Cores
         core = _core()
-    # Without this hint, openvino computes in bf16 on a CPU with matrix units.
-    settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': OPENVINO_TYPES[info['precision']]}
+    # Without this hint, openvino computes in bf16 on a CPU with matrix units. fp16 is only for storage.
+    settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'bf16' if info['precision'] == 'bf16' else 'f32'}
     if threads is not None:
         settings['INFERENCE_NUM_THREADS'] = threads
-    nodes = None if library is None else Nodes(_load_library(library))
-    try:
+    nodes = None if library is None else Nodes(library)
+    with _as_problem(f'openvino cannot open {path} on {device!r}'):
         compiled = core.compile_model(str(path) if nodes is None else nodes.read(path), device.upper(), settings)
-    except Exception as error:
-        raise _problem(f'openvino cannot open {path} on {device!r}', error) from error
     if nodes is not None:
         nodes.threads = compiled.get_property('INFERENCE_NUM_THREADS')
 
@@ -320,10 +318,9 @@ def _open_openvino(
     def run(inputs: Sequence[NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         request = idle.get()  # waits until a request is free
         try:
-            results = request.infer(list(inputs), share_inputs=True, share_outputs=False)
+            with _as_problem(f'openvino cannot run an input of {inputs[0].shape}'):
+                results = request.infer(list(inputs), share_inputs=True, share_outputs=False)
             return [results[name] for name in outputs]
-        except Exception as error:
-            raise _problem(f'openvino cannot run an input of {inputs[0].shape}', error) from error
         finally:
             idle.put(request)
 

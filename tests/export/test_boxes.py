@@ -6,7 +6,7 @@ from mmengine.config import Config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
-from swin_backbone.export.heads import boxes, deformable
+from swin_backbone.export.heads import boxes, layers
 from swin_backbone.export.heads.operators import NEVER
 
 
@@ -26,7 +26,7 @@ def test_the_best_boxes_of_each_image(nms, most):
     placed = torch.cat([corners, corners + torch.rand(2, 300, 2) * 30 + 1], 2)
     scores, group = torch.rand(2, 300), torch.randint(0, 3, (2, 300))
     clear_scores = torch.where(scores > 0.3, scores, NEVER)
-    got, index = boxes.suppress(placed, clear_scores, group, Config(nms), most)
+    got, _, _, index = boxes.suppress(placed, clear_scores, group, Config(nms), most)
     for image in range(2):
         clear = scores[image] > 0.3
         wanted, kept = batched_nms(placed[image][clear], scores[image][clear], group[image][clear], Config(nms))
@@ -51,6 +51,6 @@ def test_deformable_convolutions_are_mmcvs(kernel, settings):
         if hasattr(layer, 'conv_offset'):
             torch.nn.init.normal_(layer.conv_offset.weight)
         given = (x,) if hasattr(layer, 'conv_offset') else (x, torch.randn(2, 2 * places, *size) * 3)
-        (ours,) = deformable.replace_deformable(torch.nn.Sequential(layer))
-        assert ours.forward.func is deformable.convolve
+        (ours,) = layers.replace_layers(torch.nn.Sequential(layer))
+        assert ours.forward.func is layers.convolve
         torch.testing.assert_close(ours(*given), layer(*given), atol=1e-5, rtol=1e-5)

@@ -10,10 +10,9 @@ import torch
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
-from ..graph import refusal
+from ...windows.grid import Size
+from ..graph import refusal, require_kind
 from .operators import NEVER, nms, roi_align
-
-Size = tuple[int, int]  # height and width, maybe symbolic
 
 
 class View(NamedTuple):
@@ -22,7 +21,7 @@ class View(NamedTuple):
     Args:
         image_size: height and width after the resize, without padding, (2,).
         zoom_4: a box of the resized picture, divided by `zoom_4`, is a box of the original picture.
-        padded, inner: height and width of the padded image, and without padding.
+        padded, inner: height and width of the padded image, and without padding, maybe symbolic.
         own: height and width of the original picture, for pasting of masks. None: no masks.
     """
 
@@ -31,6 +30,24 @@ class View(NamedTuple):
     padded: Size
     inner: Size
     own: Optional[Size]
+
+
+class Head(nn.Module):
+    """Turns the maps of a detector into objects, in pixels of the original picture.
+
+    Subclasses take a detector, and raise an ExportError for an unsupported part.
+
+    Attributes:
+        with_masks: whether objects have masks.
+        planes: the largest number of masks of the picture's size.
+        batch: the only batch size; None: any.
+        most: the largest number of objects; None: any.
+    """
+
+    with_masks = False
+    planes = 1
+    batch: Optional[int] = None
+    most: Any = None
 
 
 def check_nms(cfg: ConfigDict) -> None:
@@ -68,41 +85,43 @@ def take(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
 def suppress(
     boxes_BM4: Tensor,
     scores_BM: Tensor,
-    group_BM: Tensor,
+    label_BM: Tensor,
     nms_cfg: ConfigDict,
     most: Optional[int],
     least_side: float = -1,
-) -> tuple[Tensor, Tensor]:
-    """Suppress boxes that overlap a better box of the group (NMS), and boxes with the score NEVER.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Suppress boxes that overlap a better box of the label (NMS), and boxes with the score NEVER.
 
-    Groups are moved apart, like in mmcv's batched_nms. With `class_agnostic` all boxes are one group.
+    Boxes of different labels are moved apart, like in mmcv's batched_nms, without `class_agnostic`.
 
     Args:
         most: the largest number of boxes; None: all.
         least_side: boxes with a side of at most `least_side` are suppressed (mmdet's `min_bbox_size`).
 
     Returns:
-        Scores (B, most), best first, with NEVER after the last; and the indices of the boxes.
+        Scores (B, most), best first, with NEVER after the last; boxes, labels, and the indices of the boxes.
     """
     B, M = scores_BM.shape
     most = M if most is None else most
     if least_side >= 0:
         is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > least_side).all(-1)
         scores_BM = torch.where(is_large_BM, scores_BM, NEVER)
-    if nms_cfg.get('class_agnostic', False):
-        group_BM = torch.zeros_like(group_BM)
-    apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
-    moved_BM4 = boxes_BM4 + group_BM[..., None].to(boxes_BM4.dtype) * apart_B11
+    moved_BM4 = boxes_BM4
+    if not nms_cfg.get('class_agnostic', False):
+        apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
+        moved_BM4 = boxes_BM4 + label_BM[..., None].to(boxes_BM4.dtype) * apart_B11
     if nms_cfg.get('type') == 'soft_nms':
-        return _suppress_softly(moved_BM4, scores_BM, nms_cfg, most)
-    kept_n3 = nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
-    flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
-    # Append `most` empty entries for topk
-    is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
-    final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
-    final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
-    scores_BN, index_BN = final_BM.topk(most, dim=1)
-    return scores_BN, torch.where(scores_BN > NEVER, index_BN, 0)
+        scores_BN, index_BN = _suppress_softly(moved_BM4, scores_BM, nms_cfg, most)
+    else:
+        kept_n3 = nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
+        flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
+        # Append `most` empty entries for topk
+        is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
+        final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
+        final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
+        scores_BN, index_BN = final_BM.topk(most, dim=1)
+        index_BN = torch.where(scores_BN > NEVER, index_BN, 0)
+    return scores_BN, take(boxes_BM4, index_BN), label_BM.gather(1, index_BN), index_BN
 
 
 def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
@@ -135,11 +154,11 @@ class Regions(nn.Module):
 
     def __init__(self, extractor: Any):
         super().__init__()
-        layers = extractor.roi_layers
-        if type(extractor).__name__ != 'SingleRoIExtractor' or any(type(one).__name__ != 'RoIAlign' for one in layers):
-            raise refusal(type(extractor).__name__)
-        if any(one.pool_mode != 'avg' or not one.aligned for one in layers):
-            raise refusal('RoIAlign with aligned=False or of mode max')
+        require_kind(extractor, 'SingleRoIExtractor')
+        for layer in extractor.roi_layers:
+            require_kind(layer, 'RoIAlign')
+            if layer.pool_mode != 'avg' or not layer.aligned:
+                raise refusal('RoIAlign with aligned=False or of mode max')
         self.extractor = extractor
 
     def forward(self, maps: Sequence[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
@@ -147,16 +166,13 @@ class Regions(nn.Module):
         layers = self.extractor.roi_layers
         region_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
         level_R = self.extractor.map_roi_levels(region_R5, len(layers))
-        parts = []
+        all_RCHW = maps[0].new_zeros(len(box_R4), maps[0].shape[1], *layers[0].output_size)
         for level, (map_BCHW, one) in enumerate(zip(maps, layers)):
             index = (level_R == level).nonzero()[:, 0]
             settings = *one.output_size, one.spatial_scale, one.sampling_ratio
-            parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], *settings))
-        # Position of a region in the concatenated parts: after lower levels and earlier regions of the level
-        is_of_RL = (level_R[:, None] == torch.arange(len(layers), device=level_R.device)).long()
-        count_L = is_of_RL.sum(0)
-        place_RL = is_of_RL.cumsum(0) - 1 + count_L.cumsum(0) - count_L
-        return torch.cat(parts)[place_RL.gather(1, level_R[:, None])[:, 0]]
+            part = roi_align(map_BCHW, box_R4[index], image_R[index], *settings)
+            all_RCHW = all_RCHW.index_copy(0, index, part)
+        return all_RCHW
 
 
 def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -6,40 +6,30 @@ choice of the best boxes is replaced, because the number of boxes above a score 
 Layout: B batch, M priors, K classes, N candidates, C channels, H W height and width, n objects, P prototypes.
 """
 
-import copy
 from types import FunctionType, SimpleNamespace
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..graph import refusal
 from . import boxes
-from .deformable import replace_deformable
+from .layers import replace_layers
 from .operators import NEVER
 
 CHOICE = 'filter_scores_and_topk'  # mmdet's function for the choice of boxes
 
 
-class DenseHead(nn.Module):
-    """Turns maps into objects, in pixels of the original picture.
-
-    Args:
-        model: mmdet's SingleStageDetector.
-
-    Raises:
-        ExportError: for an unsupported head.
-    """
-
-    planes = 1
+class DenseHead(boxes.Head):
+    """The head of mmdet's SingleStageDetector."""
 
     def __init__(self, model: Any):
         from mmdet.models.dense_heads import RTMDetInsHead, TOODHead, YOLOXHead
         from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 
         super().__init__()
-        self.head: Any = copy.copy(model.bbox_head)
+        self.head: Any = replace_layers(model.bbox_head)
         kind, name = type(self.head), type(self.head).__name__
         self.with_masks = isinstance(self.head, RTMDetInsHead)
         self.is_yolox = isinstance(self.head, YOLOXHead)
@@ -49,21 +39,20 @@ class DenseHead(nn.Module):
                     raise refusal(f'{name}.{method}, which differs from that of BaseDenseHead,')
             if CHOICE not in kind._predict_by_feat_single.__code__.co_names:
                 raise refusal(f'{name}._predict_by_feat_single, which does not call {CHOICE},')
-        self.head = replace_deformable(self.head)
         self.cfg: Any = self.head.test_cfg
         boxes.check_nms(self.cfg.nms)
         self.batch = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
-        self.most: Optional[int] = self.cfg.get('max_per_img')
+        self.most = self.cfg.get('max_per_img')
         if self.with_masks:
             self.planes = self.most or 1
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         outputs = self.head(maps)
         found = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
-        scores_BN, found_BN4, label_BN = found.scores, found.bboxes / view.zoom_4, found.labels
-        least_side = self.cfg.get('min_bbox_size', -1)
-        scores_BN, index_BN = boxes.suppress(found_BN4, scores_BN, label_BN, self.cfg.nms, self.most, least_side)
-        found_BN4, label_BN = boxes.take(found_BN4, index_BN), label_BN.gather(1, index_BN)
+        found_BN4, least_side = found.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
+        scores_BN, found_BN4, label_BN, index_BN = boxes.suppress(
+            found_BN4, found.scores, found.labels, self.cfg.nms, self.most, least_side
+        )
         image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, found_BN4, label_BN)
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n

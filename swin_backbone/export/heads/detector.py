@@ -12,12 +12,12 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ...windows.grid import Size
-from ..graph import BackboneMaps, Graph, Port, check_shape, example_size, most_pixels, refusal
-from ..picture import Normalise, Padding, picture_port, preprocessing
+from ..graph import BackboneMaps, Graph, Port, example_size, refusal
+from ..picture import Normalise, Padding, picture_ports, picture_settings
 from .boxes import View
-from .deformable import replace_deformable, size_tensor
 from .dense import DenseHead
 from .detr import TransformerHead
+from .layers import replace_layers, size_tensor
 from .mask2former import InstanceHead
 from .sparse import SparseHead
 from .two_stage import RegionHead
@@ -30,7 +30,7 @@ class Detector(nn.Module):
         super().__init__()
         self.padding = padding
         self.normalise = Normalise(model.data_preprocessor)
-        self.maps = BackboneMaps(model.backbone, replace_deformable(model.neck) if model.with_neck else None)
+        self.maps = BackboneMaps(model.backbone, replace_layers(model.neck) if model.with_neck else None)
         self.head = head
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
@@ -53,14 +53,7 @@ class Detector(nn.Module):
 
 
 def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
-    """Return the graph's head for a detector.
-
-    Args:
-        texts: see `TransformerHead`.
-
-    Raises:
-        ExportError: for an unsupported detector; names the part that prevents the export.
-    """
+    """Return the graph's head for a detector, or raise an ExportError with the part that prevents the export."""
     from mmdet.models import detectors
 
     kinds: dict[Any, Any] = {
@@ -84,20 +77,13 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
 
 
 def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
-    """Return the graph of a whole detector.
-
-    Args:
-        shape: height and width after the resize, for batch size 1. None: free batch, height and width.
-        texts: see `TransformerHead`.
-
-    Raises:
-        ExportError: for an unsupported detector.
-    """
+    """Return the graph of a whole detector. Arguments and errors: see `export.export`."""
     head: Any = head_of(model, texts)
-    check_shape(model.backbone, shape)
+    example = example_size(model.backbone, shape)
     padding = Padding(cfg.test_dataloader.dataset.pipeline)
+    if padding.size is not None:
+        example = padding.size[0] - 5, padding.size[1] - 14
     module = Detector(model, head, padding).eval()
-    batch, height, width = (head.batch or 'batch', 'height', 'width') if shape is None else (1, *shape)
     outputs = [
         Port('image', 'int64', ('objects',)),
         Port('boxes', 'float32', ('objects', 4)),
@@ -109,12 +95,9 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequen
     return Graph(
         module,
         'instances' if head.with_masks else 'boxes',
-        [picture_port(model, batch, height, width), Port('size', 'int64', (2,))],
+        picture_ports(model, head.batch, shape),
         outputs,
         shape is None,
-        example_size(model.backbone) if padding.size is None else (padding.size[0] - 5, padding.size[1] - 14),
-        dict(
-            preprocessing=preprocessing(cfg, module.normalise),
-            limits=dict(pixels=most_pixels(head.planes), **(dict(objects=head.most) if head.most else {})),
-        ),
+        example,
+        picture_settings(cfg, module.normalise, head.planes, head.most),
     )

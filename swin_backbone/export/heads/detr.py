@@ -21,27 +21,19 @@ from torch import Tensor, nn
 
 from ..graph import ExportError, refusal
 from . import boxes
-from .deformable import Sizes, centres, replace_deformable, sizes_of, tokens_of
 from .dense import with_globals
+from .layers import Sizes, centres, replace_layers, sizes_of, tokens_of
 from .operators import NEVER
 
 KINDS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
 
 
-class TransformerHead(nn.Module):
-    """Turns maps into objects, in pixels of the original picture.
+class TransformerHead(boxes.Head):
+    """Encoder, decoder and head of a detector of `KINDS`. The parts are copied, not changed.
 
     Args:
-        model: a detector of `KINDS`. The parts are copied, not changed.
         texts: class names for Grounding DINO.
-
-    Raises:
-        ExportError: for a different transformer, or for padded pictures.
     """
-
-    with_masks = False
-    planes = 1
-    batch = None
 
     def __init__(self, model: Any, texts: Sequence[str] = ()):
         super().__init__()
@@ -61,11 +53,11 @@ class TransformerHead(nn.Module):
             parts = copy.copy(model)
             unused = ('backbone', 'neck', 'language_model', 'text_feat_map')
             parts._modules = {name: part for name, part in model._modules.items() if name not in unused}
-        self.parts = replace_deformable(parts)
-        self.parts.encoder.get_encoder_reference_points = _places
+        self.parts = replace_layers(parts)
+        self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: centres(sizes, ratios)
         self.parts.gen_encoder_output_proposals = self._proposals
         cfg = parts.bbox_head.test_cfg
-        self.most: int = cfg.get('max_per_img', parts.num_queries)
+        self.most = cfg.get('max_per_img', parts.num_queries)
         self.is_dino = kind != 'DeformableDETR'
         self.nms: Any = cfg.get('nms') if kind == 'CoDETR' else None
         self.least: Any = cfg.get('score_thr', 0) if kind == 'CoDETR' else None
@@ -134,8 +126,7 @@ class TransformerHead(nn.Module):
         if self.least is not None:
             scores_BN = torch.where(scores_BN > self.least, scores_BN, NEVER)
         if self.nms:
-            scores_BN, index_BN = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.most)
-            found_BN4, label_BN = boxes.take(found_BN4, index_BN), label_BN.gather(1, index_BN)
+            scores_BN, found_BN4, label_BN, _ = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.most)
         return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, _: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -147,11 +138,6 @@ class TransformerHead(nn.Module):
         logits_1T4 = torch.where(inside_1T1, torch.log(box_1T4 / (1 - box_1T4)), float('inf'))
         tokens = self.parts.memory_trans_fc(torch.where(inside_1T1, memory_BTC, 0.0))
         return self.parts.memory_trans_norm(tokens), logits_1T4
-
-
-def _places(sizes: Sizes, valid_ratios: Tensor, device: Any = None) -> Tensor:
-    """Return `centres`, with the arguments of mmdet's function."""
-    return centres(sizes, valid_ratios)
 
 
 class _CoDINO(DINO):

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..graph import refusal
-from .boxes import View
-from .deformable import centres, replace_deformable, sizes_of, tokens_of
+from ..graph import refusal, require_kind
+from .boxes import Head, View
+from .layers import centres, replace_layers, sizes_of, tokens_of
 
 
 def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -51,9 +51,8 @@ def query_head(head: Any) -> Any:
     Raises:
         ExportError: for a different decoder.
     """
-    if type(head.pixel_decoder).__name__ != 'MSDeformAttnPixelDecoder':
-        raise refusal(type(head.pixel_decoder).__name__)
-    head = replace_deformable(head)
+    require_kind(head.pixel_decoder, 'MSDeformAttnPixelDecoder')
+    head = replace_layers(head)
     head.pixel_decoder.forward = partial(mask_features, head.pixel_decoder)
     return head
 
@@ -65,15 +64,10 @@ def semantic_logits(head: Any, maps: Sequence[Tensor], image_size: tuple[int, in
     return torch.einsum('bqk,bqhw->bkhw', classes_BQK.softmax(-1)[..., :-1], masks_BQHW.sigmoid())
 
 
-class InstanceHead(nn.Module):
-    """mmdet's head: turns maps into objects, in pixels of the original picture.
-
-    Raises:
-        ExportError: for a model without instances.
-    """
+class InstanceHead(Head):
+    """The head of mmdet's Mask2Former for instances."""
 
     with_masks = True
-    batch = None
 
     def __init__(self, model: Any):
         super().__init__()
@@ -83,7 +77,7 @@ class InstanceHead(nn.Module):
         self.head = query_head(model.panoptic_head)
         self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
         self.most = fusion.test_cfg.get('max_per_image', 100)
-        self.planes: int = model.panoptic_head.num_queries
+        self.planes = model.panoptic_head.num_queries
 
     def forward(self, maps: Sequence[Tensor], view: View) -> tuple[Tensor, ...]:
         (*_, classes_BQK), (*_, masks_BQHW) = self.head(list(maps), None)

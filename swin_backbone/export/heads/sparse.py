@@ -9,36 +9,25 @@ import torch
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
-from ..graph import refusal
+from ..graph import refusal, require_kind
 from . import boxes
 
 
-class SparseHead(nn.Module):
-    """Turns maps into objects, in pixels of the original picture.
-
-    Args:
-        model: mmdet's SparseRCNN.
-
-    Raises:
-        ExportError: for an unsupported head.
-    """
-
-    with_masks = False
-    planes = 1
-    batch = None
+class SparseHead(boxes.Head):
+    """The heads of mmdet's SparseRCNN."""
 
     def __init__(self, model: Any):
         super().__init__()
         roi = model.roi_head
-        known = [(model.rpn_head, ('EmbeddingRPNHead',)), (roi, ('SparseRoIHead',))]
-        for part, names in [*known, *((one, ('DIIHead',)) for one in roi.bbox_head)]:
-            if type(part).__name__ not in names:
-                raise refusal(type(part).__name__, names)
+        require_kind(model.rpn_head, 'EmbeddingRPNHead')
+        require_kind(roi, 'SparseRoIHead')
+        for head in roi.bbox_head:
+            require_kind(head, 'DIIHead')
         if roi.with_mask:
             raise refusal(f'{type(roi).__name__}.mask_head')
         self.proposals, self.stages = model.rpn_head, roi.bbox_head
         self.regions = nn.ModuleList(map(boxes.Regions, roi.bbox_roi_extractor))
-        self.most: int = roi.test_cfg.max_per_img
+        self.most = roi.test_cfg.max_per_img
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         centred_N4 = self.proposals.init_proposal_bboxes.weight

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..graph import refusal
+from ..graph import refusal, require_kind
 from . import boxes
 from .operators import NEVER
 
@@ -19,17 +19,8 @@ BOX_HEADS = ('Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead', 'ConvFCBBoxHead')
 MASK_HEADS = ('FCNMaskHead', 'HTCMaskHead')
 
 
-class RegionHead(nn.Module):
-    """Turns maps into objects, in pixels of the original picture.
-
-    Args:
-        model: mmdet's TwoStageDetector.
-
-    Raises:
-        ExportError: for an unsupported head.
-    """
-
-    batch = None
+class RegionHead(boxes.Head):
+    """The heads of mmdet's TwoStageDetector."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -37,11 +28,11 @@ class RegionHead(nn.Module):
         self.stages = _listed(roi.bbox_head)
         self.with_masks = roi.with_mask
         self.mask_heads = _listed(roi.mask_head) if self.with_masks else nn.ModuleList()
-        known = [(rpn, ('RPNHead',)), (roi, ROI_HEADS)]
-        known += [(one, BOX_HEADS) for one in self.stages] + [(one, MASK_HEADS) for one in self.mask_heads]
-        for head, names in known:
-            if type(head).__name__ not in names:
-                raise refusal(type(head).__name__, names)
+        require_kind(rpn, 'RPNHead')
+        require_kind(roi, *ROI_HEADS)
+        for heads, names in ((self.stages, BOX_HEADS), (self.mask_heads, MASK_HEADS)):
+            for head in heads:
+                require_kind(head, *names)
         if getattr(roi, 'with_shared_head', False) or any(one.custom_activation for one in self.stages):
             raise refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
@@ -71,10 +62,8 @@ class RegionHead(nn.Module):
             found_BNK4 = found_BNK4 / zoom_4
         found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
-        scores_BN, index_BN = boxes.suppress(
-            found_BM4, scores_BNK.reshape(B, N * K), label_BM, self.cfg.nms, self.cfg.max_per_img
-        )
-        image_n, box_n4, score_n, label_n, _ = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
+        kept = boxes.suppress(found_BM4, scores_BNK.reshape(B, N * K), label_BM, self.cfg.nms, self.cfg.max_per_img)
+        image_n, box_n4, score_n, label_n, _ = boxes.objects(*kept[:3])
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
         masks_nYX = self._masks(maps, semantic, box_n4, image_n, label_n)
@@ -98,8 +87,8 @@ class RegionHead(nn.Module):
             parts.append((scores_BN, found.view_as(deltas_BN4), torch.full_like(index_BN, level)))
         scores_BM, found_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
         least_side = cfg.get('min_bbox_size', -1)
-        scores_BN, index_BN = boxes.suppress(found_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
-        return boxes.take(found_BM4, index_BN), scores_BN > NEVER
+        kept = boxes.suppress(found_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
+        return kept[1], kept[0] > NEVER
 
     def _refine(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], found_BN4: Tensor, image_size: Tensor
@@ -145,12 +134,8 @@ class RegionHead(nn.Module):
             logits: Any = head(features, passed) if self.passes_on else head(features)
             logits, passed = (logits, None) if isinstance(logits, Tensor) else logits
             masks_nKYX = logits.sigmoid()
-            if head.class_agnostic:
-                one = masks_nKYX[:, 0]
-            else:
-                K, Y, X = masks_nKYX.shape[1:]
-                place_n = torch.arange(label_n.shape[0], device=label_n.device) * K + label_n
-                one = masks_nKYX.reshape(-1, Y, X)[place_n]
+            place_n = torch.arange(label_n.shape[0], device=label_n.device)
+            one = masks_nKYX[:, 0] if head.class_agnostic else masks_nKYX[place_n, label_n]
             total = one if self.is_htc else total + one  # HTC uses only the last mask, like in mmdet
         mean: Tensor = total if self.is_htc else total / len(self.mask_heads)
         return mean

@@ -1,7 +1,7 @@
-"""Compute mmcv's deformable layers with bilinear samples of `grid_sample`, an operator of every runtime.
+"""Compute layers for every size by operators of every runtime: deformable layers by `grid_sample`, adaptive pooling.
 
 Layout: B batch, Q queries, C channels, T tokens of all levels, h heads, d channels of a head, P points of a head and
-level, G groups, K places of a kernel, H W height and width.
+level, G groups, K places of a kernel, H W height and width, n m bins.
 """
 
 import copy
@@ -11,14 +11,15 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-Size = tuple[int, int]  # height and width, maybe symbolic
-Sizes = Sequence[Size]  # by level
+from ...windows.grid import Size
+
+Sizes = Sequence[Size]  # by level; sides are maybe symbolic
 
 
-def replace_deformable(module: Any) -> Any:
-    """Copy a module, with the deformable layers of the file."""
+def replace_layers(module: Any) -> Any:
+    """Copy a module, with the layers of the file."""
     from mmcv.ops import DeformConv2d, ModulatedDeformConv2d, MultiScaleDeformableAttention
 
     module = copy.deepcopy(module)
@@ -28,6 +29,8 @@ def replace_deformable(module: Any) -> Any:
                 layer.forward = partial(attend, layer)
             elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
                 layer.forward = partial(convolve, layer, type(parent).__name__ == 'DyDCNv2')
+            elif isinstance(layer, nn.AdaptiveAvgPool2d):
+                layer.forward = partial(adaptive_avg_pool, layer.output_size)  # type: ignore[method-assign]
     if hasattr(module, 'deform_sampling'):  # TOODHead samples every channel at a different place
         module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1])[
             :, :, 0
@@ -156,3 +159,22 @@ def sampled(
     maps = x.reshape(B * groups, C // groups, rows, columns)
     seen = F.grid_sample(maps, grid.flatten(1, 2), mode='bilinear', padding_mode='zeros', align_corners=False)
     return seen.reshape(B, C, len(place_K), H, W)
+
+
+def adaptive_avg_pool(output_size: Any, x_BCHW: Tensor) -> Tensor:
+    """Compute `F.adaptive_avg_pool2d`. An exporter would fix the bins to the example's size.
+
+    Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n). Every axis has a matrix (n, L).
+    """
+    numbers = output_size if isinstance(output_size, tuple) else (output_size, output_size)
+    rows_nH, columns_mW = (_bins(n, length, x_BCHW) for n, length in zip(numbers, x_BCHW.shape[-2:]))
+    return rows_nH @ x_BCHW @ columns_mW.t()
+
+
+def _bins(number: int, length: int, like: Tensor) -> Tensor:
+    bin_n1 = torch.arange(number, device=like.device)[:, None]
+    place_L = torch.arange(length, device=like.device)
+    # i L // n <= place and place < ceil((i + 1) L / n), without a division
+    inside_nL = ((place_L + 1) * number > bin_n1 * length) & (place_L * number < (bin_n1 + 1) * length)
+    weights_nL = inside_nL.to(like.dtype)
+    return weights_nL / weights_nL.sum(1, keepdim=True)
