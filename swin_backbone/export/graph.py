@@ -66,10 +66,8 @@ class Graph:
         """Return the free dimensions of the inputs in the form of `torch.export`."""
         if not self.free:
             return None
-        named = torch.export.Dim.DYNAMIC
-        return tuple(
-            {i: named for i, length in enumerate(port.shape) if isinstance(length, str)} for port in self.inputs
-        )
+        free = torch.export.Dim.DYNAMIC
+        return tuple({i: free for i, one in enumerate(port.shape) if isinstance(one, str)} for port in self.inputs)
 
 
 class BackboneMaps(nn.Module):

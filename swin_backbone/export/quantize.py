@@ -16,7 +16,7 @@ from torch import nn
 from .formats import quiet
 from .graph import ExportError, Graph
 from .picture import Normalise, Padding, bands_of, resize_rule
-from .runtime import RuntimeProblem, read_picture, resize
+from .runtime import RuntimeProblem, openvino_core, read_picture, resize
 
 CALIBRATION_PICTURES = 64
 
@@ -87,7 +87,7 @@ def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> Non
     import nncf
     import openvino
 
-    wide = openvino.Core().read_model(str(source))
+    wide = openvino_core().read_model(str(source))
     products = [
         op.get_friendly_name()
         for op in wide.get_ops()

@@ -283,7 +283,7 @@ def _open_onnxruntime(
 
 
 @cache
-def _core() -> Any:
+def openvino_core() -> Any:
     """Return OpenVINO's Core: a single Core until the process ends.
 
     The plugin for CPUs replaces the signal stack of a thread. The end of a Core restores the previous stack. A
@@ -299,7 +299,7 @@ def _open_openvino(
     path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
     with CORE_LOCK:  # two threads must not make two Cores
-        core = _core()
+        core = openvino_core()
     # Without this hint, openvino computes in bf16 on a CPU with matrix units. fp16 is only for storage.
     settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'bf16' if info['precision'] == 'bf16' else 'f32'}
     if threads is not None:

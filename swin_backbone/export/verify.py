@@ -23,6 +23,8 @@ MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
 SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.5}
 CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
 TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
+SAME_BOX = 1e-3  # difference of equal boxes, in pixels
+FEW_PIXELS = 200  # masks of fewer pixels count as of this many: rounding decides pixels at a probability of 0.5
 
 Run = Callable[..., Sequence[NDArray[Any]]]
 
@@ -134,14 +136,15 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
     same = np.flatnonzero(got['labels'] == wanted['labels'][index])
     if not len(same):
         return 0.0, float('inf'), 0.0
-    (ious,) = bbox_overlaps(wanted['boxes'][index : index + 1], got['boxes'][same])
+    box, boxes = wanted['boxes'][index], got['boxes'][same]
+    (ious,) = bbox_overlaps(box[None], boxes)
+    ious[np.abs(boxes - box).max(1) < SAME_BOX] = 1  # the IoU of boxes without area is 0
     errors = np.abs(got['scores'][same] - wanted['scores'][index])
     best = same[np.lexsort((errors, -np.round(ious, 3)))[0]]
     mask_iou = 1.0
-    if 'masks' in wanted:
+    if 'masks' in wanted and (box[:2] < box[2:]).all():  # mmdet pastes masks of boxes without area beside the boxes
         one, other = wanted['masks'][index], got['masks'][best]
-        union = (one | other).sum()
-        mask_iou = float((one & other).sum() / union) if union else 1.0
+        mask_iou = 1 - float((one ^ other).sum()) / max(FEW_PIXELS, (one | other).sum())
     return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou
 
 

@@ -15,7 +15,7 @@ class SignalStack(ctypes.Structure):
 
 @pytest.fixture(autouse=True)
 def _a_signal_can_be_handled():
-    """Check the signal stack. OpenVINO's Cores can leave a thread with a freed signal stack: see `runtime._core`."""
+    """Check the signal stack, which OpenVINO's Cores can leave freed: see `runtime.openvino_core`."""
     yield
     if sys.platform != 'linux':
         return

@@ -268,6 +268,27 @@ def test_a_label_that_ties_in_pytorch_is_equal(runner_up, share):
     assert verify.compare(dict(labels=got), wanted) == dict(equal_labels=0.75)
 
 
+@pytest.mark.parametrize(
+    ('box', 'pixels', 'matched', 'mask_iou'),
+    [
+        ([0, 0, 20, 20], 4, 1, 0.99),  # 4 of 400 pixels
+        ([0, 0, 2, 2], 1, 1, 0.995),  # 1 of 4 pixels, counted as of 200
+        ([9, 3, 9, 7], 4, 1, 1),
+        ([0, 0, 2, 2.1], 0, 0, 1),
+    ],
+)
+def test_objects_without_area_are_compared_too(box, pixels, matched, mask_iou):
+    def result(box, pixels):
+        mask = np.zeros((1, 20, 20), bool)
+        mask[0, : int(box[3]), : int(box[2])] = True
+        mask.ravel()[:pixels] = False
+        return dict(boxes=np.array([box], np.float32), scores=np.ones(1), labels=np.zeros(1), masks=mask)
+
+    expected = [*box[:3], 2] if box[3] == 2.1 else box
+    figure = verify.compare(result(box, pixels), result(expected, 0))
+    assert (figure['matched'], figure['least_mask_iou']) == (matched, pytest.approx(mask_iou))
+
+
 def test_labels_of_one_logit_are_compared_alone():
     wanted = dict(labels=np.array([[0, 1]]), logits=np.array([[[-1.0, 1.0]]]))
     assert verify.compare(dict(labels=np.array([[1, 1]])), wanted) == dict(equal_labels=0.5)

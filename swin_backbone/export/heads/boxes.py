@@ -126,18 +126,14 @@ def suppress(
 
 def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
     """Take the best box in turn, and lower the scores of overlapping boxes, like mmcv's soft NMS; see `suppress`."""
+    from mmdet.structures.bbox import bbox_overlaps
+
     place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
-    area_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2]).prod(-1)
     found = []
     for _ in range(most):
         best_B1, index_B1 = scores_BM.max(1, keepdim=True)
         found.append((best_B1, index_B1))
-        one_B14 = take(boxes_BM4, index_B1)
-        sides_BM2 = torch.minimum(boxes_BM4[..., 2:], one_B14[..., 2:]) - torch.maximum(
-            boxes_BM4[..., :2], one_B14[..., :2]
-        )
-        shared_BM = sides_BM2.clamp(min=0).prod(-1)
-        iou_BM = shared_BM / (area_BM + area_BM.gather(1, index_B1) - shared_BM)
+        iou_BM = bbox_overlaps(take(boxes_BM4, index_B1), boxes_BM4)[:, 0]
         lowered_BM = torch.where(iou_BM >= nms_cfg.get('iou_threshold', 0.3), scores_BM * (1 - iou_BM), scores_BM)
         is_left_BM = (lowered_BM >= nms_cfg.get('min_score', 1e-3)) & (place_M != index_B1)
         scores_BM = torch.where(is_left_BM, lowered_BM, NEVER)

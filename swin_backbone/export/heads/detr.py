@@ -59,11 +59,14 @@ class TransformerHead(boxes.Head):
         cfg = parts.bbox_head.test_cfg
         self.most = cfg.get('max_per_img', parts.num_queries)
         self.is_dino = kind != 'DeformableDETR'
-        self.nms: Any = cfg.get('nms') if kind == 'CoDETR' else None
-        self.least: Any = cfg.get('score_thr', 0) if kind == 'CoDETR' else None
-        if self.nms:
-            boxes.check_nms(self.nms)
-        if kind == 'CoDETR':  # the head's own forward counts the images in Python
+        self.nms: Any = None
+        self.least: Any = None
+        if kind == 'CoDETR':
+            self.nms, self.least = cfg.get('nms'), cfg.get('score_thr', 0)
+            boxes.check_nms(self.nms or {})
+            self.parts.encoder.forward = partial(_encode, self.parts.encoder.forward)
+            self.parts.decoder.forward = partial(_decode, self.parts.decoder.forward)
+            # The head's own forward counts the images in Python
             forward = with_globals(DeformableDETRHead.forward, inverse_sigmoid=partial(inverse_sigmoid, eps=1e-3))
             self.parts.bbox_head.forward = partial(forward, self.parts.bbox_head)
         self.text: dict[str, Tensor] = {}
@@ -147,33 +150,21 @@ class _CoDINO(DINO):
         nn.Module.__init__(self)
         transformer = head.transformer
         self.positional_encoding, self.level_embed = head.positional_encoding, transformer.level_embeds
-        self.encoder, self.decoder = _Encoder(transformer.encoder), _Decoder(transformer.decoder)
+        self.encoder, self.decoder = transformer.encoder, transformer.decoder
         self.memory_trans_fc, self.memory_trans_norm = transformer.enc_output, transformer.enc_output_norm
         self.query_embedding, self.num_queries = transformer.query_embed, transformer.two_stage_num_proposals
         self.bbox_head = head
 
 
-class _Encoder(nn.Module):
+def _encode(encoder: Any, query: Tensor, query_pos: Tensor, key_padding_mask: None, **shared: Any) -> Tensor:
     """Call mmcv's encoder for tensors (T, B, C) with tensors (B, T, C), like mmdet's encoder."""
-
-    def __init__(self, layers: Any):
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, query: Tensor, query_pos: Tensor, key_padding_mask: None, **shared: Any) -> Tensor:
-        places = centres(shared['spatial_shapes'], query)
-        query, query_pos = query.transpose(0, 1), query_pos.transpose(0, 1)
-        x_TBC: Tensor = self.layers(query, None, None, query_pos=query_pos, reference_points=places, **shared)
-        return x_TBC.transpose(0, 1)
+    places = centres(shared['spatial_shapes'], query)
+    query, query_pos = query.transpose(0, 1), query_pos.transpose(0, 1)
+    x_TBC: Tensor = encoder(query, None, None, query_pos=query_pos, reference_points=places, **shared)
+    return x_TBC.transpose(0, 1)
 
 
-class _Decoder(nn.Module):
+def _decode(decoder: Any, query: Tensor, value: Tensor, self_attn_mask: None, **shared: Any) -> tuple[Tensor, Tensor]:
     """Call Co-DETR's decoder for tensors (Q, B, C) with tensors (B, Q, C), like mmdet's decoder."""
-
-    def __init__(self, layers: Any):
-        super().__init__()
-        self.layers, self.num_layers = layers, layers.num_layers
-
-    def forward(self, query: Tensor, value: Tensor, self_attn_mask: None, **shared: Any) -> tuple[Tensor, Tensor]:
-        states, references = self.layers(query.transpose(0, 1), key=None, value=value.transpose(0, 1), **shared)
-        return states.transpose(1, 2), references
+    states, references = decoder(query.transpose(0, 1), key=None, value=value.transpose(0, 1), **shared)
+    return states.transpose(1, 2), references

@@ -52,14 +52,13 @@ class RegionHead(boxes.Head):
         self.passes_on = self.is_htc and roi.mask_info_flow  # a mask head takes the features of the previous mask head
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
-        image_size, zoom_4 = view.image_size, view.zoom_4
-        proposals_BN4, there_BN = self._propose(maps, image_size)
+        proposals_BN4, there_BN = self._propose(maps, view.image_size)
         semantic = None if self.semantic is None else self.semantic(maps)[1]
-        scores_BNK, found_BNK4 = self._refine(maps, semantic, proposals_BN4, image_size)
+        scores_BNK, found_BNK4 = self._refine(maps, semantic, proposals_BN4, view.image_size)
         B, N, K = scores_BNK.shape
         scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, NEVER)
         if not self.with_masks:
-            found_BNK4 = found_BNK4 / zoom_4
+            found_BNK4 = found_BNK4 / view.zoom_4
         found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
         kept = boxes.suppress(found_BM4, scores_BNK.reshape(B, N * K), label_BM, self.cfg.nms, self.cfg.max_per_img)
@@ -67,7 +66,7 @@ class RegionHead(boxes.Head):
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
         masks_nYX = self._masks(maps, semantic, box_n4, image_n, label_n)
-        box_n4 = box_n4 / zoom_4
+        box_n4 = box_n4 / view.zoom_4
         pasted_nhw = boxes.paste(masks_nYX, box_n4, *(view.own or ()))
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
