@@ -162,13 +162,14 @@ class Regions(nn.Module):
         layers = self.extractor.roi_layers
         region_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
         level_R = self.extractor.map_roi_levels(region_R5, len(layers))
-        all_RCHW = maps[0].new_zeros(len(box_R4), maps[0].shape[1], *layers[0].output_size)
+        places, parts = [], []
         for level, (map_BCHW, one) in enumerate(zip(maps, layers)):
             index = (level_R == level).nonzero()[:, 0]
             settings = *one.output_size, one.spatial_scale, one.sampling_ratio
-            part = roi_align(map_BCHW, box_R4[index], image_R[index], *settings)
-            all_RCHW = all_RCHW.index_copy(0, index, part)
-        return all_RCHW
+            places.append(index)
+            parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], *settings))
+        cut_RCHW = torch.cat(parts)
+        return cut_RCHW.new_zeros(box_R4.shape[0], *cut_RCHW.shape[1:]).index_copy(0, torch.cat(places), cut_RCHW)
 
 
 def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
