@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import mmcv.ops
 import numpy as np
 import operator_calls as cases
 import pytest
@@ -154,42 +155,37 @@ def test_deformable_convolutions_of_any_shape(**drawn):
     both(cases.deform_conv, **drawn)
 
 
-SETTINGS = dict(aligned_height=2, aligned_width=2, spatial_scale=1.0, sampling_ratio=0, pool_mode=1, aligned=True)
+@pytest.fixture
+def _our_operators():
+    with cases.operators_of(ext):
+        yield
 
 
+@pytest.mark.usefixtures('_our_operators')
 def test_a_region_of_a_billion_pixels_is_refused_by_torch():
     """RoIAlign of the library has tests in tests/backends/native/operators/test_detection.py."""
-    x, out, roi = torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 2, 2), torch.tensor([[0.0, 0, 0, 1e9, 1e9]])
     with computed_by('torch'), pytest.raises(ValueError, match='rois: a region with more than 16777216 samples'):
-        ext.roi_align_forward(x, roi, out, out, out, **SETTINGS)
+        mmcv.ops.roi_align(torch.zeros(1, 1, 4, 4), torch.tensor([[0.0, 0, 0, 1e9, 1e9]]), 2)
 
 
+@pytest.mark.usefixtures('_our_operators')
 def test_the_maximum_of_roi_align_is_left_to_mmcv():
-    x, out = torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 2, 2)
     with pytest.raises(NotImplementedError, match=r"pool_mode='max'.*MMCV=compiled make install"):
-        ext.roi_align_forward(x, torch.zeros(1, 5), out, out, out, **{**SETTINGS, 'pool_mode': 0})
+        mmcv.ops.roi_align(torch.zeros(1, 1, 4, 4), torch.zeros(1, 5), 2, 1.0, 0, 'max')
 
 
+@pytest.mark.usefixtures('_our_operators')
 @pytest.mark.parametrize('by', BOTH)
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision_is_pooled_in_float32(dtype, by):
-    x, rois = torch.rand(1, 4, 9, 9).to(dtype), torch.tensor([[0, 1.0, 1, 7, 6]], dtype=dtype)
-    none = x.new_zeros(0)
-    out, exact = torch.zeros(1, 4, 2, 2, dtype=dtype), torch.zeros(1, 4, 2, 2)
-    with computed_by(by):
-        ext.roi_align_forward(x, rois, out, none, none, **SETTINGS)
-        ext.roi_align_forward(x.float(), rois.float(), exact, none.float(), none.float(), **SETTINGS)
-    assert torch.equal(out, exact.to(dtype))
-
-
-@pytest.mark.parametrize('by', BOTH)
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision_is_suppressed_in_float32(dtype, by):
+def test_half_precision_is_computed_in_float32(dtype, by):
     """Autocast may give boxes and scores of different dtypes."""
+    x, rois = torch.rand(1, 4, 9, 9).to(dtype), torch.tensor([[0, 1.0, 1, 7, 6]], dtype=dtype)
     rng = cases.rng_of(0)
     boxes, scores = cases.boxes(rng, 50).to(dtype), cases.scores(rng, 50).to(dtype)
     with computed_by(by):
+        exact = mmcv.ops.roi_align(x.float(), rois.float(), 2)
+        assert torch.equal(mmcv.ops.roi_align(x, rois, 2), exact.to(dtype))
         for offset in (0, 1):
-            wanted = ext.nms(boxes.float(), scores.float(), 0.5, offset)
-            assert torch.equal(ext.nms(boxes, scores, 0.5, offset), wanted)
-            assert torch.equal(ext.nms(boxes.float(), scores, 0.5, offset), wanted)
+            exact = mmcv.ops.nms(boxes.float(), scores.float(), 0.5, offset)[1]
+            assert torch.equal(mmcv.ops.nms(boxes, scores, 0.5, offset)[1], exact)
+            assert torch.equal(mmcv.ops.nms(boxes.float(), scores, 0.5, offset)[1], exact)

@@ -48,13 +48,13 @@ def attend_in_windows(
     qkv_T3C = _with_dense_rows(qkv_T3C)
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
-    tiling = tiles.forward()
+    options = tiles.forward()
     with on_device(qkv_T3C.device):
-        attend[tiles.grid(tiling)](
+        attend[tiles.grid(options)](
             *(qkv_T3C, padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous(), out_TC, lse_LhN),
             *(qkv_T3C.stride(0), *tiles.sizes, scale),
             **tiles.constants(),
-            **tiling.options,
+            **options,
         )
     return out_TC, lse_LhN
 
@@ -95,8 +95,8 @@ def attend_in_windows_backward(
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, programs)
     grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
-    tiling, constants = tiles.backward(), tiles.constants()
-    _, num_programs, blocks = grid = tiles.grid(tiling)
+    options, constants = tiles.backward(), tiles.constants()
+    _, num_programs, blocks = grid = tiles.grid(options)
     grad_bias_PhNN = lse_LhN.new_empty(num_programs, *bias_hNN.shape)
     grad_padding_P2C = lse_LhN.new_empty((num_programs * blocks, 2 * tiles.channels) if needs_padding else 0)
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
@@ -107,11 +107,11 @@ def attend_in_windows_backward(
             *(*tensors, grad_bias_PhNN, grad_padding_P2C, *sizes),
             **constants,
             NEEDS_PADDING=needs_padding,
-            **tiling.options,
+            **options,
         )
         if blocks > 1:
-            tiling = tiles.backward_queries()
-            attend_backward_queries[tiles.grid(tiling)](*tensors, *sizes, **constants, **tiling.options)
+            options = tiles.forward()
+            attend_backward_queries[tiles.grid(options)](*tensors, *sizes, **constants, **options)
     grad_padding_3C = qkv_T3C.new_empty(0)
     if needs_padding:  # padding is never a query
         grad_padding_3C = F.pad(grad_padding_P2C.sum(0), (tiles.channels, 0)).to(qkv_T3C.dtype)

@@ -4,7 +4,7 @@ Layout: T tokens, C channels, h heads, N places of a window.
 """
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,6 @@ PROGRAMS_OF_A_CPU = 8  # the interpreter runs programs in turn
 PROGRAMS_OF_A_MULTIPROCESSOR = 4  # of 4 warps; compiled for sm_80 to sm_120, registers allow 2 to 4. Not tuned on a GPU
 ONE_TILE = 64  # the most places of a window in a single tile
 STAGED_BYTES = 64  # bytes of a head's channels; for more bytes, two stages of all queries need too much shared memory
-
-
-class Tiling(NamedTuple):
-    """A kernel's cut of windows."""
-
-    blocks: int  # of a window
-    options: dict[str, Any]  # of the kernel, by tiles
 
 
 class Tiles:
@@ -60,18 +53,17 @@ class Tiles:
     def sizes(self) -> tuple[int, ...]:
         return self.num_windows, self.num_tokens, *self.size, *self.counts
 
-    def forward(self) -> Tiling:
-        return self._blocks(64, 64) if self.places > ONE_TILE else self._one_tile()
+    def forward(self) -> dict[str, Any]:
+        """Return the options of the kernels for queries: the sides of a tile, warps and stages."""
+        side = min(ONE_TILE, _tile(self.places))
+        return dict(Q=side, K=side, num_warps=4, num_stages=2)
 
-    def backward(self) -> Tiling:
-        """Return the tiling of the kernel for gradients of keys. A single tile also computes gradients of queries."""
+    def backward(self) -> dict[str, Any]:
+        """Return the options of the kernel for gradients of keys. A single tile also computes gradients of queries."""
         if self.places <= ONE_TILE:
-            return self._one_tile()  # 8 warps would compute some of 64 queries twice
+            return self.forward()  # 8 warps would compute some of 64 queries twice
         stages = 2 if self.head_tile * self.dtype.itemsize <= STAGED_BYTES else 1
-        return self._blocks(_tile(self.places), 32, num_warps=8, num_stages=stages)
-
-    def backward_queries(self) -> Tiling:
-        return self._blocks(64, 64)
+        return dict(Q=_tile(self.places), K=32, num_warps=8, num_stages=stages)
 
     def constants(self) -> dict[str, Any]:
         """Return the compile-time constants of a kernel, without tile sizes."""
@@ -93,22 +85,16 @@ class Tiles:
             INDEX=language.int64 if self.is_wide else language.int32,
         )
 
-    def _one_tile(self) -> Tiling:
-        return self._blocks(_tile(self.places), _tile(self.places))
-
-    def _blocks(self, Q: int, K: int, num_warps: int = 4, num_stages: int = 2) -> Tiling:
-        """Return a tiling. The number of places of a block is the shorter side of a tile."""
-        blocks = -(-self.places // min(Q, K))
-        return Tiling(blocks, dict(Q=Q, K=K, num_warps=num_warps, num_stages=num_stages))
-
-    def grid(self, tiling: Tiling) -> tuple[int, int, int]:
+    def grid(self, options: dict[str, Any]) -> tuple[int, int, int]:
         """Return heads, programs for all windows, blocks. Heads are the fastest axis, since heads share cache lines.
 
-        The number of programs is about the device's capacity. The programs' numbers of windows are almost equal.
+        The number of programs is about the device's capacity. The programs' numbers of windows are almost equal. The
+        number of places of a block is the shorter side of a tile.
         """
-        programs = self.programs or _programs_of(self.device) // (self.heads * tiling.blocks)
+        blocks = -(-self.places // min(options['Q'], options['K']))
+        programs = self.programs or _programs_of(self.device) // (self.heads * blocks)
         rounds = -(-self.num_windows // max(1, programs))
-        return self.heads, max(1, -(-self.num_windows // max(1, rounds))), tiling.blocks
+        return self.heads, max(1, -(-self.num_windows // max(1, rounds))), blocks
 
 
 def _programs_of(device: torch.device) -> int:

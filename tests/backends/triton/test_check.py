@@ -36,11 +36,9 @@ def test_the_kernels_pass(dtype, window_size):
 
 FAULTS = {
     'one value is NaN': (FORWARD, lambda out, lse: out[0, 0].fill_(torch.nan), 'output'),
-    'a log-sum-exp': (FORWARD, lambda out, lse: lse[0, 0, 0].add_(3), 'gradient of'),
     'a key': (BACKWARD, lambda qkv, padding, bias: qkv[7, 32:64].zero_(), 'gradient of query, key and value'),
     'padding': (BACKWARD, lambda qkv, padding, bias: padding[32:].mul_(2), 'gradient of padding'),
     'a head of the bias': (BACKWARD, lambda qkv, padding, bias: bias[1].zero_(), 'gradient of the bias'),
-    'NaN behind': (BACKWARD, lambda qkv, padding, bias: bias[0, 0, 0].fill_(torch.nan), 'gradient of the bias'),
 }
 
 
@@ -97,7 +95,6 @@ def test_it_is_remembered(monkeypatch):
     assert len(calls) == 1
     why_not(torch.bfloat16, (3, 4))
     assert len(calls) == 2
-    assert trial._try.cache_info().maxsize is not None
 
 
 class SeesNothing(TorchDispatchMode):

@@ -27,8 +27,8 @@ IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr')
 POINTERS = {torch.float16: '*fp16', torch.bfloat16: '*bf16', torch.float32: '*fp32'}
 
 
-def compile_kernel(kernel, capability, tiling, constants, dtype):
-    options = dict(tiling.options)
+def compile_kernel(kernel, capability, options, constants, dtype):
+    options = dict(options)
     launch = {name: options.pop(name) for name in ('num_warps', 'num_stages')}
     constants = {**constants, **options}
     signature, attributes = {}, {}
@@ -67,11 +67,11 @@ def main():
         constants = cut.constants()
         kernels = [(forward.attend, cut.forward(), constants)]
         kernels.append((backward.attend_backward, cut.backward(), {**constants, 'NEEDS_PADDING': True}))
-        if cut.backward().blocks > 1:
-            kernels.append((backward.attend_backward_queries, cut.backward_queries(), constants))
-        for kernel, tiling, constants in kernels:
+        if cut.grid(cut.backward())[2] > 1:
+            kernels.append((backward.attend_backward_queries, cut.forward(), constants))
+        for kernel, options, constants in kernels:
             what = dict(kernel=kernel.__name__, capability=capability, window=side, head_dim=head_dim, shifted=shifted)
-            print(json.dumps({**what, **compile_kernel(kernel, capability, tiling, constants, dtype)}), flush=True)
+            print(json.dumps({**what, **compile_kernel(kernel, capability, options, constants, dtype)}), flush=True)
 
 
 if __name__ == '__main__':
