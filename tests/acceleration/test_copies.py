@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from swin_backbone.acceleration import swap
 from swin_backbone.windows.grid import Windows
+from swin_backbone.windows.position import log_spaced_coordinates, relative_position_index
 
 SIZE, WINDOW, DIM = (9, 13), 4, 16
 
@@ -21,9 +22,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.scale, self.sdpa, self.attn_drop_prob = heads, (DIM // heads) ** -0.5, sdpa, 0.0
         self.relative_position_bias_table = nn.Parameter(torch.randn((2 * WINDOW - 1) ** 2, heads))
-        places = torch.stack(torch.meshgrid(torch.arange(WINDOW), torch.arange(WINDOW), indexing='ij')).flatten(1)
-        offsets = (places[:, :, None] - places[:, None] + WINDOW - 1).permute(1, 2, 0)
-        self.register_buffer('relative_position_index', offsets[..., 0] * (2 * WINDOW - 1) + offsets[..., 1])
+        index = relative_position_index((WINDOW, WINDOW), (WINDOW, WINDOW), torch.device('cpu'))
+        self.register_buffer('relative_position_index', index.view(WINDOW**2, WINDOW**2))
         self.qkv, self.proj, self.attn_drop = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), nn.Dropout(0.0)
 
     def bias(self):
@@ -55,9 +55,8 @@ class AttentionV2(Attention):
         del self.relative_position_bias_table, self.scale
         self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
         self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(inplace=True), nn.Linear(512, heads, bias=False))
-        offsets = torch.arange(1.0 - WINDOW, WINDOW) * 8 / (pretrained_window - 1)
-        offsets = offsets.sign() * (offsets.abs() + 1).log2() / 3
-        self.register_buffer('relative_coords_table', torch.cartesian_prod(offsets, offsets).view(1, 7, 7, 2))
+        offsets = log_spaced_coordinates((WINDOW, WINDOW), (pretrained_window,) * 2, torch.device('cpu')).float()
+        self.register_buffer('relative_coords_table', offsets.view(1, 7, 7, 2))
         self.qkv = nn.Linear(DIM, 3 * DIM, bias=False)
         self.q_bias, self.v_bias = nn.Parameter(torch.randn(DIM)), nn.Parameter(torch.randn(DIM))
 
@@ -75,12 +74,8 @@ class AttentionV2(Attention):
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
-        self.fc1, self.act, self.fc2, self.drop = (
-            nn.Linear(DIM, 4 * DIM),
-            nn.GELU(),
-            nn.Linear(4 * DIM, DIM),
-            nn.Dropout(0),
-        )
+        self.fc1, self.act = nn.Linear(DIM, 4 * DIM), nn.GELU()
+        self.fc2, self.drop = nn.Linear(4 * DIM, DIM), nn.Dropout(0)
 
     def forward(self, x):
         return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
@@ -100,13 +95,9 @@ class Detection(nn.Module):
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
     def attend(self, x, H, W, mask):
-        (B, _, C), n, s = x.shape, self.window_size, self.shift_size
-        y = F.pad(x.view(B, H, W, C), (0, 0, 0, -W % n, 0, -H % n))
-        rows, columns = y.shape[1] // n, y.shape[2] // n
-        y = y.roll((-s, -s), (1, 2)).view(B, rows, n, columns, n, C).transpose(2, 3).reshape(-1, n * n, C)
-        y = self.attn(y, mask if s else None)
-        y = y.view(B, rows, columns, n, n, C).transpose(2, 3).reshape(B, rows * n, columns * n, C).roll((s, s), (1, 2))
-        return y[:, :H, :W].reshape(B, H * W, C)
+        windows = Windows(H, W, (self.window_size,) * 2, (self.shift_size,) * 2)
+        y = self.attn(windows.partition(x.view(len(x), H, W, -1)), mask if self.shift_size else None)
+        return windows.reverse(y, len(x)).view(x.shape)
 
 
 class Classification(Detection):
