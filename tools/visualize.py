@@ -222,8 +222,10 @@ def draw_bias(args: argparse.Namespace) -> 'Figure':
 
     loaded = read_checkpoint(args.checkpoint, unsafe_load=args.unsafe_load)
     tables = bias_tables(loaded, args.stage, args.block, args.new_window, args.window)
-    names = [f'{what} {t.window_size[0]}x{t.window_size[1]}' for what, t in zip(('trained: window', 'window'), tables)]
-    rows = [(name, table.table_Rh, table.window_size) for name, table in zip(names, tables)]
+    rows = [
+        (f'{what} {window[0]}x{window[1]}', table_Rh, window)
+        for what, (table_Rh, window) in zip(('trained: window', 'window'), tables)
+    ]
     title = f'Relative position bias of {Path(args.checkpoint).name}, stage {args.stage}, block {args.block}'
     return bias_figure(rows, title)
 

@@ -3,7 +3,7 @@
 Layout: R offsets in a window, h heads.
 """
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +15,12 @@ from ..windows.grid import Size
 from ..windows.position import log_spaced_coordinates
 
 
-class BiasTable(NamedTuple):
-    """Bias of each offset between two places of a window, for each head."""
-
-    table_Rh: Tensor
-    window_size: Size
-
-
 def bias_tables(
     loaded: Any, stage: int, block: int, target: Optional[Size] = None, window_size: Optional[Size] = None
-) -> tuple[BiasTable, BiasTable]:
+) -> list[tuple[Tensor, Size]]:
     """Return a block's bias as trained, and for windows of `target`: resized (Swin V1) or computed (Swin V2).
+
+    A bias is a table (R, h) of the offsets between two places of a window, with the size of the window.
 
     Args:
         loaded: result of `read_checkpoint`.
@@ -50,8 +45,9 @@ def bias_tables(
         raise ValueError('the checkpoint does not name the window of its training: give window_size')
     target = target or (2 * window[0], 2 * window[1])
     if not is_v1:
-        return BiasTable(_continuous(own, window, window), window), BiasTable(_continuous(own, target, window), target)
-    return BiasTable(own[name].float(), window), BiasTable(resize_table(own[name].float(), window, target)[0], target)
+        return [(_continuous(own, size, window), size) for size in (window, target)]
+    table_Rh = own[name].float()
+    return [(table_Rh, window), (resize_table(table_Rh, window, target)[0], target)]
 
 
 def _continuous(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:

@@ -200,16 +200,16 @@ def test_what_cannot_be_explained():
 
 
 def test_bias_tables_of_both_versions_before_and_after():
-    trained, resized = bias_tables(BACKBONES[0].state_dict(), 2, 1, target=(6, 6))
+    (trained_Rh, _), (resized_Rh, _) = bias_tables(BACKBONES[0].state_dict(), 2, 1, target=(6, 6))
     own = BACKBONES[0].stages[1].blocks[0].attn.w_msa
-    assert torch.equal(trained.table_Rh, own.relative_position_bias_table)
-    assert torch.equal(resized.table_Rh, resize_relative_position_bias_table(trained.table_Rh, (4, 4), (6, 6)))
+    assert torch.equal(trained_Rh, own.relative_position_bias_table)
+    assert torch.equal(resized_Rh, resize_relative_position_bias_table(trained_Rh, (4, 4), (6, 6)))
     with pytest.raises(ValueError, match='does not name the window of its training'):
         bias_tables(BACKBONES[1].state_dict(), 2, 1)
-    trained, larger = bias_tables(BACKBONES[1].state_dict(), 2, 1, window_size=(4, 4))
-    assert larger.window_size == (8, 8)
+    tables = bias_tables(BACKBONES[1].state_dict(), 2, 1, window_size=(4, 4))
+    assert [window for _, window in tables] == [(4, 4), (8, 8)]
     own = BACKBONES[1].stages[1].blocks[0].attn.w_msa
-    for (Wh, Ww), table_Rh in ((table.window_size, table.table_Rh) for table in (trained, larger)):
+    for table_Rh, (Wh, Ww) in tables:
         own.pretrained_window = (4, 4)
         bias_hNN = own.position_bias((Wh, Ww))
         # The first and the last place of a window have the largest offset.

@@ -158,7 +158,6 @@ class GuardedPipeline:
         self.transforms = dataset.pipeline.transforms
         self.is_local = not getattr(dataset, 'backend_args', None)
         self.rule = label_rule(cfg)
-        self.with_masks = uses_masks(cfg)
         self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in self.transforms)
         self.skip_unreadable = skip_unreadable and is_training
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
@@ -170,8 +169,6 @@ class GuardedPipeline:
                 require_whole(Path(source['img_path']))
             if self.is_local and source.get('seg_map_path'):
                 require_file(source['seg_map_path'])
-            if 'height' in item and 'width' in item:
-                self._check_masks(item, (item['height'], item['width']))
             return self._transform(item)
         except DataError:
             raise
@@ -192,8 +189,7 @@ class GuardedPipeline:
                 return None
             if size is None and 'ori_shape' in item:
                 size = tuple(item['ori_shape'][:2])
-                if size != (item.get('height'), item.get('width')):
-                    self._check_masks(item, size)
+                self._check_masks(item, size)
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True
                 if item['gt_seg_map'].ndim < 2 and item['gt_seg_map'].size == math.prod(size):
@@ -203,8 +199,8 @@ class GuardedPipeline:
 
     def _check_masks(self, item: dict[str, Any], size: tuple[int, int]) -> None:
         """Raise DataError if pycocotools cannot take the mask of an object. mmdet leaves short polygons out."""
-        for index, instance in enumerate(item.get('instances', ()) if self.with_masks else ()):
-            fault = mask_fault(instance.get('mask'), size) if 'mask' in instance or self.loads_masks else None
+        for index, instance in enumerate(item.get('instances', ()) if self.loads_masks else ()):
+            fault = mask_fault(instance.get('mask'), size)
             if fault and fault[0] != SHORT_POLYGON:
                 raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
 

@@ -6,7 +6,7 @@ Sources: docs.ultralytics.com/datasets/detect and /segment; the exports of CVAT,
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 import yaml
@@ -35,19 +35,11 @@ class PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-class DataYaml(NamedTuple):
-    """A data.yaml, with its path and the names of its classes."""
-
-    path: Path
-    values: dict[str, Any]
-    names: Optional[list[str]]
-
-
 def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     """Recognise a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
     if folder.one_file is not None and folder.one_file.suffix.lower() == '.json':
         return None
-    settings = _read_settings(folder)
+    yaml_path, settings = _read_settings(folder)
     files = {
         picture: file for picture, file in _pair_files(folder).items() if file is not None or not is_label(picture)
     }
@@ -58,14 +50,14 @@ def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     folders = {file.parent for file in texts}
     beside = {file for file in folder.with_suffix('.txt') if file.parent in folders}
     unused = [file for file in sorted(beside - set(texts)) if is_yolo(read_text(file).splitlines())]
-    names, source = settings.names, ''
+    names, source = settings.get('names'), ''
     if names is None:
         numbered, source = folder.class_names(sorted(folders))
         names = list(numbered.values()) if numbered else None
         source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
-    lists, of_yaml = _read_lists(folder, settings)
-    by_lists = (lists, str(settings.path)) if lists else read_split_lists(folder, folder.pictures)
-    points = math.prod(settings.values.get('kpt_shape') or [0])
+    lists, of_yaml = _read_lists(folder, yaml_path, settings)
+    by_lists = (lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
+    points = math.prod(settings.get('kpt_shape') or [0])
     own = write_converted(
         folder, 'YOLO', files, by_lists, lambda file, size: read_yolo(file, size, names, points),
         lambda used: names or sorted(used, key=lambda name: (len(name), name)),
@@ -79,8 +71,8 @@ def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     return own
 
 
-def _read_settings(folder: DataFolder) -> DataYaml:
-    """Return the first data.yaml with names."""
+def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
+    """Return the path and the content of the first data.yaml with names, which become a list."""
     one_file = folder.one_file
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
@@ -99,10 +91,10 @@ def _read_settings(folder: DataFolder) -> DataYaml:
         if isinstance(names, list):
             names = [str(name) for name in names]
             require_distinct(names, f'{path}: names')
-            return DataYaml(path, values, names)
+            return path, {**values, 'names': names}
         if one_file is not None:
             raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
-    return DataYaml(folder.root / 'data.yaml', {}, None)
+    return folder.root / 'data.yaml', {}
 
 
 def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
@@ -132,19 +124,19 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
     return files
 
 
-def _read_lists(folder: DataFolder, settings: DataYaml) -> tuple[Lists, list[str]]:
+def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[Lists, list[str]]:
     """Return the pictures of train, val and test of a data.yaml, and lines of the report.
 
     Raises:
         DataError: if `path:` is another folder, or `train` names no picture.
     """
-    base = settings.path.parent
-    given = settings.values.get('path')
+    base = yaml_path.parent
+    given = settings.get('path')
     path = base / str(given or '')
     if given and path.is_dir():
         if path.resolve() != folder.root.resolve() and folder.root.resolve() not in path.resolve().parents:
             raise DataError(
-                f'{settings.path} has `path: {given}`, which is another folder than {folder.root}: correct `path:`, or '
+                f'{yaml_path} has `path: {given}`, which is another folder than {folder.root}: correct `path:`, or '
                 f'pass --data {given}'
             )
         base = path
@@ -153,7 +145,7 @@ def _read_lists(folder: DataFolder, settings: DataYaml) -> tuple[Lists, list[str
     lists: Lists = {}
     lines: list[str] = []
     for split in ('train', 'val', 'test'):
-        value = settings.values.get(split)
+        value = settings.get(split)
         entries = [str(entry) for entry in (value if isinstance(value, list) else [value] if value else [])]
         pictures: list[Path] = []
         for entry in entries:
@@ -171,10 +163,10 @@ def _read_lists(folder: DataFolder, settings: DataYaml) -> tuple[Lists, list[str
         elif entries and split == 'train':
             raise DataError(
                 f'none of the {len(folder.pictures)} pictures below {folder.root} is among those that `train: '
-                f'{entries[0]}` of {settings.path} names'
+                f'{entries[0]}` of {yaml_path} names'
             )
         elif entries and split == 'val':
-            lines.append(f'{settings.path}: `val: {entries[0]}` names no picture below {folder.root}')
+            lines.append(f'{yaml_path}: `val: {entries[0]}` names no picture below {folder.root}')
     return lists, lines
 
 
