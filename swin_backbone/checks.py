@@ -31,45 +31,26 @@ def check_type(name: str, value: Value, kinds: Union[type, tuple[type, ...]], al
     return value
 
 
-def check_int(name: str, value: object, least: Optional[int] = None, most: Optional[int] = None) -> int:
-    """Check a whole number of Python or NumPy, with inclusive limits."""
-    allowed = 'a whole number' + _interval(least, most)
+def check_int(name: str, value: object, least: Optional[int] = None) -> int:
+    """Check a whole number of Python or NumPy, with an inclusive limit."""
+    allowed = 'a whole number' + ('' if least is None else f' of at least {least}')
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(refusal(name, allowed, value))
-    number = int(value)
-    if (least is not None and number < least) or (most is not None and number > most):
+    if least is not None and int(value) < least:
         raise ValueError(refusal(name, allowed, value))
-    return number
+    return int(value)
 
 
-def check_number(
-    name: str,
-    value: object,
-    least: Optional[float] = None,
-    most: Optional[float] = None,
-    above: Optional[float] = None,
-) -> float:
-    """Check a finite number of Python or NumPy.
-
-    Args:
-        least, most: inclusive limits.
-        above: an exclusive limit.
-    """
-    allowed = 'a finite number' + _interval(least, most, above)
+def check_number(name: str, value: object) -> float:
+    """Check a finite number of Python or NumPy."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(refusal(name, allowed, value))
+        raise TypeError(refusal(name, 'a finite number', value))
     try:
         number = float(value)
     except OverflowError:  # an int beyond all floats
         number = math.inf
-    is_inside = (
-        math.isfinite(number)
-        and (least is None or number >= least)
-        and (most is None or number <= most)
-        and (above is None or number > above)
-    )
-    if not is_inside:
-        raise ValueError(refusal(name, allowed, value))
+    if not math.isfinite(number):
+        raise ValueError(refusal(name, 'a finite number', value))
     return number
 
 
@@ -109,12 +90,3 @@ def check_size(name: str, value: object, least: int = 1) -> tuple[int, int]:
 def is_int(value: object) -> bool:
     """Return whether a value is a whole number of Python or NumPy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _interval(least: Optional[float], most: Optional[float], above: Optional[float] = None) -> str:
-    """Return the limits of a number in words, with a space in front."""
-    if least is not None and most is not None:
-        return f' from {least} to {most}'
-    limits = {'of at least': least, 'of at most': most, 'above': above}
-    words = [f'{word} {limit}' for word, limit in limits.items() if limit is not None]
-    return ' ' + ' and '.join(words) if words else ''

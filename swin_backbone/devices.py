@@ -38,22 +38,6 @@ def keep_freed_memory() -> None:
             glibc.mallopt(parameter, value)
 
 
-def require_device(device: str) -> None:
-    """Check that torch computes on a device.
-
-    Raises:
-        ValueError: if torch lacks the device.
-    """
-    try:
-        if torch.empty(0, device=torch.device(device)).is_meta:
-            raise RuntimeError('it computes nothing')
-    except (RuntimeError, AssertionError) as error:  # AssertionError: of a torch without CUDA
-        reason = str(error).partition('\n')[0]
-        raise ValueError(
-            f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: {reason}'
-        ) from error
-
-
 def default_device() -> str:
     """Return the first CUDA device, or the CPU without CUDA."""
     return 'cuda:0' if torch.cuda.is_available() else 'cpu'

@@ -10,8 +10,8 @@ from swin_backbone.checks import check_choice, check_int, check_number, check_se
 
 
 def test_allowed_values_pass():
-    assert check_int('n', np.int64(3), 1, 3) == 3
-    assert check_number('n', np.float32(0.5), above=0, most=1) == 0.5
+    assert check_int('n', np.int64(3), 1) == 3
+    assert check_number('n', np.float32(0.5)) == 0.5
     assert check_choice('n', 'a', {'a': 1, 'b': 2}) == 'a'
     assert check_size('n', 7) == (7, 7)
     assert check_size('n', [7, 12]) == (7, 12)
@@ -23,11 +23,9 @@ def test_allowed_values_pass():
     [
         (check_int, True, TypeError, 'n takes a whole number, got True'),
         (partial(check_int, least=1), 0, ValueError, 'n takes a whole number of at least 1, got 0'),
-        (partial(check_int, least=1, most=3), 4, ValueError, 'n takes a whole number from 1 to 3, got 4'),
         (check_number, '3', TypeError, "n takes a finite number, got '3'"),
         (check_number, math.nan, ValueError, 'n takes a finite number, got nan'),
-        (partial(check_number, least=0), 10**400, ValueError, 'n takes a finite number of at least 0, got 1000*[.]{3}'),
-        (partial(check_number, above=0, most=1), 2, ValueError, 'n takes a finite number .*most 1 and above 0, got 2'),
+        (check_number, 10**400, ValueError, 'n takes a finite number, got 1000*[.]{3}'),
         (partial(check_choice, choices=['a', 'b']), 'c', ValueError, "n takes one of 'a', 'b', got 'c'"),
         (partial(check_choice, choices=['a']), None, TypeError, "n takes one of 'a', got None"),
         (partial(check_sequence, allowed='a list'), 'ab', TypeError, "n takes a list, got 'ab'"),

@@ -56,26 +56,6 @@ class Cost(NamedTuple):
     flops: int
 
 
-class Attention(NamedTuple):
-    """Multiply-adds of the attention layers of a stage.
-
-    Args:
-        stage: from 1.
-        height, width: of the map, in tokens.
-        counted: of qkv, attention and projection, with padding to whole windows and V2's position bias.
-        windowed: equation 2 of the paper times the layers, 4hwC^2 + 2M^2hwC.
-        global_: equation 1 of the paper times the layers, 4hwC^2 + 2(hw)^2C.
-    """
-
-    stage: int
-    height: int
-    width: int
-    layers: int
-    counted: int
-    windowed: int
-    global_: int
-
-
 class Counts(nn.Module):
     """A model with the multiply-adds of a forward. As the outermost module, this object gives each module a full name.
 
@@ -171,26 +151,26 @@ def _samples(model: nn.Module, image_1CHW: Tensor) -> list[BaseDataElement]:
     return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
 
 
-def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> list[Attention]:
-    """Return the cost of attention in each stage.
+def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> list[dict[str, int]]:
+    """Return the multiply-adds of the attention layers of each stage.
 
     Args:
         backbone: name of the SwinBackbone or SwinV2Backbone in the model; '' for a backbone alone.
         height, width: of the image.
+
+    Returns:
+        A dict for each stage with attention: stage, from 1; height and width of the map, in tokens; layers; counted: of
+        qkv, attention and projection, with padding to whole windows and V2's position bias; windowed and global:
+        equations 2 and 1 of the paper times the layers, 4hwC^2 + 2M^2hwC and 4hwC^2 + 2(hw)^2C.
     """
     module: Any = counts.model.get_submodule(backbone)
     costs = []
     for index, (C, h, w) in enumerate(module.map_sizes(height, width)):
-        area = math.prod(module.window_size[index])
-        name = f'{backbone}.stages.{index}' if backbone else f'stages.{index}'
-        layers = len(module.stages[index].blocks)
+        area, layers = math.prod(module.window_size[index]), len(module.stages[index].blocks)
+        name = f'{backbone}.stages.{index}'.lstrip('.')
         counted = sum(counts.cost(f'{name}.blocks.{i}.attn').flops for i in range(layers))
         if counted:
-            linear = 4 * h * w * C**2
-            costs.append(
-                Attention(
-                    index + 1, h, w, layers, counted,
-                    layers * (linear + 2 * area * h * w * C), layers * (linear + 2 * (h * w) ** 2 * C),
-                )
-            )  # fmt: skip
+            windowed, over_all = (layers * (4 * h * w * C**2 + 2 * keys * h * w * C) for keys in (area, h * w))
+            row = dict(stage=index + 1, height=h, width=w, layers=layers, counted=counted, windowed=windowed)
+            costs.append({**row, 'global': over_all})
     return costs

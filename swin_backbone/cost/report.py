@@ -23,7 +23,7 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
 
     Returns:
         Data for JSON: shape; total, parts and stages with params and flops; attention of a SwinBackbone or
-        SwinV2Backbone by stage, see `Attention`.
+        SwinV2Backbone by stage, see `attention_costs`.
 
     Raises:
         ValueError: if the config has no model with a backbone.
@@ -39,14 +39,13 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
     num_stages = len(list(getattr(module, 'stages', ())))
     stages = {f'stages.{i}': f'{backbone}.stages.{i}'.lstrip('.') for i in range(num_stages)}
     attends = isinstance(module, SwinPyramid) and not isinstance(module, SwinMLPBackbone)
-    attention = attention_costs(counts, backbone, height, width) if attends else []
     parts = [(name, counts.cost(name)) for name, _ in counts.model.named_children()]
     return dict(
         shape=[height, width],
         total=counts.cost()._asdict(),
         parts={name: cost._asdict() for name, cost in parts if any(cost)},
         stages={name: counts.cost(path)._asdict() for name, path in stages.items()},
-        attention=[{key.rstrip('_'): value for key, value in row._asdict().items()} for row in attention],
+        attention=attention_costs(counts, backbone, height, width) if attends else [],
     )
 
 

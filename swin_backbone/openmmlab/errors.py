@@ -104,10 +104,6 @@ def kind_of(part: dict[str, Any]) -> str:
 
 def _message(error: BaseException) -> str:
     """Return the message in one line, with the type of an unusual error."""
-    if isinstance(error, RecursionError):
-        return 'it is nested too deeply, or contains itself'
-    if isinstance(error, UnicodeDecodeError):
-        return f'it is no text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})'
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if IN_WORKER in message:  # torch adds the traceback of the worker process
         message = message.strip().rpartition('\n')[2]

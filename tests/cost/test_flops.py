@@ -87,13 +87,13 @@ def test_attention_is_the_closed_form_and_v2s_position_bias(kind, windows):
     with on_device('meta'):
         backbone = kind(arch='nano', window_size=windows).eval()
     rows = attention_costs(count(backbone, 256, 512), '', 256, 512)
-    assert [(row.height, row.width, row.layers) for row in rows] == [(64 >> i, 128 >> i, 2) for i in range(4)]
+    assert [(row['height'], row['width'], row['layers']) for row in rows] == [(64 >> i, 128 >> i, 2) for i in range(4)]
     for i, row in enumerate(rows):
-        hw, C, heads, (wh, ww) = row.height * row.width, 32 << i, 2 << i, backbone.window_size[i]
-        assert row.windowed == 2 * (4 * hw * C**2 + 2 * wh * ww * hw * C)
-        assert row.global_ == 2 * (4 * hw * C**2 + 2 * hw**2 * C)
+        hw, C, heads, (wh, ww) = row['height'] * row['width'], 32 << i, 2 << i, backbone.window_size[i]
+        assert row['windowed'] == 2 * (4 * hw * C**2 + 2 * wh * ww * hw * C)
+        assert row['global'] == 2 * (4 * hw * C**2 + 2 * hw**2 * C)
         bias = (2 * wh - 1) * (2 * ww - 1) * 512 * (2 + heads) if kind is SwinV2Backbone else 0
-        assert row.counted == row.windowed + 2 * bias
+        assert row['counted'] == row['windowed'] + 2 * bias
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...devices import require_device
 from ...outputs import Outputs
 from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
@@ -55,8 +54,7 @@ class Predictor:
         amp: predict in `mixed_precision`.
 
     Raises:
-        ValueError: if the config is of another toolbox, torch has no such device, or the checkpoint does not fit the
-            model.
+        ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class Predictor:
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
-        require_device(device)
         read_checkpoints_safely(unsafe_load)
         self.amp = amp
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)

@@ -52,7 +52,7 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         unknown = set(self.paramwise_cfg) - {'decay_rate'}
         if unknown:
             raise ValueError(f'paramwise_cfg takes decay_rate alone, got {dict(self.paramwise_cfg)}')
-        check_number('paramwise_cfg.decay_rate', self.paramwise_cfg.get('decay_rate'), above=0, most=1)
+        check_number('paramwise_cfg.decay_rate', self.paramwise_cfg.get('decay_rate'))
 
     def add_params(self, params: list[dict[str, Any]], module: nn.Module, **_: Any) -> None:
         """Append a group for each learning rate and decay of a model's trainable parameters."""

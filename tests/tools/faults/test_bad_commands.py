@@ -75,15 +75,6 @@ def test_an_option_says_what_it_takes(record_fault, tool, option, values):
         record_fault('bad_commands')
 
 
-@pytest.mark.parametrize('device', ['meta', 'nowhere'])
-def test_a_device_on_which_nothing_is_computed(record_fault, own, device, tmp_path):
-    (tmp_path / 'a.pth').touch()
-    words = [own / 'images' / 'val' / '0.png', DETECTION, tmp_path / 'a.pth', '--out', tmp_path / 'a.png']
-    error = error_of('tools/visualize.py', 'features', *words, '--device', device)
-    assert f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: ' in error
-    record_fault('bad_commands')
-
-
 def test_a_log_that_mmengine_did_not_write(record_fault, tmp_path):
     (tmp_path / 'scalars.json').write_text('{"step": "a", "loss": 2}\n{}')
     error = error_of('tools/plot_log.py', tmp_path / 'scalars.json', '--out', tmp_path / 'a.png')
