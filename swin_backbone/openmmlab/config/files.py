@@ -4,10 +4,13 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, TextIO, Union
 
+import yaml
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
+from mmengine.fileio import register_handler
+from mmengine.fileio.handlers import YamlHandler
 
 from ...compat import find_base_configs_by
 from ..errors import ConfigError, sentence_of
@@ -16,6 +19,23 @@ OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
 MAX_SUGGESTIONS = 3  # similar names in an error
 CONFIG_SUFFIXES = ('.py', '.yml', '.yaml', '.json')
+
+
+class PlainLoader(yaml.SafeLoader):
+    """PyYAML's safe loader in Python, with mmengine's tuples. The loader in C crashes on deeply nested files."""
+
+
+PlainLoader.add_constructor(
+    'tag:yaml.org,2002:python/tuple', lambda loader, node: tuple(loader.construct_sequence(node, deep=True))
+)
+
+
+@register_handler(['yaml', 'yml'])
+class PlainYamlHandler(YamlHandler):
+    """mmengine's reader of YAML, also of `_base_`, without constructors of arbitrary Python objects."""
+
+    def load_from_fileobj(self, file: TextIO, **kwargs: Any) -> Any:
+        return yaml.load(file, **{**kwargs, 'Loader': PlainLoader})
 
 
 def register_prefixes() -> None:
