@@ -104,9 +104,10 @@ class Model:
         """
         from .openmmlab import runtime
         from .openmmlab.config.paths import require_data
+        from .openmmlab.config.published import start_from
 
         cfg = copy.deepcopy(self.cfg)
-        runtime.set_checkpoint(cfg, self._require_checkpoint('test'))
+        start_from(cfg, self._require_checkpoint('test'))
         require_data(cfg, ('test',))
         metrics: dict[str, float] = runtime.run(runtime.build_runner(cfg, whole=True), 'test')
         return metrics
@@ -201,8 +202,6 @@ def load(
         data=data,
         annotations=annotations,
     )
-    if checkpoint is not None and '://' not in str(checkpoint) and not Path(checkpoint).is_file():
-        raise ValueError(f'checkpoint takes a file or an address, got {str(checkpoint)!r}, which is no file')
     return Model(arguments, None if checkpoint is None else str(checkpoint), device)
 
 

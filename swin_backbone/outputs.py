@@ -108,18 +108,15 @@ class Outputs:
             self._record(path, file_digest(path))
 
     def _record(self, path: Union[str, Path], digest: str) -> None:
-        record = self.record
-        if not self._written:
-            self._digests = _read_record(record)
+        if not self._written:  # without broken and old lines
+            self._digests = _read_record(self.record)
             lines = [_line(name, digest) for name, digests in self._digests.items() for digest in digests[-KEPT:]]
-            if record.exists() and record.stat().st_size != sum(map(len, lines)):  # too many lines, or a broken line
-                write_whole(record, b''.join(lines))
-            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.record, b''.join(lines))
         name = self._name(path)
         self._written.add(name)
         if digest not in self._digests.setdefault(name, [])[-1:]:
             self._digests[name].append(digest)
-            with open(record, 'ab') as file:
+            with open(self.record, 'ab') as file:
                 file.write(_line(name, digest))
 
     def _name(self, path: Union[str, Path]) -> str:

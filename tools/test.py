@@ -23,7 +23,7 @@ from swin_backbone.command_line import (
 from swin_backbone.export.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import require_data
-from swin_backbone.openmmlab.config.published import find_weights
+from swin_backbone.openmmlab.config.published import find_weights, start_from
 from swin_backbone.openmmlab.inference.results import OneFileEachHook, own_folder, written_by_others
 from swin_backbone.outputs import claim
 
@@ -72,7 +72,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
         if is_exported(args.checkpoint):
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:
-            runtime.set_checkpoint(cfg, args.checkpoint)
+            start_from(cfg, args.checkpoint)
         show_dir = None
         if args.show_dir:
             outputs = own_folder(Path(args.show_dir), args.overwrite)

@@ -21,7 +21,6 @@ from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_classes
 from .config.files import read_config
-from .config.published import start_from
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
 from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
@@ -230,19 +229,8 @@ def enable_amp_of_test(cfg: Config) -> None:
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
     """Continue from a checkpoint, or by 'auto' from the last checkpoint in the working folder; None changes nothing."""
-    if resume is None:
-        return
-    if resume != 'auto' and not Path(resume).is_file():
-        raise ValueError(f'--resume takes a checkpoint, got {resume!r}, which is no file')
-    cfg.resume = True
-    cfg.load_from = None if resume == 'auto' else resume
-
-
-def set_checkpoint(cfg: Config, checkpoint: str) -> None:
-    """Test the weights of `checkpoint`, a path or URL."""
-    if '://' not in checkpoint and not Path(checkpoint).is_file():
-        raise ValueError(f'the checkpoint {checkpoint!r} is no file')
-    start_from(cfg, checkpoint)
+    if resume is not None:
+        cfg.update(resume=True, load_from=None if resume == 'auto' else resume)
 
 
 def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
