@@ -239,9 +239,9 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
     weight, norm_weight, norm_bias = tensors
     is_post_norm = norm_weight is not None and len(norm_weight) != channels
     dtype = linear_dtype(x_BHWC)
-    y_BHWC = native.merge(x_BHWC, weight, (norm_weight, norm_bias, eps), is_post_norm, dtype, record.cache).to(dtype)
+    y_BHWC = native.merge(x_BHWC, weight, (norm_weight, norm_bias, eps), is_post_norm, dtype, record.cache)
     y = y_BHWC if next(iter(values.values())).dim() == 4 else y_BHWC.flatten(1, 2)
-    return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y
+    return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(dtype)
 
 
 def compute_embedding(module: Any, record: Record, values: Values) -> Any:
@@ -249,7 +249,8 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or why_not_weights([conv.weight, conv.bias, *norm[:2]]):
         return None
-    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), record.cache).to(linear_dtype(x))
+    dtype = linear_dtype(x) if 'pixel_values' in values else torch.float32  # OpenMMLab's output norms round
+    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), record.cache).to(dtype)
     return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
 
 
@@ -258,7 +259,8 @@ def compute_norm(norm: Any, record: Record, values: Values) -> Any:
     x_BTC = values['input']
     if x_BTC.dim() != 3 or why_not_weights([norm.weight, norm.bias]):
         return None
-    return native.output_norm(x_BTC[:, :, None], norm.weight, norm.bias, norm.eps)[..., 0].transpose(1, 2).to(x_BTC)
+    y_BCT = native.output_norm(x_BTC[:, :, None], norm.weight, norm.bias, norm.eps)[..., 0]
+    return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))
 
 
 _signature_of = cache(inspect.signature)

@@ -75,9 +75,8 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
 
 def find_swins(model: nn.Module) -> list[nn.Module]:
     """Return the modules around accelerated blocks, a Swin each."""
-    modules = dict(model.named_modules())
-    blocks = [name for name, one in modules.items() if RECORD in vars(one) and vars(one)[RECORD].names]
-    return [modules[root] for root in dict.fromkeys(map(_root_of, blocks))]
+    blocks = [name for name, one in model.named_modules() if RECORD in vars(one) and vars(one)[RECORD].names]
+    return [model.get_submodule(root) for root in dict.fromkeys(map(_root_of, blocks))]
 
 
 def restore_swin(model: nn.Module) -> None:

@@ -138,6 +138,18 @@ def test_a_model_is_accelerated_in_every_mode(mode):
         assert len(accelerated(swin_backbone.accelerate(model))) == 8
 
 
+@torch.no_grad()
+def test_autocast_rounds_outputs_alone():
+    """Between the layers maps are float32: no block converts, and the results are nearer to float32."""
+    model = build('mmdet', eval=True)
+    truth = model(X)
+    with torch.autocast('cpu', torch.bfloat16):
+        original, ours = model(X), swin_backbone.accelerate(model)(X)
+    for a, b, true in zip(ours, original, truth):
+        assert a.dtype == b.dtype == torch.bfloat16
+        assert (a - true).norm() < (b - true).norm()
+
+
 def test_a_layer_whose_class_another_library_changes_is_restored():
     model = build('mmdet', eval=True)
     expected = model(X)
