@@ -53,13 +53,9 @@ def test_spaces_reach_the_config(own, tmp_path):
 
 OPTIONS = [
     ('infer', '--score-thr', ['nan', '2', 'much']),
-    ('infer', '--batch', ['0', 'nan']),
     ('infer', '--max-pixels', ['0', '1e6']),
-    ('train', '--timeout', ['nan', '0']),
     ('check_data', '--seconds', ['inf', '-1']),
-    ('flops', '--shape', ['0', 'nan']),
     ('plot_log', '--dpi', ['1000000', 'fine']),
-    ('make_shapes_dataset', '--shape', ['63', '1e9']),
     ('visualize attention', '--point', ['60']),
 ]
 

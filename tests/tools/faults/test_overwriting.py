@@ -125,53 +125,42 @@ def test_media_share_no_output(record_fault, tmp_path):
     record_fault('outputs', 2)
 
 
-def random_checkpoint(words, folder):
+@pytest.fixture
+def testing(tmp_path):
+    """Return a test of a segmentor, and the options behind the outputs."""
+    words = segmentation(make_own_data(tmp_path / 'own'))
     cfg = Config.fromfile(words[0])
     cfg.model.backbone.depths = [1, 1, 1, 1]
-    for part in (cfg.model.get('decode_head'), cfg.model.get('auxiliary_head')):
-        if part:
-            part.num_classes = 2
-    if 'roi_head' in cfg.model:
-        cfg.model.roi_head.bbox_head.num_classes = cfg.model.roi_head.mask_head.num_classes = 2
-    return save_random_model(cfg, folder)
+    cfg.model.decode_head.num_classes = cfg.model.auxiliary_head.num_classes = 2
+    command = ['tools/test.py', words[0], save_random_model(cfg, tmp_path), '--work-dir', tmp_path / 'work']
+    return command, words[1:]
 
 
-@pytest.mark.slow
-def test_what_a_test_writes(record_fault, tmp_path):
-    own = make_own_data(tmp_path / 'own')
-    for words, out in ((detection(own), 'found.pkl'), (segmentation(own), 'found')):
-        checkpoint = random_checkpoint(words, tmp_path)
-        options = words[words.index('--cfg-options') :]
-        command = ['tools/test.py', words[0], checkpoint, '--work-dir', tmp_path / 'work', *options]
-        pictures = own / 'images' / 'val'
-        before = {path.name: path.read_bytes() for path in pictures.iterdir()}
-        error = error_of(*command, '--show-dir', pictures)
-        assert 'is there already' in error or 'is read here' in error
-        record_fault('outputs')
-        assert {path.name: path.read_bytes() for path in pictures.iterdir()} == before
-        place = tmp_path / words[0].stem / out
-        mine = place if out.endswith('.pkl') else place / '0.png'
-        mine.parent.mkdir(parents=True)
-        mine.write_bytes(MINE)
-        assert_spared(record_fault, mine, *command, '--out', place)
-        mine.unlink()
-        for _ in range(2):
-            run_well(*command, '--out', place, '--show-dir', tmp_path / words[0].stem / 'drawn')
-        assert mine.is_file()
-        assert len(list((tmp_path / words[0].stem / 'drawn').rglob('*.png'))) == 2
-        assert not list(tmp_path.rglob('.partial-*'))
+def test_what_a_test_writes(record_fault, tmp_path, testing):
+    command, options = testing
+    picture = tmp_path / 'own' / 'images' / 'val' / '0.png'
+    content = picture.read_bytes()
+    assert 'is there already' in error_of(*command, '--show-dir', picture.parent, *options)
+    assert picture.read_bytes() == content
+    mine = tmp_path / 'labels' / '0.png'
+    mine.parent.mkdir()
+    mine.write_bytes(MINE)
+    command += ['--out', mine.parent, *options]
+    assert_spared(record_fault, mine, *command)
+    mine.unlink()
+    for _ in range(2):
+        run_well(*command)
+    assert len(list(mine.parent.glob('*.png'))) == 2
+    assert not list(tmp_path.rglob('.partial-*'))
 
 
-def test_pictures_of_one_name_share_no_label(record_fault, tmp_path):
-    own = make_own_data(tmp_path / 'own')
-    words = segmentation(own)
-    checkpoint = random_checkpoint(words, tmp_path)
-    for folder in (own / 'images' / 'val', own / 'labels' / 'val'):
+def test_pictures_of_one_name_share_no_label(record_fault, tmp_path, testing):
+    command, options = testing
+    for folder in (tmp_path / 'own' / 'images' / 'val', tmp_path / 'own' / 'labels' / 'val'):
         for number, name in enumerate('ab'):
             (folder / name).mkdir()
             (folder / f'{number}.png').rename(folder / name / 'x.png')
-    command = ['tools/test.py', words[0], checkpoint, '--work-dir', tmp_path / 'work', '--out', tmp_path / 'found']
-    error = error_of(*command, *words[words.index('--cfg-options') :])
+    error = error_of(*command, '--out', tmp_path / 'found', *options)
     assert 'a/x.png and ' in error
     assert f'would be written to one file, {tmp_path}/found/x.png' in error
     record_fault('outputs')
@@ -185,35 +174,40 @@ def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
     info['preprocessing']['resize'] = None
     info['limits']['pixels'] = 5000
     (model / 'deploy.json').write_text(json.dumps(info))
-    good = [write_picture(data / name) for name in ('a.png', 'z.png')]
-    good.append(write_video(data / 'whole.mp4'))
-    sizes = {'dot.png': 1, 'large.png': 100}  # mmseg's visualizer draws nothing on a single pixel
-    bad = [write_picture(data / name, np.zeros((size, size, 3), np.uint8)) for name, size in sizes.items()]
-    for name, content in (('empty.png', b''), ('text.jpg', b'no picture'), ('text.mp4', b'no video')):
-        (data / name).write_bytes(content)
-        bad.append(data / name)
-    os.mkfifo(data / 'pipe.png')
-    os.mkfifo(data / 'pipe.mp4')
-    (data / 'zero.png').symlink_to('/dev/zero')
-    (data / 'dangling.png').symlink_to(data / 'absent')
-    (data / 'zero.mkv').symlink_to('/dev/zero')
-    bad += [data / name for name in ('pipe.png', 'pipe.mp4', 'zero.png', 'dangling.png', 'zero.mkv')]
-    write_picture(data / os.fsdecode(b'caf\xe9.png'))
+    for name in ('a.png', 'z.png', os.fsdecode(b'caf\xe9.png')):
+        write_picture(data / name)
+    write_video(data / 'whole.mp4')
     shutil.copy(data / 'whole.mp4', data / os.fsdecode(b'caf\xe9.mp4'))
-    broken = data / os.fsdecode(b'na\xefve.png')
-    broken.write_bytes(b'no picture')
+    write_picture(data / 'dot.png', np.zeros((1, 1, 3), np.uint8))  # mmseg's visualizer draws nothing on it
+    write_picture(data / 'large.png', np.zeros((100, 100, 3), np.uint8))
+    for name in ('empty.png', 'text.jpg', 'text.mp4', os.fsdecode(b'na\xefve.png')):
+        (data / name).write_bytes(b'' if name == 'empty.png' else b'no picture')
+    os.mkfifo(data / 'pipe.png')
+    (data / 'zero.mkv').symlink_to('/dev/zero')
+    (data / 'dangling.png').symlink_to(data / 'absent')
     result = run('tools/infer.py', data, model, '--out-dir', out, '--batch', 3)
     assert result.returncode == 1
     assert 'Traceback' not in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith('skipped: ')]
-    assert len(lines) == len(bad) + 1
-    for path in bad:
-        assert any(str(path) in line for line in lines), path
+    bad = (
+        'dot.png',
+        'large.png',
+        'empty.png',
+        'text.jpg',
+        'text.mp4',
+        've.png',
+        'pipe.png',
+        'zero.mkv',
+        'dangling.png',
+    )
+    for name in bad:
+        assert any(name in line for line in lines), name
+    assert len(lines) == len(bad)
     assert len(list((out / 'labels').glob('*.png'))) == 3
     assert (out / 'labels' / os.fsdecode(b'caf\xe9_1.png')).is_file()
     for name in ('whole.mp4', os.fsdecode(b'caf\xe9.mp4')):
-        assert (out / 'overlays' / name).is_file(), list((out / 'overlays').iterdir())
-    assert f'{len(bad) + 1} files unreadable' in result.stdout
+        assert (out / 'overlays' / name).is_file()
+    assert f'{len(bad)} files unreadable' in result.stdout
     record_fault('bad_pictures', len(lines))
 
 
