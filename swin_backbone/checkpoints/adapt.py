@@ -19,7 +19,7 @@ from .formats import V2
 from .reading import read_checkpoint
 from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, check_floating, find_swin, plain_name, swins_in, tensors_of
 from .resize import adapt_input_channels, resize_embedding, resize_table, trained_window
-from .sizes import sizes_of
+from .sizes import swin_sizes
 
 OF_A_CLASSIFIER = (
     "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
@@ -169,7 +169,7 @@ def adapt_weights(
             )
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
-            theirs, ours = sizes_of(weights.backbone, family), sizes_of(own_backbone, family)
+            theirs, ours = swin_sizes(weights.backbone, family), swin_sizes(own_backbone, family)
             if theirs != ours:
                 raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
             for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():

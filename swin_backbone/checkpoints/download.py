@@ -43,10 +43,7 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     Raises:
         CheckpointError: if there is no such file or the download fails; and from `read`.
     """
-    try:
-        parts = urlsplit(address)
-    except ValueError as error:
-        raise CheckpointError(f'it is no address: {error}') from error
+    parts = urlsplit(address)
     if parts.scheme in ('http', 'https'):
         return _fetch_from_server(address, read)
     if parts.scheme == 'file':

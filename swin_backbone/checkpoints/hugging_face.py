@@ -10,7 +10,7 @@ from .errors import CheckpointError, first_of
 from .formats import V2
 from .recognise import SwinWeights
 from .resize import window_of_table
-from .sizes import sizes_of
+from .sizes import swin_sizes
 
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
 FILES = (WEIGHTS, 'pytorch_model.bin')  # in transformers' order
@@ -45,7 +45,7 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
     named = weights.backbone
     is_v2 = weights.format.family == V2
     projection_DCHW = named['patch_embed.projection.weight']
-    width, depths, heads = sizes_of(named, weights.format.family)
+    width, depths, heads = swin_sizes(named, weights.format.family)
     patch = projection_DCHW.shape[2]
     window, last = _windows(weights, len(depths), is_v2)
     head = weights.classifier.get('head.weight')

@@ -184,11 +184,10 @@ class _Array:
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, by_columns, data = state
-        self.array = dtype.numbers(data).reshape(shape, order='F' if by_columns else 'C')
+        self.array: NDArray[Any] = dtype.numbers(data).reshape(shape, order='F' if by_columns else 'C')
 
     def finish(self) -> NDArray[Any]:
-        array: NDArray[Any] = self.array
-        return array
+        return self.array
 
 
 class _History:
@@ -200,24 +199,6 @@ class _History:
     def finish(self) -> HistoryBuffer:
         values, counts = (self.state[name].finish() for name in ('_log_history', '_count_history'))
         return HistoryBuffer(values, counts, int(self.state.get('max_length', 1_000_000)))
-
-
-def _make_array(*_: Any) -> _Array:
-    return _Array()
-
-
-def _make_array_from_buffer(data: Any, dtype: _DType, shape: Any, order: Any) -> _Array:
-    array = _Array()
-    array.array = dtype.numbers(data).reshape(shape, order=order)
-    return array
-
-
-def _make_scalar(dtype: _DType, data: Any) -> Any:
-    return dtype.numbers(data)[0]
-
-
-def _make_empty_bytes() -> bytes:
-    return b''
 
 
 def _leave_out(owner: Any, name: Any) -> None:
@@ -235,16 +216,19 @@ def _named(stand_in: Any, path: str) -> Any:
     return stand_in
 
 
-_ORIGINALS = {
+_ORIGINALS: dict[str, Any] = {
     'mmengine.logging.history_buffer.HistoryBuffer': _History,
     'builtins.getattr': _leave_out,
-    'builtins.bytes': _make_empty_bytes,
+    'builtins.bytes': lambda: b'',
     'numpy.dtype': _DType,
     'numpy.ndarray': _Array,
-    **{f'numpy.{core}.multiarray._reconstruct': _make_array for core in ('core', '_core')},  # numpy 1 and 2
-    **{f'numpy.{core}.numeric._frombuffer': _make_array_from_buffer for core in ('core', '_core')},
-    **{f'numpy.{core}.multiarray.scalar': _make_scalar for core in ('core', '_core')},
 }
+for _core in ('numpy.core', 'numpy._core'):  # numpy 1 and 2
+    _ORIGINALS[f'{_core}.multiarray._reconstruct'] = lambda *_: _Array()
+    _ORIGINALS[f'{_core}.multiarray.scalar'] = lambda dtype, data: dtype.numbers(data)[0]
+    _ORIGINALS[f'{_core}.numeric._frombuffer'] = lambda data, dtype, shape, order: dtype.numbers(data).reshape(
+        shape, order=order
+    )
 STAND_INS = {path: _named(stand_in, path) for path, stand_in in _ORIGINALS.items()}
 _PLAIN = {'collections.OrderedDict': OrderedDict, '_codecs.encode': lambda text, _: text.encode('latin1')}
 

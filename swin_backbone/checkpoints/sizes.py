@@ -23,7 +23,7 @@ class Sizes(NamedTuple):
         return f'width {self.width}, depths {self.depths} and heads {self.heads}'
 
 
-def sizes_of(weights: Mapping[str, Tensor], family: str) -> Sizes:
+def swin_sizes(weights: Mapping[str, Tensor], family: str) -> Sizes:
     """Return the sizes of a backbone, 0 for an unknown size."""
     depths: dict[int, int] = {}
     for match in filter(None, map(_BLOCK.match, weights)):
@@ -51,7 +51,7 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
     Args:
         weights: a backbone, with or without a classifier's `norm` and `head`.
     """
-    depths = sizes_of(weights, family).depths
+    depths = swin_sizes(weights, family).depths
     blocks = [f'stages.{stage}.blocks.{block}.' for stage, depth in enumerate(depths) for block in range(depth)]
     first = 1 if family == V2 else 0  # V2 merges before the blocks of a stage
     mergings = [f'stages.{first + stage}.downsample.' for stage in range(len(depths) - 1)]

@@ -300,7 +300,6 @@ ADDRESSES = {
     's3://bucket/weights.pth': ONLY_NETWORK,
     'ftp://127.0.0.1/swin.pth': ONLY_NETWORK,
     'http://127.0.0.1/folder/': 'the address names no file',
-    'http://[::1/swin.pth': 'it is no address',
     'http://127.0.0.1:http/swin.pth': 'it could not be downloaded',
     'http://127.0.0.1:9/swin.pth': 'it could not be downloaded',
     'http://127.0.0.1/schön/swin.pth': 'it could not be downloaded',

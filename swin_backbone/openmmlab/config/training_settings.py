@@ -55,10 +55,7 @@ def apply_settings(cfg: Config, settings: TrainingSettings, pictures_of: Callabl
     if settings.img_scale is not None:
         _set_img_scale(cfg, settings.img_scale)
     if settings.lr is not None:
-        optimizer = _optimizer(cfg)
-        if optimizer is None:
-            raise ConfigError('--lr sets optim_wrapper.optimizer.lr, and the config has none')
-        _scale_lr(cfg, settings.lr / optimizer.lr)
+        _set_lr(cfg, settings.lr)
     if settings.epochs is not None:
         for part in _steps(cfg.train_dataloader.get('dataset')):
             if kind_of(part) == 'RepeatDataset':
@@ -108,19 +105,16 @@ def _optimizer(cfg: Config) -> Optional[Any]:
     return optimizer if has_lr else None
 
 
-def _scale_lr(cfg: Config, factor: float) -> None:
-    """Multiply the learning rate, and the other rates of the schedule."""
+def _set_lr(cfg: Config, lr: float) -> None:
+    """Set the learning rate, and scale the other rates of the schedule in proportion."""
     optimizer = _optimizer(cfg)
-    assert optimizer is not None
-    optimizer.lr = _rounded(optimizer.lr * factor)
+    if optimizer is None:
+        raise ConfigError('--lr sets optim_wrapper.optimizer.lr, and the config has none')
     for schedule in _schedules(cfg):
         for key in ('eta_min', 'eta_max'):
             if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in kind_of(schedule):
-                schedule[key] = _rounded(schedule[key] * factor)
-
-
-def _rounded(value: float) -> float:
-    return float(f'{value:.6g}')
+                schedule[key] = float(f'{schedule[key] * lr / optimizer.lr:.6g}')
+    optimizer.lr = lr
 
 
 def _schedules(cfg: Config) -> list[ConfigDict]:
