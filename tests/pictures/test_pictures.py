@@ -150,30 +150,30 @@ def test_principal_colours_find_what_varies():
 @pytest.mark.parametrize('method', ['grad', 'eigen'])
 def test_class_activation_is_that_of_the_formulas(backbone, method):
     images = torch.randn(1, 3, 40, 48)
-    kept = {}
 
     def score():
-        kept['out'] = backbone(images)
-        return kept['out'][-1][:, 5].square().sum()
+        return backbone(images)[-1][:, 5].square().sum()
 
-    for stage, size in ((1, (10, 12)), (2, (5, 6))):
+    # The score depends on the emitted map of stage 2, and on the first only through what the second takes.
+    for stage, size, place in (
+        (1, (10, 12), backbone.stages[0] if method == 'grad' else backbone.norm0),
+        (2, (5, 6), backbone.norm1),
+    ):
         map_BHW = class_activation_map(backbone, score, stage, method)
         assert map_BHW.shape == (1, *size)
-        assert 0 <= map_BHW.min()
-        assert map_BHW.max() == 1
+        assert (map_BHW.min() >= 0, map_BHW.max() == 1) == (True, True)
         assert not backbone.stages[stage - 1]._forward_hooks
-        # The score depends on the emitted map of stage 2, and on the first only through what the second takes.
-        place = backbone.stages[0] if (stage, method) == (1, 'grad') else getattr(backbone, f'norm{stage - 1}')
         assert not place._forward_hooks
         activations = []
-        handle = place.register_forward_hook(lambda _m, _a, out, kept=activations: kept.append(out))
+        handle = place.register_forward_hook(lambda _m, _a, out, outputs=activations: outputs.append(out))
         value = score()
         handle.remove()
+        maps_BCHW = reshape_transform(activations[0].detach())
         if method == 'grad':
             gradient = torch.autograd.grad(value, activations[0])[0]
-            expected = grad_cam(reshape_transform(activations[0].detach()), reshape_transform(gradient))
+            expected = grad_cam(maps_BCHW, reshape_transform(gradient))
         else:
-            expected = eigen_cam(reshape_transform(activations[0].detach()))
+            expected = eigen_cam(maps_BCHW)
         torch.testing.assert_close(map_BHW, expected / expected.max())
 
 

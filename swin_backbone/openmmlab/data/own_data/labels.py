@@ -51,11 +51,6 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
             pictures = [picture for picture in pictures if inside not in picture.parents]
     pairs, unlabelled, unused = pair_labels(pictures, labels)
     if not pairs:
-        if labels:
-            raise DataError(
-                f'none of {len(labels)} files of labels in {folder.ann_root}, as {labels[0]}, has the name of one of '
-                f'{len(pictures)} pictures in {folder.root}, as {pictures[0] if pictures else None}'
-            )
         return None
     classes, lines = _classes_of(folder, pairs)
     if unlabelled:
