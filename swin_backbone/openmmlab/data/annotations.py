@@ -8,6 +8,7 @@ than training. Each annotation file is checked once in a process. Of other forma
 import inspect
 import json
 import os
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -357,22 +358,18 @@ def run_lengths(counts: Union[str, bytes], longest: int = 6) -> Optional[list[in
 
     A length is some characters of five bits, least significant first. A sixth bit marks that another follows; the last
     has the sign. From the fourth on, a length is a difference to the last but one (pycocotools' rleFrString).
+
+    Args:
+        longest: characters of a length; by default 30 bits, as in an `int` of C.
     """
-    try:
-        data = counts.encode('ascii') if isinstance(counts, str) else counts
-    except UnicodeEncodeError:
+    data = counts.encode() if isinstance(counts, str) else counts
+    words = re.findall(rb'[P-o]{0,%d}[0-O]' % (longest - 1), data)
+    if not words or sum(map(len, words)) != len(data):
         return None
-    codes = np.frombuffer(data, np.uint8).astype(np.int64) - 48
-    if not len(codes) or codes.min() < 0 or codes.max() > 63 or codes[-1] & 32:
-        return None
-    last = np.flatnonzero(codes & 32 == 0)
-    first = np.concatenate([[0], last[:-1] + 1])
-    places = np.arange(len(codes)) - np.repeat(first, last - first + 1)
-    if places.max() >= longest:  # by default 30 bits, as in an `int` of C
-        return None
-    runs = np.add.reduceat((codes & 31) << 5 * places, first)
-    runs -= np.where(codes[last] & 16, 1 << 5 * (places[last] + 1), 0)
-    runs[1::2] = np.cumsum(runs[1::2])
-    runs[2::2] = np.cumsum(runs[2::2])
-    lengths: list[int] = runs.tolist()
-    return lengths
+    runs: list[int] = []
+    for word in words:
+        digits = [code - 48 & 31 for code in word]
+        run = sum(digit << 5 * place for place, digit in enumerate(digits))
+        run -= (digits[-1] >> 4) << 5 * len(digits)
+        runs.append(run + runs[-2] if len(runs) > 2 else run)
+    return runs

@@ -27,8 +27,7 @@ class PlacedBatchSampler(Sampler[list[int]]):
     Args:
         sampler: yields the indices.
         batch_size: indices a batch.
-        drop_last: leave out a last batch that is not full.
-        inner: config of the batch sampler. Default: torch's.
+        inner: config of the batch sampler. Default: torch's, with a last batch that may not be full.
         endless: begin again at the end of the sampler, for training that counts iterations.
     """
 
@@ -36,15 +35,11 @@ class PlacedBatchSampler(Sampler[list[int]]):
         self,
         sampler: Any,
         batch_size: Union[int, Sequence[int]],
-        drop_last: bool = False,
         inner: Optional[dict[str, Any]] = None,
         endless: bool = False,
     ) -> None:
-        default = dict(sampler=sampler, batch_size=batch_size)
-        if inner is None:
-            self.batches: Any = BatchSampler(drop_last=drop_last, **default)
-        else:
-            self.batches = DATA_SAMPLERS.build(inner, default_args=default)
+        inner = inner or dict(type=BatchSampler, drop_last=False)
+        self.batches: Any = DATA_SAMPLERS.build(inner, default_args=dict(sampler=sampler, batch_size=batch_size))
         self.sampler = sampler
         self.batch_size = batch_size
         self.endless = endless
@@ -108,12 +103,8 @@ def build_dataloader(
     if isinstance(dataloader, DataLoader) or dataloader.get('batch_size', 1) is None:
         return dataloader
     cfg = dict(dataloader)
-    cfg['batch_sampler'] = dict(
-        type=PlacedBatchSampler,
-        drop_last=cfg.pop('drop_last', False),
-        inner=cfg.get('batch_sampler'),
-        endless=endless,
-    )
+    inner = dict(type=BatchSampler, drop_last=cfg.pop('drop_last', False))
+    cfg['batch_sampler'] = dict(type=PlacedBatchSampler, inner=cfg.get('batch_sampler') or inner, endless=endless)
     cfg.setdefault('batch_size', 1)
     ranks_differ = runner._randomness_cfg.get('diff_rank_seed', False)
     loader: DataLoader[Any] = runner.build_dataloader(cfg, seed=runner.seed, diff_rank_seed=ranks_differ)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
-from torch.utils.data import RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from swin_backbone.openmmlab.data.batches import PlacedBatchSampler
 from swin_backbone.openmmlab.data.seeds import seed_generators
@@ -81,7 +81,8 @@ def test_a_place_travels_to_workers():
 
 
 def test_drops_the_last_and_keeps_its_length():
-    sampler = PlacedBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4, drop_last=True)
+    inner = dict(type=BatchSampler, drop_last=True)
+    sampler = PlacedBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4, inner=inner)
     assert (len(sampler), [len(batch) for batch in sampler]) == (2, [4, 4])
     sampler.begin_at(0, 1, 1)
     assert (len(sampler), [len(batch) for batch in sampler]) == (2, [4])
