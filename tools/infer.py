@@ -171,7 +171,6 @@ class Job:
     Attributes:
         bad: media that were left out, at least in part.
         is_stopped: no further frame is read.
-        at: the current medium.
     """
 
     def __init__(
@@ -187,27 +186,18 @@ class Job:
         self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
         self.bad: set[media.Medium] = set()
         self.is_stopped = False
-        self.batch: list[Prepared] = []
 
     def over(self, inputs: Sequence[media.Medium]) -> None:
         """Predict for all media. After an error, all earlier predictions are written."""
         self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, inputs)))
+        batch: list[Prepared] = []
         try:
-            for self.at in inputs:
-                self.progress.update(self.task, description=escape(self.at.name))
-                for one in self.prepared(self.at):
-                    if self.at in self.bad:  # the rest of a video
-                        break
-                    if self.batch and not self.predictor.can_batch(self.batch[-1][1], one[1]):
-                        self.flush()
-                    self.batch.append(one)
-                    if len(self.batch) == self.batch_size:
-                        self.flush()
-                    if self.is_stopped:
-                        break
-                if self.is_stopped:
-                    break
-            self.flush()
+            for one in self.prepared(inputs):
+                if len(batch) == self.batch_size or (batch and not self.predictor.can_batch(batch[-1][1], one[1])):
+                    self.predict(batch)
+                    batch = []
+                batch.append(one)
+            self.predict(batch)
         finally:
             self.results.close()
 
@@ -216,35 +206,36 @@ class Job:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.is_stopped = True
 
-    def prepared(self, medium: media.Medium) -> Iterator[Prepared]:
-        """Yield the readable frames of a medium, prepared for the model."""
-        done = 0
-        try:
-            for frame in media.read_frames(medium, self.max_pixels):
-                if not done and frame.size != frame.pixels.shape[:2]:
-                    self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
-                yield frame, self.predictor.prepare(frame)
-                done += 1
-        except OSError as error:
-            self.leave_out(medium, done, sentence_of(error))
+    def prepared(self, inputs: Sequence[media.Medium]) -> Iterator[Prepared]:
+        """Yield the readable frames of media, prepared for the model."""
+        for medium in inputs:
+            self.progress.update(self.task, description=escape(medium.name))
+            done = 0
+            try:
+                for frame in media.read_frames(medium, self.max_pixels):
+                    if not done and frame.size != frame.pixels.shape[:2]:
+                        self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
+                    yield frame, self.predictor.prepare(frame)
+                    done += 1
+                    if self.is_stopped:
+                        return
+                    if medium in self.bad:  # the rest of a video
+                        break
+            except OSError as error:
+                self.leave_out(medium, done, sentence_of(error))
 
-    def flush(self) -> None:
-        """Predict for the batch."""
-        group = [one for one in self.batch if one[0].medium not in self.bad]
-        self.batch.clear()
-        if group:
-            self.predict(group)
-
-    def predict(self, group: Sequence[Prepared]) -> None:
+    def predict(self, batch: Sequence[Prepared]) -> None:
         """Predict for frames together, and after an error for each alone, to find the bad one."""
+        group = [one for one in batch if one[0].medium not in self.bad]
+        if not group:
+            return
         try:
             samples = self.predictor.predict([item for _, item in group])
         except Exception as error:
             if len(group) == 1:
                 self.fail(group[0][0], 'the model fails on it', error)
             for one in group if len(group) > 1 else ():
-                if one[0].medium not in self.bad:
-                    self.predict([one])
+                self.predict([one])
             return
         for (frame, _), sample in zip(group, samples):
             try:
