@@ -1,7 +1,5 @@
 """FSDP2 (`fully_shard`) on blocks in two processes over gloo: the losses of DDP, and checkpoints in and out."""
 
-import os
-import socket
 from functools import partial
 
 import pytest
@@ -15,11 +13,6 @@ from swin_backbone.models.layers import SwinBlock
 
 pytestmark = pytest.mark.slow
 STEPS = 30
-
-
-def free_port():
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        return server.getsockname()[1]
 
 
 def make_model():
@@ -53,7 +46,7 @@ def shard(model):
     return fully_shard(model)
 
 
-def work(rank, port, folder):
+def work(rank, folder):
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         get_model_state_dict,
@@ -61,8 +54,7 @@ def work(rank, port, folder):
     )
 
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE='2')
-    dist.init_process_group('gloo')
+    dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh('cpu', (2,))
     of_ddp = train(nn.parallel.DistributedDataParallel(make_model()), rank)
     assert mesh.size() == 2
@@ -84,7 +76,7 @@ def work(rank, port, folder):
 
 def test_losses_are_those_of_ddp_and_checkpoints_go_in_and_out(tmp_path):
     pytest.importorskip('torch.distributed.fsdp', reason='torch is built without FSDP')
-    mp.spawn(partial(work, folder=tmp_path), args=(free_port(),), nprocs=2)
+    mp.spawn(partial(work, folder=tmp_path), nprocs=2)
     run = torch.load(tmp_path / 'run.pth')
     differences = [abs(one - other) for one, other in zip(run['ddp'], run['fsdp'])]
     assert len(differences) == STEPS

@@ -1,26 +1,17 @@
 """Our operators replace mmcv's only if mmcv has no compiled operators."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, run_python
 
 from swin_backbone.mmcv_ops import ext, in_use, providers, put_in_place
 
 WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
 BROKEN = "raise ImportError('undefined symbol: _ZN3c10')\n"
-
-
-def run(code, before=WITHOUT, **environment):
-    result = subprocess.run(
-        [sys.executable, '-c', before + code],
-        env={**os.environ, 'PYTHONPATH': str(ROOT), **environment}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    return result
 
 
 def compiled():
@@ -50,8 +41,7 @@ FAILED = 'try:\n    import mmcv.ops\nexcept ImportError:\n    pass\nelse:\n    r
 def test_mmcv_works_without_its_operators_and_one_line_says_so():
     """An earlier import of mmcv.ops failed."""
     info = 'from swin_backbone import info\nprint(info._try(info._operators))\n'
-    result = run(FAILED + 'import swin_backbone' + CALLS + info)
-    assert result.returncode == 0, result.stderr
+    result = run_python('-c', WITHOUT + FAILED + 'import swin_backbone' + CALLS + info)
     printed = [line for line in result.stdout.splitlines() if 'stand in' not in line]
     assert printed[:3] == ['[1, 2]', '18.0', 'swin_backbone.mmcv_ops.ext']
     assert printed[3].startswith("swin_backbone's own")
@@ -80,8 +70,8 @@ def test_operators_that_do_not_load_are_replaced(tmp_path):
         if not file.name.startswith('_ext'):
             (package / file.name).symlink_to(file)
     (package / '_ext.py').write_text(BROKEN)
-    result = run('import swin_backbone' + CALLS, before='', PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
-    assert result.stdout.splitlines()[-1] == 'swin_backbone.mmcv_ops.ext', result.stderr
+    result = run_python('-c', 'import swin_backbone' + CALLS, path=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert result.stdout.splitlines()[-1] == 'swin_backbone.mmcv_ops.ext'
 
 
 def test_a_missing_operator_is_named_with_what_to_do():

@@ -19,11 +19,13 @@ def nano(**arguments):
 @pytest.mark.parametrize('size', [(1, 1), (1, 300), (33, 47), (64, 64), (95, 130)])
 @pytest.mark.parametrize('small_map', ['pad', 'shrink'])
 def test_emits_four_maps_at_rounded_up_strides(kind, size, small_map):
-    outputs = MODELS.build(dict(type=kind.__name__, arch='nano', small_map=small_map)).eval()(torch.randn(2, 3, *size))
-    for output, channels, stride in zip(outputs, (32, 64, 128, 256), (4, 8, 16, 32)):
-        assert output.shape == (2, channels, -(-size[0] // stride), -(-size[1] // stride))
-        assert output.is_contiguous()
-        assert output.isfinite().all()
+    model = MODELS.build(dict(type=kind.__name__, arch='nano', small_map=small_map)).eval()
+    for batch in (2, 0):
+        outputs = model(torch.randn(batch, 3, *size))
+        for output, channels, stride in zip(outputs, (32, 64, 128, 256), (4, 8, 16, 32)):
+            assert output.shape == (batch, channels, -(-size[0] // stride), -(-size[1] // stride))
+            assert output.is_contiguous()
+            assert output.isfinite().all()
 
 
 def test_any_channels_rectangular_windows_and_chosen_stages():
