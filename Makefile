@@ -103,7 +103,7 @@ tests_toolboxes = $(RUN) -m pytest -m 'toolboxes and not slow'
 tests_ray = $(RUN) -m pytest -m 'ray and not slow'
 tests_mmcv = $(RUN) -m pytest tests/mmcv_ops
 tests_torch = PYTHONPATH=. OMP_NUM_THREADS=1 $(RUN) -m pytest $(addprefix tests/,models/modes/test_modes.py \
-	models/test_swin.py windows/test_windows.py backends/triton/test_check.py backends/test_sdpa.py)
+	models/test_swin.py models/layers/test_blocks.py windows/test_windows.py backends/triton/test_check.py backends/test_sdpa.py)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
 define LIBRARY_COMPUTES
 import sys, torch

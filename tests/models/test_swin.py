@@ -149,11 +149,6 @@ def test_merging_keeps_its_norm_without_patch_norm(cls):
     stages = {stage for stage, module in enumerate(backbone.stages) if module.downsample}
     assert len(stages) == 3
     assert norms == {f'stages.{stage}.downsample.norm.{leaf}' for stage in stages for leaf in ('weight', 'bias')}
-    x = torch.randn(1, 3, 40, 40)
-    before = backbone.eval()(x)[1]
-    for stage in stages:
-        backbone.stages[stage].downsample.norm.bias.data += 1
-    assert not torch.equal(backbone(x)[1], before)
 
 
 def test_copies_and_state_dicts_hold_no_index_tables():

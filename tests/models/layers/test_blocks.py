@@ -78,15 +78,6 @@ def test_a_far_token_changes_nothing_across_the_wrap(kind, size, backend):
     assert (difference_HW[:, :2] == 0).all()
 
 
-def test_masked_padding_of_v2_is_as_smaller_windows():
-    """A 5 x 5 map in windows of 8 with masked padding equals the map in windows of 5."""
-    block = make_block(SwinV2Block, (8, 8), (0, 0), pretrained_window=(6, 6), mask_padding=True)
-    free = make_block(SwinV2Block, (5, 5), (0, 0), pretrained_window=(6, 6))
-    free.load_state_dict(block.state_dict())
-    x_BHWC = torch.randn(2, 5, 5, CHANNELS)
-    torch.testing.assert_close(block(x_BHWC), free(x_BHWC))
-
-
 def test_the_references_regions_are_the_papers_nine():
     regions_HW = reference._regions((8, 8), (8, 8), (4, 4), (2, 2), False)
     assert regions_HW.unique().numel() == 9

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone.backends.native import convolution
 from swin_backbone.backends.native.availability import why_not_in
-from swin_backbone.backends.native.convolution import TILES, convolve, pack, takes_maps, tile_for
+from swin_backbone.backends.native.convolution import TILES, convolve, pack, takes_maps
 from swin_backbone.backends.weight_cache import WeightCache
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
@@ -65,17 +65,6 @@ def test_outputs_and_gradients_are_those_of_double_precision(dtype, B, H, W, C, 
         rounding = ROUNDING if dtype is torch.float32 else 2**-6 if index else 2**-8
         assert one.shape == wanted.shape
         assert (one - wanted).abs().max() <= rounding * wanted.abs().max().clamp(min=1)
-
-
-def test_tiles_have_the_side_with_the_fewest_products():
-    def tile(dtype, *sizes, is_packed=True):
-        return tile_for(torch.empty(*sizes, 1, dtype=dtype), is_packed)
-
-    assert tile(torch.float32, 1, 200, 336) == 4
-    assert tile(torch.bfloat16, 1, 200, 336) == tile(torch.bfloat16, 1, 12, 12) == 6
-    assert tile(torch.bfloat16, 100, 14, 14) == 4  # 16 * 36 products, as 9 * 64
-    assert tile(torch.bfloat16, 1, 12, 12, is_packed=False) == 4
-    assert tile(torch.bfloat16, 1, 200, 336, is_packed=False) == 6
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
