@@ -86,8 +86,11 @@ def test_a_recipe(name, tmp_path):
     test_settings = {key: cfg[key] for key in ('test_dataloader', 'test_evaluator', 'test_cfg')}
     checkpoint = train(cfg, tmp_path)
     out = tmp_path / 'out'
-    manifest = export.export(cfg, str(checkpoint), out)
-    assert manifest['inputs'][0] == dict(name='picture', dtype='float32', shape=['batch', 'height', 'width', BANDS])
+    free_sizes = ['batch', 'height', 'width', BANDS]
+    shape = None if name == 'bands_seg.py' else (128, 192)  # free sizes of a detector take a minute
+    manifest = export.export(cfg, str(checkpoint), out, shape=shape)
+    assert manifest['inputs'][0]['dtype'] == 'float32'
+    assert manifest['inputs'][0]['shape'] == (free_sizes if shape is None else [1, *shape, BANDS])
     model = runtime.load(out)
     path = str(tmp_path / 'images/val/0.tif')
     pixels = tifffile.imread(path)

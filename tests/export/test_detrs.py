@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
 from helpers.adapters.frameworks import original
-from helpers.export.small_exports import save_checkpoint, small_config
+from helpers.export.small_exports import compare_captured, save_checkpoint, small_config
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.export import export, formats, runtime
@@ -78,29 +78,39 @@ class Words(nn.Module):
         )
 
 
-def export_checked(cfg, folder, **settings):
-    for name in formats.NEEDED['onnx']:
-        pytest.importorskip(name, reason=f'{name} is not installed')
-    manifest = export.export(cfg, str(save_checkpoint(cfg, folder / 'x.pth')), folder / 'out', 'onnx', **settings)
-    for figures in manifest['verification']:
+def judge(verification):
+    for figures in verification:
         assert figures['objects'] > 5
         assert figures['matched'] == 1
         assert figures['least_iou'] > 0.999
         assert figures['score_error'] < 1e-4
+
+
+def check_free_sizes(cfg, folder, texts=()):
+    """Test the graph without a file, like test_families.py."""
+    results = list(compare_captured(cfg, save_checkpoint(cfg, folder / 'x.pth'), texts))
+    assert len(results) == 4
+    judge([figures for figures, _ in results])
+
+
+def export_checked(cfg, folder, **settings):
+    for name in formats.NEEDED['onnx']:
+        pytest.importorskip(name, reason=f'{name} is not installed')
+    checkpoint = str(save_checkpoint(cfg, folder / 'x.pth'))
+    manifest = export.export(cfg, checkpoint, folder / 'out', 'onnx', shape=(96, 130), **settings)
+    judge(manifest['verification'])
     return manifest
 
 
-@pytest.mark.parametrize('shape', [None, (96, 130)])
-def test_co_dino(co_dino, shape, tmp_path):
+def test_co_dino_of_free_sizes(co_dino, tmp_path):
     co_dino.model.test_cfg[0].max_per_img = 20
-    manifest = export_checked(co_dino, tmp_path, shape=shape)
-    assert manifest['inputs'][0]['shape'][0] == ('batch' if shape is None else 1)
+    check_free_sizes(co_dino, tmp_path)
 
 
-@pytest.mark.parametrize('nms', [None, dict(type='nms', iou_threshold=0.5)])
-def test_co_dino_with_other_suppression(co_dino, nms, tmp_path):
-    co_dino.model.test_cfg[0].update(nms=nms, score_thr=0.1)
-    export_checked(co_dino, tmp_path, shape=(96, 130))
+@pytest.mark.parametrize('nms', [None, dict(type='nms', iou_threshold=0.5), dict(type='soft_nms', iou_threshold=0.8)])
+def test_co_dino_of_one_size(co_dino, nms, tmp_path):
+    co_dino.model.test_cfg[0].update(nms=nms, score_thr=0.1, max_per_img=20)
+    export_checked(co_dino, tmp_path)
 
 
 def test_co_dino_by_another_head_is_refused(co_dino):
@@ -111,9 +121,12 @@ def test_co_dino_by_another_head_is_refused(co_dino):
         export.graph_of(model, co_dino, 'model', None)
 
 
-@pytest.mark.parametrize('shape', [None, (96, 130)])
-def test_grounding_dino(grounding_dino, shape, tmp_path):
-    manifest = export_checked(grounding_dino, tmp_path, shape=shape, texts=['cat', 'green apple', 'dog'])
+def test_grounding_dino_of_free_sizes(grounding_dino, tmp_path):
+    check_free_sizes(grounding_dino, tmp_path, ('cat', 'green apple', 'dog'))
+
+
+def test_grounding_dino_of_one_size(grounding_dino, tmp_path):
+    manifest = export_checked(grounding_dino, tmp_path, texts=['cat', 'green apple', 'dog'])
     assert manifest['classes'] == ['cat', 'green apple', 'dog']
     import onnx
 

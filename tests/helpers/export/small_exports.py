@@ -237,14 +237,17 @@ def _level_classes(model, head):
         head.conv_seg.bias -= logits_BKHW.mean((0, 2, 3))
 
 
-def compare_captured(cfg: Config, checkpoint: Path):
+def compare_captured(cfg: Config, checkpoint: Path, texts=()):
     """Compare the captured graph of a model, with free sizes, with the toolbox's model on pictures of two sizes.
 
     Yields:
         The figures of `verify.compare` for each picture of a batch, and the toolbox's result.
     """
     predictor = Predictor(cfg, str(checkpoint), 'cpu')
-    graph = export.graph_of(predictor.model, cfg, 'model', None)
+    if texts:
+        pipeline = predictor.pipeline
+        predictor.pipeline = lambda given: pipeline({**given, 'text': texts, 'custom_entities': True})
+    graph = export.graph_of(predictor.model, cfg, 'model', None, texts)
     program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # a file has no guards
     names = [port.name for port in graph.outputs]
     batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
