@@ -23,7 +23,6 @@ MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
 SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.5}
 CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
 TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
-SAME_BOX = 1e-3  # difference of equal boxes, in pixels
 FEW_PIXELS = 200  # masks of fewer pixels count as of this many: rounding decides pixels at a probability of 0.5
 
 Run = Callable[..., Sequence[NDArray[Any]]]
@@ -106,7 +105,8 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
         return dict(equal_labels=float(_as_good(got['labels'], wanted).mean()))
     scores = wanted['scores']
     least = CLEAR_SCORE if len(scores) != most else max(CLEAR_SCORE, scores.min() + SCORE_TOLERANCE[precision])
-    clear = np.flatnonzero(scores >= least)
+    has_area = (wanted['boxes'][:, :2] < wanted['boxes'][:, 2:]).all(1)  # without area there is no IoU
+    clear = np.flatnonzero((scores >= least) & has_area)
     found = np.array([_best_match(got, wanted, index) for index in clear]).reshape(-1, 3)
     figure: dict[str, Any] = dict(objects=len(scores), found=len(got['scores']))
     if len(found):
@@ -136,13 +136,11 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
     same = np.flatnonzero(got['labels'] == wanted['labels'][index])
     if not len(same):
         return 0.0, float('inf'), 0.0
-    box, boxes = wanted['boxes'][index], got['boxes'][same]
-    (ious,) = bbox_overlaps(box[None], boxes)
-    ious[np.abs(boxes - box).max(1) < SAME_BOX] = 1  # the IoU of boxes without area is 0
+    (ious,) = bbox_overlaps(wanted['boxes'][index : index + 1], got['boxes'][same])
     errors = np.abs(got['scores'][same] - wanted['scores'][index])
     best = same[np.lexsort((errors, -np.round(ious, 3)))[0]]
     mask_iou = 1.0
-    if 'masks' in wanted and (box[:2] < box[2:]).all():  # mmdet pastes masks of boxes without area beside the boxes
+    if 'masks' in wanted:
         one, other = wanted['masks'][index], got['masks'][best]
         mask_iou = 1 - float((one ^ other).sum()) / max(FEW_PIXELS, (one | other).sum())
     return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou

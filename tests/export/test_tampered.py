@@ -33,11 +33,6 @@ def picture(height=24, width=40):
     return np.full((height, width, 3), 200, np.uint8)
 
 
-def test_what_is_whole_runs(folder):
-    (result,) = runtime.load(folder).predict([picture()])
-    assert (result['labels'] == 1).all()
-
-
 def refused(folder, record_fault):
     """Return the error of a refused folder: one sentence."""
     with pytest.raises(runtime.RuntimeProblem) as caught:

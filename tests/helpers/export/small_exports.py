@@ -148,48 +148,44 @@ DETR[('feedforward_channels', 2048)] = 64
 LEVELS = 3  # in a pyramid
 SHORT = dict(stacked_convs=1, num_convs=1, num_shared_convs=1, num_ins=LEVELS, num_levels=LEVELS, num_layers=2)
 SHORT.update(num_feature_levels=LEVELS)
-PER_LEVEL = ('strides', 'featmap_strides', 'regress_ranges')
+PER_LEVEL = {'strides', 'featmap_strides', 'regress_ranges'}
 STAGES = 2  # in Sparse R-CNN
+
+
+def _dicts_of(settings):
+    """Yield all dicts of nested settings."""
+    if isinstance(settings, dict):
+        yield settings
+    for value in settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ():
+        yield from _dicts_of(value)
 
 
 def _shorten(settings):
     """Reduce levels, layers and convolutions."""
-    if isinstance(settings, list):
-        for one in settings:
-            _shorten(one)
-    elif isinstance(settings, dict):
-        for name, value in settings.items():
-            if name in SHORT and value > SHORT[name]:
-                settings[name] = SHORT[name]
-            elif name in PER_LEVEL:
-                settings[name] = value[:LEVELS]
-            else:
-                _shorten(value)
-        if settings.get('type') == 'VFNetHead':  # the default anchors have five levels
-            settings.anchor_generator = dict(
-                type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=settings.strides
+    for part in _dicts_of(settings):
+        for name in SHORT.keys() & part.keys():
+            part[name] = min(part[name], SHORT[name])
+        for name in PER_LEVEL.intersection(part):
+            part[name] = part[name][:LEVELS]
+        if part.get('type') == 'VFNetHead':  # the default anchors have five levels
+            part.anchor_generator = dict(
+                type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=part.strides
             )
-            settings.anchor_generator.center_offset = 0.0
-        if settings.get('type') == 'SparseRoIHead':
-            settings.update(num_stages=STAGES, stage_loss_weights=[1] * STAGES)
-            settings.update({part: settings[part][:STAGES] for part in ('bbox_head', 'mask_head') if part in settings})
+            part.anchor_generator.center_offset = 0.0
+        if part.get('type') == 'SparseRoIHead':
+            part.update(num_stages=STAGES, stage_loss_weights=[1] * STAGES)
+            part.update({name: part[name][:STAGES] for name in ('bbox_head', 'mask_head') if name in part})
 
 
 def _narrow(settings, widths=HEADS):
     """Narrow heads, to save time. UPerNet and FCN get the widths of the backbone's maps."""
-    if isinstance(settings, list):
-        for one in settings:
-            _narrow(one, widths)
-    elif isinstance(settings, dict):
-        for name, value in settings.items():
+    for part in _dicts_of(settings):
+        channels = part.get('in_channels')
+        for name, value in part.items():
             if isinstance(value, int) and (name, value) in widths:
-                settings[name] = widths[(name, value)]
-            elif name == 'in_channels' and value == [96, 192, 384, 768]:
-                settings.update(in_channels=WIDTHS, channels=32)
-            elif name == 'in_channels' and value == 768:
-                settings.update(in_channels=WIDTHS[3], channels=32)
-            else:
-                _narrow(value, widths)
+                part[name] = widths[(name, value)]
+        if channels in ([96, 192, 384, 768], 768):
+            part.update(in_channels=WIDTHS if isinstance(channels, list) else WIDTHS[3], channels=32)
 
 
 def save_checkpoint(cfg: Config, path: Path) -> Path:
