@@ -13,7 +13,7 @@ from mmengine.utils import is_installed
 from swin_backbone.cost.flops import build
 from swin_backbone.export import predictor
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.published import find_published, start_from, start_from_weights
+from swin_backbone.openmmlab.config.published import find_weights, start_from, start_from_weights
 
 CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
@@ -111,7 +111,7 @@ def test_weights_alone_come_from_a_checkpoint_that_is_named(tmp_path, monkeypatc
     checkpoint.touch()
     for start, loaded in (
         (lambda cfg: start_from(cfg, str(checkpoint)), str(checkpoint)),
-        (lambda cfg: start_from_weights(cfg, published), find_published(published)),
+        (lambda cfg: start_from_weights(cfg, published), find_weights(published)),
         (lambda cfg: predictor.set_exported(cfg, 'exported'), None),
     ):
         cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))

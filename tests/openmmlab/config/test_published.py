@@ -6,7 +6,7 @@ from helpers.in_process import run
 from mmengine.config import Config
 from mmengine.fileio import load
 
-from swin_backbone.openmmlab.config.published import find_published, find_weights, start_from_weights
+from swin_backbone.openmmlab.config.published import find_weights, start_from_weights
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
@@ -46,7 +46,7 @@ def test_weights_are_a_file_an_address_or_a_name(tmp_path):
     with pytest.raises(
         ValueError, match=r"published weights, got 'mask-rcnn_swin-t-p4-w7_fpn_1x'; did you mean mask-rcnn"
     ):
-        find_published('mask-rcnn_swin-t-p4-w7_fpn_1x')
+        find_weights('mask-rcnn_swin-t-p4-w7_fpn_1x')
 
 
 def test_a_training_begins_with_them_alone():
