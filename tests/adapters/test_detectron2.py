@@ -6,7 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 import pytest
 import torch
 from helpers.adapters.detectron2_interface import recorded
-from helpers.adapters.detectron2_models import detectron2_source, mask2former_cfg, maskdino_cfg, their_swin
+from helpers.adapters.detectron2_models import SWIN, detectron2_source, mask2former_cfg, maskdino_cfg, their_swin
 from helpers.adapters.frameworks import (
     assert_compiled,
     assert_equal_maps,
@@ -19,9 +19,6 @@ from helpers.models.small_models import randomised
 
 pytestmark = pytest.mark.peer
 X = torch.linspace(-1, 1, 2 * 3 * 45 * 70).view(2, 3, 45, 70).sin()
-SMALL = dict(EMBED_DIM=32, DEPTHS=[2] * 4, NUM_HEADS=[2, 4, 8, 16], DROP_PATH_RATE=0.0)
-
-
 MASK_RCNN = [
     *('MODEL.DEVICE', 'cpu', 'MODEL.META_ARCHITECTURE', 'GeneralizedRCNN', 'MODEL.MASK_ON', True),
     *('MODEL.BACKBONE.NAME', 'build_swin_fpn_backbone', 'MODEL.FPN.OUT_CHANNELS', 16),
@@ -37,7 +34,7 @@ MASK_RCNN = [
 
 
 def small(cfg):
-    for key, value in SMALL.items():
+    for key, value in SWIN.items():
         setattr(cfg.MODEL.SWIN, key, value)
     return cfg
 

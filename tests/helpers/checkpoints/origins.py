@@ -45,7 +45,8 @@ def official_backbone(state):
     return official
 
 
-def classifier(width):
+def classifier(state):
+    width = last_width(state)
     return {
         'norm.weight': torch.rand(width), 'norm.bias': torch.rand(width),
         'head.weight': torch.rand(1000, width), 'head.bias': torch.rand(1000),
@@ -57,7 +58,7 @@ def last_width(state):
 
 
 def official(state):
-    return {'model': official_backbone(without_output_norms(state)) | classifier(last_width(state))}
+    return {'model': official_backbone(without_output_norms(state)) | classifier(state)}
 
 
 def official_detector(state):
@@ -68,7 +69,7 @@ def official_detector(state):
 def simmim(state):
     width = state['patch_embed.projection.weight'].shape[0]
     encoder = official_backbone(without_output_norms(state)) | {'mask_token': torch.rand(1, 1, width)}
-    encoder |= {key: value for key, value in classifier(last_width(state)).items() if key.startswith('norm')}
+    encoder |= {key: value for key, value in classifier(state).items() if key.startswith('norm')}
     decoder = {'decoder.0.weight': torch.rand(8, last_width(state), 1, 1), 'decoder.0.bias': torch.rand(8)}
     return {'model': {**{f'encoder.{key}': value for key, value in encoder.items()}, **decoder}, 'epoch': 99}
 
@@ -104,7 +105,7 @@ def timm_ema(state):
 def mmpretrain(state):
     weights = {f'backbone.{key}': value for key, value in mmdet_backbone(without_output_norms(state)).items()}
     renamed = {'norm': 'backbone.norm3', 'head': 'head.fc'}
-    for key, value in classifier(last_width(state)).items():
+    for key, value in classifier(state).items():
         owner, leaf = key.split('.')
         weights[f'{renamed[owner]}.{leaf}'] = value
     return {'state_dict': weights, 'meta': {}}

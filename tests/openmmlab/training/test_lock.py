@@ -10,7 +10,7 @@ import pytest
 from helpers.openmmlab.toy_training import start, wait
 
 from swin_backbone.openmmlab.errors import TrainingStopped
-from swin_backbone.openmmlab.training.lock import HOLDER, LOCK, only_training_in
+from swin_backbone.openmmlab.training.lock import HOLDER, only_training_in
 
 
 def hold(folder, workers=0):
@@ -63,16 +63,3 @@ def test_a_kill_leaves_no_lock(tmp_path, holder, record_fault):
     with only_training_in(str(tmp_path)):
         pass
     record_fault('locks')
-
-
-def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path, record_fault):
-    (tmp_path / 'notes').write_text('precious')
-    for name in (LOCK, HOLDER):
-        (tmp_path / name).symlink_to(tmp_path / 'notes')
-    with pytest.raises(OSError, match='symbolic links'), only_training_in(str(tmp_path)):
-        pass
-    (tmp_path / LOCK).unlink()
-    with only_training_in(str(tmp_path)):
-        pass
-    assert (tmp_path / 'notes').read_text() == 'precious'
-    record_fault('locks', 2)
