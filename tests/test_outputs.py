@@ -60,22 +60,18 @@ def test_the_record_is_read_by_sha256sum_and_does_not_grow(tmp_path):
     subprocess.run(['sha256sum', '--check', '--quiet', 'last'], cwd=tmp_path, check=True)
 
 
-def test_a_file_of_the_user(record_fault, mine):
+def test_files_of_the_user_and_changed_outputs(record_fault, mine):
     for write in (lambda: Outputs(mine.parent).write(mine, b''), lambda: claim(mine)):
         assert_refused(record_fault, write, mine, 'is there already', '--overwrite')
     Outputs(mine.parent, overwrite=True).write(mine, b'new')
     assert mine.read_bytes() == b'new'
     Outputs(mine.parent).write(mine, b'newer')
-
-
-def test_changed_and_moved_outputs_are_the_users(record_fault, tmp_path):
-    path = tmp_path / 'labels.png'
-    Outputs(tmp_path).write(path, b'made')
-    path.write_bytes(MINE)
-    assert_refused(record_fault, lambda: Outputs(tmp_path).write(path, b''), path, 'changed since')
-    Outputs(tmp_path).write(tmp_path / 'a', MINE)
-    (tmp_path / 'a').rename(tmp_path / 'b')
-    assert_refused(record_fault, lambda: Outputs(tmp_path).write(tmp_path / 'b', b''), tmp_path / 'b')
+    mine.write_bytes(MINE)
+    assert_refused(record_fault, lambda: Outputs(mine.parent).write(mine, b''), mine, 'changed since')
+    moved = mine.parent / 'moved'
+    Outputs(mine.parent).write(mine.parent / 'a', MINE)
+    (mine.parent / 'a').rename(moved)
+    assert_refused(record_fault, lambda: Outputs(mine.parent).write(moved, b''), moved)
 
 
 @pytest.mark.parametrize('overwrite', [False, True])

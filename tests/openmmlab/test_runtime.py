@@ -17,7 +17,8 @@ from swin_backbone.openmmlab.config.published import find_weights, start_from, s
 
 CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
-MASK_RCNN = str(CONFIGS / 'mask_rcnn' / 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py')
+RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+MASK_RCNN = str(CONFIGS / 'mask_rcnn' / f'{RECIPE}.py')
 UPERNET = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')
 
 
@@ -95,28 +96,20 @@ def test_amp_takes_the_wrapper_of_the_machine():
         runtime.enable_amp(cfg)
 
 
-def test_resume_takes_auto_or_a_checkpoint(tmp_path):
-    checkpoint = tmp_path / 'epoch_1.pth'
-    checkpoint.touch()
-    for resume, expected in ((None, (False, None)), ('auto', (True, None)), (str(checkpoint), (True, str(checkpoint)))):
-        cfg = Config(dict(resume=False, load_from=None))
-        runtime.set_resume(cfg, resume)
-        assert (cfg.resume, cfg.load_from) == expected
-
-
-def test_weights_alone_come_from_a_checkpoint_that_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(('start', 'expected'), [
+    (lambda cfg: runtime.set_resume(cfg, None), (True, 'epoch_4.pth')),
+    (lambda cfg: runtime.set_resume(cfg, 'auto'), (True, None)),
+    (lambda cfg: runtime.set_resume(cfg, 'epoch_1.pth'), (True, 'epoch_1.pth')),
+    (lambda cfg: start_from(cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
+    (lambda cfg: start_from_weights(cfg, RECIPE), (False, find_weights(RECIPE))),
+    (lambda cfg: predictor.set_exported(cfg, 'exported'), (False, None)),
+])  # fmt: skip
+def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     monkeypatch.setattr(predictor, 'Model', lambda *_: None)
-    checkpoint, published = tmp_path / 'epoch_1.pth', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
-    checkpoint.touch()
-    for start, loaded in (
-        (lambda cfg: start_from(cfg, str(checkpoint)), str(checkpoint)),
-        (lambda cfg: start_from_weights(cfg, published), find_weights(published)),
-        (lambda cfg: predictor.set_exported(cfg, 'exported'), None),
-    ):
-        cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))
-        start(cfg)
-        assert (cfg.resume, cfg.load_from) == (False, loaded)
+    cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))
+    start(cfg)
+    assert (cfg.resume, cfg.load_from) == expected
 
 
 def test_drawing_and_predictions_of_both_toolboxes(tmp_path):

@@ -17,7 +17,6 @@ from statistics import mean
 
 import pytest
 from helpers import ROOT, run_python
-from helpers.openmmlab.toy_training import differing
 
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable, 'PYTHONPATH': str(ROOT)}
 ENVIRONMENT['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = '1'  # a shared store has addresses of lost processes (torch 2.13)
@@ -143,12 +142,12 @@ def restored(log):
     return re.findall(r'resumed epoch: \d+, iter: (\d+)', log.read_text())
 
 
-def elastic(config, work_dir, batch_size, iterations, port, least=1):
-    """Return the command of one of two machines; a training starts with `least` machines after a second."""
+def elastic(config, work_dir, batch_size, iterations, port):
+    """Return the command of one of two machines; a single machine starts after five seconds."""
     # A lost machine is noticed after three beats. The last call limits the wait for it.
-    conf = '--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1'
+    conf = '--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=5'
     meeting = ['--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{port}', '--rdzv-id=swin', conf]
-    launcher = [sys.executable, '-m', 'torch.distributed.run', f'--nnodes={least}:2', '--max-restarts=2', *meeting]
+    launcher = [sys.executable, '-m', 'torch.distributed.run', '--nnodes=1:2', '--max-restarts=2', *meeting]
     _, _, *words = training(config, work_dir, batch_size, iterations, '--resume', '--launcher', 'pytorch')
     words.remove('1')
     return [*launcher, 'tools/train.py', *words]
@@ -161,53 +160,35 @@ def ranks_below(machine):
 
 @pytest.mark.slow
 @pytest.mark.train
-def test_two_machines_equal_one_also_after_a_killed_rank(config, machines, tmp_path, record_fault):
-    one = start(training(config, tmp_path / 'one', 4, 40), tmp_path / 'one.log', PORT=str(free_port()))
+def test_a_lost_rank_and_a_lost_machine(config, machines, tmp_path, record_fault):
+    """Two machines have the losses of one at an equal batch. The remaining machine has half the batch."""
+    one = start(training(config, tmp_path / 'one', 4, 30), tmp_path / 'one.log', PORT=str(free_port()))
     assert one.wait(LIMIT_S) == 0, (tmp_path / 'one.log').read_text()[-3000:]
-    for name in ('whole', 'killed'):
-        port = free_port()
-        command = elastic(config, tmp_path / name, 2, 40, port, least=2)
-        machines[:] = [start(command, tmp_path / f'{name}{node}.log', NODE_RANK=str(node)) for node in range(2)]
-        if name == 'killed':
-            wait_for(lambda: list((tmp_path / 'killed').glob('iter_15.pth')), *machines)
-            (process,) = ranks_below(machines[1])
-            os.kill(process, signal.SIGKILL)
-        codes = [machine.wait(LIMIT_S) for machine in machines]
-        assert codes == [0, 0], (tmp_path / f'{name}0.log').read_text()[-3000:]
-    of_one, of_two = losses(tmp_path / 'one'), losses(tmp_path / 'whole')
-    assert {world for _, world in of_two.values()} == {2}
-    assert [loss for loss, _ in of_two.values()] == pytest.approx([loss for loss, _ in of_one.values()], abs=1e-5)
-    assert of_one[39][0] < 0.8 * of_one[0][0]
-    assert any(restored(tmp_path / f'killed{node}.log') for node in range(2))
-    assert differing(tmp_path / 'whole' / 'iter_40.pth', tmp_path / 'killed' / 'iter_40.pth') == []
-    record_fault('lost_ranks')
-
-
-@pytest.mark.slow
-@pytest.mark.train
-def test_a_lost_machine(config, machines, tmp_path, record_fault):
-    """The remaining machine has half the batch, and a loss of about the same size."""
     port = free_port()
     command = elastic(config, tmp_path / 'work', 2, 60, port)
     machines.append(start(command, tmp_path / '0.log', NODE_RANK='0'))
     wait_for(lambda: is_open(port), *machines)  # so the first machine has the store
     machines.append(start(command, tmp_path / '1.log', NODE_RANK='1'))
-    wait_for(lambda: list((tmp_path / 'work').glob('iter_15.pth')), *machines)
+    wait_for((tmp_path / 'work' / 'iter_15.pth').exists, *machines)
+    (rank,) = ranks_below(machines[1])
+    os.kill(rank, signal.SIGKILL)
+    wait_for((tmp_path / 'work' / 'iter_35.pth').exists, *machines)
     end(machines[1])  # the launcher and its rank
     assert machines[0].wait(LIMIT_S) == 0, (tmp_path / '0.log').read_text()[-3000:]
-    steps = losses(tmp_path / 'work')
+    of_one, steps = losses(tmp_path / 'one'), losses(tmp_path / 'work')
     assert list(steps) == list(range(60))
     worlds = [world for _, world in steps.values()]
     assert worlds == sorted(worlds, reverse=True)
+    assert set(worlds[:30]) == {2}
     assert set(worlds) == {1, 2}
-    (first, *_) = restored(tmp_path / '0.log')
-    assert int(first) >= 15
+    for iteration, (loss, _) in of_one.items():
+        assert steps[iteration][0] == pytest.approx(loss, abs=1e-5)
+    resumed = list(map(int, restored(tmp_path / '0.log')))
+    assert 15 <= resumed[0] <= 35 <= resumed[-1]
     assert '1 processes instead of 2' in (tmp_path / '0.log').read_text()
     curve = [loss for loss, _ in steps.values()]
-    change = worlds.index(1)
-    assert mean(curve[change : change + 5]) == pytest.approx(mean(curve[change - 5 : change]), rel=0.3)
     assert mean(curve[-10:]) < mean(curve[:10])
-    record_fault('lost_ranks')
+    record_fault('lost_ranks', 2)
 
 
 # Fake programs of Slurm: srun runs a command once for each task
