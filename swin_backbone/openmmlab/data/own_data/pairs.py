@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from ...errors import DataError
-from .splits import SPLITS, folder_split, words_of
+from .splits import SPLIT_OF, folder_split, words_of
 
 LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
 # Words of folders, and ends of names, of labels; and the ends of their pictures' names.
@@ -16,7 +16,6 @@ LABEL_WORDS = {
     'segmentationclasspng',
 }
 PICTURE_WORDS = {'image', 'images', 'img', 'imgs', 'picture', 'pictures', 'photo', 'photos', 'jpegimages', 'leftimg'}
-SPLIT_WORDS = {word for words in SPLITS.values() for word in words}
 LABEL_ENDS = re.compile(
     r'[_.-](gtFine_labelTrainIds|gtFine_labelIds|labelTrainIds|labelIds|labels?|masks?|seg|gt|annotation|L)$', re.I
 )
@@ -94,6 +93,6 @@ def is_label(path: Path) -> bool:
 
 def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
     """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
-    roles = LABEL_WORDS | PICTURE_WORDS | SPLIT_WORDS
+    roles = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
     folders = [part for part in path.parent.parts if not roles & set(words_of(part))]
     return (folder_split(path) or '', *folders, ends.sub('', path.stem))

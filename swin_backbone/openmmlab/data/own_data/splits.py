@@ -11,10 +11,10 @@ from ...errors import DataError
 from ..media import PICTURES
 from .folder import DataFolder, is_yolo, line
 
-SPLITS = {
-    'train': ('train', 'training', 'trn'),
-    'val': ('val', 'valid', 'validation', 'dev'),
-    'test': ('test', 'testing'),
+SPLIT_OF = {  # by the words of names
+    **dict.fromkeys(('train', 'training', 'trn'), 'train'),
+    **dict.fromkeys(('val', 'valid', 'validation', 'dev'), 'val'),
+    **dict.fromkeys(('test', 'testing'), 'test'),
 }
 VAL_SHARE = 0.2  # of the pictures, where the split is drawn
 SAME = 'names the same pictures for training and for validation'
@@ -40,11 +40,8 @@ def words_of(name: str) -> list[str]:
 
 def split_of(path: Path) -> Optional[str]:
     """Return 'train', 'val' or 'test' by the file's name or the last folder with such a word, or None."""
-    for part in (path.stem, *reversed(path.parent.parts)):
-        for split, words in SPLITS.items():
-            if any(word in words for word in words_of(part)):
-                return split
-    return None
+    parts = (path.stem, *reversed(path.parent.parts))
+    return next((SPLIT_OF[word] for part in parts for word in words_of(part) if word in SPLIT_OF), None)
 
 
 def folder_split(path: Path) -> Optional[str]:
@@ -62,22 +59,22 @@ def train_and_val(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[lis
     return (train, val) if train else (val, [])
 
 
-def draw_split(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return names for training, and a fifth of them for validation: the same on every machine.
+def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Return pictures for training, and a fifth of them for validation: the same on every machine.
 
-    Names are ordered by a checksum. Further pictures change the split of few old pictures. Roboflow's augmented copies
-    of a picture stay together.
+    Pictures are ordered by a checksum of their names. Further pictures change the split of few old pictures.
+    Roboflow's augmented copies of a picture stay together.
 
     Raises:
         DataError: if there are fewer than two pictures.
     """
-    names = sorted(set(names))
-    sources = {name: name.partition(COPY)[0] for name in names}
+    sources = {picture: picture.as_posix().partition(COPY)[0] for picture in sorted(set(pictures))}
     order = sorted(set(sources.values()), key=lambda name: (zlib.crc32(name.encode('utf-8', 'surrogateescape')), name))
     if len(order) < 2:
         raise DataError(f'to hold out pictures for validation there must be two or more, got {len(order)}')
     val = set(order[: max(1, round(VAL_SHARE * len(order)))])
-    return [name for name in names if sources[name] not in val], [name for name in names if sources[name] in val]
+    train = [picture for picture, source in sources.items() if source not in val]
+    return train, [picture for picture, source in sources.items() if source in val]
 
 
 def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> Split:
@@ -114,8 +111,7 @@ def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> 
     if is_overruled:
         lines[-1] = line('overruled', f'{source} {SAME}')
     if is_overruled or not val:
-        by_name = {picture.as_posix(): picture for picture in train}
-        train, val = ([by_name[name] for name in names] for names in draw_split(by_name))
+        train, val = draw_split(train)
         lines.append(line('split', DRAWN))
     return Split(train, val, lines)
 
@@ -149,7 +145,8 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
     by_folder: dict[Path, Lists] = {}
     missing = 0
     for path in folder.with_suffix('.txt'):
-        split = 'train' if path.stem.lower() == 'trainval' else _split_named(path.stem)
+        name = path.stem.lower()
+        split = 'train' if name == 'trainval' else SPLIT_OF.get(name.rstrip('0123456789'))  # also train2017
         texts = read_text(path).splitlines() if split else []
         if split is None or is_yolo(texts):  # labels of a picture called train.jpg
             continue
@@ -158,7 +155,7 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
             raise DataError(f'{path} names no picture below {folder.root}, as {texts[:1]}')
         lists = by_folder.setdefault(path.parent, {})
         missing += sum(map(bool, map(str.strip, texts))) - len(named) if named else 0
-        if named and (path.stem.lower() != 'trainval' or 'train' not in lists):
+        if named and (name != 'trainval' or 'train' not in lists):
             lists[split] = named
     by_folder = {path: lists for path, lists in by_folder.items() if lists}
     preferred = [path for path in by_folder if subject and path.name.lower() == subject.lower()]
@@ -202,9 +199,3 @@ def match_name(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
         if len(pictures) == 1:
             return pictures[0]
     return None
-
-
-def _split_named(stem: str) -> Optional[str]:
-    words = words_of(stem)
-    is_plain = len(words) == 1 and words[0] == stem.lower().rstrip('0123456789')  # also train2017
-    return split_of(Path(stem)) if is_plain else None

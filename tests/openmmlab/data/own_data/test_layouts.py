@@ -511,16 +511,16 @@ def test_a_class_without_pixels_is_a_warning(tmp_path, record_fault):
     record_fault('bad_data')
 
 
-def test_pictures_that_are_added_move_no_others_to_validation(tmp_path):
-    before = draw_split(f'{n}.jpg' for n in range(100))
-    after = draw_split(f'{n}.jpg' for n in range(105))
+def test_pictures_that_are_added_move_no_others_to_validation():
+    before = draw_split(Path(f'{n}.jpg') for n in range(100))
+    after = draw_split(Path(f'{n}.jpg') for n in range(105))
     assert len(set(before[1]) - set(after[1])) <= 5
     assert len(before[1]) == 20
 
 
 def test_augmented_copies_of_a_picture_stay_together(record_fault):
     """Roboflow writes several copies of a picture: NAME_jpg.rf.HASH.jpg."""
-    train, val = draw_split(f'{n // 3}_jpg.rf.{n:032x}.jpg' for n in range(60))
+    train, val = draw_split(Path(f'{n // 3}_jpg.rf.{n:032x}.jpg') for n in range(60))
     assert len(val) == 12
-    assert not {name.partition('.')[0] for name in train} & {name.partition('.')[0] for name in val}
+    assert not {path.name.partition('.')[0] for path in train} & {path.name.partition('.')[0] for path in val}
     record_fault('bad_data')
