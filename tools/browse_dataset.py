@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from mmengine.registry import VISUALIZERS, init_default_scope
 from mmengine.visualization import Visualizer
@@ -30,7 +31,6 @@ from swin_backbone.command_line import (
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.data.guard import build_dataset
-from swin_backbone.openmmlab.data.media import encode_picture
 from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.outputs import Outputs
 
@@ -112,7 +112,8 @@ def main() -> int:
             continue
         if args.output_dir:
             with stop_on_user_errors((OSError,), args.debug):
-                outputs.write(args.output_dir / f'{index:06d}_{source.stem}.jpg', encode_picture('.jpg', drawn))
+                path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
+                outputs.write(path, cv2.imencode('.jpg', drawn)[1].tobytes())
     if args.output_dir:
         print(f'{number - failed} pictures in {args.output_dir}' + (f', {failed} not drawn' if failed else ''))
     return 1 if failed else 0

@@ -17,6 +17,7 @@ SCALARS = Path('vis_data', 'scalars.json')  # of mmengine's LocalVisBackend, bel
 LINES = ('-', '--', ':', '-.')  # by log
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
 MOST_LINES = len(COLOURS)
+MAIN_METRICS = ('mAP', 'mIoU', 'PQ', 'top1')  # ends of names; details are longer, as bbox_mAP_s
 NO_OBJECTS = -1  # COCO's metric for a size without objects
 
 
@@ -71,16 +72,11 @@ def read_log(path: Path) -> Log:
 
 def curves_figure(logs: Sequence[Log]) -> Figure:
     """Draw loss terms, learning rate and validation metrics of trainings."""
-    if not logs:
-        raise ValueError('logs must have at least one')
     figure = Figure(figsize=(11, 4.2), layout='constrained')
     loss, rate, metric = figure.subplots(1, 3, width_ratios=(1.25, 1, 1.25))
-    _draw(loss, {log.name: log.losses for log in logs}, 'loss', first='loss')
-    _draw(rate, {log.name: log.rates for log in logs}, 'learning rate')
-    _draw(metric, {log.name: log.metrics for log in logs}, 'validation', marker='o')
-    loss.set_title('Loss and its terms', fontsize=10)
-    rate.set_title('Learning rate', fontsize=10)
-    metric.set_title('Validation metrics', fontsize=10)
+    _draw(loss, {log.name: log.losses for log in logs}, 'Loss and its terms', first='loss')
+    _draw(rate, {log.name: log.rates for log in logs}, 'Learning rate')
+    _draw(metric, {log.name: log.metrics for log in logs}, 'Validation metrics', marker='o')
     for axis in (loss, rate):
         axis.set_xlabel('iteration', fontsize=9)
     units = {'epoch' if log.by_epoch else 'iteration' for log in logs if log.metrics}
@@ -91,10 +87,11 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
     return figure
 
 
-def _draw(axis: Axes, by_log: Mapping[str, Points], subject: str, first: str = '', marker: str = '') -> None:
+def _draw(axis: Axes, by_log: Mapping[str, Points], title: str, first: str = '', marker: str = '') -> None:
     """Draw the curves of several logs: colours by names, styles of lines by logs."""
+    axis.set_title(title, fontsize=10)
     names = list(dict.fromkeys(name for points in by_log.values() for name in points))
-    names.sort(key=lambda name: (name != first, _importance(name), name))
+    names.sort(key=lambda name: (name != first, not name.endswith(MAIN_METRICS), name))
     for log, style, points in zip(by_log, LINES * len(by_log), by_log.values()):
         for name, colour in zip(names[:MOST_LINES], COLOURS):
             if name in points:
@@ -102,7 +99,7 @@ def _draw(axis: Axes, by_log: Mapping[str, Points], subject: str, first: str = '
                 width = 2.2 if name == first else 1.2
                 axis.plot(*zip(*points[name]), style, color=colour, lw=width, label=label, marker=marker, ms=3)
     if not names:
-        axis.text(0.5, 0.5, f'no {subject} yet', ha='center', va='center', transform=axis.transAxes, color='#555555')
+        axis.text(0.5, 0.5, 'none yet', ha='center', va='center', transform=axis.transAxes, color='#555555')
         return
     if len(names) > MOST_LINES:
         axis.text(0.01, 1.0, f'{MOST_LINES} of {len(names)} drawn', fontsize=7, transform=axis.transAxes, va='bottom')
@@ -111,11 +108,6 @@ def _draw(axis: Axes, by_log: Mapping[str, Points], subject: str, first: str = '
     axis.grid(alpha=0.3)
     axis.tick_params(labelsize=8)
     axis.spines[['top', 'right']].set_visible(False)
-
-
-def _importance(name: str) -> int:
-    """Return 0 for main metrics, as bbox_mAP, and 1 for details, as bbox_mAP_s."""
-    return 0 if name.endswith(('mAP', 'mIoU', 'PQ', 'top1')) else 1
 
 
 def _read_records(file: Path) -> list[dict[str, Any]]:

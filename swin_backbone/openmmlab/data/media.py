@@ -284,8 +284,3 @@ class VideoWriter:
                 if count_frames(Medium(self.partial, '', True)) < self.frames:
                     raise OSError(f'{self.path} cannot be written: not all of its {self.frames} frames are there')
                 self.outputs.write_by(self.path, self.partial.replace)
-
-
-def encode_picture(suffix: str, pixels: NDArray[Any]) -> bytes:
-    """Return BGR pixels (H, W, 3) uint8 as the bytes of a file with a suffix."""
-    return cv2.imencode(suffix, pixels)[1].tobytes()

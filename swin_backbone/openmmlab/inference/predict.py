@@ -30,7 +30,7 @@ from ...windows.grid import Size
 from ..checkpointing.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..config.check import compare_classes
-from ..data.media import Frame, Medium, VideoWriter, encode_picture
+from ..data.media import Frame, Medium, VideoWriter
 from ..data.own_data.config import set_num_classes
 from ..layers.accelerate import accelerate
 from ..optim.amp import mixed_precision
@@ -232,7 +232,7 @@ class Results:
                 self.video = frame.medium, VideoWriter(path, frame.medium, self.outputs)
             self.video[1].write(overlay)
         else:
-            self.outputs.write(self._path('overlays', frame.name, '.jpg'), encode_picture('.jpg', overlay))
+            self.outputs.write(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
 
     def data_of(
         self, frame: Frame, sample: BaseDataElement, image_id: int

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+import cv2
 import numpy as np
 
 from ...errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
-from ..media import encode_picture, picture_size
+from ..media import picture_size
 from .folder import DataFolder, OwnData, class_line, line, list_folders
 from .pairs import LABEL_SUFFIXES, Pair, pair_labels
 from .splits import read_split_lists, split_pictures
@@ -162,4 +163,5 @@ def _write_label(folder: DataFolder, pair: Pair, places: dict[int, int], in_colo
             shown = f'colour {tuple(value.to_bytes(3, "big"))}' if in_colours else f'value {value}'
             raise DataError(f'the label {path} has the {shown}, which is that of no class')
         labels[values == value] = places[value]
-    return folder.write(f'labels/{pair.label.with_suffix(".png").as_posix()}', encode_picture('.png', labels))
+    name = f'labels/{pair.label.with_suffix(".png").as_posix()}'
+    return folder.write(name, cv2.imencode('.png', labels)[1].tobytes())
