@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from ..models import SwinBackbone
 
 LAYERS = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: qkv, projection, fc1, fc2
-
-
 BASE = '.base_layer'  # part of the names of layers with adapters
 
 

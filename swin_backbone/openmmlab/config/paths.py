@@ -125,17 +125,10 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
 
 
 def _require(path: str, key: str, setting: str) -> None:
-    if '://' in path:
-        return
-    if not os.path.exists(path):
+    if '://' not in path and not os.path.exists(path):
         raise ValueError(
             f'there is no {path}, where {key} expects data. Put the data there, or set --cfg-options {setting}=...'
         )
-    if not os.path.isdir(path):
-        try:
-            require_file(path)
-        except OSError as error:
-            raise ValueError(f'{key}: {error}') from None
 
 
 def _require_names(classes: Any, where: str) -> None:

@@ -20,14 +20,14 @@ def summarize(before: Config, after: Config) -> str:
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if old is ABSENT or new is ABSENT or not (isinstance(old, dict) and isinstance(new, dict)):
-        are_lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new) > 0
-        if are_lists and isinstance(new[0], dict):
-            for index, pair in enumerate(zip(old, new)):
-                yield from _differences(f'{key}[{index}]', *pair)
-        elif old is ABSENT or new is ABSENT or old != new:
-            yield key, old, new
-    elif key.endswith('.custom_keys') and old != new:
+    if old == new:
+        return
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and isinstance(new[0], dict):
+        for index, pair in enumerate(zip(old, new)):
+            yield from _differences(f'{key}[{index}]', *pair)
+    elif not (isinstance(old, dict) and isinstance(new, dict)):
+        yield key, old, new
+    elif key.endswith('.custom_keys'):
         yield key, old, new  # the names of custom_keys have dots
     elif old.get('type') != new.get('type') and dict(old, type=None) != dict(new, type=None):
         yield key, old, new  # another class has other arguments
