@@ -280,6 +280,8 @@ class Results:
         return dict(file_name=file_name, **top[0], top=top)
 
     def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict[str, Any]]:
+        from pycocotools import mask as coco_mask
+
         height, width = frame.size
         scale = np.array([width / frame.pixels.shape[1], height / frame.pixels.shape[0]] * 2)
         for index in np.flatnonzero(instances.scores >= self.score_thr):
@@ -292,7 +294,9 @@ class Results:
                 x1, y1, x2, y2 = map(float, instances.bboxes[index] * scale)
                 result['bbox'] = [x1, y1, x2 - x1, y2 - y1]
             if 'masks' in instances:
-                result['segmentation'] = _encode(_enlarge(instances.masks[index].astype(np.uint8), frame.size))
+                mask_HW = _enlarge(instances.masks[index].astype(np.uint8), frame.size)
+                counts = coco_mask.encode(np.asfortranarray(mask_HW))['counts']
+                result['segmentation'] = dict(size=list(frame.size), counts=counts.decode('ascii'))
             yield result
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
@@ -351,13 +355,6 @@ def category_ids_of(classes: Sequence[str]) -> list[int]:
     if tuple(classes) == tuple(CocoDataset.METAINFO['classes']):
         return [number for number in range(1, 91) if number not in COCO_GAPS]
     return list(range(1, len(classes) + 1))
-
-
-def _encode(mask: NDArray[Any]) -> dict[str, Any]:
-    from pycocotools import mask as coco_mask
-
-    rle = coco_mask.encode(np.asfortranarray(mask))
-    return dict(size=[int(side) for side in rle['size']], counts=rle['counts'].decode('ascii'))
 
 
 def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:

@@ -64,13 +64,11 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
         return _open_openslide(path, level)
     try:
         return _open_rasterio(path, level)
-    except OSError as error:
-        if suffix != '.svs':  # openslide ends the process at some damaged TIFFs
-            raise
-        try:
-            return _open_openslide(path, level)
-        except (OSError, ImportError):
-            raise error from None
+    except OSError:
+        if suffix == '.svs':  # of damaged TIFFs openslide ends the process
+            with suppress(OSError, ImportError):
+                return _open_openslide(path, level)
+        raise
 
 
 def digest_of(path: Path) -> str:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Optional, Union
 
 import cv2
 import numpy as np
-from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 
 from ....outputs import Outputs
@@ -18,7 +17,7 @@ from ...data.media import Frame, Medium
 from ..predict import Predictor, category_ids_of
 from . import writers
 from .blend import Blender
-from .grid import Grid, Window
+from .grid import Grid
 from .manifest import Manifest
 from .objects import Merger, Object, mark_cut, runs_of
 from .readers import digest_of, open_picture
@@ -164,7 +163,8 @@ class TiledInference:
         if not self.segments:
             for index in tiles:
                 pixels = self._read(index)
-                yield index, writers.encode_objects(self._objects(index, pixels)), pixels is None
+                objects = [] if pixels is None else mark_cut(self._objects(index, pixels), self.grid, index)
+                yield index, writers.encode_objects(objects), pixels is None
             return
         with tempfile.TemporaryFile(dir=self.manifest.folder) as scratch:
             blender = Blender(self.grid, len(self.classes), scratch)
@@ -196,16 +196,11 @@ class TiledInference:
             labels_HW[has_scores_HW] = sums_KHW.argmax(0)[has_scores_HW]
         return labels_HW
 
-    def _objects(self, index: int, pixels: Optional[NDArray[Any]]) -> list[Object]:
-        if pixels is None:
-            return []
+    def _objects(self, index: int, pixels: NDArray[Any]) -> Iterator[Object]:
         (sample,) = self.predictor.predict([self._prepare(pixels)])
-        return mark_cut(self._objects_of(sample, self.grid.window(index)), self.grid, index)
-
-    def _objects_of(self, sample: BaseDataElement, window: Window) -> Iterator[Object]:
         if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
             raise ValueError('tiles are for segmentors and for detectors with boxes; the model is of another kind')
-        instances = sample.pred_instances.cpu().numpy()
+        instances, window = sample.pred_instances.cpu().numpy(), self.grid.window(index)
         for number in np.flatnonzero(instances.scores >= self.score_thr):
             x1, y1, x2, y2 = map(float, instances.bboxes[number])
             runs = None
