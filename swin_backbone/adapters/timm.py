@@ -120,18 +120,18 @@ class TimmSwin(nn.Module):
         """
         if output_fmt != 'NCHW':
             raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
-        taken, _ = feature_take_indices(len(self.feature_info), indices)
+        outputs, _ = feature_take_indices(len(self.feature_info), indices)
         last = self.backbone.out_indices[-1]
-        stages = sorted({*taken} if intermediates_only else {*taken, last})
+        stages = sorted({*outputs} if intermediates_only else {*outputs, last})
         maps = dict(zip(stages, self.backbone(x_BCHW, out_indices=stages)))
-        intermediates = [maps[stage] for stage in taken]
+        intermediates = [maps[stage] for stage in outputs]
         return intermediates if intermediates_only else (maps[last], intermediates)
 
     def prune_intermediate_layers(
         self, indices: Union[int, Sequence[int]] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the head, and freeze the stages behind the last of `indices`."""
-        taken, last = feature_take_indices(len(self.feature_info), indices)
+        outputs, last = feature_take_indices(len(self.feature_info), indices)
         if prune_head:
             self.reset_classifier(0, '')
         for stage, module in enumerate(self.backbone.stages):
@@ -139,7 +139,7 @@ class TimmSwin(nn.Module):
                 module.requires_grad_(False)
             if stage >= last and module.downsample is not None and not self.backbone.merging_first:
                 module.downsample.requires_grad_(False)
-        return list(taken)
+        return list(outputs)
 
     def get_classifier(self) -> nn.Module:
         """Return the head's linear layer."""
@@ -195,10 +195,10 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         build, features = partial(TimmSwin, family), {}
     else:
         stages = len(arguments.get('depths') or archs[arguments['arch']].depths)
-        taken, _ = feature_take_indices(stages, arguments.pop('out_indices', (0, 1, 2, 3)))
+        outputs, _ = feature_take_indices(stages, arguments.pop('out_indices', (0, 1, 2, 3)))
         arguments.pop('feature_cls', None)
-        build = partial(TimmSwin, family, features=sorted(taken))
-        features = dict(features_only=True, feature_cfg=dict(out_indices=taken, feature_cls=SwinFeatures))
+        build = partial(TimmSwin, family, features=sorted(outputs))
+        features = dict(features_only=True, feature_cfg=dict(out_indices=outputs, feature_cls=SwinFeatures))
     model: nn.Module = build_model_with_cfg(
         build,
         name,

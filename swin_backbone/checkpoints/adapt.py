@@ -162,9 +162,9 @@ def adapt_weights(
     with naming(checkpoint):
         tensors = tensors_of(loaded)
         is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
-        found: dict[str, SwinWeights] = {}
+        swins: dict[str, SwinWeights] = {}
         for own_prefix, family in backbones_of(model).items():
-            found[own_prefix] = weights = find_swin(
+            swins[own_prefix] = weights = find_swin(
                 tensors, prefer=own_prefix, prefix=prefix, is_own=is_own, family=family
             )
             backbone = model.get_submodule(own_prefix.rstrip('.'))
@@ -177,9 +177,9 @@ def adapt_weights(
     report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
     # Outside the backbone names are the whole model's, behind whatever is before them, `model.` say.
     outer = weights.prefix.removesuffix(own_prefix)
-    inside = tuple(weights.prefix for weights in found.values())
+    inside = tuple(weights.prefix for weights in swins.values())
     _fit_elsewhere({key: v for key, v in tensors.items() if not key.startswith(inside)}, outer, own, fitted, report)
-    for weights in found.values():
+    for weights in swins.values():
         for reason, names in weights.ignored.items():
             ignored = [key for key in names if key.removeprefix(outer) not in fitted]
             if reason == OUTSIDE:
@@ -187,8 +187,8 @@ def adapt_weights(
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
     missing = [key for key in own if key not in fitted]
-    report.missing = [wrapped[key] for key in missing if key.startswith(tuple(found))]
-    report.missing_elsewhere = [wrapped[key] for key in missing if not key.startswith(tuple(found))]
+    report.missing = [wrapped[key] for key in missing if key.startswith(tuple(swins))]
+    report.missing_elsewhere = [wrapped[key] for key in missing if not key.startswith(tuple(swins))]
     report.other_shapes = {wrapped[key]: shape for key, shape in report.other_shapes.items()}
     fitted = OrderedDict((wrapped[key], value) for key, value in fitted.items())
     fitted._metadata = getattr(tensors, '_metadata', {})

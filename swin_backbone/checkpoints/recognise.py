@@ -84,8 +84,8 @@ def _outside_ddp(key: str) -> str:
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
     """Return the entry of a checkpoint with a Swin, averaged weights first."""
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
-    found = [name for name, held in entries.items() if swins_in(_outside_ddp(str(key)) for key in held)]
-    return entries[min(found, key=lambda name: not _AVERAGED.search(name))] if found else None
+    names = [name for name, entry in entries.items() if swins_in(_outside_ddp(str(key)) for key in entry)]
+    return entries[min(names, key=lambda name: not _AVERAGED.search(name))] if names else None
 
 
 def check_floating(weights: Mapping[str, Tensor]) -> None:

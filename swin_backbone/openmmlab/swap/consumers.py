@@ -161,7 +161,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}
     if any(head.get('c1_in_channels') for _, head in heads):
         used.add(0)  # DeepLabV3+ reads the first map, beside in_index
-    kept = sorted(used) if prune else list(range(len(maps.new)))
+    emitted = sorted(used) if prune else list(range(len(maps.new)))
     old, new = maps.widths()
     for path, head, places in reads:
         if isinstance(places, list):
@@ -170,12 +170,12 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
             head.in_channels = new[places]
         if not head.get('num_convs', 1) and head.get('channels') == old[places]:
             head.channels = new[places]  # without a convolution in front of the classifier
-        _set_index(head, places, kept, len(old))
+        _set_index(head, places, emitted, len(old))
         if head.get('c1_in_channels'):
             if head.c1_in_channels != old[0]:
                 raise ValueError(f'{path}.c1_in_channels is {head.c1_in_channels}, and the first map has {old[0]}')
             head.c1_in_channels = new[0]
-    return kept
+    return emitted
 
 
 def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
@@ -212,11 +212,11 @@ def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
     return places
 
 
-def _set_index(head: ConfigDict, places: Any, kept: list[int], count: int) -> None:
+def _set_index(head: ConfigDict, places: Any, emitted: list[int], count: int) -> None:
     index = head.get('in_index')
-    if index is None or kept == list(range(count)):
+    if index is None or emitted == list(range(count)):
         return
     if isinstance(index, int):
-        head.in_index = kept.index(places if isinstance(places, int) else places[0])
+        head.in_index = emitted.index(places if isinstance(places, int) else places[0])
     else:
-        head.in_index = type(index)(kept.index(place) for place in places)
+        head.in_index = type(index)(emitted.index(place) for place in places)
