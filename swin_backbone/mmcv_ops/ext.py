@@ -4,10 +4,11 @@ A missing operator is a function with an error, because `mmcv.ops` reads all nam
 """
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
-from typing import Any, NoReturn
+from functools import lru_cache, partial
+from typing import Any
 
-from . import deform, losses, maps, nms, roi, roi_rotated
+from . import deform, losses, maps, roi, roi_rotated
+from . import nms as suppression
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     function.__name__: function
@@ -15,8 +16,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         *(roi.roi_align_forward, roi.roi_align_backward),
         *(roi_rotated.roi_align_rotated_forward, roi_rotated.roi_align_rotated_backward),
         *(roi_rotated.rotated_feature_align_forward, roi_rotated.rotated_feature_align_backward),
-        *(nms.nms, nms.softnms, nms.nms_match, nms.nms_rotated, nms.nms_quadri),
-        *(nms.box_iou_rotated, nms.box_iou_quadri),
+        *(suppression.nms, suppression.softnms, suppression.nms_match),
+        *(suppression.nms_rotated, suppression.nms_quadri),
+        *(suppression.box_iou_rotated, suppression.box_iou_quadri),
         *(deform.deform_conv_forward, deform.deform_conv_backward_input, deform.deform_conv_backward_parameters),
         *(deform.modulated_deform_conv_forward, deform.modulated_deform_conv_backward),
         *(deform.ms_deform_attn_forward, deform.ms_deform_attn_backward),
@@ -40,39 +42,20 @@ def _say_once() -> None:
     )
 
 
-def _announced(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def operator(*args: Any, **kwargs: Any) -> Any:
-        _say_once()
-        return function(*args, **kwargs)
-
-    return operator
-
-
-def _missing(name: str) -> Callable[..., NoReturn]:
-    def operator(*args: Any, **kwargs: Any) -> NoReturn:
+def call(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator. The first call prints a line. A missing operator is a NotImplementedError."""
+    if name in ('get_compiler_version', 'get_compiling_cuda_version'):  # of mmcv's report of the environment
+        return 'none: swin_backbone.mmcv_ops'
+    if name not in OPERATORS:
         raise NotImplementedError(
             f'{name}: of this operator of mmcv there is only the compiled one, which is not installed; '
             '`MMCV=compiled make install` builds it'
         )
-
-    operator.__name__ = name
-    return operator
-
-
-def get_compiler_version() -> str:
-    """Return the compiler's name for mmcv's report of the environment."""
-    return 'none: swin_backbone.mmcv_ops'
+    _say_once()
+    return OPERATORS[name](*args, **kwargs)
 
 
-def get_compiling_cuda_version() -> str:
-    return 'none: swin_backbone.mmcv_ops'
-
-
-globals().update({name: _announced(function) for name, function in OPERATORS.items()})
-
-
-def __getattr__(name: str) -> Callable[..., NoReturn]:
+def __getattr__(name: str) -> Callable[..., Any]:
     if name.startswith('_'):
         raise AttributeError(name)
-    return _missing(name)
+    return partial(call, name)
