@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Indices and weights of the two neighbours of each sample along an axis, (2, ...)
+Corners = tuple[Tensor, Tensor]
 # Entries per call: indices and weights stay below 64 MiB.
 MAX_ENTRIES = 2**22
 
@@ -29,15 +31,6 @@ class Bags(NamedTuple):
     rows_E: Tensor
     weights_E: Tensor
     starts_P: Tensor
-
-
-class Corners(NamedTuple):
-    """The two neighbours of each sample along an axis, with weights."""
-
-    low: Tensor
-    high: Tensor
-    weight_low: Tensor
-    weight_high: Tensor
 
 
 def sum_bags(map_MC: Tensor, bags: Bags) -> Tensor:
@@ -73,7 +66,7 @@ def clamped_corners(at_S: Tensor, size: int) -> Corners:
     at_S = torch.where(inside_S, at_S, 0).clamp(0, size - 1)
     low_S = at_S.long().clamp(max=size - 1)
     share_S = at_S - low_S
-    return Corners(low_S, (low_S + 1).clamp(max=size - 1), (1 - share_S) * inside_S, share_S * inside_S)
+    return torch.stack([low_S, (low_S + 1).clamp(max=size - 1)]), torch.stack([1 - share_S, share_S]) * inside_S
 
 
 def zero_padded_corners(at_S: Tensor, size: int) -> Corners:
@@ -81,23 +74,17 @@ def zero_padded_corners(at_S: Tensor, size: int) -> Corners:
     inside_S = (at_S > -1) & (at_S < size)
     at_S = torch.where(inside_S, at_S, 0)
     floor_S = at_S.detach().floor()
-    share_S = at_S - floor_S
-    low_S = floor_S.long()
-    high_S = low_S + 1
-    return Corners(
-        low_S.clamp(min=0),
-        high_S.clamp(max=size - 1),
-        (1 - share_S) * (inside_S & (low_S >= 0)),
-        share_S * (inside_S & (high_S < size)),
-    )
+    share_S, low_S = at_S - floor_S, floor_S.long()
+    index_2S = torch.stack([low_S, low_S + 1])
+    is_on_map_2S = inside_S & (index_2S >= 0) & (index_2S < size)
+    return index_2S.clamp(0, size - 1), torch.stack([1 - share_S, share_S]) * is_on_map_2S
 
 
 def cross(y: Corners, x: Corners, width: int) -> tuple[Tensor, Tensor]:
     """Return index and weight of the four corners of each sample, (..., 4), in a map of a given width."""
-    rows = torch.stack([y.low, y.low, y.high, y.high], -1) * width
-    rows = rows + torch.stack([x.low, x.high, x.low, x.high], -1)
-    weights_y = torch.stack([y.weight_low, y.weight_low, y.weight_high, y.weight_high], -1)
-    return rows, weights_y * torch.stack([x.weight_low, x.weight_high, x.weight_low, x.weight_high], -1)
+    (y_index, y_weight), (x_index, x_weight) = y, x
+    rows, weights = y_index[:, None] * width + x_index, y_weight[:, None] * x_weight
+    return rows.flatten(0, 1).movedim(0, -1), weights.flatten(0, 1).movedim(0, -1)
 
 
 def even_bags(rows: Tensor, weights: Tensor) -> Bags:
