@@ -1,7 +1,6 @@
 """Download from a local server. A download gives a checkpoint or an error of one sentence, and no partial file."""
 
 import hashlib
-import io
 import socketserver
 import threading
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from helpers.checkpoints.pickles import makes_folder
+from helpers.checkpoints.pickles import makes_folder, saved
 from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
@@ -19,12 +18,8 @@ from swin_backbone.openmmlab.checkpointing.loading import load_from_file_or_addr
 TIMEOUT_S = 0.3
 
 
-def saved(**options):
-    torch.save({'state_dict': {'weight': torch.arange(1000.0)}}, buffer := io.BytesIO(), **options)
-    return buffer.getvalue()
-
-
-ZIP, LEGACY = saved(), saved(_use_new_zipfile_serialization=False)
+CONTENTS = {'state_dict': {'weight': torch.arange(1000.0)}}
+ZIP, LEGACY = saved(CONTENTS), saved(CONTENTS, _use_new_zipfile_serialization=False)
 SAFETENSORS = safetensors.torch.save({'weight': torch.arange(1000.0)})
 FLIPPED = bytearray(ZIP)
 FLIPPED[ZIP.index(torch.arange(1000.0).numpy().tobytes()) + 100] ^= 1
@@ -107,9 +102,8 @@ def test_a_bad_answer_is_one_sentence_and_not_kept(record_fault, server, name):
 
 
 def test_a_file_is_downloaded_once(server):
-    torch.save(randomised().state_dict(), buffer := io.BytesIO())
     server.answers = {
-        '/a/swin.pth': answer(buffer.getvalue()),
+        '/a/swin.pth': answer(saved(randomised().state_dict())),
         '/swin.safetensors': answer(safetensors.torch.save(randomised().state_dict())),
         '/moved.pth': answer(b'', '302 Found', 'Location: /a/swin.pth'),
     }
@@ -125,8 +119,7 @@ def test_the_hash_in_a_name_is_checked(record_fault, server, name):
     body, number = ZIP, 0
     while not (digest := hashlib.sha256(body).hexdigest()[:8]).strip('0123456789'):
         number += 1
-        torch.save({'number': number}, buffer := io.BytesIO())
-        body = buffer.getvalue()
+        body = saved({'number': number})
     server.answer = answer(body)
     right, wrong = name.format(digest), name.format('deadbeef')
     read_checkpoint(f'{server.url}/{right}')
@@ -154,8 +147,7 @@ def test_a_bad_file_in_the_cache_is_downloaded_again(record_fault, server, befor
 def test_files_of_one_name_at_two_addresses_are_two(server):
     addresses = ['/a/swin.pth', '/b/swin.pth', '/a/swin.pth?version=2', '/A/swin.pth']
     for number, address in enumerate(addresses):
-        torch.save({'number': number}, buffer := io.BytesIO())
-        server.answer = answer(buffer.getvalue())
+        server.answer = answer(saved({'number': number}))
         assert read_checkpoint(server.url + address)['number'] == number
 
 
@@ -191,8 +183,7 @@ def test_a_folder_that_takes_no_file(record_fault, server, tmp_path):
 
 
 def test_a_refused_file_is_kept_for_unsafe_load(record_fault, server, tmp_path):
-    torch.save({'state_dict': makes_folder(tmp_path / 'made')}, buffer := io.BytesIO())
-    server.answer = answer(buffer.getvalue())
+    server.answer = answer(saved({'state_dict': makes_folder(tmp_path / 'made')}))
     for _ in range(2):
         with pytest.raises(CheckpointError, match='refused, because it is more than weights'):
             read_checkpoint(f'{server.url}/swin.pth')
@@ -225,16 +216,16 @@ WAYS = {
 
 @pytest.mark.parametrize('way', WAYS)
 def test_every_way_in_downloads_so(record_fault, server, way):
-    torch.save(randomised().state_dict(), buffer := io.BytesIO())
+    weights = saved(randomised().state_dict())
     for path, body, message in (
         ('swin.pth', b'<html>Sign in</html>', 'web page'),
-        ('swin_20220317-deadbeef.pth', buffer.getvalue(), 'invalid hash'),
+        ('swin_20220317-deadbeef.pth', weights, 'invalid hash'),
     ):
         server.answer = answer(body)
         with pytest.raises(CheckpointError, match=message):
             WAYS[way](f'{server.url}/{path}')
         assert not cached(server)
         record_fault('servers')
-    server.answer = answer(buffer.getvalue())
+    server.answer = answer(weights)
     WAYS[way](f'{server.url}/swin.pth')
     assert list(cached(server)) == ['swin.pth']

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from helpers.checkpoints.pickles import Reduced, makes_folder
+from helpers.checkpoints.pickles import Reduced, makes_folder, saved
 from helpers.in_process import run
 from helpers.models.small_models import randomised
 from mmengine.logging import HistoryBuffer
@@ -206,11 +206,6 @@ def compressed():
 def tar():
     with tarfile.open(fileobj=(buffer := io.BytesIO()), mode='w') as archive:
         archive.addfile(tarfile.TarInfo('\x80'))
-    return buffer.getvalue()
-
-
-def saved(contents, **options):
-    torch.save(contents, buffer := io.BytesIO(), **options)
     return buffer.getvalue()
 
 

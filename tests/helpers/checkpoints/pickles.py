@@ -1,6 +1,9 @@
-"""Objects that run code when their pickle is loaded."""
+"""Bytes of checkpoints, and objects that run code when their pickle is loaded."""
 
+import io
 import os
+
+import torch
 
 
 class Reduced:
@@ -16,3 +19,9 @@ class Reduced:
 def makes_folder(path):
     """Return an object whose pickle makes a folder."""
     return Reduced(os.makedirs, (str(path), 0o777, True))
+
+
+def saved(contents, **options):
+    """Return the bytes that torch.save writes."""
+    torch.save(contents, buffer := io.BytesIO(), **options)
+    return buffer.getvalue()
