@@ -63,14 +63,14 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
         lines.append(line('written', f'{folder.outputs.folder}/labels, the values of the classes'))
     lists = read_split_lists(folder, [*(pair.picture for pair in pairs), *unlabelled], 'Segmentation')
     split = split_pictures([pair.picture for pair in pairs], *lists)
-    labels_of = dict(pairs)
+    label_of = dict(pairs)
     own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(classes.names), ignore_index=classes.ignore_index)
     head = [f'data in {folder.root}: pictures and labels']
     for phase, half in (('train', split.train), ('val', split.val)):
         items: list[dict[str, Any]] = [
             dict(
                 img_path=picture.as_posix(),
-                seg_map_path=str((folder.ann_root / labels_of[picture]).absolute()),
+                seg_map_path=str((folder.ann_root / label_of[picture]).absolute()),
                 reduce_zero_label=classes.reduce_zero_label,
                 label_map=None,
                 seg_fields=[],
@@ -78,7 +78,7 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
             for picture in half
         ]
         own[phase] = dict(pairs=str(folder.write(f'{phase}.json', dict(metainfo={}, data_list=items))))
-        folders = list_folders([labels_of[picture] for picture in half])
+        folders = list_folders([label_of[picture] for picture in half])
         head.append(line(phase, f'{len(half)} pictures in {list_folders(half)}', f'labels in {folders}'))
     return OwnData(own, [*head, class_line(classes.names), *lines, *split.lines])
 

@@ -483,16 +483,15 @@ def test_classes_without_pixels_are_named_by_an_option(tmp_path):
 
 def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
     """A mistyped class is in training beside many objects, or in validation alone."""
-    root = layouts.made('voc', tmp_path)
-    for split, name in (('train', 'perosn'), ('val', 'brid')):
-        path = root / 'Annotations' / f'{split}_0.xml'
-        path.write_text(path.read_text().replace('nut', name))
-    for path in (root / 'Annotations').iterdir():
-        text = path.read_text().replace('nut', 'person').replace('bolt', 'bird')
-        first, end = text.index('<object>'), text.index('</annotation>')
-        path.write_text(text[:end] + text[first:end] * 5 + text[end:])
-    path = root / 'Annotations' / 'train_0.xml'
-    path.write_text(path.read_text().replace('perosn', 'person').replace('person', 'perosn', 1))
+    root = layouts.made('coco', tmp_path)
+    names = {3: 'person', 7: 'bird', 8: 'perosn', 9: 'brid'}
+    for split, mistyped in (('train', 8), ('val', 9)):
+        path = root / 'annotations' / f'instances_{split}.json'
+        data = json.loads(path.read_text())
+        data['categories'] = [dict(id=number, name=name) for number, name in names.items()]
+        data['annotations'] = [dict(one, id=n) for n, one in enumerate(data['annotations'] * 6, 1)]
+        data['annotations'][0]['category_id'] = mistyped
+        path.write_text(json.dumps(data))
     cfg, _ = fill(BOXES, root, tmp_path / 'work')
     assert cfg.model.bbox_head.num_classes == 4
     warnings = check_data(cfg)[0].warnings.sentences()
