@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -13,7 +12,7 @@ from ...errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
 from .folder import DataFolder, OwnData, class_line, line, list_folders
-from .pairs import LABEL_SUFFIXES, Pair, pair_labels
+from .pairs import LABEL_SUFFIXES, pair_labels
 from .splits import read_split_lists, split_pictures
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
@@ -59,18 +58,16 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
     if unused:
         lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
     if classes.places is not None:
-        pairs = [Pair(pair.picture, _write_label(folder, pair, classes.places, classes.in_colours)) for pair in pairs]
+        pairs = {picture: _write_label(folder, picture, label, classes) for picture, label in pairs.items()}
         lines.append(line('written', f'{folder.outputs.folder}/labels, the values of the classes'))
-    lists = read_split_lists(folder, [*(pair.picture for pair in pairs), *unlabelled], 'Segmentation')
-    split = split_pictures([pair.picture for pair in pairs], *lists)
-    label_of = dict(pairs)
+    split = split_pictures(list(pairs), *read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation'))
     own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(classes.names), ignore_index=classes.ignore_index)
     head = [f'data in {folder.root}: pictures and labels']
     for phase, half in (('train', split.train), ('val', split.val)):
         items: list[dict[str, Any]] = [
             dict(
                 img_path=picture.as_posix(),
-                seg_map_path=str((folder.ann_root / label_of[picture]).absolute()),
+                seg_map_path=str((folder.ann_root / pairs[picture]).absolute()),
                 reduce_zero_label=classes.reduce_zero_label,
                 label_map=None,
                 seg_fields=[],
@@ -78,12 +75,12 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
             for picture in half
         ]
         own[phase] = dict(pairs=str(folder.write(f'{phase}.json', dict(metainfo={}, data_list=items))))
-        folders = list_folders([label_of[picture] for picture in half])
+        folders = list_folders([pairs[picture] for picture in half])
         head.append(line(phase, f'{len(half)} pictures in {list_folders(half)}', f'labels in {folders}'))
     return OwnData(own, [*head, class_line(classes.names), *lines, *split.lines])
 
 
-def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, list[str]]:
+def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Classes, list[str]]:
     """Return the classes of labels by their names or, without names, by their values; and lines of the report.
 
     A first or last class called void or unlabelled is neither trained nor tested.
@@ -92,11 +89,12 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
         DataError: if a value or colour has no name, or values without names do not count from 0.
     """
     colours = folder.labelmap()
-    if colours and read_colours(folder.ann_root / pairs[0].label) is not None:
+    labels = [folder.ann_root / label for label in pairs.values()]
+    if colours and read_colours(labels[0]) is not None:
         places = {VOC_BORDER: IGNORED, **{colour: place for place, colour in enumerate(colours.values())}}
         return Classes(list(colours), places=places, in_colours=True), [line('labels', 'colours of labelmap.txt')]
     counts, number = _count_values(folder, pairs)
-    names, source = folder.class_names(sorted({(folder.ann_root / pair.label).parent for pair in pairs}), sparse=True)
+    names, source = folder.class_names(sorted({label.parent for label in labels}), sparse=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
     values = sorted(set(counts) - {IGNORED})
@@ -134,34 +132,34 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
     return classes, lines
 
 
-def _count_values(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Counter[int], int]:
+def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[int], int]:
     """Return the number of files with each value, and the number of read files.
 
     Raises:
         DataError: if a file cannot be read, has colours, or differs in size from the picture.
     """
-    drawn = pairs if len(pairs) <= MAX_LABELS else random.Random(0).sample(list(pairs), MAX_LABELS)
+    drawn = sorted(random.Random(0).sample(list(pairs), min(len(pairs), MAX_LABELS)))
     counts: Counter[int] = Counter()
-    for pair in drawn:
+    for picture in drawn:
         try:
-            size = picture_size(folder.root / pair.picture)
+            size = picture_size(folder.root / picture)
         except OSError:  # named later, or left out by --skip-unreadable
             continue
-        counts.update(np.unique(read_label(folder.ann_root / pair.label, ANY_VALUE, size)).tolist())
+        counts.update(np.unique(read_label(folder.ann_root / pairs[picture], ANY_VALUE, size)).tolist())
     return counts, len(drawn)
 
 
-def _write_label(folder: DataFolder, pair: Pair, places: dict[int, int], in_colours: bool) -> Path:
+def _write_label(folder: DataFolder, picture: Path, label: Path, classes: Classes) -> Path:
     """Write the classes of a label file, and return the path."""
-    path, size = folder.ann_root / pair.label, picture_size(folder.root / pair.picture)
-    values = read_colours(path) if in_colours else read_label(path, ANY_VALUE, size)
+    path, size, places = folder.ann_root / label, picture_size(folder.root / picture), classes.places or {}
+    values = read_colours(path) if classes.in_colours else read_label(path, ANY_VALUE, size)
     if values is None or values.shape != size:
         raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
     labels = np.zeros(size, np.uint8)
     for value in np.unique(values).tolist():
         if value not in places:
-            shown = f'colour {tuple(value.to_bytes(3, "big"))}' if in_colours else f'value {value}'
+            shown = f'colour {tuple(value.to_bytes(3, "big"))}' if classes.in_colours else f'value {value}'
             raise DataError(f'the label {path} has the {shown}, which is that of no class')
         labels[values == value] = places[value]
-    name = f'labels/{pair.label.with_suffix(".png").as_posix()}'
+    name = f'labels/{label.with_suffix(".png").as_posix()}'
     return folder.write(name, cv2.imencode('.png', labels)[1].tobytes())

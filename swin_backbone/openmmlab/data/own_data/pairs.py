@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from ...errors import DataError
 from .splits import SPLIT_OF, folder_split, words_of
@@ -25,26 +25,16 @@ OTHER_ENDS = re.compile(r'(_color|_instanceIds|_instanceTrainIds|_polygons)$')
 OTHER_FOLDERS = re.compile(r'(segmentationobject|visualization)', re.I)
 
 
-class Pair(NamedTuple):
-    """A picture and its labels, relative to the folders of pictures and labels."""
-
-    picture: Path
-    label: Path
-
-
-class Pairing(NamedTuple):
-    """Pairs, pictures without labels, and labels without a picture."""
-
-    pairs: list[Pair]
-    unlabelled: list[Path]
-    unused: list[Path]
-
-
-def pair_labels(pictures: Sequence[Path], labels: Optional[Sequence[Path]] = None) -> Pairing:
+def pair_labels(
+    pictures: Sequence[Path], labels: Optional[Sequence[Path]] = None
+) -> tuple[dict[Path, Path], list[Path], list[Path]]:
     """Pair each picture with the labels of its name, split and folders.
 
     Args:
         pictures: relative paths. Without `labels`, they include the labels.
+
+    Returns:
+        The labels of each picture, pictures without labels, and labels without a picture.
 
     Raises:
         DataError: if a picture has several labels, or two pictures share them.
@@ -61,7 +51,7 @@ def pair_labels(pictures: Sequence[Path], labels: Optional[Sequence[Path]] = Non
         if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
             by_key.setdefault(_key(path, LABEL_ENDS), []).append(path)
     owners: dict[tuple[str, ...], Path] = {}
-    pairs, unlabelled = [], []
+    pairs: dict[Path, Path] = {}
     for picture in pictures:
         key = _key(picture, PICTURE_ENDS)
         paths = by_key.get(key, [])
@@ -73,10 +63,10 @@ def pair_labels(pictures: Sequence[Path], labels: Optional[Sequence[Path]] = Non
             raise DataError(
                 f'{owners[key]} and {picture} share the labels {paths[0]}: give each a name and labels of its own'
             )
-        pairs += [Pair(picture, path) for path in paths]
-        unlabelled += [] if paths else [picture]
+        if paths:
+            pairs[picture] = paths[0]
     unused = [path for key, paths in by_key.items() if key not in owners for path in paths]
-    return Pairing(pairs, unlabelled, unused)
+    return pairs, [picture for picture in pictures if picture not in pairs], unused
 
 
 def _is_other(path: Path) -> bool:
