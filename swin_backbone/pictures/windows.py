@@ -47,7 +47,11 @@ def windows_figure(layout: Layout) -> Figure:
         place = layout.rolled_back if on_image else np.asarray
         _draw_map(axis, colours_HW3, place(layout.window_HW), place(layout.token_HW) == PADDING)
         axis.set_title(title, fontsize=10)
-    _legend(figure, _windows_legend(layout, shifted, several))
+    regions_here = np.unique(layout.region_HW) if shifted else ()
+    handles = [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in regions_here if i < 4]
+    for kind, colour in zip(layout.kinds if several else (), KIND_COLOURS):
+        handles.append(Patch(facecolor=colour, edgecolor='black', label=f'kind: {kind.name}'))
+    _legend(figure, layout, handles)
     Wh, Ww = layout.window_size
     block = 'A block with shifted windows' if shifted else 'A block without shift'
     padded = 'x'.join(map(str, layout.token_HW.shape))
@@ -89,8 +93,8 @@ def masks_figure(layout: Layout) -> Figure:
         fontsize=12,
         wrap=True,
     )
-    together = Patch(color=MASK_COLOURS(1), label='may attend')
-    _legend(figure, [together, Patch(color=MASK_COLOURS(0), label='masked'), _padding_patch()])
+    handles = [Patch(color=MASK_COLOURS(1), label='may attend'), Patch(color=MASK_COLOURS(0), label='masked')]
+    _legend(figure, layout, handles)
     return figure
 
 
@@ -178,27 +182,10 @@ def _borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
     return lines + [[(x - 0.5, y + 0.5), (x + 0.5, y + 0.5)] for y, x in down]
 
 
-def _windows_legend(layout: Layout, shifted: bool, several: bool) -> list[Patch]:
-    handles = []
-    if shifted:
-        present = np.unique(layout.region_HW)
-        handles += [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in present if i < 4]
+def _legend(figure: Figure, layout: Layout, handles: list[Patch]) -> None:
+    """Draw a legend below the panels, with padding if the map has padding."""
     if (layout.token_HW == PADDING).any():
-        handles.append(_padding_patch())
-    if several:
-        handles += [
-            Patch(facecolor=KIND_COLOURS[index], edgecolor='black', label=f'kind: {kind.name}')
-            for index, kind in enumerate(layout.kinds)
-        ]
-    return handles
-
-
-def _padding_patch() -> Patch:
-    return Patch(facecolor='white', edgecolor='black', hatch='////', label='padding')
-
-
-def _legend(figure: Figure, handles: list[Patch]) -> None:
+        handles = [*handles, Patch(facecolor='white', edgecolor='black', hatch='////', label='padding')]
     if handles:
-        figure.legend(
-            handles=handles, loc='outside lower center', ncols=min(4, len(handles)), fontsize=8, frameon=False
-        )
+        columns = min(4, len(handles))
+        figure.legend(handles=handles, loc='outside lower center', ncols=columns, fontsize=8, frameon=False)
