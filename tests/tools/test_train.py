@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import in_process
 from helpers.in_process import ROOT
+from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from helpers.openmmlab.toy_training import call_in_ranks, differing, start, wait
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -21,8 +22,6 @@ pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
-SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 LIMIT_S = 240
 
 
@@ -33,34 +32,8 @@ def run(*command):
 
 
 @pytest.fixture(scope='module')
-def shapes(tmp_path_factory):
-    out = tmp_path_factory.mktemp('shapes')
-    run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--shape', 64)
-    return out
-
-
-def options(shapes, *more):
-    return [
-        '--cfg-options',
-        *(f'{loader}_dataloader.dataset.data_root={shapes}' for loader in ('train', 'val', 'test')),
-        *(f'{loader}_dataloader.{key}' for loader in ('train', 'val', 'test') for key in ('num_workers=0',)),
-        *(f'{loader}_dataloader.persistent_workers=False' for loader in ('train', 'val', 'test')),
-        'model.backbone.depths=[1,1,1,1]',
-        'default_hooks.logger.interval=1',
-        *more,
-    ]
-
-
-def detection_options(shapes, *more):
-    annotations = f'{shapes}/annotations/instances_val.json'
-    return options(
-        shapes,
-        f'val_evaluator.ann_file={annotations}',
-        f'test_evaluator.ann_file={annotations}',
-        'train_cfg.val_interval=100',
-        'default_hooks.checkpoint.interval=1',
-        *more,
-    )
+def own(tmp_path_factory):
+    return make_own_data(tmp_path_factory.mktemp('own'))
 
 
 def run_and_exit(*command):
@@ -87,47 +60,39 @@ def stop_training(number, work_dir, *command):
 
 
 @pytest.mark.slow
-def test_a_kill_and_a_signal_change_no_bit(tmp_path, shapes, record_fault):
+def test_a_kill_and_a_signal_change_no_bit(tmp_path, own, record_fault):
     """With two workers, random flips and drop path."""
-    more = ['train_dataloader.num_workers=2', 'train_dataloader.batch_size=2', 'model.backbone.drop_path_rate=0.3']
-    words = [DETECTION, *detection_options(shapes, *more, 'train_cfg.max_epochs=5')]
+    more = ['train_dataloader.num_workers=2', 'train_dataloader.batch_size=1', 'model.backbone.drop_path_rate=0.3']
+    words = detection(own, *more, 'train_cfg.max_epochs=8')
     whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
     run('tools/train.py', *words, '--work-dir', whole)
     assert stop_training(signal.SIGKILL, stopped, *words) == -signal.SIGKILL
     assert stop_training(signal.SIGTERM, stopped, *words, '--resume') == 75
     run('tools/train.py', *words, '--work-dir', stopped, '--resume')
-    assert differing(whole / 'epoch_5.pth', stopped / 'epoch_5.pth') == []
+    assert differing(whole / 'epoch_8.pth', stopped / 'epoch_8.pth') == []
     record_fault('resumes')
 
 
-def test_a_detector_trains_tests_and_draws(tmp_path, shapes):
-    arguments = detection_options(shapes, 'train_cfg.max_epochs=1', 'train_cfg.val_interval=1')
-    trained = run('tools/train.py', DETECTION, '--work-dir', tmp_path / 'work', *arguments)
-    tested = run(
-        'tools/test.py', DETECTION, tmp_path / 'work' / 'epoch_1.pth', '--work-dir', tmp_path / 'work',
-        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl', *arguments,
-    )  # fmt: skip
+def test_a_detector_trains_tests_and_draws(tmp_path, own):
+    (config, *options), work = detection(own), tmp_path / 'work'
+    trained = run('tools/train.py', config, *options, '--work-dir', work)
+    outputs = ['--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl']
+    tested = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, *outputs)
     for output in (trained, tested):
         assert 'coco/bbox_mAP_50' in output
         assert 'coco/segm_mAP_50' in output
     assert (tmp_path / 'results.pkl').stat().st_size
-    pictures = sorted(path.name for path in (tmp_path / 'pictures').glob('*.png'))
-    assert pictures == ['000000.png', '000001.png']
+    assert sorted(path.name for path in (tmp_path / 'pictures').glob('*.png')) == ['0.png', '1.png']
     drawn, metrics = tested.index(f'2 pictures in {tmp_path / "pictures"}'), tested.rindex('\ncoco/bbox_mAP_50')
     assert drawn < metrics
 
 
-def test_a_segmentor_trains_tests_and_draws(tmp_path, shapes):
-    arguments = options(
-        shapes, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2'
-    )
-    output = run('tools/train.py', SEGMENTATION, '--work-dir', tmp_path / 'work', *arguments)
-    assert 'mIoU' in output
-    assert list(tmp_path.glob('work/*/curves.png'))
-    run(
-        'tools/test.py', SEGMENTATION, tmp_path / 'work' / 'iter_2.pth', '--work-dir', tmp_path / 'work',
-        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments,
-    )  # fmt: skip
+def test_a_segmentor_trains_tests_and_draws(tmp_path, own):
+    (config, *options), work = segmentation(own), tmp_path / 'work'
+    assert 'mIoU' in run('tools/train.py', config, *options, '--work-dir', work)
+    assert list(work.glob('*/curves.png'))
+    outputs = ['--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels']
+    run('tools/test.py', config, work / 'iter_2.pth', *options, '--work-dir', work, *outputs)
     assert len(list((tmp_path / 'labels').glob('*.png'))) == 2
     assert len(list((tmp_path / 'pictures').rglob('*.png'))) == 2
 
@@ -155,11 +120,11 @@ class CheckRanks(Hook):
             Path(runner.work_dir, 'ranks.json').write_text(json.dumps(report))
 
 
-def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, shapes):
+def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, own):
     config, log = tmp_path / 'config.py', tmp_path / 'log'
-    config.write_text(f"_base_ = {str(DETECTION)!r}\ncustom_hooks = [dict(type='CheckRanks')]\n")
-    arguments = detection_options(shapes, 'train_cfg.max_epochs=1')
-    command = ['tools/train.py', config, '--launcher', 'pytorch', '--work-dir', tmp_path / 'work', *arguments]
+    base, *options = detection(own)
+    config.write_text(f"_base_ = {str(base)!r}\ncustom_hooks = [dict(type='CheckRanks')]\n")
+    command = ['tools/train.py', config, *options, '--launcher', 'pytorch', '--work-dir', tmp_path / 'work']
     assert call_in_ranks(run_and_exit, *command, log=log) == [0, 0], Path(f'{log}0').read_text()[-4000:]
     assert json.loads((tmp_path / 'work' / 'ranks.json').read_text()) == {
         'world_size': 2,
