@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 
@@ -25,6 +26,20 @@ COMMANDS = [
     if 'def parse_args(' in path.read_text(encoding='utf-8')
 ]
 TABLE = ROOT / 'docs' / 'reference' / 'tools.md'
+
+
+@pytest.mark.parametrize('tool', COMMANDS)
+def test_every_tool_runs_by_run(tool):
+    assert tool.read_text().endswith("if __name__ == '__main__':\n    run(main)\n")
+
+
+def start(*words, stdout=subprocess.PIPE, folder=ROOT):
+    """Start Python in a new process."""
+    variables = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.Popen(command, cwd=folder, env=variables, text=True, stdout=stdout, stderr=subprocess.PIPE)
+
+
 PROGRAM = """
 import logging, sys
 from swin_backbone.command_line import run
@@ -39,22 +54,57 @@ run(main)
 """
 
 
-@pytest.mark.parametrize('tool', COMMANDS)
-def test_every_tool_runs_by_run(tool):
-    assert tool.read_text().endswith("if __name__ == '__main__':\n    run(main)\n")
-
-
 def test_a_closed_pipe_gives_no_traceback(tmp_path):
     """Logs go on, and a print ends the tool with 141, the exit code after SIGPIPE."""
-    program = subprocess.Popen(
-        [sys.executable, '-c', PROGRAM], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    program = start('-c', PROGRAM, folder=tmp_path)
     assert program.stdout.readline().startswith('line')
     program.stdout.close()
     assert program.stderr.read() == ''
     assert program.wait(60) == 141
     assert (tmp_path / 'end').exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_a_sentence(record_fault):
+    with open('/dev/full', 'w') as full:
+        program = start('-m', 'swin_backbone', 'info', stdout=full)
+    error = program.stderr.read()
+    assert program.wait(60) == 1
+    assert error.endswith('cannot write its output (No space left on device)\n')
+    assert 'Traceback' not in error
+    record_fault('full_disks')
+
+
+WRITER = """
+import os, signal, sys, time
+from pathlib import Path
+
+from swin_backbone.command_line import run
+from swin_backbone.export.export import new_folder
+
+def main():
+    with new_folder(Path(sys.argv[1]) / 'out') as folder:
+        (folder / 'model.onnx').write_text('half')
+        if not (worker := os.fork()):
+            os.kill(os.getpid(), int(sys.argv[2]))
+            os._exit(1)
+        died_of = os.WTERMSIG(os.waitpid(worker, 0)[1])
+        print(died_of, (folder / 'model.onnx').exists(), flush=True)
+        time.sleep(300)
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_signal_leaves_nothing_half_written(tmp_path, record_fault, number):
+    """A signal to a worker process ends the worker alone."""
+    program = start('-c', WRITER, tmp_path, number.value)
+    assert program.stdout.readline() == f'{number.value} True\n'
+    program.send_signal(number)
+    assert program.wait(60) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    record_fault('ended_tools')
 
 
 def test_another_broken_pipe_is_an_error():
@@ -149,10 +199,8 @@ def test_help_of_a_training_starts_with_what_is_needed_most(monkeypatch):
     ('tool', 'words', 'new'),
     [
         ('train', ['CONFIG', '--img-scale', '640x480'], '--shape H W, height first'),
-        ('visualize', ['windows', '--size', '9', '9'], '--shape H W'),
         ('infer', ['a.png', 'CONFIG', '--batch-size=4'], '--batch N'),
         ('export', ['CONFIG', 'CKPT', '--out', 'DIR'], '--out-dir D'),
-        ('flops', ['CONFIG', '--traceback'], '--debug'),
         ('visualize', ['bias', 'CKPT', '--to', '12'], '--new-window W'),
     ],
 )
