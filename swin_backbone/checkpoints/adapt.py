@@ -198,26 +198,28 @@ def adapt_weights(
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Refuse weights of a model that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
-
-    Args:
-        checkpoint: its name, for the error.
-
-    Raises:
-        CheckpointError: with the names of the weights.
-    """
+    """Check the numbers of the weights of a model; see `check_numbers`. `checkpoint` is the name in an error."""
     own = dict(model.named_parameters())
     parameters = {key: value for key, value in weights.items() if key in own and own[key].is_floating_point()}
     buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
     with naming(checkpoint):
-        check_floating(parameters)
-        broken = [key for key, value in parameters.items() if not value.isfinite().all()]
-        broken += [key for key, value in buffers.items() if value.is_floating_point() and value.isnan().any()]
-        if broken:
-            raise CheckpointError(
-                f'{len(broken)} of its {len(parameters) + len(buffers)} weights are not finite (NaN or infinite): '
-                f'{first_of(broken)}; its training has diverged, or the file is damaged'
-            )
+        check_numbers(parameters, buffers)
+
+
+def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
+
+    Raises:
+        CheckpointError: with the names of the weights.
+    """
+    check_floating(parameters)
+    broken = [key for key, value in parameters.items() if not value.isfinite().all()]
+    broken += [key for key, value in buffers.items() if value.is_floating_point() and value.isnan().any()]
+    if broken:
+        raise CheckpointError(
+            f'{len(broken)} of its {len(parameters) + len(buffers)} weights are not finite (NaN or infinite): '
+            f'{first_of(broken)}; its training has diverged, or the file is damaged'
+        )
 
 
 def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:

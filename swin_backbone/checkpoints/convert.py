@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
+from .adapt import check_numbers
 from .errors import CheckpointError, first_of, naming
 from .formats import TORCHVISION, V1, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
@@ -17,7 +18,7 @@ from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
 from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
-from .sizes import missing_weights
+from .sizes import check_shapes, missing_weights
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
 MASK2FORMER_HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # names in the toolboxes
@@ -56,8 +57,8 @@ def convert_checkpoint(
     Raises:
         ValueError: for an unknown format.
         FileExistsError: if the target is the source, or is there already and `overwrite` does not allow to replace it.
-        CheckpointError: if the source cannot be read, or holds no Swin or a family that the format lacks; if the
-            target cannot be written.
+        CheckpointError: if the source cannot be read, holds no Swin or a damaged one (a shape that does not fit,
+            NaN), or a family that the format lacks; if the target cannot be written.
 
     Examples:
         >>> import tempfile, torch
@@ -83,7 +84,10 @@ def convert_checkpoint(
         around, used = _around(weights, tensors, MASK2FORMER_HEADS[to]) if to in MASK2FORMER_HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of the Swin, unused by the heads
-        missing = missing_weights({**weights.backbone, **weights.classifier}, weights.format.family)
+        own = {**weights.backbone, **weights.classifier}
+        check_shapes(own)
+        check_numbers(own, around)
+        missing = missing_weights(own, weights.format.family)
         config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
     if around:

@@ -241,6 +241,8 @@ def fuse(weights: dict[str, Tensor], parts: tuple[str, str, str], fused: str) ->
             result[key] = value
         elif match[2] == parts[0]:
             values = [weights[name] for name in (f'{match[1]}{part}.{match[3]}' for part in parts) if name in weights]
+            if any(value.dim() == 0 for value in values):
+                raise CheckpointError(f'{key}, or its key or value, has shape (): the file is damaged')
             result[f'{match[1]}{fused}{match[3]}'] = torch.cat(values)
     return result
 
@@ -314,6 +316,10 @@ def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
     reduction = weights.get(f'{owner}.downsample.reduction.weight')
     if not downsample or reduction is None:
         return False
+    if leaf == 'reduction.weight' and (reduction.dim() != 2 or reduction.shape[1] % 4):
+        raise CheckpointError(
+            f'{key} has shape {tuple(reduction.shape)}, and its columns are four neighbours: the file is damaged'
+        )
     # The norm of Swin V2 comes behind the reduction, and has its width.
     return leaf == 'reduction.weight' or weights[key].shape[-1:] == reduction.shape[-1:]
 

@@ -1,4 +1,7 @@
-"""Sizes of a Swin by the shapes of its weights, and missing weights. Names are this package's (see formats.py)."""
+"""Sizes of a Swin by the shapes of its weights, missing weights and damaged ones.
+
+Names are this package's (see formats.py).
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,6 +9,7 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
+from .errors import CheckpointError
 from .formats import ANCHORS, MLP, V2
 
 _BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
@@ -52,8 +56,10 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
         weights: a backbone, with or without a classifier's `norm` and `head`.
     """
     depths = swin_sizes(weights, family).depths
-    blocks = [f'stages.{stage}.blocks.{block}.' for stage, depth in enumerate(depths) for block in range(depth)]
     first = 1 if family == V2 else 0  # V2 merges before the blocks of a stage
+    if not first and f'stages.{len(depths) - 1}.downsample.reduction.weight' in weights:
+        depths = (*depths, 1)  # the last stage is missing
+    blocks = [f'stages.{stage}.blocks.{block}.' for stage, depth in enumerate(depths) for block in range(depth)]
     mergings = [f'stages.{first + stage}.downsample.' for stage in range(len(depths) - 1)]
     expected = ['patch_embed.projection.weight']
     for match in filter(None, map(_OUTSIDE_STAGES.fullmatch, weights)):
@@ -65,3 +71,22 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
         # `norm3` is in every n-th block of Swin V2
         expected += [owner + leaf for owner in owners for leaf in leaves if not leaf.startswith('norm3.')]
     return list(dict.fromkeys(name for name in expected if name not in weights))
+
+
+def check_shapes(weights: Mapping[str, Tensor]) -> None:
+    """Compare each weight with its bias, the sides of reductions, and the dimensions of a weight in all blocks.
+
+    Raises:
+        CheckpointError: with the name and shape of the first damaged weight.
+    """
+    dimensions: dict[str, int] = {}  # by the name within a block
+    for name, weight in weights.items():
+        shape, bias = tuple(weight.shape), weights.get(f'{name.removesuffix("weight")}bias')
+        is_damaged = bias is not None and bias.shape != shape[:1]
+        if name.endswith('reduction.weight'):
+            is_damaged = len(shape) != 2 or shape[1] != 2 * shape[0]
+        if _BLOCK.match(name):
+            is_damaged |= dimensions.setdefault(_BLOCK.sub('', name), len(shape)) != len(shape)
+        if is_damaged:
+            others = '' if bias is None else f' and its bias {tuple(bias.shape)}'
+            raise CheckpointError(f'{name} has shape {shape}{others}: the file is damaged')

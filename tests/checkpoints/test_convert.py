@@ -125,7 +125,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
     assert names_in(tmp_path) == {'no_swin.pth', 'source.pth', target.name}
 
 
-V2_SCALE = 'stages.1.blocks.0.attn.w_msa.logit_scale'
+QKV, HEAD, V2_SCALE = 'layers.1.blocks.1.attn.qkv.bias', 'head.weight', 'stages.1.blocks.0.attn.w_msa.logit_scale'
 STATES = {
     'V1': lambda: official(randomised(False).state_dict())['model'],
     'V2': lambda: SwinV2Backbone(arch='nano', extra_norm_every_n_blocks=2).state_dict(),
@@ -134,20 +134,30 @@ STATES = {
 KINDS = {'V1': FORMATS, 'V2': ('official', 'mmdet', 'timm'), 'MLP': ('official', 'mmdet')}
 
 
+def saved(path, family, name, change):
+    """Write a model with a change of the weights whose names begin with `name`. None removes the weights."""
+    state = STATES[family]()
+    for key in [key for key in state if key.startswith(name)]:
+        value = state.pop(key)
+        if change is not None:
+            state[key] = change(value).clone()
+    torch.save(state, path)
+    return path
+
+
 @pytest.mark.parametrize(
     ('family', 'name', 'missing'),
     [
-        ('V1', 'layers.1.blocks.1.attn.qkv.bias', 'stages.1.blocks.1.attn.w_msa.qkv.bias'),
+        ('V1', QKV, 'stages.1.blocks.1.attn.w_msa.qkv.bias'),
         ('V1', 'layers.2.downsample.norm.bias', 'stages.2.downsample.norm.bias'),
         ('V1', 'head.bias', 'head.bias'),
-        ('V1', 'layers.1.blocks.0.norm', r'stages.1.blocks.0.norm1.weight, .* and 1 more'),
+        ('V1', 'layers.3', r'stages\.3\.blocks\.0\.\S+, .* and \d+ more'),
         ('V2', V2_SCALE, V2_SCALE),
         ('MLP', 'stages.1.blocks.0.spatial_mlp.weight', 'stages.1.blocks.0.spatial_mlp.weight'),
     ],
 )
 def test_a_conversion_names_missing_weights(tmp_path, record_fault, family, name, missing):
-    source = tmp_path / 'source.pth'
-    torch.save({key: value for key, value in STATES[family]().items() if not key.startswith(name)}, source)
+    source = saved(tmp_path / 'source.pth', family, name, None)
     for to in KINDS[family]:
         report = convert_checkpoint(source, tmp_path / f'{to}.safetensors', to)
         assert re.fullmatch(missing, report.partition('; missing: ')[2])
@@ -155,3 +165,38 @@ def test_a_conversion_names_missing_weights(tmp_path, record_fault, family, name
     if family == 'V1':
         with pytest.raises(CheckpointError, match=r'config\.json needs complete weights; missing: '):
             convert_checkpoint(source, tmp_path / 'out', 'hf')
+
+
+def with_nan(value):
+    value = value.clone()
+    value.view(-1)[0] = float('nan')
+    return value
+
+
+def first(value):
+    return value.flatten()[0]
+
+
+@pytest.mark.parametrize(
+    ('family', 'name', 'change', 'message'),
+    [
+        ('V1', QKV, with_nan, r'1 of its \d+ weights are not finite .*qkv\.bias'),
+        ('V1', HEAD, with_nan, 'not finite .*head.weight'),
+        ('V1', QKV, first, r'qkv\.weight has shape .* and its bias \(\)'),
+        ('V1', 'layers.0.downsample.reduction', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
+        ('V1', 'layers.0.downsample.norm.weight', first, r'norm\.weight has shape \(\)'),
+        ('V1', HEAD, lambda value: value[:-1], r'head\.weight has shape'),
+        ('V2', V2_SCALE, first, r'logit_scale has shape \(\)'),
+        ('V2', 'stages.1.downsample.reduction', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
+        ('MLP', 'stages.1.blocks.0.spatial_mlp.weight', lambda value: value[:-1], r'spatial_mlp\.\w+ has'),
+    ],
+)
+def test_damaged_weights_are_an_error(tmp_path, record_fault, family, name, change, message):
+    source = saved(tmp_path / 'source.pth', family, name, change)
+    for to in KINDS[family]:
+        with pytest.raises(CheckpointError, match=message) as error:
+            convert_checkpoint(source, tmp_path / 'out.safetensors', to)
+        assert str(source) in str(error.value)
+        assert len(str(error.value).splitlines()) == 1
+        assert names_in(tmp_path) == {'source.pth'}
+        record_fault('damages')
