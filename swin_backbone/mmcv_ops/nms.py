@@ -4,7 +4,7 @@ Letters: N boxes, sorted by falling score.
 """
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,29 +168,27 @@ def nms_rotated(
 ) -> Tensor:
     """Return `nms` of (N, 5) rotated boxes; `dets_sorted` has the boxes by falling score, `order` the indices.
 
-    As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the sixth
+    As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the last
     column is the label, and a GPU compares only boxes of equal labels.
     """
-    return order[_keep_rotated(wide(dets_sorted), rotated.corners, iou_threshold, 5 if multi_label else None)]
+    return order[_keep_rotated(wide(dets_sorted), rotated.corners, iou_threshold, multi_label)]
 
 
 def nms_quadri(
     dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, iou_threshold: float, multi_label: int
 ) -> Tensor:
-    """Return `nms_rotated` of (N, 8) quadrilaterals x1, y1, ..., y4; the label is the ninth column."""
-    return order[_keep_rotated(wide(dets_sorted), _quadri_corners, iou_threshold, 8 if multi_label else None)]
+    """Return `nms_rotated` of (N, 8) quadrilaterals x1, y1, ..., y4; the label is the last column."""
+    return order[_keep_rotated(wide(dets_sorted), _quadri_corners, iou_threshold, multi_label)]
 
 
-def _keep_rotated(
-    boxes: Tensor, corners: Callable[[Tensor], Tensor], threshold: float, label_column: Optional[int]
-) -> Tensor:
+def _keep_rotated(boxes: Tensor, corners: Callable[[Tensor], Tensor], threshold: float, multi_label: int) -> Tensor:
     on_cpu = boxes.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
         overlap_NM = rotated.overlaps(corners(better)[:, None], corners(worse))
         near = overlap_NM >= threshold if on_cpu else overlap_NM > threshold
-        if label_column is not None and not on_cpu:
-            near &= better[:, None, label_column] == worse[None, :, label_column]
+        if multi_label and not on_cpu:
+            near &= better[:, None, -1] == worse[:, -1]
         return near
 
     return _greedy(boxes, overlaps)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .bags import Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
 from .roi import Axis, mean_bags
+from .rotated import corners
 
 
 def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, **settings: Any) -> None:
@@ -71,15 +72,9 @@ def rotated_feature_align_backward(
 
 def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) -> list[tuple[slice, Bags]]:
     num_images, _, height, width = shape
-    # mmcv reads the first number of a box as y and the second as x.
-    y_M, x_M, width_M, height_M = (wide(boxes).reshape(-1, 5)[:, :4] * scale).unbind(1)
-    y_MS, x_MS = y_M[:, None], x_M[:, None]
-    if points > 1:
-        cos_M, sin_M = wide(boxes).reshape(-1, 5)[:, 4].cos(), wide(boxes).reshape(-1, 5)[:, 4].sin()
-        along = torch.tensor([0, 1, -1, -1, 1], device=boxes.device) / 2
-        aside = torch.tensor([0, 1, 1, -1, -1], device=boxes.device) / 2
-        x_MS = x_MS + along * (cos_M * width_M)[:, None] - aside * (sin_M * height_M)[:, None]
-        y_MS = y_MS + along * (sin_M * width_M)[:, None] + aside * (cos_M * height_M)[:, None]
+    boxes_M5 = wide(boxes).reshape(-1, 5)[:, [1, 0, 2, 3, 4]]  # mmcv reads y first
+    boxes_M5 = boxes_M5 * boxes_M5.new_tensor([scale, scale, scale, scale, 1])
+    x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], corners(boxes_M5)], 1)[:, :points].unbind(2)
     itself_M = torch.arange(num_images * height * width, device=boxes.device)
     rows, weights = corner_rows(itself_M[:, None] // (height * width), y_MS, x_MS, shape)
     rows = torch.cat([itself_M[:, None], rows.flatten(1)], 1)

@@ -170,11 +170,13 @@ class SwinPyramid(BaseModule):
         Raises:
             ValueError: if the shape of the input or of `out` is wrong.
         """
-        check_images(x_BCHW, self.in_channels)
+        if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.in_channels:
+            raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
         stages = self.out_indices if out_indices is None else sorted(set(out_indices))
         if out is not None:
-            sizes = self.map_sizes(*x_BCHW.shape[2:])
-            check_out(out, [(len(x_BCHW), *sizes[stage]) for stage in stages])
+            sizes, shapes = self.map_sizes(*x_BCHW.shape[2:]), [tuple(tensor.shape) for tensor in out]
+            if shapes != [(len(x_BCHW), *sizes[stage]) for stage in stages]:
+                raise ValueError(f'out takes maps of {[sizes[stage] for stage in stages]} for each image, got {shapes}')
         with symbolic_views() if is_exporting() else nullcontext():
             x_BHWC = self.patch_embed(x_BCHW)
             if hide is not None:
@@ -293,15 +295,3 @@ class SwinPyramid(BaseModule):
             module.eval().requires_grad_(False)
         if self.absolute_pos_embed is not None:
             self.absolute_pos_embed.requires_grad_(False)
-
-
-def check_images(x_BCHW: Tensor, in_channels: int) -> None:
-    """Raise a ValueError for a batch whose shape is not (B, in_channels, H, W)."""
-    if x_BCHW.ndim != 4 or x_BCHW.shape[1] != in_channels:
-        raise ValueError(f'the input must be 4-D (B, {in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
-
-
-def check_out(out: Sequence[Tensor], shapes: list[tuple[int, ...]]) -> None:
-    """Raise a ValueError for outputs of other shapes than `shapes`."""
-    if [tuple(tensor.shape) for tensor in out] != shapes:
-        raise ValueError(f'out takes tensors of {shapes}, got {[tuple(tensor.shape) for tensor in out]}')

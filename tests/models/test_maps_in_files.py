@@ -107,5 +107,5 @@ def test_outputs_of_wrong_shapes_are_refused():
     model, x = SwinBackbone(**{**SIZES, 'out_indices': (0,)}).eval(), torch.rand(1, 3, 32, 48)
     shape = (1, *model.map_sizes(32, 48)[0])
     for out in ([], [torch.empty(shape).mT]):
-        with pytest.raises(ValueError, match=r'out takes tensors of \[\(1, 32, 8, 12\)\], got'):
+        with pytest.raises(ValueError, match=r'out takes maps of \[\(32, 8, 12\)\] for each image, got'):
             model(x, out=out)
