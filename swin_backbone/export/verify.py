@@ -23,7 +23,7 @@ MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
 SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.5}
 CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
 TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
-FEW_PIXELS = 200  # masks of fewer pixels count as of this many: rounding decides pixels at a probability of 0.5
+FEW_PIXELS = 400  # masks of fewer pixels count as of this many: rounding decides pixels at a probability of 0.5
 
 Run = Callable[..., Sequence[NDArray[Any]]]
 

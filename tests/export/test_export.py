@@ -257,7 +257,7 @@ def test_a_label_that_ties_in_pytorch_is_equal(runner_up, share):
     ('box', 'pixels', 'matched', 'mask_iou'),
     [
         ([0, 0, 20, 20], 4, 1, 0.99),  # 4 of 400 pixels
-        ([0, 0, 2, 2], 1, 1, 0.995),  # 1 of 4 pixels, counted as of 200
+        ([0, 0, 2, 2], 1, 1, 0.9975),  # 1 of 4 pixels, counted as of 400
         ([9, 3, 9, 7], 4, None, None),
         ([0, 0, 2, 2.1], 0, 0, 1),
     ],

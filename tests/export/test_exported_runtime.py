@@ -302,10 +302,15 @@ def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
     (tmp_path / 'libonnxruntime.so.1').symlink_to(library)
     library = tmp_path / 'libonnxruntime.so.1'
     model = runtime.load(work / 'out')
-    (picture,) = noise(model, 1)
-    written = compile_and_run(example('cpp'), headers(), library, work / 'out', [picture], tmp_path)
-    (wanted,) = model.run([picture[None], np.array(picture.shape[:2])], ['labels'])[0]
+    pictures = noise(model, 1)
+    written = compile_and_run(example('cpp'), headers(), library, work / 'out', pictures, tmp_path)
+    (wanted,) = labels_of(model, pictures)
     assert (np.frombuffer(written, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
+
+
+def labels_of(model, pictures):
+    size = np.array(pictures[0].shape[:2])
+    return np.stack([model.run([picture[None], size], ['labels'])[0][0] for picture in pictures])
 
 
 def deployed(folder, pictures, tmp_path, *arguments):
@@ -323,8 +328,7 @@ def test_the_cpp_example_in_threads_gives_labels_of_one(work, tmp_path):
     pictures = noise(model, 40)
     written = deployed(work / 'out', pictures, tmp_path, 8)
     assert written == deployed(work / 'out', pictures, tmp_path, 1)
-    size = np.array(pictures[0].shape[:2])
-    wanted = np.stack([model.run([picture[None], size], ['labels'])[0][0] for picture in pictures])
+    wanted = labels_of(model, pictures)
     assert len(np.unique(wanted)) > 1
     assert (np.frombuffer(written, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
 
@@ -343,8 +347,7 @@ def test_the_cpp_example_runs_nodes_of_the_library(work, tmp_path):
     model = runtime.load(out)
     pictures = noise(model, 8)
     written = deployed(out, pictures, tmp_path, 2, tmp_path / 'extension.so')
-    size = np.array(pictures[0].shape[:2])
-    expected = np.stack([model.run([picture[None], size], ['labels'])[0][0] for picture in pictures])
+    expected = labels_of(model, pictures)
     assert (np.frombuffer(written, np.uint8).reshape(expected.shape) == expected).all()
 
 

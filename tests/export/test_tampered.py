@@ -133,9 +133,7 @@ def test_one_bad_picture_among_good_ones(record_fault, tmp_path):
     """A bad picture for a model of fixed size is named and skipped. The exit status is 1."""
     import cv2
 
-    exported = export_to(tmp_path / 'out', shape=[1, 24, 40, 3])
-    info = json.loads((exported / 'deploy.json').read_text())
-    (exported / 'deploy.json').write_text(json.dumps(dict(info, preprocessing=dict(resize=None))))
+    exported = export_to(tmp_path / 'out', shape=[1, 24, 40, 3], resize=None)
     bad = {}
     for name, data in {
         'size.png': cv2.imencode('.png', picture(30, 30))[1].tobytes(),

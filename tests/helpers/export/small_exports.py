@@ -150,6 +150,7 @@ SHORT = dict(stacked_convs=1, num_convs=1, num_shared_convs=1, num_ins=LEVELS, n
 SHORT.update(num_feature_levels=LEVELS)
 PER_LEVEL = {'strides', 'featmap_strides', 'regress_ranges'}
 STAGES = 2  # in Sparse R-CNN
+SIDES = ('tood_reg.weight', 'retina_reg.weight', 'fc_reg.weight', 'reg_offset_module.2.weight')
 
 
 def _dicts_of(settings):
@@ -194,11 +195,10 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = randomise(MODELS.build(copy.deepcopy(cfg.model)))  # a DETR changes its settings
-    is_sparse = cfg.model.get('rpn_head', {}).get('type') == 'EmbeddingRPNHead'
     for name, parameter in model.named_parameters():
         if name.endswith(('retina_cls.bias', 'atss_cls.bias')):
             torch.nn.init.constant_(parameter, -2)
-        if name.endswith(('tood_reg.weight', 'reg_offset_module.2.weight')) or '.rtm_reg.' in name:
+        if '.rtm_reg.' in name or name.endswith(SIDES):
             parameter.data *= 0.1  # large sides and offsets magnify rounding
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
             parameter.data *= 6  # spreads classes over the picture
@@ -210,8 +210,6 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
             torch.nn.init.zeros_(parameter)  # Grounding DINO's bias makes all scores small
         if name.endswith('init_proposal_bboxes.weight'):
             parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
-        if name.endswith('.fc_reg.weight') and is_sparse:
-            parameter.data *= 0.1
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
     heads = ('decode_head', 'query_head', 'roi_head', 'bbox_head', 'panoptic_head')
