@@ -23,7 +23,7 @@ MARGIN = 0.01  # of a side: a box may reach so far out of its picture, by roundi
 SAMPLE = 50  # text files whose first line is read
 
 
-class PlainLoader(yaml.SafeLoader):
+class LoaderWithoutAliases(yaml.SafeLoader):
     """PyYAML's safe loader in Python, without aliases. The loader in C crashes on deeply nested files.
 
     A short file with nested aliases describes a structure of exponential size.
@@ -77,7 +77,7 @@ def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
-            values = yaml.load(read_text(path), Loader=PlainLoader)
+            values = yaml.load(read_text(path), Loader=LoaderWithoutAliases)
         except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
             if one_file is None and path.stem != 'data':  # a YAML file about another subject
                 continue
