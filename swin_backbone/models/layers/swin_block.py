@@ -240,8 +240,9 @@ class SwinBlock(Layer):
         places, attention = window_size[0] * window_size[1], self.attn.w_msa
         if torch.is_grad_enabled() or attention.num_heads * places**2 > CACHED_BIAS:
             return self.derived_weights(window_size)
+        windows = window_size, attention.window_size, getattr(attention, 'pretrained_window', None)
         derive = partial(self.derived_weights, window_size)
-        return made_from(attention.own_parameters(), (window_size,), derive, self.cache, 'derived')
+        return made_from(attention.own_parameters(), windows, derive, self.cache, 'derived')
 
     def derived_weights(self, window_size: Size) -> dict[str, Any]:
         """Compute tensors from parameters, for windows of `window_size`."""
