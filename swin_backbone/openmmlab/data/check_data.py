@@ -29,8 +29,8 @@ from .guard import build_error, label_rule, unreadable
 from .media import picture_size
 
 PHASES = ('train', 'val')
-CLASSES_SHOWN = 30
-IGNORED = '(ignored)'  # among the classes of a report
+MOST_CLASSES = 30  # of a table
+IGNORED_PIXELS = '(ignored)'  # among the classes of a report
 RARE = 10  # times as many objects as a class that may be mistyped
 SIMILAR = 0.7  # of two names, by difflib
 
@@ -88,7 +88,7 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
                 if not (path and form and check_annotations(path, form, uses_masks(cfg)).errors):  # else mmdet stops
                     are_counted = _check_pictures(report, dataset, cfg, max_files, seconds, skip_unreadable)
                     if phase == 'train' and are_counted:
-                        _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
+                        _warn_of_classes(report, report.classes)
             except DataError as error:
                 report.errors.add('data that cannot be read', error.sentence)
     return reports
@@ -118,10 +118,10 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
     counted = 'objects' if any('objects' in report.rows for report in reports) else 'pixels of labels'
     classes = Table('class', *(report.name for report in reports), title=counted)
     names = list(dict.fromkeys(name for report in reports for name in report.classes))
-    for name in names[:CLASSES_SHOWN]:
+    for name in names[:MOST_CLASSES]:
         classes.add_row(escape(str(name)), *(f'{report.classes[name]:,}' for report in reports))
-    if len(names) > CLASSES_SHOWN:
-        classes.add_row(f'and {len(names) - CLASSES_SHOWN} more')
+    if len(names) > MOST_CLASSES:
+        classes.add_row(f'and {len(names) - MOST_CLASSES} more')
     if names:
         console.print(classes)
     for report in reports:
@@ -184,7 +184,7 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
     counts = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
     if not sum(counts.values()):
         report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
-    counts[IGNORED] = int(pixels[rule.ignore_index])
+    counts[IGNORED_PIXELS] = int(pixels[rule.ignore_index])
     report.classes.update(counts)
 
 
@@ -210,6 +210,7 @@ def _check_annotations(
 
 def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
     """Warn of classes without objects or pixels in training, and of rare ones with nearly the name of another."""
+    counts = Counter({name: count for name, count in counts.items() if name != IGNORED_PIXELS})
     for name, count in counts.items():
         letters = re.sub(r'\d', '', name)
         frequent = [

@@ -19,8 +19,8 @@ from .folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_dist
 from .pairs import is_label
 from .splits import Lists, index_tails, match_lines, read_split_lists
 
-MARGIN = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
-SAMPLE = 50  # text files whose first line is read
+ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
+MOST_TEXTS = 50  # text files whose first line is read
 
 
 class LoaderWithoutAliases(yaml.SafeLoader):
@@ -44,7 +44,7 @@ def find_yolo(folder: DataFolder) -> Optional[OwnData]:
         picture: file for picture, file in _pair_files(folder).items() if file is not None or not is_label(picture)
     }
     texts = [file for file in files.values() if file is not None]
-    samples = [read_text(file).strip().splitlines() for file in texts[:SAMPLE]]
+    samples = [read_text(file).strip().splitlines() for file in texts[:MOST_TEXTS]]
     if not any(is_yolo(lines) or not lines for lines in samples):  # an empty file: a picture without objects
         return None
     folders = {file.parent for file in texts}
@@ -198,7 +198,7 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
         if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
             most = f'to {len(names) - 1}' if names else 'on'
             raise DataError(f'{file}, line {number}: the class is a whole number from 0 {most}, got {words[0]!r}')
-        if not all(-MARGIN <= value <= 1 + MARGIN for value in values[1:]):
+        if not all(-ROUNDING <= value <= 1 + ROUNDING for value in values[1:]):
             raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
         corners: NDArray[Any] = np.reshape(values[1:], (-1, 2))
         if not is_outline:
