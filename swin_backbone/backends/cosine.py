@@ -30,10 +30,9 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     qk_T2hd = qkv_T3hd[..., :2, :, :]
     lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     is_short_T2h = lengths_T2h <= EPS
-    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # a graph serves grad mode and no_grad
-    if (
-        torch.is_grad_enabled() or is_traced
-    ):  # the second derivative of a zero's length is NaN, even if no result depends on the length
+    # The second derivative of a zero's length is NaN, even if no result depends on the length. A traced graph serves
+    # grad mode and no_grad.
+    if torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         qk_T2hd = qk_T2hd.masked_fill(is_short_T2h[..., None], 1.0)
         lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)

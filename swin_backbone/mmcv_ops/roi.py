@@ -70,7 +70,7 @@ def _pooling(
     return Pooling((aligned_height, aligned_width), spatial_scale, sampling_ratio, aligned)
 
 
-class Axis:
+class SampledAxis:
     """The samples of all regions along an axis: sample g of bin i of region r lies at
     `start[r] + i * step[r] + (g + 0.5) * step[r] / samples[r]`."""
 
@@ -90,8 +90,8 @@ class Axis:
 
 def mean_bags(
     image_R: Tensor,
-    down: Axis,
-    across: Axis,
+    down: SampledAxis,
+    across: SampledAxis,
     shape: torch.Size,
     turn: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Iterator[tuple[slice, Bags]]:
@@ -132,6 +132,6 @@ def _upright_bags(rois: Tensor, pooling: Pooling, shape: torch.Size) -> Iterator
     height_R, width_R = y2_R - y1_R, x2_R - x1_R
     if not pooling.aligned:
         height_R, width_R = height_R.clamp(min=1), width_R.clamp(min=1)
-    down = Axis(y1_R, height_R, pooling.bins[0], pooling.sampling_ratio)
-    across = Axis(x1_R, width_R, pooling.bins[1], pooling.sampling_ratio)
+    down = SampledAxis(y1_R, height_R, pooling.bins[0], pooling.sampling_ratio)
+    across = SampledAxis(x1_R, width_R, pooling.bins[1], pooling.sampling_ratio)
     return mean_bags(rois[:, 0].long(), down, across, shape, lambda region_S, down_S, across_S: (down_S, across_S))

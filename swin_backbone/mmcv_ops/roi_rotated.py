@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .bags import Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
-from .roi import Axis, mean_bags
+from .roi import SampledAxis, mean_bags
 from .rotated import corners
 
 
@@ -44,8 +44,8 @@ def _rotated_bags(
         x_R, y_R = x_R - 0.5, y_R - 0.5
     else:
         width_R, height_R = width_R.clamp(min=1), height_R.clamp(min=1)
-    down = Axis(-height_R / 2, height_R, pooled_height, sampling_ratio)
-    across = Axis(-width_R / 2, width_R, pooled_width, sampling_ratio)
+    down = SampledAxis(-height_R / 2, height_R, pooled_height, sampling_ratio)
+    across = SampledAxis(-width_R / 2, width_R, pooled_width, sampling_ratio)
     cos_R, sin_R = angle_R.cos(), angle_R.sin()
 
     def turn(region_S: Tensor, down_S: Tensor, across_S: Tensor) -> tuple[Tensor, Tensor]:

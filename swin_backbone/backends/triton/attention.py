@@ -49,7 +49,7 @@ def attend_in_windows(
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
     options = tiles.forward()
-    with on_device(qkv_T3C.device):
+    with current_device(qkv_T3C.device):
         attend[tiles.grid(options)](
             *(qkv_T3C, padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous(), out_TC, lse_LhN),
             *(qkv_T3C.stride(0), *tiles.sizes, scale),
@@ -102,7 +102,7 @@ def attend_in_windows_backward(
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
     padding, bias = padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous()
     tensors = grad_TC, qkv_T3C, padding, bias, out_TC, lse_LhN, grad_qkv_T3C
-    with on_device(qkv_T3C.device):
+    with current_device(qkv_T3C.device):
         attend_backward[grid](
             *(*tensors, grad_bias_PhNN, grad_padding_P2C, *sizes),
             **constants,
@@ -142,7 +142,7 @@ def _backward(ctx: Any, grad_TC: Tensor, _grad_lse: Tensor) -> Tuple[Optional[Te
 attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def on_device(device: torch.device) -> AbstractContextManager[object]:
+def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Make `device` the current device: Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
 

@@ -10,10 +10,10 @@ heads, N places of a window, C channels.
 import triton
 import triton.language as tl
 
-from .common import SIZES, dot, load_bias, load_keys_values, logits_of, reaches_over, tokens_of
+from .common import SIZE_NAMES, dot, load_bias, load_keys_values, logits_of, reaches_over, tokens_of
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZE_NAMES)
 def attend_backward(
     grad_ptr, qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr, grad_bias_ptr, grad_padding_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
@@ -94,7 +94,7 @@ def attend_backward(
         tl.store(grad_padding_ptr + at_padding + channels, grad_padding_v, mask=dim < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZE_NAMES)
 def attend_backward_queries(
     grad_ptr, qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,

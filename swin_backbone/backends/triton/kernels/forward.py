@@ -7,10 +7,10 @@ a window.
 import triton
 import triton.language as tl
 
-from .common import SIZES, dot, load_bias, load_keys_values, logits_of, tokens_of
+from .common import SIZE_NAMES, dot, load_bias, load_keys_values, logits_of, tokens_of
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZE_NAMES)
 def attend(
     qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
