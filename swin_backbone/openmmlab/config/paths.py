@@ -10,40 +10,48 @@ from mmengine.config import Config
 
 from ..errors import DataError
 
+LARGEST_FILE = 2**34  # bytes of a picture or annotation file
+MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
 
-def require_file(path: Union[str, Path]) -> None:
-    """Check that a path is a regular file. A read of a device or FIFO may never end.
+
+def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
+    """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
+
+    Args:
+        most: bytes.
 
     Raises:
         OSError: if not, with the path.
     """
     try:
-        mode = os.stat(path).st_mode
+        state = os.stat(path)
     except ValueError as error:  # NUL in the name, or half of a surrogate pair
         raise OSError(f'{str(path)!r} can be no name of a file: {error}') from error
-    if not stat.S_ISREG(mode):
-        kind = 'a folder' if stat.S_ISDIR(mode) else 'a device, FIFO or socket'
+    if not stat.S_ISREG(state.st_mode):
+        kind = 'a folder' if stat.S_ISDIR(state.st_mode) else 'a device, FIFO or socket'
         raise OSError(f'{path} is {kind}, and no file')
+    if state.st_size > most:
+        raise OSError(f'{path} has {state.st_size:,} bytes; at most {most:,} are read')
 
 
-def read_file(path: Union[str, Path]) -> bytes:
+def read_file(path: Union[str, Path], most: int = MOST_TEXT) -> bytes:
     """Return the bytes of a regular file.
 
     Raises:
         DataError: if there is no such file, with the path.
     """
     try:
-        require_file(path)
+        require_file(path, most)
         return Path(path).read_bytes()
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
 
 
-def read_text(path: Union[str, Path]) -> str:
+def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
     """Return the text of a regular file in UTF-8, without a byte order mark. Raises: see `read_file`."""
     try:
-        return read_file(path).decode('utf-8-sig')
+        return read_file(path, most).decode('utf-8-sig')
     except UnicodeDecodeError as error:
         raise DataError(f'{path} cannot be read: {error}') from error
 

@@ -23,7 +23,7 @@ from mmengine.registry import DATASETS, Registry
 
 from ...checkpoints.errors import first_of
 from ...checks import check_int, check_number, check_sequence, check_type
-from ..config.paths import annotation_file, read_file
+from ..config.paths import LARGEST_FILE, annotation_file, read_file
 from ..errors import DataError, Faults
 
 CLASSES_SHOWN = 10  # in an error
@@ -237,7 +237,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
 def _read(path: str, form: str) -> dict[str, list[Any]]:
     """Return the lists of a file. COCO's files of test pictures have no annotations: an empty list is returned."""
     try:
-        data = json.loads(read_file(path).decode())  # of bytes, it reads UTF-16 too
+        data = json.loads(read_file(path, LARGEST_FILE).decode())  # of bytes, it reads UTF-16 too
     except DataError:
         raise
     except RecursionError as error:

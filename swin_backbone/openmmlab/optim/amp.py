@@ -28,8 +28,6 @@ SAMPLING = 'deform_sampling'
 
 Method = Callable[..., Any]
 
-_one_thread = threading.RLock()  # a context replaces methods of the model
-
 
 @OPTIM_WRAPPERS.register_module()
 class CpuAmpOptimWrapper(OptimWrapper):
@@ -64,17 +62,38 @@ def mixed_precision(model: nn.Module) -> Iterator[None]:
 
     Convolutions and linear layers compute in bfloat16. A head's forward returns float32, and everything behind the
     forward computes in float32: softmax and sigmoid, losses, assignment, boxes, NMS and masks. The table is in
-    docs/explanation/mixed_precision.md. Threads take turns.
+    docs/explanation/mixed_precision.md. Several threads may use contexts of one model at a time.
 
     Args:
         model: a model of mmdet, mmseg or mmpretrain. On a GPU the context is torch's autocast alone, in float16.
     """
     device = next((x.device.type for x in model.parameters()), 'cpu')
     dtype = torch.bfloat16 if device == 'cpu' else torch.float16
+    methods = _methods_in_float32(model) if device == 'cpu' else nullcontext()
     # Autocast's cache would keep copies of the weights until the context ends, as of the first step of a training.
-    autocast = torch.autocast(device, dtype, cache_enabled=False)
-    with _one_thread, autocast, _replace_methods(model) if device == 'cpu' else nullcontext():
+    with methods, torch.autocast(device, dtype, cache_enabled=False):
         yield
+
+
+_open: dict[nn.Module, tuple[int, ExitStack]] = {}  # by model: number of contexts in all threads, and the restoration
+_lock = threading.Lock()
+
+
+@contextmanager
+def _methods_in_float32(model: nn.Module) -> Iterator[None]:
+    """Replace methods of a model's modules by methods in float32. The last context of the model restores them."""
+    with _lock:
+        contexts, restoration = _open.get(model) or (0, _replace_methods(model))
+        _open[model] = contexts + 1, restoration
+    try:
+        yield
+    finally:
+        with _lock:
+            contexts, restoration = _open.pop(model)
+            if contexts > 1:
+                _open[model] = contexts - 1, restoration
+            else:
+                restoration.close()
 
 
 def _replace_methods(model: nn.Module) -> ExitStack:

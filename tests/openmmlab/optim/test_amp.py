@@ -2,6 +2,7 @@
 
 import copy
 import re
+import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -216,20 +217,31 @@ def test_weights_that_change_while_it_lasts_are_used(grad):
 
 
 def test_one_model_in_several_threads():
+    """The first context that ends changes nothing for the remaining contexts."""
+
     class Head(nn.Linear):
         def loss_by_feat(self, x):
             return x
 
     head, x = Head(64, 64), torch.randn(3, 64)
     given = head.forward = lambda x: nn.functional.linear(x, head.weight)
+    all_are_inside, one_is_out = threading.Barrier(3), threading.Event()
 
-    def call(_):
+    def call(is_first):
         with mixed_precision(head):
+            all_are_inside.wait(60)
+            if is_first:
+                return None
+            one_is_out.wait(60)
             y = head(x)
             return y, head.loss_by_feat(y.bfloat16())
 
-    with ThreadPoolExecutor(4) as pool:
-        for y, behind in pool.map(call, range(32)):
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = [pool.submit(call, number == 0) for number in range(3)]
+        first.result(60)
+        one_is_out.set()
+        for other in others:
+            y, behind = other.result(60)
             assert y.dtype == behind.dtype == torch.float32
             assert torch.equal(y, y.bfloat16().float())  # computed in bfloat16
     assert head.forward is given

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
-from ...config.paths import read_file
+from ...config.paths import LARGEST_FILE, read_file
 from ...errors import DataError
 from ..annotations import check_annotations, require_annotations
 from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
@@ -37,7 +37,7 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
     contents, images, written = [], [], len(paths) == 1
     for path in paths:
         require_annotations(path, 'COCO', False, beyond=())
-        data: dict[str, Any] = {'annotations': [], **json.loads(read_file(path))}
+        data: dict[str, Any] = {'annotations': [], **json.loads(read_file(path, LARGEST_FILE))}
         is_changed = _repair(data)
         place = _picture_folder(folder, path, data)
         if place is None:

@@ -20,6 +20,7 @@ from .pairs import is_label
 from .splits import Lists, index_tails, match_lines, read_split_lists
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
+MOST_YAML = 2**20  # bytes
 MOST_TEXTS = 50  # text files whose first line is read
 
 
@@ -77,7 +78,7 @@ def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
-            values = yaml.load(read_text(path), Loader=LoaderWithoutAliases)
+            values = yaml.load(read_text(path, MOST_YAML), Loader=LoaderWithoutAliases)
         except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
             if one_file is None and path.stem != 'data':  # a YAML file about another subject
                 continue

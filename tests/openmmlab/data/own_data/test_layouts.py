@@ -206,6 +206,7 @@ ALIASES = 'a0: &a0 [x, x]\n' + ''.join(f'a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n' f
     (BOXES, 'yolo', twice, r'train_0\.jpg and .*train_0\.png share the labels .*train_0'),
     (BOXES, 'yolo', replaced('data.yaml', '', f'{ALIASES}train: *a59\nnames: [nut]\n'), r'data\.yaml cannot be read'),
     (BOXES, 'yolo', replaced_by('data.yaml', os.mkfifo), r'data\.yaml is a device, FIFO or socket'),
+    (BOXES, 'yolo', replaced_by('data.yaml', lambda path: path.write_bytes(bytes(2**21))), 'at most 1,048,576'),
     (BOXES, 'yolo', replaced_by('images/train/train_0.jpg', os.mkfifo), r'train_0\.jpg is a device, FIFO or socket'),
     (LABELS, 'labels', partial(twice, folder='img_dir'), r'train_0\.jpg and .*train_0\.png share the labels .*train_0'),
     (LABELS, 'labels', listed(('ImageSets/Segmentation', dict(train=['train_0', 'train_1'], val=['train_1']))),
