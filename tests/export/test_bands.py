@@ -13,9 +13,9 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('tifffile', reason='tifffile is not installed')
 
 import tifffile
-from helpers.export.small_exports import WIDTHS, Strided, randomise
+from helpers.export.small_exports import WIDTHS, Strided, randomise, require
 
-from swin_backbone.export import export, formats, predictor, runtime
+from swin_backbone.export import export, predictor, runtime
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.runtime import build_runner
 
@@ -79,8 +79,7 @@ def train(cfg, root):
 
 @pytest.mark.parametrize('name', ['bands_seg.py', 'bands_det.py'])
 def test_a_recipe(name, tmp_path):
-    for package in formats.NEEDED['onnx']:
-        pytest.importorskip(package, reason=f'{package} is not installed')
+    require('onnx')
     write_folder(tmp_path)
     cfg = config_of_page(name, tmp_path)
     test_settings = {key: cfg[key] for key in ('test_dataloader', 'test_evaluator', 'test_cfg')}

@@ -2,26 +2,22 @@
 
 import numpy as np
 import pytest
-from helpers.export.small_exports import save_checkpoint, small_config, small_swin
+from helpers.export.small_exports import require, save_checkpoint, small_config, small_swin
 
 from swin_backbone import SwinBackbone
 from swin_backbone.export import export, formats, graph, verify
 
 pytestmark = pytest.mark.slow
 CELLS = [(format, precision) for format, precisions in formats.PRECISIONS.items() for precision in precisions]
+MORE = {cell: ['nncf'] * (cell == ('openvino', 'int8')) for cell in CELLS}  # packages
 WHOLE_CELLS = [(format, precision) for format, precision in CELLS if format in ('onnx', 'openvino')]
 ROUNDED = 0.6  # share of matched objects: random weights give similar proposals, and rounding decides
-
-
-def require(format, precision):
-    for name in (*formats.NEEDED[format], *(['nncf'] if (format, precision) == ('openvino', 'int8') else [])):
-        pytest.importorskip(name, reason=f'{name} is not installed')
 
 
 @pytest.mark.parametrize('shape', [None, (60, 90)])
 @pytest.mark.parametrize(('format', 'precision'), CELLS)
 def test_a_backbone(format, precision, shape, tmp_path):
-    require(format, precision)
+    require(format, *MORE[(format, precision)])
     one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', shape)
     images = np.random.default_rng(0).standard_normal((4, 1, 3, 60, 90), np.float32)
     calibration = [[image] for image in images] if precision == 'int8' else ()
@@ -33,8 +29,7 @@ def test_a_backbone(format, precision, shape, tmp_path):
 
 @pytest.mark.parametrize(('format', 'precision'), WHOLE_CELLS)
 def test_a_whole_segmentor(format, precision, tmp_path):
-    require(format, precision)
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    require(format, 'mmseg', *MORE[(format, precision)])
     cfg = small_config('mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py')
     checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
     pictures = list(np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), np.uint8))
@@ -47,7 +42,7 @@ def test_a_whole_model_in_fp16(family, tmp_path, monkeypatch):
     """Coordinates are in float32. Differences come only from rounded maps."""
     from test_families import FAMILIES
 
-    require('onnx', 'fp16')
+    require('onnx')
     if 'R-CNN' in family:
         monkeypatch.setitem(verify.LEAST['matched'], 'fp16', ROUNDED)
     cfg = small_config(FAMILIES[family].config)

@@ -11,10 +11,10 @@ from torch import nn
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
 from helpers.adapters.frameworks import original
-from helpers.export.small_exports import compare_captured, save_checkpoint, small_config
+from helpers.export.small_exports import compare_captured, judge, require, save_checkpoint, small_config
 from mmengine.registry import MODELS, DefaultScope
 
-from swin_backbone.export import export, formats, runtime
+from swin_backbone.export import export, runtime
 from swin_backbone.export.graph import ExportError
 
 CO_DINO = 'projects/CO-DETR/configs/codino/co_dino_5scale_swin_l_16xb1_1x_coco.py'
@@ -78,14 +78,6 @@ class Words(nn.Module):
         )
 
 
-def judge(verification):
-    for figures in verification:
-        assert figures['objects'] > 5
-        assert figures['matched'] == 1
-        assert figures['least_iou'] > 0.999
-        assert figures['score_error'] < 1e-4
-
-
 def check_free_sizes(cfg, folder, texts=()):
     """Test the graph without a file, like test_families.py."""
     results = list(compare_captured(cfg, save_checkpoint(cfg, folder / 'x.pth'), texts))
@@ -94,8 +86,7 @@ def check_free_sizes(cfg, folder, texts=()):
 
 
 def export_checked(cfg, folder, **settings):
-    for name in formats.NEEDED['onnx']:
-        pytest.importorskip(name, reason=f'{name} is not installed')
+    require('onnx')
     checkpoint = str(save_checkpoint(cfg, folder / 'x.pth'))
     manifest = export.export(cfg, checkpoint, folder / 'out', 'onnx', shape=(96, 130), **settings)
     judge(manifest['verification'])

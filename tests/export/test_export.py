@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.export.small_exports import small_swin
+from helpers.export.small_exports import require, small_swin
 from mmengine.config import Config
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
@@ -17,11 +17,6 @@ from swin_backbone.export.graph import ExportError
 @pytest.fixture(autouse=True)
 def _small_sizes(monkeypatch):
     monkeypatch.setattr(verify, 'SIZES', ((5, 6), (33, 47), (97, 130)))
-
-
-def needs(format):
-    for name in formats.NEEDED[format]:
-        pytest.importorskip(name, reason=f'{name} is not installed')
 
 
 TWO_WINDOWS = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), window_size=((3, 5), (4, 4)))
@@ -40,7 +35,7 @@ RECTANGULAR = dict(window_size=(5, 4), **EVERYTHING)
     ],
 )
 def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, format, shape, tmp_path):
-    needs(format)
+    require(format)
     one = graph.maps_graph(small_swin(cls, **arguments), 'backbone', shape)
     manifest = export.write(one, tmp_path / 'out', format, 'fp32')
     assert manifest == json.loads((tmp_path / 'out' / 'deploy.json').read_text())
@@ -51,7 +46,7 @@ def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, form
 
 def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
     """Capture once. OpenVINO reads the ONNX file."""
-    needs('onnx')
+    require('onnx')
     onnx = pytest.importorskip('onnx')
     one = graph.maps_graph(small_swin(SwinBackbone, **TWO_WINDOWS, **EVERYTHING), 'backbone', None)
     manifest = export.write(one, tmp_path / 'out', 'onnx', 'fp32')
@@ -61,7 +56,7 @@ def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
     assert (model.ir_version, model.opset_import[0].version) == (9, 20)  # for ONNX Runtime 1.17
     lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
     assert lengths == ['batch', 3, 'height', 'width']
-    needs('openvino')
+    require('openvino')
     (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
     of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
     for figures in (*manifest['verification'], *of_openvino):

@@ -22,10 +22,10 @@ pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 from helpers import ROOT
-from helpers.export.small_exports import save_checkpoint, small_config
+from helpers.export.small_exports import require, save_checkpoint, small_config
 from helpers.export.tiny_export import export_to
 
-from swin_backbone.export import export, formats, runtime
+from swin_backbone.export import export, runtime
 from swin_backbone.export.predictor import evaluate
 from swin_backbone.openmmlab.inference.predict import Predictor
 from swin_backbone.outputs import RECORD
@@ -217,8 +217,7 @@ def test_int8_needs_pictures(work):
 @pytest.mark.slow
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
 def test_int8_of_the_training_set(work, format):
-    for name in (*formats.NEEDED[format], *(['nncf'] if format == 'openvino' else [])):
-        pytest.importorskip(name, reason=f'{name} is not installed')
+    require(format, *(['nncf'] if format == 'openvino' else []))
     cfg, out = Config.fromfile(work / 'config.py'), work / f'int8-{format}'
     manifest = export.export(cfg, str(work / 'model.pth'), out, format, precision='int8')
     assert all(figure['equal_labels'] > 0.8 for figure in manifest['verification'])

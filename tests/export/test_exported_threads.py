@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip('onnx', reason='onnx is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
-from helpers.export.small_exports import small_swin
+from helpers.export.small_exports import require, small_swin
 from helpers.export.tiny_export import export_to
 
 from swin_backbone import SwinBackbone
-from swin_backbone.export import export, formats, graph, runtime
+from swin_backbone.export import export, graph, runtime
 from swin_backbone.export.predictor import ExportedPredictor
 
 THREADS = 8
@@ -48,8 +48,7 @@ def test_pictures_in_threads(format, shape, tmp_path):
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino', 'torch'])
 def test_maps_in_threads(format, tmp_path):
-    for name in formats.NEEDED[format]:
-        pytest.importorskip(name, reason=f'{name} is not installed')
+    require(format)
     one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', (40, 52))
     manifest = export.write(one, tmp_path / 'out', format, 'fp32')
     run = export.open_maps(tmp_path / 'out', manifest)

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
@@ -18,6 +19,25 @@ from swin_backbone.openmmlab.swap.replace import swap_backbone
 
 SWIN = dict(embed_dims=32, depths=(1, 2, 1, 1), num_heads=(2, 4, 8, 16), arch=None, init_cfg=None)
 WIDTHS = [32, 64, 128, 256]
+
+
+def require(format, *more):
+    """Skip a test without the packages of a format, or without further packages."""
+    for name in (*formats.NEEDED[format], *more):
+        pytest.importorskip(name, reason=f'{name} is not installed')
+
+
+def judge(verification, least_iou=0.999):
+    """Check the figures of a verification."""
+    for figures in verification:
+        if 'equal_labels' in figures:
+            assert figures['equal_labels'] > 0.999
+            continue
+        assert figures['objects'] > 5
+        assert figures['matched'] == 1
+        assert figures['least_iou'] > least_iou
+        assert figures['score_error'] < 1e-4
+        assert figures.get('least_mask_iou', 1) > 0.99
 
 
 def small_swin(cls, **arguments):
