@@ -140,11 +140,9 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
     if isinstance(dataset, BaseDataset):
         yield dataset
         return
-    for inner in getattr(dataset, 'datasets', None) or [
-        getattr(dataset, name, None) for name in ('dataset', '_dataset')
-    ]:
-        if inner is not None:
-            yield from base_datasets(inner)
+    single = [getattr(dataset, name) for name in ('dataset', '_dataset') if hasattr(dataset, name)]
+    for inner in getattr(dataset, 'datasets', single):
+        yield from base_datasets(inner)
 
 
 class GuardedPipeline:
@@ -225,8 +223,6 @@ class GuardedPipeline:
 class CountSkippedHook(Hook):
     """Log the number of pictures that training skipped, of all processes."""
 
-    before = 0
-
     def after_train_epoch(self, runner: Runner) -> None:
         skipped = 0
         for base in base_datasets(runner.train_dataloader.dataset):
@@ -234,9 +230,8 @@ class CountSkippedHook(Hook):
                 flags = base.pipeline.skipped.clone()
                 all_reduce(flags, 'max')
                 skipped += int(flags.sum())
-        if skipped > self.before:
+        if skipped:
             runner.logger.warning(f'{skipped} pictures were skipped')
-        self.before = skipped
 
 
 def label_rule(cfg: Config) -> Optional[LabelRule]:

@@ -13,9 +13,7 @@ PIXELS = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
 # EXIF tags (type, count, four bytes): the short of cameras, and types from various programs
 STORED = {
     'short': (3, 1, b'\6\0\0\0'),
-    'long': (4, 1, b'\6\0\0\0'),
     'text': (2, 2, b'6\0\0\0'),
-    'byte': (1, 1, b'\6\0\0\0'),
     'undefined': (7, 1, b'\6\0\0\0'),
     'float': (11, 1, struct.pack('<f', 6)),
 }
