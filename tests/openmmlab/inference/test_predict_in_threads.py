@@ -28,7 +28,7 @@ def predictors(tmp_path_factory):
 
 
 def test_predictions_of_two_toolboxes(predictors):
-    jobs = [(predictors[turn % 2], noise((64 + 4 * turn, 96), turn)) for turn in range(24)]
+    jobs = [(predictors[turn % 2], noise((64 + 4 * turn, 96), turn)) for turn in range(12)]
 
     def predict(job):
         predictor, pixels = job
