@@ -160,18 +160,12 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
     # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
         cfg.model.data_preprocessor.seg_pad_val = ignored
-    for head in _heads(cfg):
-        head.ignore_index = ignored
-    _replace_metrics(cfg, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=ignored)
-    set_num_classes(cfg.model, len(classes))
-
-
-def _heads(cfg: Config) -> Iterator[ConfigDict]:
-    """Yield the heads with a loss. Those of K-Net take the value of the head inside."""
     for name in ('decode_head', 'auxiliary_head'):
         heads = cfg.model.get(name) or []
         for head in heads if isinstance(heads, (list, tuple)) else [heads]:
-            yield head.get('kernel_generate_head', head)
+            head.get('kernel_generate_head', head).ignore_index = ignored  # K-Net takes the value of the head inside
+    _replace_metrics(cfg, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=ignored)
+    set_num_classes(cfg.model, len(classes))
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -26,15 +26,12 @@ class Box(NamedTuple):
     is_ignored: bool = False
 
 
-Read = Callable[[Path, tuple[int, int]], list[Box]]  # boxes of a file, by the size of its picture
-
-
 def write_converted(
     folder: DataFolder,
     layout: str,
     files: Mapping[Path, Optional[Path]],
     lists: tuple[Lists, str],
-    read: Read,
+    read: Callable[[Path, tuple[int, int]], list[Box]],
     classes: Callable[[set[str]], Sequence[str]],
 ) -> OwnData:
     """Split pictures, and write their objects in COCO's format.
@@ -42,6 +39,7 @@ def write_converted(
     Args:
         files: the annotation file of each picture, None for a picture without objects.
         lists: see `split_pictures`.
+        read: returns the boxes of a file by the size of its picture.
         classes: returns the names of all classes by the names of the objects.
 
     Raises:
