@@ -95,8 +95,7 @@ def image_size(graph: Graph) -> Sequence[int]:
     if graph.task == 'maps':
         return shape[1:]
     module: Any = graph.module
-    picture = torch.zeros(1, *shape)
-    image: Tensor = module.normalise(module.padding(picture) if hasattr(module, 'padding') else picture)
+    image: Tensor = module.normalise(module.padding(torch.zeros(1, *shape)))
     return image.shape[2:]
 
 

@@ -84,10 +84,11 @@ class Normalise(nn.Module):
 
 
 class Padding(nn.Module):
-    """The Pad step of a detector's test pipeline, on the right and at the bottom of a resized picture.
+    """The Pad step of a test pipeline, on the right and at the bottom of a resized picture.
 
     Attributes:
         size: height and width after padding. None: pad to multiples of `divisor`.
+        example_size: a size below `size`, for the capture of a graph.
 
     Raises:
         ExportError: for a square whose side depends on the picture.
@@ -106,6 +107,7 @@ class Padding(nn.Module):
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
             height, width = multiples(rule['scale'], self.divisor)
             self.size = height, width
+        self.example_size = self.size and (self.size[0] - 5, self.size[1] - 14)
 
     def forward(self, picture_BHWC: Tensor) -> Tensor:
         if self.size is None and self.divisor == 1:

@@ -121,6 +121,12 @@ def test_a_file_of_one_size(family, tmp_path):
     check(cfg, family, size_of(family), tmp_path, family in BY_OPENVINO)
 
 
+def test_a_segmentor_with_a_pad_step(tmp_path):
+    cfg = small_config(FAMILIES['FCN'].config, swin=False)
+    cfg.test_dataloader.dataset.pipeline.insert(2, dict(type='Pad', size_divisor=96))
+    judge([figures for figures, _ in compare_captured(cfg, save_checkpoint(cfg, tmp_path / 'x.pth'))])
+
+
 def test_a_segmentor_of_one_logit(tmp_path):
     cfg = small_config(FAMILIES['FCN'].config, swin=False)
     cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.4)

@@ -81,8 +81,7 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequen
     head: Any = head_of(model, texts)
     example = example_size(model.backbone, shape)
     padding = Padding(cfg.test_dataloader.dataset.pipeline)
-    if padding.size is not None:
-        example = padding.size[0] - 5, padding.size[1] - 14
+    example = padding.example_size or example
     module = Detector(model, head, padding).eval()
     outputs = [
         Port('image', 'int64', ('objects',)),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...windows.grid import Size
 from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, refusal
-from ..picture import Normalise, picture_ports, picture_settings
+from ..picture import Normalise, Padding, picture_ports, picture_settings
 from .layers import replace_layers
 from .mask2former import query_head, semantic_logits
 
@@ -27,8 +27,9 @@ class Segmentor(nn.Module):
         model: mmseg's EncoderDecoder.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, padding: Padding):
         super().__init__()
+        self.padding = padding
         self.normalise = Normalise(model.data_preprocessor)
         self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
         self.has_masks = isinstance(model.decode_head, Mask2FormerHead)
@@ -36,6 +37,7 @@ class Segmentor(nn.Module):
         self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        picture = self.padding(picture)  # stays in the logits, like in mmseg
         image = self.normalise(picture)
         maps = self.maps(image)
         # Like in mmseg: resize to the size of the image, remove the padding, then resize to the original picture.
@@ -73,7 +75,9 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
             'exported whole: use --part neck or backbone'
         )
     example = example_size(model.backbone, shape)
-    module = Segmentor(model).eval()
+    padding = Padding(cfg.test_dataloader.dataset.pipeline)
+    example = padding.example_size or example
+    module = Segmentor(model, padding).eval()
     # K-Net counts the images of a batch in Python
     inputs = picture_ports(model, 1 if isinstance(head, IterativeDecodeHead) else None, shape)
     batch = inputs[0].shape[0]
