@@ -93,9 +93,8 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
             hooks.append(OneFileEachHook(outputs, '.png'))
         elif args.out:
             outputs = claim(args.out, [args.config, args.checkpoint], args.overwrite)
-            runtime.write_predictions(cfg, args.out)  # refuses a name
             beside = places.enter_context(written_by_others(outputs))
-            cfg.test_evaluator[-1]['out_file_path'] = str(beside / Path(args.out).name)
+            runtime.write_predictions(cfg, str(beside / Path(args.out).name))
         require_data(cfg, ('test',))
         runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
         for hook in hooks:

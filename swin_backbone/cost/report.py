@@ -24,13 +24,8 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
     Returns:
         Data for JSON: shape; total, parts and stages with params and flops; attention of a SwinBackbone or
         SwinV2Backbone by stage, see `attention_costs`.
-
-    Raises:
-        ValueError: if the config has no model with a backbone.
     """
     scope = cfg.get('default_scope') or 'mmdet'
-    if 'backbone' not in (cfg.get('model') or {}):
-        raise ValueError('flops counts a model with a backbone, and the config has none')
     height, width = shape or (SEGMENTATION if scope == 'mmseg' else DETECTION)
     model = cfg.model.backbone if backbone_only else cfg.model
     counts = _count(model, scope, (height, width))

@@ -263,11 +263,9 @@ def enable_tta(cfg: Config) -> None:
     """Test with the config's tta_model and tta_pipeline. Without these, a detector or classifier sees flipped pictures.
 
     Raises:
-        ValueError: for a segmentor without tta_model and tta_pipeline, and for drawings of a classifier.
+        ValueError: for a segmentor without tta_model and tta_pipeline.
     """
     scope = cfg.get('default_scope')
-    if scope == 'mmpretrain' and cfg.default_hooks.get('visualization', {}).get('enable'):
-        raise ValueError('--tta of a classifier takes no --show or --show-dir: mmpretrain draws nothing there')
     if 'tta_pipeline' not in cfg or 'tta_model' not in cfg:
         if scope not in ('mmdet', 'mmpretrain'):
             raise ValueError('--tta needs tta_model and tta_pipeline in the config')
@@ -292,15 +290,13 @@ def write_predictions(cfg: Config, out: str) -> None:
     """Write the predictions of a test to the pickle `out`, or for a segmentor as label PNGs to the folder `out`.
 
     Raises:
-        ValueError: if `out` has the wrong suffix, or a segmentor has more than 256 classes.
+        ValueError: if a segmentor has more than 256 classes. mmengine refuses other names than .pkl and .pickle.
     """
     rule = label_rule(cfg)
     if rule is not None and rule.num_classes > 256:
         raise ValueError(f'--out: mmseg writes 8 bits of {rule.num_classes} classes; tools/infer.py writes 16')
     if cfg.get('default_scope') == 'mmseg':
         cfg.test_evaluator.update(output_dir=out, keep_results=True)
-    elif not out.endswith(('.pkl', '.pickle')):
-        raise ValueError(f'--out takes a name that ends in .pkl or .pickle, got {out!r}; a folder for a segmentor')
     else:
         dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
         cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]

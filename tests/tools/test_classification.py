@@ -134,8 +134,6 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet, calls):
 
     flipped = run_well('tools/test.py', *arguments, '--tta', *common)
     assert 'accuracy/top1: ' in flipped.stdout
-    error = error_of('tools/test.py', *arguments, *outputs, '--tta', *common)
-    assert '--tta of a classifier takes no --show or --show-dir' in error
 
 
 @pytest.fixture(scope='module')

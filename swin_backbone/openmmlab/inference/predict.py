@@ -314,15 +314,9 @@ def file_name_of(frame: Frame) -> str:
 
 
 def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:
-    """Return scores whose largest decides the class. A single score, a probability, gets the threshold beside it.
-
-    Raises:
-        ValueError: if there is a single score and no threshold.
-    """
+    """Return scores whose largest decides the class. A single score, a probability, gets the threshold beside it."""
     if len(scores_KHW) > 1:
         return scores_KHW
-    if threshold is None:
-        raise ValueError('a model with a single score for each pixel must have a threshold, got None')
     return np.concatenate([np.full_like(scores_KHW, threshold), scores_KHW])
 
 
