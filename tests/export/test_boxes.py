@@ -51,6 +51,6 @@ def test_deformable_convolutions_are_mmcvs(kernel, settings):
         if hasattr(layer, 'conv_offset'):
             torch.nn.init.normal_(layer.conv_offset.weight)
         given = (x,) if hasattr(layer, 'conv_offset') else (x, torch.randn(2, 2 * places, *size) * 3)
-        (ours,) = layers.replace_layers(torch.nn.Sequential(layer))
+        (ours,) = layers.copy_for_graph(torch.nn.Sequential(layer))
         assert ours.forward.func is layers.convolve
         torch.testing.assert_close(ours(*given), layer(*given), atol=1e-5, rtol=1e-5)

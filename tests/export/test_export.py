@@ -225,10 +225,10 @@ def test_building_a_graph_changes_no_layer():
     pytest.importorskip('mmseg', reason='mmseg is not installed')
     from mmseg.models import UPerHead
 
-    from swin_backbone.export.heads.layers import replace_layers
+    from swin_backbone.export.heads.layers import copy_for_graph
 
     head = UPerHead(in_channels=[8, 8], in_index=[0, 1], channels=4, num_classes=3).eval()
-    changed = replace_layers(head)
+    changed = copy_for_graph(head)
     pools = [[layer for layer in one.modules() if 'forward' in vars(layer)] for one in (head, changed)]
     assert list(map(len, pools)) == [0, 4]
     maps = [torch.randn(1, 8, 16, 20), torch.randn(1, 8, 8, 10)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..graph import refusal
 from . import boxes
-from .layers import replace_layers
+from .layers import copy_for_graph
 from .operators import NEVER
 
 CHOICE = 'filter_scores_and_topk'  # mmdet's function for the choice of boxes
@@ -29,7 +29,7 @@ class DenseHead(boxes.Head):
         from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 
         super().__init__()
-        self.head: Any = replace_layers(model.bbox_head)
+        self.head: Any = copy_for_graph(model.bbox_head)
         kind, name = type(self.head), type(self.head).__name__
         self.with_masks = isinstance(self.head, RTMDetInsHead)
         self.is_yolox = isinstance(self.head, YOLOXHead)

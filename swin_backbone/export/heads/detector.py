@@ -17,7 +17,7 @@ from ..picture import Normalise, Padding, picture_ports, picture_settings
 from .boxes import View
 from .dense import DenseHead
 from .detr import TransformerHead
-from .layers import replace_layers, size_tensor
+from .layers import copy_for_graph, size_tensor
 from .mask2former import InstanceHead
 from .sparse import SparseHead
 from .two_stage import RegionHead
@@ -30,7 +30,7 @@ class Detector(nn.Module):
         super().__init__()
         self.padding = padding
         self.normalise = Normalise(model.data_preprocessor)
-        self.maps = BackboneMaps(model.backbone, replace_layers(model.neck) if model.with_neck else None)
+        self.maps = BackboneMaps(model.backbone, copy_for_graph(model.neck) if model.with_neck else None)
         self.head = head
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..graph import ExportError, refusal
 from . import boxes
 from .dense import with_globals
-from .layers import Sizes, centres, replace_layers, sizes_of, tokens_of
+from .layers import Sizes, centres, copy_for_graph, sizes_of, tokens_of
 from .operators import NEVER
 
 KINDS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
@@ -53,7 +53,7 @@ class TransformerHead(boxes.Head):
             parts = copy.copy(model)
             unused = ('backbone', 'neck', 'language_model', 'text_feat_map')
             parts._modules = {name: part for name, part in model._modules.items() if name not in unused}
-        self.parts = replace_layers(parts)
+        self.parts = copy_for_graph(parts)
         self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: centres(sizes, ratios)
         self.parts.gen_encoder_output_proposals = self._proposals
         cfg = parts.bbox_head.test_cfg

@@ -18,7 +18,7 @@ from ...windows.grid import Size
 Sizes = Sequence[Size]  # by level; sides are maybe symbolic
 
 
-def replace_layers(module: Any) -> Any:
+def copy_for_graph(module: Any) -> Any:
     """Copy a module, with the layers of the file."""
     from mmcv.ops import DeformConv2d, ModulatedDeformConv2d, MultiScaleDeformableAttention
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..graph import refusal, require_kind
 from .boxes import Head, View
-from .layers import centres, replace_layers, sizes_of, tokens_of
+from .layers import centres, copy_for_graph, sizes_of, tokens_of
 
 
 def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -52,7 +52,7 @@ def query_head(head: Any) -> Any:
         ExportError: for a different decoder.
     """
     require_kind(head.pixel_decoder, 'MSDeformAttnPixelDecoder')
-    head = replace_layers(head)
+    head = copy_for_graph(head)
     head.pixel_decoder.forward = partial(mask_features, head.pixel_decoder)
     return head
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...windows.grid import Size
 from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, refusal
 from ..picture import Normalise, Padding, picture_ports, picture_settings
-from .layers import replace_layers
+from .layers import copy_for_graph
 from .mask2former import query_head, semantic_logits
 
 
@@ -33,7 +33,7 @@ class Segmentor(nn.Module):
         self.normalise = Normalise(model.data_preprocessor)
         self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
         self.has_masks = isinstance(model.decode_head, Mask2FormerHead)
-        self.head = query_head(model.decode_head) if self.has_masks else replace_layers(model.decode_head)
+        self.head = query_head(model.decode_head) if self.has_masks else copy_for_graph(model.decode_head)
         self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
