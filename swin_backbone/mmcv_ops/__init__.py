@@ -44,5 +44,5 @@ def in_use() -> str:
         return 'none: this mmcv has no mmcv.ops'
     if module.__name__ == NAME:
         return 'compiled'
-    found = '' if '_swin_backbone_mmcv' in sys.modules else ' once swin_backbone is imported'
-    return f"swin_backbone's own, in place of mmcv's{found} (mmcv's: MMCV=compiled make install)"
+    condition = '' if '_swin_backbone_mmcv' in sys.modules else ' once swin_backbone is imported'
+    return f"swin_backbone's own, in place of mmcv's{condition} (mmcv's: MMCV=compiled make install)"

@@ -65,8 +65,8 @@ def compared(**changed):
     ],
 )
 def test_the_band(change, left):
-    found = compared(**change)
-    assert parity.iteration_out_of_band([found], found) == left
+    results = compared(**change)
+    assert parity.iteration_out_of_band([results], results) == left
 
 
 def test_controls_of_all_seeds_make_the_band():
@@ -79,8 +79,8 @@ def test_controls_of_all_seeds_make_the_band():
 
 def test_ones_own_data_take_the_place_of_the_configs(tmp_path):
     root = make_own_data(tmp_path / 'data')
-    for told in (dict(data=str(root)), dict(data=str(root / 'images'), annotations=str(root / 'train.json'))):
-        spec = Spec(config=parity.DEMOS[0], start='', work_dir=str(tmp_path / 'work'), **told)
+    for settings in (dict(data=str(root)), dict(data=str(root / 'images'), annotations=str(root / 'train.json'))):
+        spec = Spec(config=parity.DEMOS[0], start='', work_dir=str(tmp_path / 'work'), **settings)
         dataset = one_training._config(spec).train_dataloader.dataset
         assert str(root) in str(dataset)
         assert 'data/shapes' not in str(dataset)

@@ -98,8 +98,8 @@ def test_every_origin_gives_the_toolboxes_names(tmp_path, origin):
 
 def test_what_is_left_out_is_said(tmp_path):
     torch.save(ORIGINS['mmdet_detector'][0](randomised().state_dict()), tmp_path / 'source.pth')
-    said = convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'timm')
-    assert said == (
+    text = convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'timm')
+    assert text == (
         f'{tmp_path}/source.pth (mmdet or mmseg) to {tmp_path}/target.pth (timm): 125 tensors; '
         'left out: 8 index tables and masks, 1 outside the backbone'
     )

@@ -68,8 +68,8 @@ def outputs_of(model):
 
 def converted(tmp_path, state, to):
     torch.save(state, tmp_path / 'source.pth')
-    said = convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', to)
-    return read_checkpoint(tmp_path / 'target.pth')['state_dict'], said
+    message = convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', to)
+    return read_checkpoint(tmp_path / 'target.pth')['state_dict'], message
 
 
 @pytest.fixture(scope='module')
@@ -86,8 +86,8 @@ def test_mask2former_of_transformers(tmp_path, transformers, toolbox):
         backbone_config=swin, num_labels=CLASSES, num_queries=9, encoder_layers=2, decoder_layers=4
     )
     theirs = spread(transformers.Mask2FormerForUniversalSegmentation(config))
-    state, said = converted(tmp_path, theirs.state_dict(), toolbox)
-    assert said.endswith('left out: 1 outside the backbone')  # criterion.empty_weight
+    state, message = converted(tmp_path, theirs.state_dict(), toolbox)
+    assert message.endswith('left out: 1 outside the backbone')  # criterion.empty_weight
     ours = mask2former(toolbox)
     ours.load_state_dict(state, strict=True)
     classes, masks = outputs_of(ours)
@@ -105,8 +105,8 @@ def test_upernet_of_transformers(tmp_path, transformers):
     swin = transformers.SwinConfig(**SWIN, drop_path_rate=0.0, out_features=[f'stage{i}' for i in (1, 2, 3, 4)])
     config = transformers.UperNetConfig(backbone_config=swin, num_labels=CLASSES, auxiliary_in_channels=128)
     theirs = spread(transformers.UperNetForSemanticSegmentation(config))
-    state, said = converted(tmp_path, theirs.state_dict(), 'mmseg')
-    assert said.endswith('left out: nothing')
+    state, message = converted(tmp_path, theirs.state_dict(), 'mmseg')
+    assert message.endswith('left out: nothing')
     ours = build(
         'mmseg', 'configs/upernet/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py',
         decode_head=dict(in_channels=WIDTHS, num_classes=CLASSES, norm_cfg=dict(type='BN')),
@@ -166,8 +166,8 @@ def detectron2_names(state):
 @pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
 def test_mask2former_of_detectron2(tmp_path, toolbox):
     expected = spread(mask2former(toolbox)).state_dict()
-    state, said = converted(tmp_path, detectron2_names(expected), toolbox)
-    assert '1 outside the backbone' in said
+    state, message = converted(tmp_path, detectron2_names(expected), toolbox)
+    assert '1 outside the backbone' in message
     assert state.keys() == expected.keys()
     for key, value in expected.items():
         assert torch.equal(state[key], value), key
@@ -211,8 +211,8 @@ def test_co_detr_of_its_own_repository(tmp_path):
         'bbox_head.0.atss_cls.weight': torch.rand(80, 4, 3, 3),
     }
     of_lvis = {'query_head.loss_cls.fed_loss_weight': torch.rand(80)}  # class weights of a loss
-    written, said = converted(tmp_path, {'state_dict': {**source, **around, **of_lvis}}, 'mmdet')
-    assert ' 1 outside the backbone' in said
+    written, message = converted(tmp_path, {'state_dict': {**source, **around, **of_lvis}}, 'mmdet')
+    assert ' 1 outside the backbone' in message
     around['query_head.dn_generator.label_embedding.weight'] = around.pop('query_head.label_embedding.weight')
     assert written.keys() == {*around, *(f'backbone.{key}' for key in state)}
     for key, value in {**around, **{f'backbone.{key}': value for key, value in state.items()}}.items():

@@ -23,8 +23,8 @@ def bare():
 
 def test_the_folder_has_a_config_of_the_weights(tmp_path):
     torch.save(ORIGINS['official'][0](randomised(False).state_dict()), tmp_path / 'in.pth')
-    said = convert_checkpoint(tmp_path / 'in.pth', tmp_path / 'swin-0.1', 'hf')
-    assert said.split(' to ')[1].startswith(f'{tmp_path}/swin-0.1 (Hugging Face)')
+    text = convert_checkpoint(tmp_path / 'in.pth', tmp_path / 'swin-0.1', 'hf')
+    assert text.split(' to ')[1].startswith(f'{tmp_path}/swin-0.1 (Hugging Face)')
     assert {'config.json', 'model.safetensors'} < {path.name for path in (tmp_path / 'swin-0.1').iterdir()}
     config = json.loads((tmp_path / 'swin-0.1' / 'config.json').read_text())
     assert config['architectures'] == ['SwinForImageClassification']
@@ -85,10 +85,10 @@ def test_transformers_opens_the_folder(tmp_path, window):
     ours = randomised(window_size=window)
     torch.save(ours.state_dict(), tmp_path / 'in.pth')
     convert_checkpoint(tmp_path / 'in.pth', tmp_path / 'out', 'hf')
-    theirs, said = transformers.SwinBackbone.from_pretrained(tmp_path / 'out', output_loading_info=True)
-    assert not [key for key in said['missing_keys'] if 'layernorm' not in key]
-    assert not said['unexpected_keys']
-    assert not said['mismatched_keys']
+    theirs, text = transformers.SwinBackbone.from_pretrained(tmp_path / 'out', output_loading_info=True)
+    assert not [key for key in text['missing_keys'] if 'layernorm' not in key]
+    assert not text['unexpected_keys']
+    assert not text['mismatched_keys']
     x = torch.randn(1, 3, 32 * window, 32 * window)
     with torch.no_grad():
         for expected, output in zip(ours(x), theirs.eval()(x).feature_maps):
@@ -112,8 +112,8 @@ def test_their_folders_there_and_back(tmp_path, kind):
         config.save_pretrained(tmp_path / 'back')
     else:
         convert_checkpoint(tmp_path / 'theirs', tmp_path / 'back', 'hf')
-    back, said = getattr(transformers, kind).from_pretrained(tmp_path / 'back', output_loading_info=True)
-    assert not any(said[key] for key in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
+    back, text = getattr(transformers, kind).from_pretrained(tmp_path / 'back', output_loading_info=True)
+    assert not any(text[key] for key in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
     x = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         torch.testing.assert_close(back.eval()(x)[0], theirs(x)[0], rtol=1e-4, atol=1e-5)

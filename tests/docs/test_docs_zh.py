@@ -127,8 +127,8 @@ def translated(link):
 def test_links_lead_to_the_same_places(english):
     for heading, part, own in pairs(english):
         generated, there = (english, 'generated'), (english, anchor_of(heading))
-        wanted = [there if link == generated else translated(link) for link in links(part, english)]
-        assert sorted(map(str, links(own, CHINESE[english]))) == sorted(map(str, wanted)), heading
+        expected = [there if link == generated else translated(link) for link in links(part, english)]
+        assert sorted(map(str, links(own, CHINESE[english]))) == sorted(map(str, expected)), heading
 
 
 def test_the_pages_of_both_languages_lead_to_one_another():

@@ -169,7 +169,7 @@ def test_examples_of_docstrings(module):
 @lru_cache(maxsize=1)
 def sentences():
     """Return a pattern for each string of the package and the tools with at least 20 fixed characters."""
-    found = set()
+    results = set()
     for path in [path for folder in ('swin_backbone', 'tools', 'benchmarks') for path in (ROOT / folder).rglob('*.py')]:
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             if isinstance(node, ast.JoinedStr):
@@ -180,8 +180,8 @@ def sentences():
             else:
                 continue
             if fixed >= 20:
-                found.add(''.join(parts))
-    return [re.compile(pattern, re.S) for pattern in found]
+                results.add(''.join(parts))
+    return [re.compile(pattern, re.S) for pattern in results]
 
 
 def test_errors_of_troubleshooting_are_word_for_word():

@@ -49,11 +49,11 @@ def normal(rng, *shape, dtype=torch.float32):
 def boxes(rng, number, size=100.0):
     """Upright boxes, some partly outside of (0, size), some equal, some without an area."""
     corners = rng.uniform(-0.1 * size, 1.1 * size, (number, 2, 2))
-    found = np.concatenate([corners.min(1), corners.max(1)], 1)
-    found[number // 2 :: 5] = np.round(found[number // 2 :: 5])
-    found[1::7] = found[0] if number else 0
-    found[3::11, 2] = found[3::11, 0]
-    return torch.from_numpy(found).float()
+    results = np.concatenate([corners.min(1), corners.max(1)], 1)
+    results[number // 2 :: 5] = np.round(results[number // 2 :: 5])
+    results[1::7] = results[0] if number else 0
+    results[3::11, 2] = results[3::11, 0]
+    return torch.from_numpy(results).float()
 
 
 def regions(rng, number, images, size=100.0):
@@ -73,9 +73,9 @@ def quadrilaterals(rng, number):
 
 def scores(rng, number):
     """Scores with ties: every second score is rounded to tenths."""
-    found = rng.uniform(0, 1, number)
-    found[::2] = np.round(found[::2], 1)
-    return torch.from_numpy(found).float()
+    results = rng.uniform(0, 1, number)
+    results[::2] = np.round(results[::2], 1)
+    return torch.from_numpy(results).float()
 
 
 def nms(rng, number=60, threshold=0.5, offset=0):

@@ -25,12 +25,12 @@ def _our_operators():
 
 def assert_equal_with_gradients(ours, formula, inputs, **tolerance):
     """Compare two functions of the inputs: outputs, and gradients for a drawn gradient."""
-    found = []
+    results = []
     for function in (ours, formula):
         leaves = [x.detach().requires_grad_() for x in inputs]
         out = function(*leaves)
-        found.append([out, *torch.autograd.grad(out, leaves, normal(rng_of(3), *out.shape, dtype=out.dtype))])
-    for one, other in zip(*found):
+        results.append([out, *torch.autograd.grad(out, leaves, normal(rng_of(3), *out.shape, dtype=out.dtype))])
+    for one, other in zip(*results):
         torch.testing.assert_close(one, other, **tolerance)
 
 

@@ -45,9 +45,9 @@ def test_mmcv_works_without_its_operators_and_one_line_says_so():
     printed = [line for line in result.stdout.splitlines() if 'stand in' not in line]
     assert printed[:3] == ['[1, 2]', '18.0', 'swin_backbone.mmcv_ops.ext']
     assert printed[3].startswith("swin_backbone's own")
-    said = result.stdout + result.stderr
-    assert said.count('mmcv has no compiled operators here') == 1
-    assert 'MMCV=compiled make install' in said
+    message = result.stdout + result.stderr
+    assert message.count('mmcv has no compiled operators here') == 1
+    assert 'MMCV=compiled make install' in message
 
 
 @pytest.mark.skipif(not compiled(), reason='mmcv has no compiled operators here')

@@ -28,9 +28,9 @@ def test_files_get_what_is_returned_otherwise(tmp_path, monkeypatch, kind, backe
     out = files(tmp_path, [(2, *model.map_sizes(61, 97)[stage]) for stage in (0, 2)])
     with torch.inference_mode():
         returned = model(x, out=out)
-        wanted = model(x)
+        expected = model(x)
     assert all(a is b for a, b in zip(returned, out, strict=True))
-    for i, one in enumerate(wanted):
+    for i, one in enumerate(expected):
         stored = torch.from_file(str(tmp_path / str(i)), size=one.numel()).view(one.shape)
         torch.testing.assert_close(stored, one, rtol=0, atol=1e-6)
 

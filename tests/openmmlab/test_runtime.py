@@ -43,8 +43,8 @@ def test_every_config_builds_its_model(name):
         'swinv2': 'SwinV2Backbone',
         'swin-mlp': 'SwinMLPBackbone',
     }
-    wanted = next((kind for part, kind in kinds.items() if part in name), 'SwinBackbone')
-    assert type(model.backbone).__name__ == wanted
+    truth = next((kind for part, kind in kinds.items() if part in name), 'SwinBackbone')
+    assert type(model.backbone).__name__ == truth
 
 
 OWN_SEGMENTOR = 'swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py'

@@ -63,9 +63,9 @@ def test_500_settings(tmp_path):
         dict(setting=random_setting(draw), tokens=[[draw.random(), draw.random()] for _ in range(3)])
         for _ in range(SETTINGS)
     ]
-    found = run_in_node(tmp_path, CHECK.replace('CHECKED', json.dumps(checked)))
-    assert len(found) == SETTINGS
-    for setting, shown in zip((one['setting'] for one in checked), found):
+    results = run_in_node(tmp_path, CHECK.replace('CHECKED', json.dumps(checked)))
+    assert len(results) == SETTINGS
+    for setting, shown in zip((one['setting'] for one in checked), results):
         size = map_size((setting['height'], setting['width']), setting['stage'])
         assert tuple(shown['size']) == size
         window = setting['windowHeight'], setting['windowWidth']

@@ -152,9 +152,9 @@ def test_a_classifier_says_the_class_of_a_picture(tmp_path, shapes, trained):
     pictures = sorted((shapes / 'images' / 'val').glob('*.png'))
     arguments = ['--out-dir', tmp_path, *demo_options(shapes)]
     seen = run_well('tools/infer.py', *pictures, DEMO, '--weights', trained, *arguments)
-    found = json.loads((tmp_path / 'results.json').read_text())
-    assert [picture['file_name'] for picture in found] == [str(path) for path in pictures]
-    for picture in found:
+    results = json.loads((tmp_path / 'results.json').read_text())
+    assert [picture['file_name'] for picture in results] == [str(path) for path in pictures]
+    for picture in results:
         assert picture['class'] in CLASSES
         assert picture['class'] == picture['top'][0]['class']
         assert sorted(one['class'] for one in picture['top']) == sorted(CLASSES)

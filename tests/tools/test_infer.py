@@ -79,9 +79,9 @@ def test_detector_on_a_folder_with_a_video_and_a_broken_file(tmp_path, checkpoin
     assert [category['name'] for category in coco.cats.values()] == ['circle', 'square', 'triangle', 'star']
     assert len(coco.imgs) == 8
     assert len(coco.loadRes(objects).anns) == len(objects) > 0
-    for found in objects:
-        assert found['score'] >= 0.01
-        assert coco.imgs[found['image_id']]['height'] == found['segmentation']['size'][0]
+    for outcome in objects:
+        assert outcome['score'] >= 0.01
+        assert coco.imgs[outcome['image_id']]['height'] == outcome['segmentation']['size'][0]
 
 
 def test_cocos_classes_have_cocos_ids():
@@ -235,8 +235,8 @@ def test_large_pictures_are_reduced_and_results_are_full_size(record_fault, tmp_
     (image,) = json.loads((out / 'images.json').read_text())['images']
     assert (image['height'], image['width']) == (96, 128)
     objects = json.loads((out / 'results.json').read_text())
-    assert {tuple(found['segmentation']['size']) for found in objects} == {(96, 128)}
-    assert max(found['bbox'][0] + found['bbox'][2] for found in objects) > 64
+    assert {tuple(outcome['segmentation']['size']) for outcome in objects} == {(96, 128)}
+    assert max(outcome['bbox'][0] + outcome['bbox'][2] for outcome in objects) > 64
 
 
 def test_ctrl_c_ends_after_the_frame_at_hand(tmp_path, checkpoints, pictures, monkeypatch):

@@ -65,9 +65,9 @@ def test_autocast_to_half_precision_gives_float32(calls):
     maps = model(x)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast('cpu', dtype):
-            found = model(x)
-        assert all(y.dtype == torch.float32 for y in found)
-        assert all(map(torch.equal, found, maps)) == (dtype is torch.float16)  # computed in float32
+            results = model(x)
+        assert all(y.dtype == torch.float32 for y in results)
+        assert all(map(torch.equal, results, maps)) == (dtype is torch.float16)  # computed in float32
     assert len(calls) == 24
 
 

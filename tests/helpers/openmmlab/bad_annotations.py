@@ -138,21 +138,21 @@ def evaluate(cfg):
     pixels = np.zeros((SIDE, SIDE, 1), np.uint8, order='F')
     pixels[6:30, 4:28] = 1
     for i in range(2):
-        found = dict(
+        results = dict(
             bboxes=torch.tensor([[4.0, 6, 28, 30]]), scores=torch.ones(1), labels=torch.zeros(1, dtype=torch.long),
             masks=coco_mask.encode(pixels),
         )  # fmt: skip
-        evaluator.process([dict(img_id=i, ori_shape=(SIDE, SIDE), pred_instances=found)])
+        evaluator.process([dict(img_id=i, ori_shape=(SIDE, SIDE), pred_instances=results)])
     return evaluator.evaluate(2)
 
 
 def browse(cfg):
     """Return the loaded pictures, or the errors."""
     dataset = build_dataset(cfg, 'train')
-    found = []
+    results = []
     for index in range(len(dataset)):
         try:
-            found.append(dataset[index])
+            results.append(dataset[index])
         except DataError as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results

@@ -87,7 +87,7 @@ def test_the_references_regions_are_the_papers_nine():
 @pytest.mark.parametrize('name', ['drop_path.drop_prob', 'ffn.layers.2.p', 'attn.w_msa.proj_drop.p'])
 def test_a_rate_of_one_set_by_hand_is_torchs(name):
     """The library and torch agree on finite numbers."""
-    found = []
+    results = []
     for backend in ('auto', 'torch'):
         torch.manual_seed(0)
         block, x_BHWC = make_block(SwinBlock, (4, 4), (0, 0), backend=backend).train(), torch.randn(2, 8, 8, CHANNELS)
@@ -95,6 +95,6 @@ def test_a_rate_of_one_set_by_hand_is_torchs(name):
         setattr(block.get_submodule(owner), attribute, 1.0)
         torch.manual_seed(1)
         y_BHWC = block(x_BHWC.requires_grad_())
-        found.append((y_BHWC, *torch.autograd.grad(y_BHWC.sum(), [x_BHWC, *block.parameters()])))
-    for auto, by_torch in zip(*found):
+        results.append((y_BHWC, *torch.autograd.grad(y_BHWC.sum(), [x_BHWC, *block.parameters()])))
+    for auto, by_torch in zip(*results):
         assert torch.equal(auto.isfinite(), by_torch.isfinite())

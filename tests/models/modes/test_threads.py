@@ -32,8 +32,8 @@ def assert_alike_in_threads(jobs):
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         for expected, rounds in zip(alone, pool.map(again, jobs)):
-            for found in rounds:
-                for a, b in zip(found, expected):
+            for results in rounds:
+                for a, b in zip(results, expected):
                     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

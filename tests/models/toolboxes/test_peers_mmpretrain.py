@@ -84,9 +84,9 @@ def test_ten_steps_of_training_have_mmpretrains_losses(version, backend):
     ours = kind(arch='nano', drop_path_rate=rate, backend=backend)
     ours.init_weights()
     theirs = build_peer('mmpretrain', 'nano', ours, drop_path_rate=rate)
-    found = [losses_of_training(model) for model in (theirs, ours)]
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
-    assert found[0][-1] < 0.95 * found[0][0]
+    results = [losses_of_training(model) for model in (theirs, ours)]
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+    assert results[0][-1] < 0.95 * results[0][0]
 
 
 def losses_of_training(model):

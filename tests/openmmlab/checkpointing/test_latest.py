@@ -94,8 +94,8 @@ def test_a_folder_that_was_moved_or_copied(tmp_path, record_fault, keep):
 def test_a_folder_of_checkpoints_elsewhere_and_names_of_ones_own(tmp_path):
     save(tmp_path / 'work')
     save(tmp_path / 'out', 'at 3.pth', 'at 12.pth', 'epoch_x.pth')
-    found = newest_whole_checkpoint(str(tmp_path / 'work'), str(tmp_path / 'out'), 'at {}.pth')
-    assert found == str(tmp_path / 'out' / 'at 12.pth')
+    results = newest_whole_checkpoint(str(tmp_path / 'work'), str(tmp_path / 'out'), 'at {}.pth')
+    assert results == str(tmp_path / 'out' / 'at 12.pth')
 
 
 def test_no_whole_checkpoint_and_no_checkpoint(tmp_path, record_fault):

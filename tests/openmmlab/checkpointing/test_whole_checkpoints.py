@@ -59,10 +59,10 @@ def save_and_be_killed_at_each_step(folder):
     runner = train(config(folder / 'work', epochs=1))
     hook = find_checkpoint_hook(runner)
     shutil.copytree(folder / 'work', folder / 'before')
-    found = []
+    results = []
 
     def save():
-        kill_at(len(found))
+        kill_at(len(results))
         hook._save_checkpoint_with_step(runner, 2, dict(epoch=2, iter=16))
 
     code = -signal.SIGKILL
@@ -70,10 +70,10 @@ def save_and_be_killed_at_each_step(folder):
         shutil.rmtree(folder / 'work')
         shutil.copytree(folder / 'before', folder / 'work')
         code = wait(start(save))
-        found.append(Path(newest(folder / 'work')).name)
+        results.append(Path(newest(folder / 'work')).name)
     assert code == 0
     assert [path.name for path in (folder / 'work').glob('*.pth')] == ['epoch_2.pth']
-    (folder / 'found').write_text(' '.join(found))
+    (folder / 'found').write_text(' '.join(results))
 
 
 def test_killed_at_each_step_of_saving(tmp_path, record_fault):
@@ -90,9 +90,9 @@ def test_on_a_full_disk_training_stops_with_a_sentence(tmp_path, record_fault):
     folder, log = tmp_path / 'work', tmp_path / 'log'
     cfg = config(folder, epochs=3, hooks=[dict(type='LimitFiles', after=1)])
     assert wait(start(train_and_say, cfg, log=log)) not in (0, None)
-    said = log.read_text()
-    assert f'(File too large). The last whole checkpoint is {folder}/epoch_1.pth; --resume goes on' in said
-    assert 'Traceback' not in said
+    message = log.read_text()
+    assert f'(File too large). The last whole checkpoint is {folder}/epoch_1.pth; --resume goes on' in message
+    assert 'Traceback' not in message
     assert Path(newest(folder)).name == 'epoch_1.pth'
     assert list(folder.glob('.partial-*')) == []
     assert run(config(folder, epochs=2, resume=True), log=log) == 0

@@ -54,14 +54,14 @@ def rates(cfg, steps):
         converts = one.pop('convert_to_iter_based', False)
         build = cls.build_iter_from_epoch if converts else cls
         schedulers.append(build(**one, **(dict(epoch_length=steps // epochs) if converts else {})))
-    found = []
+    results = []
     for step in range(1, steps + 1):
-        found.append(optimizer.param_groups[0]['lr'])
+        results.append(optimizer.param_groups[0]['lr'])
         optimizer.step()
         for scheduler in schedulers:
             if not scheduler.by_epoch or (by_epoch and step % (steps // epochs) == 0):
                 scheduler.step()
-    return found
+    return results
 
 
 def test_epochs_of_a_step_schedule():
@@ -80,9 +80,9 @@ def test_epochs_of_a_config_that_counts_iterations():
     assert cfg.train_cfg.max_iters == cfg.param_scheduler[0].end == 80
     assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (20, 20)
     assert cfg.default_hooks.logger.interval == 8
-    found = rates(cfg, 80)
-    assert found[0] == cfg.optim_wrapper.optimizer.lr
-    assert found[-1] < 0.1 * found[0]
+    results = rates(cfg, 80)
+    assert results[0] == cfg.optim_wrapper.optimizer.lr
+    assert results[-1] < 0.1 * results[0]
 
 
 @pytest.mark.parametrize(('epochs', 'interval'), [(1, 12), (10, 12), (25, 24), (1000, 1200), (10_000, 8004)])
@@ -110,9 +110,9 @@ def test_a_warm_up_in_front_of_a_schedule_is_a_tenth_at_most():
     warm_up, poly = cfg.param_scheduler
     assert warm_up.end == poly.begin == 10
     assert poly.end == cfg.train_cfg.max_iters == 100
-    found = rates(cfg, 100)
-    assert max(found) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
-    assert found[-1] < 0.05 * max(found)
+    results = rates(cfg, 100)
+    assert max(results) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
+    assert results[-1] < 0.05 * max(results)
 
 
 @pytest.mark.parametrize('config', [YOLOX, RTMDET])
@@ -122,9 +122,9 @@ def test_what_changes_late_in_a_training_still_does(config):
     assert (late.get('num_last_epochs', 2), late.get('switch_epoch', 28)) == (2, 28)
     assert cfg.train_cfg.max_epochs == 30
     assert max(one.end for one in cfg.param_scheduler if one.get('by_epoch')) == 30
-    found = rates(cfg, 30 * 13)
-    assert max(found) == pytest.approx(cfg.optim_wrapper.optimizer.lr, rel=0.05)
-    assert found[-1] < 0.2 * max(found)
+    results = rates(cfg, 30 * 13)
+    assert max(results) == pytest.approx(cfg.optim_wrapper.optimizer.lr, rel=0.05)
+    assert results[-1] < 0.2 * max(results)
 
 
 def test_a_head_that_changes_after_some_epochs():
@@ -143,8 +143,8 @@ def test_any_length_is_a_schedule(config, epochs, pictures):
     batch = cfg.train_dataloader.batch_size
     steps = epochs * -(-pictures // batch)
     if steps < 300:
-        found = rates(cfg, steps)
-        assert all(0 <= rate <= 1.01 * cfg.optim_wrapper.optimizer.lr for rate in found)
+        results = rates(cfg, steps)
+        assert all(0 <= rate <= 1.01 * cfg.optim_wrapper.optimizer.lr for rate in results)
 
 
 def test_the_learning_rate_does_not_follow_the_batch():
@@ -221,8 +221,8 @@ def test_few_pictures_shorten_a_warm_up_alone(kind):
 def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected):
     cfg = set_(config, img_scale=scale)
     for key, value in expected.items():
-        found = setting_of(cfg, key)
-        assert (tuple(found) if found else found) == value, key
+        results = setting_of(cfg, key)
+        assert (tuple(results) if results else results) == value, key
 
 
 @pytest.mark.parametrize(('cfg', 'settings', 'key'), [

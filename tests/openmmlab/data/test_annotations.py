@@ -117,8 +117,8 @@ def test_objects_that_evaluation_alone_cannot_take(record_fault, data):
     cfg = data(lambda coco: coco['annotations'][0].update(id=0))
     assert evaluate(cfg)['coco/bbox_mAP'] < 1  # though the predictions are perfect
     report = check_data(cfg)[1]
-    (said,) = report.warnings.sentences()
-    assert said.endswith("objects with the id 0, which COCO's evaluation counts as not found: 1, as annotation 0")
+    (message,) = report.warnings.sentences()
+    assert message.endswith("objects with the id 0, which COCO's evaluation counts as not found: 1, as annotation 0")
     record_fault('annotations', 3)
 
 

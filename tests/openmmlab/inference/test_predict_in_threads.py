@@ -41,8 +41,8 @@ def test_predictions_of_two_toolboxes(predictors):
 
     expected = [predict(job) for job in jobs]
     with ThreadPoolExecutor(8) as pool:
-        for found, one in zip(pool.map(predict, jobs), expected):
-            assert all(map(np.array_equal, found, one))
+        for results, one in zip(pool.map(predict, jobs), expected):
+            assert all(map(np.array_equal, results, one))
 
 
 def test_tiles_of_eight_pictures(tmp_path, predictors):

@@ -50,9 +50,9 @@ def reach_of(depths, window):
 
 def test_the_reach_that_the_page_names():
     text = (ROOT / 'docs' / 'guides' / 'large_pictures.md').read_text(encoding='utf-8')
-    found = re.findall(r'^   \| (.+) window (\d+) \| (\d+) \| (\d+) \|$', text, re.M)
-    assert len(found) == 4
-    for names, window, pixels, field in found:
+    results = re.findall(r'^   \| (.+) window (\d+) \| (\d+) \| (\d+) \|$', text, re.M)
+    assert len(results) == 4
+    for names, window, pixels, field in results:
         depths = {ARCHS[size].depths for size in ('nano', 'tiny', 'small', 'base', 'large')
                   if re.search(rf'\b{size if size == "nano" else size[0].upper()}\b', names)}  # fmt: skip
         assert {reach_of(depth, int(window)) for depth in depths} == {int(pixels)}

@@ -27,9 +27,9 @@ def test_an_rle_is_that_of_pycocotools(mask_HW):
     from pycocotools import mask as coco
 
     expected = coco.encode(np.asfortranarray(mask_HW.astype(np.uint8)))
-    found = tiled.rle_of(runs(mask_HW), mask_HW.shape)
-    assert found == dict(size=expected['size'], counts=expected['counts'].decode())
-    assert (tiled.crop_of_rle(found, (0, 0, *mask_HW.shape[::-1])) == mask_HW).all()
+    results = tiled.rle_of(runs(mask_HW), mask_HW.shape)
+    assert results == dict(size=expected['size'], counts=expected['counts'].decode())
+    assert (tiled.crop_of_rle(results, (0, 0, *mask_HW.shape[::-1])) == mask_HW).all()
     assert tiled.area_of(runs(mask_HW)) == mask_HW.sum()
 
 
@@ -44,7 +44,7 @@ def test_masks_in_pictures_too_large_for_pycocotools():
 
 def merged(picture, grid, masks=True):
     """Return the objects of an oracle in all tiles, converted to manifest entries and merged."""
-    detector, merger, found = Detector(masks=masks), tiled.Merger(grid), []
+    detector, merger, results = Detector(masks=masks), tiled.Merger(grid), []
     for index in range(len(grid)):
         window = grid.window(index)
         pixels = picture[window.top : window.bottom, window.left : window.right]
@@ -54,8 +54,8 @@ def merged(picture, grid, masks=True):
         for number, box in enumerate(instances.bboxes + [window.left, window.top] * 2):
             mask = tiled.runs_of(instances.masks[number], window, grid.size[0]) if masks else None
             here.append(tiled.Object(tuple(box), float(instances.scores[number]), int(instances.labels[number]), mask))
-        found += merger.add(index, decode_objects(encode_objects(tiled.mark_cut(here, grid, index))))
-    return found
+        results += merger.add(index, decode_objects(encode_objects(tiled.mark_cut(here, grid, index))))
+    return results
 
 
 @pytest.mark.parametrize('masks', [True, False])
@@ -65,10 +65,10 @@ def test_shifted_tiles_find_the_same_objects(masks, shift):
     picture, expected = scene((500, 600), 60, largest=60)
     picture = np.pad(picture, ((shift[0], 0), (shift[1], 0), (0, 0)), constant_values=90)
     grid = Grid(picture.shape[:2], 144, 64)
-    found = merged(picture, grid, masks)
-    assert len(found) == len(expected)
+    results = merged(picture, grid, masks)
+    assert len(results) == len(expected)
     rest = [np.pad(one, ((shift[0], 0), (shift[1], 0))) for one in expected]
-    for one in found:
+    for one in results:
         x1, y1, x2, y2 = map(int, one.box)
         here = next(mask for mask in rest if mask[y1:y2, x1:x2].sum() == mask.sum())
         rows, columns = np.nonzero(here)
@@ -83,5 +83,5 @@ def test_an_object_through_many_tiles_is_one():
     picture[430:470, 10:890] = COLOURS[0]  # a road
     picture[20:880, 600:630] = COLOURS[1]
     picture[430:470, 600:630] = COLOURS[0]
-    found = merged(picture, Grid((900, 900), 160, 64))
-    assert sorted(one.box for one in found) == [(10, 430, 890, 470), (600, 20, 630, 430), (600, 470, 630, 880)]
+    results = merged(picture, Grid((900, 900), 160, 64))
+    assert sorted(one.box for one in results) == [(10, 430, 890, 470), (600, 20, 630, 430), (600, 470, 630, 880)]

@@ -34,8 +34,8 @@ def same(picture, wanted_bgr, tolerance=EXACT):
     for window in WINDOWS:
         pixels = picture.read(window)
         assert pixels.dtype == np.uint8
-        wanted = wanted_bgr[window.top : window.bottom, window.left : window.right]
-        difference = np.abs(pixels.astype(int) - wanted)
+        expected = wanted_bgr[window.top : window.bottom, window.left : window.right]
+        difference = np.abs(pixels.astype(int) - expected)
         assert difference.max(initial=0) <= tolerance
         assert difference.mean() <= tolerance / 10
 
@@ -120,12 +120,12 @@ CASES = {  # name, which may have a suffix: writer, pixels, settings, expected R
 
 @pytest.mark.parametrize('name', CASES)
 def test_kinds_of_files(tmp_path, name):
-    write, pixels, settings, wanted, tolerance, note = CASES[name]
+    write, pixels, settings, expected, tolerance, note = CASES[name]
     path = tmp_path / (name if '.' in name else f'{name} [1].tif')
     write(path, pixels, **settings)
     picture = open_picture(path)
-    wanted = np.asarray(Image.open(path).convert('RGB')) if wanted is None else wanted
-    same(picture, wanted[..., ::-1], tolerance)
+    expected = np.asarray(Image.open(path).convert('RGB')) if expected is None else expected
+    same(picture, expected[..., ::-1], tolerance)
     assert bool(picture.notes) == bool(note)
     assert note in ''.join(picture.notes)
 
@@ -135,9 +135,9 @@ def test_a_sparse_tiff(tmp_path):
     tile = np.full((64, 64, 3), 200, np.uint8).tobytes()
     tiles = (tile if index == 5 else b'' for index in range(12))
     tifffile.imwrite(tmp_path / 'a.tif', tiles, shape=(*SIZE, 3), dtype='uint8', tile=(64, 64), photometric='rgb')
-    wanted = np.zeros((*SIZE, 3), np.uint8)
-    wanted[64:128, 64:128] = 200
-    same(open_picture(tmp_path / 'a.tif'), wanted)
+    expected = np.zeros((*SIZE, 3), np.uint8)
+    expected[64:128, 64:128] = 200
+    same(open_picture(tmp_path / 'a.tif'), expected)
 
 
 TWICE = RGB.repeat(2, 0).repeat(2, 1)
@@ -294,13 +294,13 @@ def test_a_geotiff_and_where_its_labels_lie(tmp_path, geotiff):
     same(picture, RGB[..., ::-1])
     for level, side in ((0, 0.5), (1, 1.0)):
         (labels,) = infer_tiled(Segmentor(), geotiff, tmp_path / str(level), tile=96, overlap=32, level=level).files
-        with rasterio.open(labels) as found, rasterio.open(geotiff) as source:
-            assert found.crs == source.crs
-            assert found.transform == rasterio.Affine(side, 0, 691000, 0, -side, 5335000)
-            assert found.nodata == 255
-            assert found.bounds == source.bounds
-            assert found.read(1).shape == (150 // (level + 1), 210 // (level + 1))
-            assert found.colormap(1)[2] == (40, 40, 255, 255)
+        with rasterio.open(labels) as results, rasterio.open(geotiff) as source:
+            assert results.crs == source.crs
+            assert results.transform == rasterio.Affine(side, 0, 691000, 0, -side, 5335000)
+            assert results.nodata == 255
+            assert results.bounds == source.bounds
+            assert results.read(1).shape == (150 // (level + 1), 210 // (level + 1))
+            assert results.colormap(1)[2] == (40, 40, 255, 255)
 
 
 @pytest.mark.parametrize('masks', [True, False])

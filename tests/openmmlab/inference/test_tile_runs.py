@@ -34,8 +34,8 @@ def picture(tmp_path_factory):
 
 def results(out_dir):
     """Return the bytes of the results of a run, without the manifest."""
-    found = {path.relative_to(out_dir): path.read_bytes() for path in out_dir.rglob('*') if path.is_file()}
-    return {str(path): data for path, data in found.items() if path.parts[0] != 'tiles' and path.name[0] != '.'}
+    outcome = {path.relative_to(out_dir): path.read_bytes() for path in out_dir.rglob('*') if path.is_file()}
+    return {str(path): data for path, data in outcome.items() if path.parts[0] != 'tiles' and path.name[0] != '.'}
 
 
 @pytest.fixture(scope='module', params=[Segmentor, Detector])
@@ -210,8 +210,8 @@ def test_json_is_what_coco_reads(tmp_path, picture):
     coco = COCO()
     coco.dataset = dict(json.loads(images.read_text()), annotations=[])
     coco.createIndex()
-    found = [json.loads(line) for line in lines.read_text().splitlines()]
-    loaded = coco.loadRes(found)
+    outcome = [json.loads(line) for line in lines.read_text().splitlines()]
+    loaded = coco.loadRes(outcome)
     masks = [loaded.annToMask(one).astype(bool) for one in loaded.anns.values()]
     expected = scene((330, 380), 25, largest=25)[1]
     assert len(masks) == len(expected)

@@ -21,15 +21,15 @@ def made(*args, **kwargs):
 
 @pytest.fixture
 def calls(monkeypatch):
-    found = []
+    results = []
 
     def counted(*args):
-        found.append(args[0].shape)
+        results.append(args[0].shape)
         return computed(*args)
 
     computed = conv3x3.convolve
     monkeypatch.setattr(conv3x3, 'convolve', counted)
-    return found
+    return results
 
 
 def test_it_computes_the_same(calls):

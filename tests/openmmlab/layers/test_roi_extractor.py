@@ -42,12 +42,12 @@ def test_equals_mmdets(number, levels, scale_factor, layer):
     theirs, ours = (extractor(maps, rois, scale_factor) for extractor in extractors(**layer))
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn_like(theirs)
-    expected, found = (
+    expected, results = (
         torch.autograd.grad((y * weight).sum(), maps, allow_unused=True, materialize_grads=True) if y.requires_grad
         else (None,) for y in (theirs, ours)
     )  # fmt: skip
     if number:
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(results, expected)
 
 
 def test_channels_last_maps_give_the_same_and_such_gradients():
@@ -71,11 +71,11 @@ def test_of_bfloat16_maps_boxes_are_not_rounded(monkeypatch):
     maps = [x.requires_grad_() for x in maps]
     rois = torch.tensor([[0, 1101.3, 3.0, 1330.7, 260.2]])
     exact = theirs(wide, rois)
-    found = ours(maps, rois)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), exact, rtol=0.01, atol=0.01)
+    results = ours(maps, rois)
+    assert results.dtype == torch.bfloat16
+    torch.testing.assert_close(results.float(), exact, rtol=0.01, atol=0.01)
     weight = torch.randn_like(exact)
-    grads = torch.autograd.grad((found * weight).sum(), maps, materialize_grads=True, allow_unused=True)
+    grads = torch.autograd.grad((results * weight).sum(), maps, materialize_grads=True, allow_unused=True)
     expected = torch.autograd.grad((ours(wide, rois) * weight).sum(), wide, materialize_grads=True, allow_unused=True)
     for one, other in zip(grads, expected):
         assert one.dtype == torch.bfloat16

@@ -36,12 +36,12 @@ def maps(height=33, width=50, dtype=torch.float32):
 def test_equals_mmsegs(align_corners, size):
     theirs, ours = (head.double() for head in heads(align_corners=align_corners))
     inputs = maps(*size, dtype=torch.float64)
-    expected, found = theirs(inputs), ours(inputs)
-    torch.testing.assert_close(found, expected)
+    expected, results = theirs(inputs), ours(inputs)
+    torch.testing.assert_close(results, expected)
     weight = torch.randn_like(expected)
     of = [
         torch.autograd.grad((y * weight).sum(), [*inputs, *head.parameters()])
-        for y, head in zip((found, expected), (ours, theirs))
+        for y, head in zip((results, expected), (ours, theirs))
     ]
     torch.testing.assert_close(*of)
 
@@ -51,8 +51,8 @@ def test_other_settings_in_float32_and_training(changed):
     theirs, ours = (head.train() for head in heads(dropout_ratio=0, **changed))
     inputs = maps()
     torch.testing.assert_close(ours(inputs), theirs(inputs), rtol=1e-4, atol=1e-5)
-    for expected, found in zip(theirs.buffers(), ours.buffers()):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for expected, results in zip(theirs.buffers(), ours.buffers()):
+        torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_other_convolutions_are_mmsegs_own():

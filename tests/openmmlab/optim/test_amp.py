@@ -34,8 +34,8 @@ class Model(nn.Module):
         self.head = nn.Linear(256, 2)
 
     def forward(self, x):
-        found = self.backbone(x)
-        return found, self.head(found[-1].mean((2, 3)))
+        results = self.backbone(x)
+        return results, self.head(results[-1].mean((2, 3)))
 
 
 def wrapper(model):
@@ -82,12 +82,12 @@ def recorded(model, monkeypatch):
     from swin_backbone.openmmlab.layers import roi_extractor
 
     recorder = Recorder({81, 9, 151})
-    found = recorder.found
+    results = recorder.found
 
     def keep(row):
         def hook(_module, _args, result):
             for x in tensors(result):
-                found[row].add(x.dtype)
+                results[row].add(x.dtype)
 
         return hook
 
@@ -97,20 +97,20 @@ def recorded(model, monkeypatch):
             handles.append(module.register_forward_hook(keep("what a head's forward returns")))
 
     def align(maps_, rois, *rest):
-        found['maps that RoIAlign reads'].add(maps_.dtype)
-        found['corners of regions'].add(rois.dtype)
+        results['maps that RoIAlign reads'].add(maps_.dtype)
+        results['corners of regions'].add(rois.dtype)
         return align_forward(maps_, rois, *rest)
 
     def nms(boxes, scores, **rest):
-        found['boxes for NMS'].add(boxes.dtype)
-        found['scores for NMS'].add(scores.dtype)
+        results['boxes for NMS'].add(boxes.dtype)
+        results['scores for NMS'].add(scores.dtype)
         return ext.nms(boxes, scores, **rest)
 
     align_forward = roi_extractor.roi_align_forward
     with monkeypatch.context() as patch, recorder:
         patch.setattr(roi_extractor, 'roi_align_forward', align)
         patch.setattr(import_module('mmcv.ops.nms'), 'ext_module', type('ours', (), dict(nms=staticmethod(nms))))
-        yield found
+        yield results
     for handle in handles:
         handle.remove()
 
@@ -133,11 +133,11 @@ def table():
 @pytest.mark.slow
 def test_each_cell_of_the_table(monkeypatch):
     pytest.importorskip('mmdet')
-    found = defaultdict(set)
+    results = defaultdict(set)
     for family in FAMILIES:
         for row, dtypes in dtypes_of(family, monkeypatch).items():
-            found[row] |= dtypes
-    assert found == {row: {dtype} for row, dtype in table().items()}
+            results[row] |= dtypes
+    assert results == {row: {dtype} for row, dtype in table().items()}
 
 
 @pytest.mark.parametrize('family', ['Mask R-CNN', 'UPerNet'])
@@ -154,7 +154,7 @@ def dtypes_of(family, monkeypatch):
     # Not smaller: torch's bfloat16 gradient of a 3x3 convolution with stride 2 on a map of 1x1 pixels is not finite
     model, data = build(cfg, side=SIDE), pictures_and_truth(cfg, side=SIDE)
     accelerate(model)
-    with recorded(model, monkeypatch) as found:
+    with recorded(model, monkeypatch) as results:
         with mixed_precision(model):
             samples = predict(cfg, model, copy.deepcopy(data))
         assert len(samples) == 2
@@ -165,15 +165,15 @@ def dtypes_of(family, monkeypatch):
     for name, loss in losses.items():
         for x in tensors(loss):
             if 'loss' in name:
-                found['each loss'].add(x.dtype)
+                results['each loss'].add(x.dtype)
     total, _ = model.parse_losses(losses)
     total.backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            found['parameters and gradients'] |= {parameter.dtype, parameter.grad.dtype}
+            results['parameters and gradients'] |= {parameter.dtype, parameter.grad.dtype}
             assert parameter.grad.isfinite().all(), (name, family)
     return {
-        row: dtypes for row, dtypes in found.items() if row != 'costs of matching in Mask2Former' or 'Mask2' in family
+        row: dtypes for row, dtypes in results.items() if row != 'costs of matching in Mask2Former' or 'Mask2' in family
     }
 
 

@@ -75,9 +75,9 @@ def test_each_parameter_of_swin_t(scope, kind):
         for group in build(model, scope=scope).optimizer.param_groups
         for parameter in group['params']
     }
-    wanted = expected(kind)
-    assert set(actual) == set(wanted) == set(name_of.values())
-    for name, (lr, decay) in wanted.items():
+    truth = expected(kind)
+    assert set(actual) == set(truth) == set(name_of.values())
+    for name, (lr, decay) in truth.items():
         assert actual[name] == (pytest.approx(lr), decay), name
 
 

@@ -37,12 +37,12 @@ def check_skipped(folder, first, last):
 
 @pytest.mark.parametrize('what', ['loss_a', 'gradient'])
 def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, what):
-    codes, said = spoilt(tmp_path / 'work', {2: what})
-    assert codes == {0}, said[-3000:]
+    codes, message = spoilt(tmp_path / 'work', {2: what})
+    assert codes == {0}, message[-3000:]
     check_skipped(tmp_path / 'work', 2, 3)
     assert differing(tmp_path / 'work' / 'iter_3.pth', tmp_path / 'work' / 'iter_4.pth') != []
     warning = next(
-        line for line in said.splitlines() if 'WARNING - Iteration 3: step skipped, number 1 in a row' in line
+        line for line in message.splitlines() if 'WARNING - Iteration 3: step skipped, number 1 in a row' in line
     )
     reason = 'loss_a nan' if what == 'loss_a' else 'gradient norm'
     assert f'Not finite: {reason}; images: picture_' in warning
@@ -52,10 +52,10 @@ def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, wh
 
 
 def test_statistics_of_batch_norm_stay_finite(tmp_path, record_fault):
-    codes, said = spoilt(tmp_path / 'work', {}, iterations=8, train_dataloader__dataset__bad=[3])
-    assert codes == {0}, said[-3000:]
+    codes, message = spoilt(tmp_path / 'work', {}, iterations=8, train_dataloader__dataset__bad=[3])
+    assert codes == {0}, message[-3000:]
     assert is_finite(tmp_path / 'work' / 'iter_8.pth')
-    warnings = [line for line in said.splitlines() if 'step skipped' in line]
+    warnings = [line for line in message.splitlines() if 'step skipped' in line]
     assert len(warnings) == 1
     assert 'picture_3.png' in warnings[0]
     record_fault('non_finite')
@@ -63,38 +63,38 @@ def test_statistics_of_batch_norm_stay_finite(tmp_path, record_fault):
 
 def test_many_skipped_steps_stop_training(tmp_path, record_fault):
     spoil = dict.fromkeys((1, 2, 4, 5, 6), 'loss_b')  # 2 in a row, then 3
-    codes, said = spoilt(tmp_path / 'work', spoil, iterations=9)
+    codes, message = spoilt(tmp_path / 'work', spoil, iterations=9)
     assert codes == {1}
-    assert 'training stops at iteration 7, after 3 skipped steps in a row. Not finite: loss_b nan' in said
-    assert f'The last whole checkpoint is {tmp_path}/work/iter_6.pth; --resume goes on from there.' in said
-    assert 'Traceback' not in said
+    assert 'training stops at iteration 7, after 3 skipped steps in a row. Not finite: loss_b nan' in message
+    assert f'The last whole checkpoint is {tmp_path}/work/iter_6.pth; --resume goes on from there.' in message
+    assert 'Traceback' not in message
     assert is_finite(tmp_path / 'work' / 'iter_6.pth')
     record_fault('non_finite', 5)
 
 
 def test_an_accumulation_is_one_step(tmp_path, record_fault):
-    codes, said = spoilt(tmp_path / 'work', {3: 'loss_a'}, iterations=9, optim_wrapper__accumulative_counts=3)
-    assert codes == {0}, said[-3000:]
+    codes, message = spoilt(tmp_path / 'work', {3: 'loss_a'}, iterations=9, optim_wrapper__accumulative_counts=3)
+    assert codes == {0}, message[-3000:]
     check_skipped(tmp_path / 'work', 3, 6)
     assert differing(tmp_path / 'work' / 'iter_6.pth', tmp_path / 'work' / 'iter_9.pth') != []
-    warning = next(line for line in said.splitlines() if 'Iteration 6: step skipped' in line)
+    warning = next(line for line in message.splitlines() if 'Iteration 6: step skipped' in line)
     assert warning.count('.png') == 2  # pictures of the bad batch only
     record_fault('non_finite')
 
 
 @pytest.mark.parametrize('what', ['loss_a', pytest.param('gradient', marks=pytest.mark.slow)])
 def test_ranks_skip_together(tmp_path, record_fault, what):
-    codes, said = spoilt(tmp_path / 'work', {2: what}, ranks=2, model__rank_to_spoil=1)
-    assert codes == {0}, said[-3000:]
+    codes, message = spoilt(tmp_path / 'work', {2: what}, ranks=2, model__rank_to_spoil=1)
+    assert codes == {0}, message[-3000:]
     check_skipped(tmp_path / 'work', 2, 3)
-    assert 'Not finite on rank 1: ' in said
+    assert 'Not finite on rank 1: ' in message
     assert differing(tmp_path / 'work' / 'iter_3.pth', tmp_path / 'work' / 'iter_6.pth') != []
     record_fault('non_finite')
 
 
 def test_a_skipped_loss_leaves_the_loss_scale(tmp_path, record_fault):
-    codes, said = spoilt(tmp_path / 'work', {2: 'loss_a'}, optim_wrapper__type='CpuAmp')
-    assert codes == {0}, said[-3000:]
+    codes, message = spoilt(tmp_path / 'work', {2: 'loss_a'}, optim_wrapper__type='CpuAmp')
+    assert codes == {0}, message[-3000:]
     check_skipped(tmp_path / 'work', 2, 3)
     scales = [
         torch.load(tmp_path / 'work' / f'iter_{n}.pth', weights_only=False)['optimizer']['loss_scaler']['scale']
@@ -106,11 +106,11 @@ def test_a_skipped_loss_leaves_the_loss_scale(tmp_path, record_fault):
 
 def test_an_overflow_counts_at_a_scale_of_1(tmp_path, record_fault):
     settings = dict(optim_wrapper__type='CpuAmp', optim_wrapper__init_scale=4.0)
-    codes, said = spoilt(tmp_path / 'work', dict.fromkeys(range(9), 'gradient'), iterations=9, **settings)
+    codes, message = spoilt(tmp_path / 'work', dict.fromkeys(range(9), 'gradient'), iterations=9, **settings)
     assert codes == {1}
-    first = next(line for line in said.splitlines() if 'step skipped' in line)
+    first = next(line for line in message.splitlines() if 'step skipped' in line)
     assert 'Iteration 3: step skipped, number 1 in a row' in first  # at 4 and 2 the scaler halves the scale
-    assert 'training stops at iteration 5' in said
+    assert 'training stops at iteration 5' in message
     record_fault('non_finite', 5)
 
 

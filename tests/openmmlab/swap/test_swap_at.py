@@ -77,8 +77,8 @@ def test_of_several_backbones_one_must_be_named(bev):
 
 
 def test_neck_and_rates_of_a_backbone_with_another_name(bev, monkeypatch):
-    said = []
-    monkeypatch.setattr(swap_module, 'print_log', lambda text, **_: said.append(text))
+    messages = []
+    monkeypatch.setattr(swap_module, 'print_log', lambda text, **_: messages.append(text))
     before = copy.deepcopy(bev)
     cfg = swap_backbone(bev, 'swin-nano', at='model.img_backbone', init_cfg=None)
     assert bev.to_dict() == before.to_dict()
@@ -87,7 +87,7 @@ def test_neck_and_rates_of_a_backbone_with_another_name(bev, monkeypatch):
     assert cfg.model.img_neck.in_channels == [64, 128, 256]
     assert cfg.model.pts_backbone == before.model.pts_backbone
     assert cfg.model.data_preprocessor.bgr_to_rgb is True
-    assert 'note: model.pts_backbone may get images with another normalisation' in said[0]
+    assert 'note: model.pts_backbone may get images with another normalisation' in messages[0]
     keys = cfg.optim_wrapper.paramwise_cfg.custom_keys
     assert keys['img_backbone.stages.0.blocks.1.norm'] == dict(lr_mult=0.1, decay_mult=0.0)
 

@@ -41,13 +41,13 @@ def result_file(toolbox, folder):
 def test_each_config_trains_or_says_why_not(toolbox, folder, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
     monkeypatch.chdir(home(toolbox))
-    found = [outcome._asdict() for outcome in outcomes(toolbox, folder)]
-    failed = [f'{outcome["config"]}\n{outcome["why"]}' for outcome in found if outcome['result'] == FAILS]
+    matches = [outcome._asdict() for outcome in outcomes(toolbox, folder)]
+    failed = [f'{outcome["config"]}\n{outcome["why"]}' for outcome in matches if outcome['result'] == FAILS]
     assert not failed, '\n'.join(failed)
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = result_file(toolbox, folder)
     partial = path.with_suffix(f'.{os.getpid()}')
-    partial.write_text(json.dumps(found, indent=1))
+    partial.write_text(json.dumps(matches, indent=1))
     partial.replace(path)
 
 
@@ -70,8 +70,8 @@ def table(results):
     for result, heading in ((REFUSED, 'Refused'), (BUILDS, 'Built but not trained'), (NOT_TRIED, 'Not tried')):
         whys = Counter()
         where = {}
-        for name, found in results.items():
-            for outcome in found:
+        for name, matches in results.items():
+            for outcome in matches:
                 if outcome['result'] == result and outcome['why']:
                     whys[outcome['why']] += 1
                     where.setdefault(outcome['why'], {})[name] = None
@@ -91,8 +91,8 @@ def test_the_documentation_has_every_folder(request):
         results = {f'{t}/{f}': json.loads(result_file(t, f).read_text()) for t, f in run}
         before, _, rest = DOCS.read_text().partition(BEGIN)
         missing = [f'{t}/{f}' for t, f in FOLDERS if (t, f) not in run]
-        said = f'{NOT_RUN} {", ".join(missing)}.\n\n' if missing else ''
-        DOCS.write_text(before + BEGIN + '\n' + table(results) + said + END + rest.partition(END)[2])
+        message = f'{NOT_RUN} {", ".join(missing)}.\n\n' if missing else ''
+        DOCS.write_text(before + BEGIN + '\n' + table(results) + message + END + rest.partition(END)[2])
     text = DOCS.read_text()
     if stack() != 'onedl':
         pytest.skip('the table was written on the OneDL stack')

@@ -58,15 +58,15 @@ def metrics_after_an_epoch(config, data, work_dir):
     if cfg.optim_wrapper.type == 'AmpOptimWrapper':
         runtime.enable_amp(cfg)
     runner = runtime.build_runner(copy.deepcopy(cfg))
-    found = {}
+    results = {}
     hook = runtime.Hook()
-    hook.after_val_epoch = lambda runner, metrics=None: found.update(metrics or {})
+    hook.after_val_epoch = lambda runner, metrics=None: results.update(metrics or {})
     runner.register_hook(hook)
     try:
         runtime.run(runner, 'train')
     finally:
         forget_instances()
-    return found, runner
+    return results, runner
 
 
 def _predict_something(node):

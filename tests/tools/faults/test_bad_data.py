@@ -148,9 +148,9 @@ def test_unreadable_files_are_named_or_skipped_and_counted(record_fault, own, wo
     spoil, message = BREAK[kind]
     path = own / folder / 'train' / '0.png'
     spoil(path)
-    (said,) = check_data(config(words(own)))[0].errors.sentences()
-    assert said.startswith('pictures or labels that cannot be read: 1, as')
-    assert message in said
+    (printed,) = check_data(config(words(own)))[0].errors.sentences()
+    assert printed.startswith('pictures or labels that cannot be read: 1, as')
+    assert message in printed
     with pytest.raises(DataError) as error:
         first_item(words(own))
     assert error.value.sentence.startswith(str(path))
@@ -167,9 +167,9 @@ def test_train_skips_and_counts_unreadable_pictures(record_fault, own, words, tm
     truncate(own / 'images' / 'train' / '1.png')
     truncate(own / 'images' / 'val' / '1.png')
     arguments = (*words(own), '--work-dir', tmp_path / 'work')
-    said = sentence(run('tools/train.py', *arguments))
-    assert 'train: pictures or labels that cannot be read: 1, as' in said
-    assert 'val: pictures or labels that cannot be read: 1, as' in said
+    printed = sentence(run('tools/train.py', *arguments))
+    assert 'train: pictures or labels that cannot be read: 1, as' in printed
+    assert 'val: pictures or labels that cannot be read: 1, as' in printed
     result = run('tools/train.py', *arguments, '--skip-unreadable')
     assert result.returncode == 0, result.stderr[-3000:]
     log = log_of(tmp_path / 'work')
@@ -231,10 +231,10 @@ def test_objects_that_are_wrong_are_counted(record_fault, own, kind):
     change, message = OBJECTS[kind]
     change_coco(own, 'val', change)
     report = check_data(config(detection(own)))[1]
-    (said,) = report.sentences(report.warnings)
-    assert said.startswith('val: ')
-    assert message in said
-    assert ': 1, as ' in said
+    (printed,) = report.sentences(report.warnings)
+    assert printed.startswith('val: ')
+    assert message in printed
+    assert ': 1, as ' in printed
     record_fault('bad_data')
 
 
@@ -252,9 +252,9 @@ def test_classes_unlike_the_annotation_files_are_named(record_fault, own, tool, 
         loader.dataset.metainfo.classes = classes
     cfg.dump(tmp_path / 'config.py')
     more = ['--not-show', '--output-dir', tmp_path / 'out'] if tool == 'browse_dataset' else []
-    said = sentence(run(f'tools/{tool}.py', tmp_path / 'config.py', *more))
-    assert message in said
-    assert 'nut, bolt' in said
+    printed = sentence(run(f'tools/{tool}.py', tmp_path / 'config.py', *more))
+    assert message in printed
+    assert 'nut, bolt' in printed
     record_fault('bad_data')
 
 
@@ -262,8 +262,8 @@ def test_a_data_set_of_which_nothing_is_left_says_why(record_fault, own, tmp_pat
     with pytest.raises(DataError, match=rf"no picture of {own}/images/train is left with img_suffix='\.tif'"):
         first_item(segmentation(own, 'own_data.image_suffix=.tif'))
     change_coco(own, 'train', lambda coco: coco['annotations'].clear())
-    said = sentence(run('tools/train.py', *detection(own), '--work-dir', tmp_path))
-    assert f'train: annotation files without objects: 1, as {own}/train.json' in said
+    printed = sentence(run('tools/train.py', *detection(own), '--work-dir', tmp_path))
+    assert f'train: annotation files without objects: 1, as {own}/train.json' in printed
     with pytest.raises(DataError, match=r'train\.json is left with filter_cfg=\{'):
         first_item(detection(own, '+train_dataloader.dataset.filter_cfg.filter_empty_gt=True'))
     record_fault('bad_data', 3)
@@ -308,10 +308,10 @@ def test_folders_of_a_data_set_that_are_not_there_are_named(record_fault, tmp_pa
     ):
         options = ['--cfg-options', f'train_dataloader.dataset.data_root={root}', 'model.backbone.init_cfg=None']
         path = f'swin_backbone::{name}'
-        said = sentence(run('tools/train.py', path, '--work-dir', tmp_path, *options))
-        assert f'there is no {root}' in said
-        assert key in said
-        assert '--cfg-options train_dataloader.dataset.data_root=' in said
+        printed = sentence(run('tools/train.py', path, '--work-dir', tmp_path, *options))
+        assert f'there is no {root}' in printed
+        assert key in printed
+        assert '--cfg-options train_dataloader.dataset.data_root=' in printed
         record_fault('bad_data')
 
 

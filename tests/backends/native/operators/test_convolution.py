@@ -60,11 +60,11 @@ def test_outputs_and_gradients_are_those_of_double_precision(dtype, B, H, W, C, 
         found = outputs_and_gradients(convolve, x, weight, bias)
     assert found[0].dtype is dtype
     assert found[0].is_contiguous(memory_format=torch.channels_last)
-    for index, (one, wanted) in enumerate(zip(found, truth)):
+    for index, (one, target) in enumerate(zip(found, truth)):
         # bfloat16 rounds the output once. Gradients have more rounding: y's gradient, and torch's sums.
         rounding = ROUNDING if dtype is torch.float32 else 2**-6 if index else 2**-8
-        assert one.shape == wanted.shape
-        assert (one - wanted).abs().max() <= rounding * wanted.abs().max().clamp(min=1)
+        assert one.shape == target.shape
+        assert (one - target).abs().max() <= rounding * target.abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
@@ -102,15 +102,15 @@ def test_a_gradient_alone_and_a_second_derivative(dtype):
 
     def penalty(compute, tensors, *needs):
         leaves = [t.detach().clone().requires_grad_(needed) for t, needed in zip(tensors, needs)]
-        wanted = [t for t in leaves if t.requires_grad]
+        target = [t for t in leaves if t.requires_grad]
         loss = compute(*leaves).to(torch.promote_types(leaves[0].dtype, torch.float32)).square().sum()
-        grads = torch.autograd.grad(loss, wanted, create_graph=True)
-        return [*grads, *torch.autograd.grad(sum(g.to(loss.dtype).square().sum() for g in grads), wanted)]
+        grads = torch.autograd.grad(loss, target, create_graph=True)
+        return [*grads, *torch.autograd.grad(sum(g.to(loss.dtype).square().sum() for g in grads), target)]
 
     in_double = [t.double() for t in (x, weight, bias)]
     for needs in ((True, False, False), (False, True, False), (False, False, True), (True, True, True)):
-        for found, wanted in zip(penalty(convolve, (x, weight, bias), *needs), penalty(by_torch, in_double, *needs)):
-            assert (found - wanted).abs().max() <= rounding * wanted.abs().max()
+        for found, target in zip(penalty(convolve, (x, weight, bias), *needs), penalty(by_torch, in_double, *needs)):
+            assert (found - target).abs().max() <= rounding * target.abs().max()
 
 
 def test_no_maps():

@@ -43,9 +43,9 @@ def test_channels_last_maps_give_the_same(channels, dtype, changed):
     out = pool(maps, rois, **changed)
     torch.testing.assert_close(pool(last, rois, **changed), out, **tolerance)
     grad = torch.randn_like(out)
-    found, wanted = (spread(grad, rois, like, **changed) for like in (last, maps))
-    assert found.stride() == last.stride()
-    torch.testing.assert_close(found, wanted, **tolerance)
+    results, expected = (spread(grad, rois, like, **changed) for like in (last, maps))
+    assert results.stride() == last.stride()
+    torch.testing.assert_close(results, expected, **tolerance)
 
 
 @pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
@@ -63,24 +63,24 @@ def test_bfloat16_is_summed_in_float32():
     out = pool(maps, rois)
     assert torch.equal(out, pool(maps.float(), rois).bfloat16())
     grad = torch.randn_like(out)
-    found, wanted = (spread(g, rois, torch.empty(maps.shape)) for g in (grad, grad.float()))
-    assert torch.equal(found, wanted)
-    assert torch.equal(spread(grad, rois, maps), wanted.bfloat16())
+    results, expected = (spread(g, rois, torch.empty(maps.shape)) for g in (grad, grad.float()))
+    assert torch.equal(results, expected)
+    assert torch.equal(spread(grad, rois, maps), expected.bfloat16())
 
 
 @pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
 def test_any_number_of_threads_gives_the_same_bits(layout):
-    maps, rois, found = torch.randn(2, 37, 30, 40).to(memory_format=layout), some_rois(300), []
+    maps, rois, results = torch.randn(2, 37, 30, 40).to(memory_format=layout), some_rois(300), []
     threads = torch.get_num_threads()
     try:
         for number in (1, 2, 5):
             torch.set_num_threads(number)
             out = pool(maps, rois)
             boxes = detection.nms(rois[:, 1:], torch.arange(300), 0.3, 0)
-            found.append((out, spread(out.sin(), rois, maps), boxes))
+            results.append((out, spread(out.sin(), rois, maps), boxes))
     finally:
         torch.set_num_threads(threads)
-    for one, other in zip(found[0] * 2, (*found[1], *found[2])):
+    for one, other in zip(results[0] * 2, (*results[1], *results[2])):
         assert torch.equal(one, other)
 
 

@@ -86,12 +86,12 @@ def test_a_row_is_finite_as_long_as_its_variance_is(channels, record_fault):
         variance = x.double().var(-1, unbiased=False)
         y = output_norm(nn.LayerNorm(channels, elementwise_affine=False), x)[0, 0]
         (of_x,) = torch.autograd.grad(y.square().sum(), x)
-        held = variance[0, 0] * channels < torch.finfo(torch.float32).max
-        assert torch.equal(y.isfinite().all(-1), held)
-        assert torch.equal(y.isnan().all(-1), ~held)
-        assert not of_x[0, 0][~held].isfinite().any()
+        contents = variance[0, 0] * channels < torch.finfo(torch.float32).max
+        assert torch.equal(y.isfinite().all(-1), contents)
+        assert torch.equal(y.isnan().all(-1), ~contents)
+        assert not of_x[0, 0][~contents].isfinite().any()
         truth = F.layer_norm(x.double(), (channels,))[0, 0]
-        assert (y - truth)[held].abs().max() < 1e-5 if held.any() else True
+        assert (y - truth)[contents].abs().max() < 1e-5 if contents.any() else True
     record_fault('not_finite', 29)
 
 

@@ -35,7 +35,7 @@ def test_objects_of_exports(kind, keeps_split, tmp_path, record_fault):
         assert not any(map(len, (check.errors, check.in_evaluation, check.warnings)))
         data = read(cfg, phase)
         assert f'{len(data["images"])} pictures' in report
-        objects = {plain(name): found for name, found in boxes(data).items()}
+        objects = {plain(name): results for name, results in boxes(data).items()}
         assert not seen.keys() & objects.keys()
         seen.update(objects)
         if keeps_split:

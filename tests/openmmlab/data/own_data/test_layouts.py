@@ -338,8 +338,8 @@ def beside_other_files(root):
 ])  # fmt: skip
 def test_folders_as_people_have_them(layout, change, pictures, tmp_path, record_fault):
     def objects_of(cfg):
-        found = {**boxes(read(cfg)), **boxes(read(cfg, 'val'))}
-        return {Path(name).stem: objects for name, objects in found.items()}
+        results = {**boxes(read(cfg)), **boxes(read(cfg, 'val'))}
+        return {Path(name).stem: objects for name, objects in results.items()}
 
     root = layouts.made(layout, tmp_path)
     expected = objects_of(fill(BOXES, root, tmp_path / 'before')[0])
