@@ -112,7 +112,7 @@ sys.exit(why_not_in(torch.float32))
 endef
 export LIBRARY_COMPUTES
 tests_wheel = $(PIP) install --quiet --no-deps --force-reinstall dist/*manylinux*_$$(uname -m).whl && \
-	rm -rf build/test-wheel && mkdir -p build/test-wheel/csrc && cp csrc/swin.h build/test-wheel/csrc && \
+	rm -rf build/test-wheel && mkdir -p build/test-wheel/csrc && cp csrc/swin.h csrc/build.py build/test-wheel/csrc && \
 	cp -r tests benchmarks pyproject.toml build/test-wheel && cd build/test-wheel && \
 	$(abspath $(RUN)) -c "$$LIBRARY_COMPUTES" && \
 	PATH=$(abspath $(VENV))/bin OMP_NUM_THREADS=1 python -m pytest tests/backends/native

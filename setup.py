@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-native = run_path(str(HERE / 'swin_backbone' / 'backends' / 'native' / 'build.py'))
+native = run_path(str(HERE / 'csrc' / 'build.py'))
 
 
 class BuildPackage(build_py):

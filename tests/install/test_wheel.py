@@ -13,7 +13,7 @@ from helpers import ROOT, run_python
 from mmengine.config import Config
 from mmengine.fileio import load
 
-from swin_backbone.backends.native import build as build_native
+from csrc import build as build_native
 
 X86_64 = ['amx', 'avx512_bf16', 'avx512', 'avx2']
 ARM64 = ['neon_bf16', 'neon']

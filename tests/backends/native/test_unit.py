@@ -13,7 +13,7 @@ import pytest
 from helpers import ROOT
 
 import swin_backbone.backends.native
-from swin_backbone.backends.native.build import NAMES, Target, compile_sources, link_library
+from csrc.build import NAMES, Target, compile_sources, link_library
 from swin_backbone.backends.native.library import NAME, load
 
 UNIT = ROOT / 'csrc' / 'tests' / 'unit.cpp'
