@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 8
+#define SWIN_VERSION 9
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -232,13 +232,10 @@ typedef struct swin_roi_align {
   int32_t aligned; /* 1: pixel centres lie at +0.5, and regions may be smaller than a pixel */
 } swin_roi_align;
 
-/* pooled: (R, C, I, J), the mean of each bin's samples. With argmax_y and argmax_x (float32, the shape of pooled), the
- * maximum, and the position of the largest sample, -1 for no sample. */
-SWIN_API int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled,
-                                        float* argmax_y, float* argmax_x);
+/* pooled: (R, C, I, J), the mean of each bin's samples. */
+SWIN_API int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled);
 /* Add the gradient of the maps to grad_maps (float32, the strides of the maps). grad_pooled: of the dtype. */
-SWIN_API int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled,
-                                         const float* argmax_y, const float* argmax_x, float* grad_maps);
+SWIN_API int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled, float* grad_maps);
 
 /* Greedy suppression of overlapping boxes (count, 4): x1, y1, x2, y2. `order` lists the boxes, the best first. A box is
  * kept unless its overlap (intersection over union) with an already kept box is above the threshold. offset: 1 if boxes

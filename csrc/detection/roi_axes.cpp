@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -153,136 +152,6 @@ struct StoredMatrix {
   }
 };
 
-// A number of a map in memory.
-float value_of(float stored) { return stored; }
-float value_of(uint16_t stored) {
-  const uint32_t bits = uint32_t{stored} << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-void store_value(float value, float& to) { to = value; }
-void store_value(float value, uint16_t& to) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  to = static_cast<uint16_t>(value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// The largest sample so far. mmcv begins with -10000, without a position, and prefers the first of equal samples.
-struct Best {
-  float value = -10000.f, y = -1.f, x = -1.f;
-  int64_t number = -1;
-
-  void offer(float other, float at_y, float at_x, int64_t other_number) {
-    if (other > value || (other == value && number > other_number))
-      value = other, y = at_y, x = at_x, number = other_number;
-  }
-};
-
-// The samples of a bin inside the map along one axis, equal for all channels.
-struct Lines {
-  struct Line {
-    float at, weight_low, weight_high;
-    int64_t low, high;  // positions of the two pixels
-  };
-  Samples::Range range{};
-  std::vector<Line> lines;
-
-  void take(const Samples& samples, int64_t bin, int64_t stride) {
-    range = samples.inside(bin);
-    lines.clear();
-    for (int64_t i = range.begin; i < range.end; i++) {
-      const float at = samples.at(bin, i);
-      const Neighbours n = neighbours_of(at, samples.size);
-      lines.push_back({at, n.weight_low, n.weight_high, n.low * stride, n.high * stride});
-    }
-  }
-  int64_t first_outside() const { return range.begin == range.end || range.begin > 0 ? 0 : range.end; }
-};
-
-// All samples outside are 0: the first represents all.
-Best best_outside(const Region& region, const Lines& rows, const Lines& columns, int64_t i, int64_t j) {
-  const int64_t across = region.x.count;
-  int64_t row = rows.first_outside(), column = 0;
-  if (row != 0) {
-    const int64_t in_first_row = columns.first_outside();
-    if (in_first_row < across) row = 0, column = in_first_row;
-  }
-  Best best;
-  if (row < region.y.count && column < across)
-    best.offer(0.f, region.y.at(i, row), region.x.at(j, column), row * across + column);
-  return best;
-}
-
-template <class T>
-Best best_sample(const T* plane, const Lines& rows, const Lines& columns, int64_t across, Best best) {
-  int64_t row_number = rows.range.begin * across + columns.range.begin;
-  for (const auto& v : rows.lines) {
-    int64_t number = row_number;
-    for (const auto& u : columns.lines) {
-      best.offer(v.weight_low * u.weight_low * value_of(plane[v.low + u.low]) +
-                     v.weight_low * u.weight_high * value_of(plane[v.low + u.high]) +
-                     v.weight_high * u.weight_low * value_of(plane[v.high + u.low]) +
-                     v.weight_high * u.weight_high * value_of(plane[v.high + u.high]),
-                 v.at, u.at, number++);
-    }
-    row_number += across;
-  }
-  return best;
-}
-
-// A thread computes rows of bins: all channels share the positions of samples.
-template <class T>
-void max_forward(const swin_roi_align& of, const T* maps, T* pooled, float* argmax_y, float* argmax_x) {
-  const int64_t bins = of.bins_height * of.bins_width;
-  each_part(of.regions * of.bins_height, of.threads, [&](int64_t begin, int64_t end) {
-    Lines rows, columns;
-    for (int64_t n = begin; n < end; n++) {
-      const int64_t r = n / of.bins_height, i = n % of.bins_height;
-      const Region region = region_of(of, r);
-      const T* map = maps + region.image * of.stride[0];
-      rows.take(region.y, i, of.stride[2]);
-      for (int64_t j = 0; j < of.bins_width; j++) {
-        columns.take(region.x, j, of.stride[3]);
-        const Best outside = best_outside(region, rows, columns, i, j);
-        for (int64_t c = 0; c < of.channels; c++) {
-          const Best best = best_sample(map + c * of.stride[1], rows, columns, region.x.count, outside);
-          const int64_t to = (r * of.channels + c) * bins + i * of.bins_width + j;
-          store_value(best.value, pooled[to]);
-          argmax_y[to] = best.y;
-          argmax_x[to] = best.x;
-        }
-      }
-    }
-  });
-}
-
-// Each thread sums its own channels, in a fixed order.
-template <class T>
-void max_backward(const swin_roi_align& of, const T* grad_pooled, const float* argmax_y, const float* argmax_x,
-                  float* grad_maps) {
-  const int64_t bins = of.bins_height * of.bins_width;
-  each_part(of.channels, of.threads, [&](int64_t begin, int64_t end) {
-    for (int64_t r = 0; r < of.regions; r++)
-      for (int64_t c = begin; c < end; c++) {
-        float* plane = grad_maps + static_cast<int64_t>(of.boxes[5 * r]) * of.stride[0] + c * of.stride[1];
-        for (int64_t n = (r * of.channels + c) * bins, last = n + bins; n < last; n++) {
-          const float y = argmax_y[n], x = argmax_x[n];
-          if (y == -1.f || !is_inside(y, of.height) || !is_inside(x, of.width)) continue;
-          const Neighbours v = neighbours_of(y, of.height), u = neighbours_of(x, of.width);
-          const float gradient = value_of(grad_pooled[n]);
-          const auto add = [&](int32_t at_y, int32_t at_x, float weight) {
-            plane[at_y * of.stride[2] + at_x * of.stride[3]] += gradient * weight;
-          };
-          add(v.low, u.low, v.weight_low * u.weight_low);
-          add(v.low, u.high, v.weight_low * u.weight_high);
-          add(v.high, u.low, v.weight_high * u.weight_low);
-          add(v.high, u.high, v.weight_high * u.weight_high);
-        }
-      }
-  });
-}
-
 }  // namespace
 
 struct Rois::Stored {
@@ -321,20 +190,6 @@ int64_t find_wrong_roi(const swin_roi_align& of, RoiFault& fault) {
     if (region.y.step < 0 || region.x.step < 0) return fault = RoiFault::ENDS, r;
   }
   return -1;
-}
-
-void roi_align_max_forward(const swin_roi_align& of, const void* maps, void* pooled, float* argmax_y, float* argmax_x) {
-  if (of.dtype == SWIN_FLOAT32)
-    max_forward(of, static_cast<const float*>(maps), static_cast<float*>(pooled), argmax_y, argmax_x);
-  else
-    max_forward(of, static_cast<const uint16_t*>(maps), static_cast<uint16_t*>(pooled), argmax_y, argmax_x);
-}
-void roi_align_max_backward(const swin_roi_align& of, const void* grad_pooled, const float* argmax_y,
-                            const float* argmax_x, float* grad_maps) {
-  if (of.dtype == SWIN_FLOAT32)
-    max_backward(of, static_cast<const float*>(grad_pooled), argmax_y, argmax_x, grad_maps);
-  else
-    max_backward(of, static_cast<const uint16_t*>(grad_pooled), argmax_y, argmax_x, grad_maps);
 }
 
 }  // namespace swin

@@ -3,7 +3,7 @@
 // The mean of a grid of bilinear samples is separable: the weight of a pixel is a product of one weight per axis.
 // Neighbouring samples share pixels, and their weights are added up here: a bin of 3x3 samples reads 16 pixels, not 36.
 //
-// This part is compiled once, for every processor. So is the maximum of samples, used by few models.
+// This part is compiled once, for every processor.
 #pragma once
 
 #include <cstdint>
@@ -56,9 +56,5 @@ class Rois {
 // The first region with a map index out of range (IMAGE), or with an end before its beginning (ENDS); -1: none.
 enum class RoiFault { IMAGE, ENDS };
 int64_t find_wrong_roi(const swin_roi_align& of, RoiFault& fault);
-
-void roi_align_max_forward(const swin_roi_align& of, const void* maps, void* pooled, float* argmax_y, float* argmax_x);
-void roi_align_max_backward(const swin_roi_align& of, const void* grad_pooled, const float* argmax_y,
-                            const float* argmax_x, float* grad_maps);
 
 }  // namespace swin

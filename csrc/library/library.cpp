@@ -716,8 +716,7 @@ int32_t swin_convolution_forward(const swin_convolution* convolution, const void
   });
 }
 
-int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled, float* argmax_y,
-                               float* argmax_x) {
+int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled) {
   return guarded([&] {
     exists("roi_align", roi_align);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
@@ -726,19 +725,12 @@ int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps
     const int64_t extent = check_roi_align(of, arrays), numbers = pooled_numbers(of), size = size_of(of.dtype);
     arrays.read("maps", maps, extent, size);
     arrays.write("pooled", pooled, numbers, size);
-    const bool maximum = argmax_y || argmax_x;
-    if (maximum) arrays.write("argmax_y", argmax_y, numbers), arrays.write("argmax_x", argmax_x, numbers);
     arrays.check_overlaps();
-    if (!numbers) return;
-    if (maximum)
-      roi_align_max_forward(of, maps, pooled, argmax_y, argmax_x);
-    else
-      kernels.roi_align_forward(of, maps, pooled);
+    if (numbers) kernels.roi_align_forward(of, maps, pooled);
   });
 }
 
-int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled, const float* argmax_y,
-                                const float* argmax_x, float* grad_maps) {
+int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled, float* grad_maps) {
   return guarded([&] {
     exists("roi_align", roi_align);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
@@ -747,15 +739,10 @@ int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* gra
     const int64_t extent = check_roi_align(of, arrays), numbers = pooled_numbers(of);
     arrays.read("grad_pooled", grad_pooled, numbers, size_of(of.dtype));
     arrays.write("grad_maps", grad_maps, extent);
-    const bool maximum = argmax_y || argmax_x;
-    if (maximum) arrays.read("argmax_y", argmax_y, numbers), arrays.read("argmax_x", argmax_x, numbers);
     arrays.check_overlaps();
     if (!numbers) return;
     check_apart(of);
-    if (maximum)
-      roi_align_max_backward(of, grad_pooled, argmax_y, argmax_x, grad_maps);
-    else
-      kernels.roi_align_backward(of, grad_pooled, grad_maps);
+    kernels.roi_align_backward(of, grad_pooled, grad_maps);
   });
 }
 

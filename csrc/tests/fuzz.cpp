@@ -469,36 +469,22 @@ void fuzz_roi_align(bool backward) {
   call.field(boxes, "boxes", product({of.regions, 5}));
   fill_boxes(call, boxes, of.regions, std::max<int64_t>(of.batch, 1));
   if (!of.batch) call.changed = true;
-  const bool maximum = chance(0.3);
   if (!backward) {
     const void* maps = nullptr;
     void* to = nullptr;
-    float *argmax_y = nullptr, *argmax_x = nullptr;
     call.field(maps, "maps", extent, size);
     call.field(to, "pooled", pooled, size, true);
-    if (maximum) {
-      call.field(argmax_y, "argmax_y", pooled, 4, true);
-      call.field(argmax_x, "argmax_x", pooled, 4, true);
-    }
     call.corrupt(call.all);
-    if (maximum && !argmax_y && !argmax_x) call.wrong = false, call.changed = true;  // the mean instead
     of.boxes = boxes;
-    return judge(call, swin_roi_align_forward(&of, maps, to, argmax_y, argmax_x));
+    return judge(call, swin_roi_align_forward(&of, maps, to));
   }
   const void* grad = nullptr;
-  float *argmax_y = nullptr, *argmax_x = nullptr, *grad_maps = nullptr;
+  float* grad_maps = nullptr;
   call.field(grad, "grad_pooled", pooled, size);
   call.field(grad_maps, "grad_maps", extent, 4, true);
-  if (maximum) {
-    call.field(argmax_y, "argmax_y", pooled);
-    call.field(argmax_x, "argmax_x", pooled);
-    for (float* argmax : {argmax_y, argmax_x})
-      for (int64_t i = 0; argmax && i < pooled; i++) argmax[i] = chance(0.05) ? any_float() : draw(-20, 180) / 8.f;
-  }
   call.corrupt(call.all);
-  if (maximum && !argmax_y && !argmax_x) call.wrong = false, call.changed = true;
   of.boxes = boxes;
-  judge(call, swin_roi_align_backward(&of, grad, argmax_y, argmax_x, grad_maps));
+  judge(call, swin_roi_align_backward(&of, grad, grad_maps));
 }
 
 int32_t any_tile() { return draw(0, 1) ? 4 : 6; }

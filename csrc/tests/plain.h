@@ -251,16 +251,10 @@ inline Numbers<Numbers<double>> sample_places(double from, double to, const swin
   return places;
 }
 
-template <class X>
-struct Pooled {
-  Numbers<X> mean, maximum;
-  Numbers<double> argmax_y, argmax_x;
-};
-
 // maps: (B, C, H, W) without gaps, for any strides of `of`.
 template <class X>
-Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
-  Pooled<X> pooled;
+Numbers<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
+  Numbers<X> pooled;
   for (int64_t r = 0; r < of.regions; r++) {
     const float* box = of.boxes + 5 * r;
     const auto down = sample_places(box[2], box[4], of, of.bins_height);
@@ -269,8 +263,7 @@ Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
       const X* plane = maps.data() + (static_cast<int64_t>(box[0]) * of.channels + c) * of.height * of.width;
       for (const auto& rows : down)
         for (const auto& columns : across) {
-          X sum(0), best(-10000.0);  // mmcv's smallest maximum
-          double best_y = -1, best_x = -1;
+          X sum(0);
           for (const double y : rows)
             for (const double x : columns) {
               const Between v = between(y, of.height), u = between(x, of.width);
@@ -280,12 +273,9 @@ Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
               };
               const X sample = v.inside && u.inside ? X(1 - v.share) * row(v.low) + X(v.share) * row(v.high) : X(0);
               sum = sum + sample;
-              if (value_of(sample) > value_of(best)) best = sample, best_y = y, best_x = x;
             }
           const auto count = static_cast<double>(rows.size() * columns.size());
-          pooled.mean.push_back(count ? sum / X(count) : X(0));
-          pooled.maximum.push_back(best);
-          pooled.argmax_y.push_back(best_y), pooled.argmax_x.push_back(best_x);
+          pooled.push_back(count ? sum / X(count) : X(0));
         }
     }
   }

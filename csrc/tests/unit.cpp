@@ -517,38 +517,28 @@ void test_roi_align(const RoiCase& c, int32_t dtype) {
   const Numbers<float> numbers = held_by(dtype, random_numbers(c.batch * c.channels * c.height * c.width));
   const Stored maps(dtype, numbers, sizes, of.stride);
   const Numbers<double> plain = as<double>(numbers);
-  const Pooled<double> truth = plain_roi_align(of, plain);
+  const Numbers<double> truth = plain_roi_align(of, plain);
   const int64_t count = c.regions * c.channels * c.bins_height * c.bins_width;
   const Numbers<float> grad = held_by(dtype, random_numbers(count));
   const int64_t in_a_row[] = {1, 1, 1, count}, ones[] = {1, 1, 1, 1};
   const Stored grad_pooled(dtype, grad, in_a_row, ones);
-  for (const bool maximum : {false, true}) {
-    tape.clear();
-    const Numbers<Var> leaves = as<Var>(numbers);
-    const Pooled<Var> with_gradients = plain_roi_align(of, leaves);
-    const Numbers<double> all = all_gradients(maximum ? with_gradients.maximum : with_gradients.mean, grad);
-    Numbers<double> of_maps = gradient_of(all, leaves);
-    for (double& number : of_maps) number += 1;  // the call adds to the gradient
-    for (const int threads : {1, 3}) {
-      of.threads = threads;
-      Numbers<char> pooled(grad_pooled.bytes.size());
-      Numbers<float> argmax_y(count), argmax_x(count);
-      float *const y = maximum ? argmax_y.data() : nullptr, *const x = maximum ? argmax_x.data() : nullptr;
-      ok(swin_roi_align_forward(&of, maps.bytes.data(), pooled.data(), y, x), "swin_roi_align_forward");
-      const double most = dtype == SWIN_BFLOAT16 ? 1e-2 : 2e-5;
-      expect_close(read_back(dtype, pooled), maximum ? truth.maximum : truth.mean, most, "what is pooled");
-      if (maximum) {
-        expect_close(argmax_y, truth.argmax_y, 2e-5, "where a maximum is, down");
-        expect_close(argmax_x, truth.argmax_x, 2e-5, "where a maximum is, across");
-      }
-      Numbers<float> grad_maps(Stored::extent(sizes, of.stride), 1);
-      ok(swin_roi_align_backward(&of, grad_pooled.bytes.data(), y, x, grad_maps.data()), "swin_roi_align_backward");
-      Numbers<float> found(numbers.size());
-      Stored::over(sizes, of.stride, [&](int64_t i, int64_t at) { found[i] = grad_maps[at], grad_maps[at] = 1; });
-      expect_close(found, of_maps, 6e-5, "the maps' gradient");
-      expect(std::all_of(grad_maps.begin(), grad_maps.end(), [](float between) { return between == 1; }),
-             "what lies between the numbers of maps is not written");
-    }
+  tape.clear();
+  const Numbers<Var> leaves = as<Var>(numbers);
+  const Numbers<double> all = all_gradients(plain_roi_align(of, leaves), grad);
+  Numbers<double> of_maps = gradient_of(all, leaves);
+  for (double& number : of_maps) number += 1;  // the call adds to the gradient
+  for (const int threads : {1, 3}) {
+    of.threads = threads;
+    Numbers<char> pooled(grad_pooled.bytes.size());
+    ok(swin_roi_align_forward(&of, maps.bytes.data(), pooled.data()), "swin_roi_align_forward");
+    expect_close(read_back(dtype, pooled), truth, dtype == SWIN_BFLOAT16 ? 1e-2 : 2e-5, "what is pooled");
+    Numbers<float> grad_maps(Stored::extent(sizes, of.stride), 1);
+    ok(swin_roi_align_backward(&of, grad_pooled.bytes.data(), grad_maps.data()), "swin_roi_align_backward");
+    Numbers<float> found(numbers.size());
+    Stored::over(sizes, of.stride, [&](int64_t i, int64_t at) { found[i] = grad_maps[at], grad_maps[at] = 1; });
+    expect_close(found, of_maps, 6e-5, "the maps' gradient");
+    expect(std::all_of(grad_maps.begin(), grad_maps.end(), [](float between) { return between == 1; }),
+           "what lies between the numbers of maps is not written");
   }
 }
 

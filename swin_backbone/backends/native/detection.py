@@ -43,7 +43,7 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
     described = _describe(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
     pooled = address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
-    library().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled, None, None)
+    library().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled)
 
 
 def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Pooling) -> None:
@@ -56,7 +56,7 @@ def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tenso
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
     described = _describe(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
     grad = address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
-    library().roi_align_backward(byref(described), grad, None, None, _address_of_maps(sums_BCHW))
+    library().roi_align_backward(byref(described), grad, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
 

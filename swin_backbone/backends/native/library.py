@@ -18,7 +18,7 @@ SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
 PRODUCTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}  # by autocast's
-VERSION = 8
+VERSION = 9
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 PATH = Path(__file__).with_name(NAME)
 
@@ -127,8 +127,8 @@ SIGNATURES = {  # of the functions with a `swin_status`
     ],
     'swin_pack_convolution': [c_void_p, c_int32, c_int64, c_int64, c_int32, c_void_p],
     'swin_convolution_forward': [POINTER(Convolution), c_void_p, c_void_p],
-    'swin_roi_align_forward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],
-    'swin_roi_align_backward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],
+    'swin_roi_align_forward': [POINTER(RoiAlign), c_void_p, c_void_p],
+    'swin_roi_align_backward': [POINTER(RoiAlign), c_void_p, c_void_p],
     'swin_nms': [
         *(c_void_p, c_void_p, c_int64, c_float, c_float, c_int32, c_void_p, _of_numbers),
     ],
