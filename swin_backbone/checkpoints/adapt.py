@@ -227,7 +227,11 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
     trained: dict[str, Size] = {}  # the window of each bias table
     for key, value in weights.backbone.items():
         if key not in own:
-            _note_unused(key, report)
+            if re.match(r'norm\d+\.', key):
+                report.ignored.setdefault('norms of outputs that the backbone does not emit', []).append(key)
+            else:
+                report.ignored.setdefault('the backbone has no such weight', []).append(key)
+                report.warnings.append(f'The checkpoint has {key}, the backbone has not: its outputs will be others')
             continue
         change = ''
         if key.endswith(TABLE) and value.shape[1:] == own[key].shape[1:]:
@@ -278,14 +282,6 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
                 f'The position bias was trained with offsets scaled by windows {tuple(scales)}, the backbone scales '
                 f'them by {tuple(used)}: set pretrained_window_sizes'
             )
-
-
-def _note_unused(key: str, report: LoadReport) -> None:
-    if re.match(r'norm\d+\.', key):
-        report.ignored.setdefault('norms of outputs that the backbone does not emit', []).append(key)
-    else:
-        report.ignored.setdefault('the backbone has no such weight', []).append(key)
-        report.warnings.append(f'The checkpoint has {key}, the backbone has not: its outputs will be others')
 
 
 def _fit_elsewhere(

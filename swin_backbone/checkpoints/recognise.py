@@ -179,13 +179,11 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
     for key in names:
         if key.endswith(_ANCHOR_ENDS):
             starts = [0, *(dot.end() for dot in re.finditer(r'\.', key))]
-            places = ((key[:start], format) for start in starts for format in ALL if _is_anchor(key[start:], format))
-            swins.update(itertools.islice(places, 1))
+            for start, format in itertools.product(starts, ALL):
+                if name_here(key[start:], format) == ANCHORS[format.family]:
+                    swins[key[:start]] = format
+                    break
     return swins
-
-
-def _is_anchor(name: str, format: Format) -> bool:
-    return name_here(name, format) == ANCHORS[format.family]
 
 
 def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:

@@ -23,11 +23,6 @@ EXAMPLES = 3  # for each kind of fault
 class DataError(ValueError):
     """Data that cannot be used: one sentence with the name of the file."""
 
-    @property
-    def sentence(self) -> str:
-        """Return the message without the traceback that torch adds to errors of worker processes."""
-        return str(self).rpartition(WHERE)[2].strip()
-
 
 class Faults:
     """Faults of many items: a number for each kind, and the first examples."""
@@ -73,8 +68,8 @@ def sentence_of(error: BaseException) -> str:
 
     Without a config in the traceback, the line is the message alone.
     """
-    if isinstance(error, DataError):
-        return error.sentence
+    if isinstance(error, DataError):  # torch puts the traceback of a worker process before the message
+        return str(error).rpartition(WHERE)[2].strip()
     if isinstance(error, COMPLETE):
         return _one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
@@ -107,19 +102,16 @@ def _message(error: BaseException) -> str:
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if IN_WORKER in message:  # torch adds the traceback of the worker process
         message = message.strip().rpartition('\n')[2]
-    message = _one_line(message) or f'`{_failing_line(error)}` failed'
+    message = _one_line(message)
+    if not message:  # of an assert
+        *_, (frame, number) = traceback.walk_tb(error.__traceback__)
+        message = f'`{linecache.getline(frame.f_code.co_filename, number).strip()}` failed'
     return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
 
 
 def _one_line(message: str) -> str:
     message = ' '.join(message.split())
     return message if len(message) <= MAX_MESSAGE else f'{message[:MAX_MESSAGE]}...'
-
-
-def _failing_line(error: BaseException) -> str:
-    """Return the source line that raised an error, as the message of an assert without a message."""
-    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
-    return linecache.getline(frame.f_code.co_filename, number).strip()
 
 
 def _config_place(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """Compare a checkpoint with a whole model: missing weights, other shapes, other classes."""
 
-from collections.abc import Iterator
 from typing import Any, Optional
 
 import numpy as np
@@ -62,8 +61,10 @@ def _check_shapes(
     if not missing and not wrong:
         return
     classes = dataset_meta_of(loaded).get('classes', ())
-    for name, number in _class_heads(model):
-        if classes and number != len(classes) and any(key.startswith(f'{name}.') for key in wrong):
+    for name, module in model.named_modules():
+        number = getattr(module, 'num_classes', None)
+        is_head = name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(number, int)
+        if is_head and classes and number != len(classes) and any(key.startswith(f'{name}.') for key in wrong):
             raise CheckpointError(
                 f'checkpoint {checkpoint!r} was trained with {len(classes)} classes, the model of the config has '
                 f'{number}; {instead}'
@@ -81,11 +82,3 @@ def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
     buffers = {key: value for key, value in model.named_buffers() if key.endswith(('running_mean', 'running_var'))}
     both = {**dict(model.named_parameters()), **buffers}
     return {key: tuple(value.shape) for key, value in both.items()}
-
-
-def _class_heads(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield the heads with the classes of the data, and their numbers of classes."""
-    for name, module in model.named_modules():
-        number = getattr(module, 'num_classes', None)
-        if name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(number, int):
-            yield name, number

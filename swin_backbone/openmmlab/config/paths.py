@@ -122,7 +122,9 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
     """
     for phase in phases:
         for where, dataset in datasets_in(cfg, phase):
-            _require_names((dataset.get('metainfo') or {}).get('classes'), f'{where}.metainfo.classes')
+            classes = (dataset.get('metainfo') or {}).get('classes')
+            if isinstance(classes, str) and not os.path.isfile(classes):  # ('person'), which mmengine takes for letters
+                raise ValueError(f'{where}.metainfo.classes takes a list of names, or a file of them, got {classes!r}')
             if not dataset.get('backend_args'):
                 for key, path in _expected(dataset):
                     _require(path, f'{where}.{key}', f'{where}.data_root')
@@ -137,12 +139,6 @@ def _require(path: str, key: str, setting: str) -> None:
         raise ValueError(
             f'there is no {path}, where {key} expects data. Put the data there, or set --cfg-options {setting}=...'
         )
-
-
-def _require_names(classes: Any, where: str) -> None:
-    """Raise an error for ('person') without a comma: mmengine takes each letter for a class."""
-    if isinstance(classes, str) and not os.path.isfile(classes):
-        raise ValueError(f'{where} takes a list of names, or a file with one in each line, got {classes!r}')
 
 
 def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:

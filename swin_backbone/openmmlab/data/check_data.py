@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..config.paths import annotation_file, datasets_in, metrics_in, require_data
-from ..errors import DataError, Faults
+from ..errors import DataError, Faults, sentence_of
 from ..launchers import rank
 from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
 from .check_labels import LabelRule, read_label
@@ -90,7 +90,7 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
                     if phase == 'train' and are_counted:
                         _warn_of_classes(report, report.classes)
             except DataError as error:
-                report.errors.add('data that cannot be read', error.sentence)
+                report.errors.add('data that cannot be read', sentence_of(error))
     return reports
 
 

@@ -87,7 +87,10 @@ class Predictor:
             self.model.to(device).eval()
             if torch.device(device).type == 'cpu':
                 accelerate(self.model)
-            pipeline = _pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope)
+            steps = cfg.test_dataloader.dataset.pipeline
+            pipeline = [dict(step) for step in steps if not re.match('LoadImage|.*Annotations', step['type'])]
+            if self.scope != 'mmpretrain':  # which has no loader of pixels
+                pipeline.insert(0, dict(type=f'{self.scope}.LoadImageFromNDArray'))
             self.pipeline = Compose(pipeline)
             self._described = repr((cfg.model, pipeline, amp))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
@@ -318,12 +321,6 @@ def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDA
     if len(scores_KHW) > 1:
         return scores_KHW
     return np.concatenate([np.full_like(scores_KHW, threshold), scores_KHW])
-
-
-def _pipeline_of_pixels(pipeline: Sequence[dict[str, Any]], scope: str) -> list[dict[str, Any]]:
-    """Return the test pipeline for pixels in place of files, without annotations."""
-    loader = [dict(type=f'{scope}.LoadImageFromNDArray')] if scope != 'mmpretrain' else []  # mmpretrain has none
-    return [*loader, *(dict(step) for step in pipeline if not re.match('LoadImage|.*Annotations', step['type']))]
 
 
 def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from PIL import Image
 from swin_backbone.openmmlab.data import check_labels
 from swin_backbone.openmmlab.data.check_data import check_data
 from swin_backbone.openmmlab.data.guard import build_dataset
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.openmmlab.errors import DataError, sentence_of
 from swin_backbone.openmmlab.runtime import load_config
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_label_is_named_before_and_during_training(record_fault, own, ki
     words = segmentation(own)
     with pytest.raises(DataError) as error:
         first_item(words)
-    for text in (error.value.sentence, *check_data(config(words))[0].errors.sentences()):
+    for text in (sentence_of(error.value), *check_data(config(words))[0].errors.sentences()):
         assert str(path) in text
         assert message in text
     record_fault('bad_data', 2)
@@ -153,9 +153,10 @@ def test_unreadable_files_are_named_or_skipped_and_counted(record_fault, own, wo
     assert message in printed
     with pytest.raises(DataError) as error:
         first_item(words(own))
-    assert error.value.sentence.startswith(str(path))
-    assert message in error.value.sentence
-    assert '--skip-unreadable' in error.value.sentence
+    text = sentence_of(error.value)
+    assert text.startswith(str(path))
+    assert message in text
+    assert '--skip-unreadable' in text
     dataset, item = first_item(words(own), skip_unreadable=True)
     assert not item['data_samples'].img_path.endswith('0.png')
     assert int(dataset.pipeline.skipped.sum()) == 1
@@ -195,7 +196,7 @@ def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_pa
     with pytest.raises(DataError) as error:
         runtime.run(runtime.build_runner(cfg), 'train')
     assert 'Traceback' in str(error.value)  # for --debug
-    assert error.value.sentence == (
+    assert sentence_of(error.value) == (
         f'the label {path} has the values 200 (2304 pixels); 2 classes and ignore_index=255 allow 0 to 1, 255.'
     )
     record_fault('bad_data')
