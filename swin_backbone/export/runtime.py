@@ -459,8 +459,8 @@ def main(folder: str, *paths: str) -> int:
             status = 1
             continue
         if 'boxes' in result:
-            found = zip(result['labels'], result['scores'])
-            shown = [f'{model.classes[label]} {score:.2f}' for label, score in found if score > 0.3]
+            pairs = zip(result['labels'], result['scores'])
+            shown = [f'{model.classes[label]} {score:.2f}' for label, score in pairs if score > 0.3]
         else:
             shares = np.bincount(result['labels'].ravel(), minlength=len(model.classes)) / result['labels'].size
             shown = [f'{name} {share:.0%}' for name, share in zip(model.classes, shares) if share >= 0.01]

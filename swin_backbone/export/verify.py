@@ -107,10 +107,10 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
     least = CLEAR_SCORE if len(scores) != most else max(CLEAR_SCORE, scores.min() + SCORE_TOLERANCE[precision])
     has_area = (wanted['boxes'][:, :2] < wanted['boxes'][:, 2:]).all(1)  # without area there is no IoU
     clear = np.flatnonzero((scores >= least) & has_area)
-    found = np.array([_best_match(got, wanted, index) for index in clear]).reshape(-1, 3)
+    results = np.array([_best_match(got, wanted, index) for index in clear]).reshape(-1, 3)
     figure: dict[str, Any] = dict(objects=len(scores), found=len(got['scores']))
-    if len(found):
-        ious, errors, mask_ious = found.T
+    if len(results):
+        ious, errors, mask_ious = results.T
         matched = (ious >= MATCH_IOU[precision]) & (errors <= SCORE_TOLERANCE[precision])
         figure.update(matched=float(matched.mean()), least_iou=float(ious.min()), score_error=float(errors.max()))
         if 'masks' in wanted:

@@ -29,11 +29,11 @@ def test_the_best_boxes_of_each_image(nms, most):
     got, _, _, index = boxes.suppress(placed, clear_scores, group, Config(nms), most)
     for image in range(2):
         clear = scores[image] > 0.3
-        wanted, kept = batched_nms(placed[image][clear], scores[image][clear], group[image][clear], Config(nms))
-        wanted, kept = wanted[:most], kept[:most]
+        expected, kept = batched_nms(placed[image][clear], scores[image][clear], group[image][clear], Config(nms))
+        expected, kept = expected[:most], kept[:most]
         there = got[image] > NEVER
-        assert there.sum() == len(wanted)
-        torch.testing.assert_close(got[image][there], wanted[:, 4])
+        assert there.sum() == len(expected)
+        torch.testing.assert_close(got[image][there], expected[:, 4])
         assert (index[image][there] == clear.nonzero()[:, 0][kept]).all()
 
 

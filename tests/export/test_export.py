@@ -73,8 +73,8 @@ def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
     run = export.open_maps(tmp_path, dict(format='torch', file='model.pt2'))
     for size in ((1, 1), (8, 3), (5, 33)):
         image = torch.randn(2, 3, *size)
-        for got, wanted in zip(run([image.numpy()]), one.module(image)):
-            torch.testing.assert_close(torch.from_numpy(got), wanted, rtol=1e-4, atol=1e-4)
+        for got, truth in zip(run([image.numpy()]), one.module(image)):
+            torch.testing.assert_close(torch.from_numpy(got), truth, rtol=1e-4, atol=1e-4)
 
 
 def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
@@ -204,8 +204,8 @@ def test_pictures_are_resized_as_mmcv_does(rule):
     for size in ((427, 640), (333, 101), (800, 1333)):
         picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
         scale = tuple(rule['scale'])
-        wanted = mmcv.imrescale(picture, scale) if rule['keep_ratio'] else mmcv.imresize(picture, scale)
-        assert np.array_equal(runtime.resize(picture, rule), wanted)
+        truth = mmcv.imrescale(picture, scale) if rule['keep_ratio'] else mmcv.imresize(picture, scale)
+        assert np.array_equal(runtime.resize(picture, rule), truth)
 
 
 @pytest.mark.parametrize('size', [(0, 7), (1, 4000)])
@@ -239,13 +239,13 @@ def test_building_a_graph_changes_no_layer():
 def test_a_label_that_ties_in_pytorch_is_equal(runner_up, share):
     logits = np.zeros((3, 2, 2), np.float32)
     logits[1], logits[2, 0, 0] = 10, runner_up
-    wanted = dict(labels=logits.argmax(0), logits=logits)
-    got = wanted['labels'].astype(np.uint8)
-    assert verify.compare(dict(labels=got), wanted) == dict(equal_labels=1.0)
+    truth = dict(labels=logits.argmax(0), logits=logits)
+    got = truth['labels'].astype(np.uint8)
+    assert verify.compare(dict(labels=got), truth) == dict(equal_labels=1.0)
     got[0, 0] = 2
-    assert verify.compare(dict(labels=got), wanted) == dict(equal_labels=share)
+    assert verify.compare(dict(labels=got), truth) == dict(equal_labels=share)
     got[0, 0] = 0
-    assert verify.compare(dict(labels=got), wanted) == dict(equal_labels=0.75)
+    assert verify.compare(dict(labels=got), truth) == dict(equal_labels=0.75)
 
 
 @pytest.mark.parametrize(
@@ -270,5 +270,5 @@ def test_objects_are_compared_by_boxes_with_area_and_masks(box, pixels, matched,
 
 
 def test_labels_of_one_logit_are_compared_alone():
-    wanted = dict(labels=np.array([[0, 1]]), logits=np.array([[[-1.0, 1.0]]]))
-    assert verify.compare(dict(labels=np.array([[1, 1]])), wanted) == dict(equal_labels=0.5)
+    truth = dict(labels=np.array([[0, 1]]), logits=np.array([[[-1.0, 1.0]]]))
+    assert verify.compare(dict(labels=np.array([[1, 1]])), truth) == dict(equal_labels=0.5)

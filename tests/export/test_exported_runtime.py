@@ -95,8 +95,8 @@ def test_a_whole_model_of_one_size(work):
     assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
     assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=False)
     assert [figure['equal_labels'] > 0.99 for figure in manifest['verification']] == [True]
-    found = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
-    assert [result['labels'].shape for result in found] == SIZES
+    results = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
+    assert [result['labels'].shape for result in results] == SIZES
 
 
 def test_its_own_command_line_without_pictures(work):
@@ -150,11 +150,11 @@ def test_it_runs_where_there_is_no_torch(work):
     (work / 'runtime.py').write_bytes((ROOT / 'swin_backbone' / 'export' / 'runtime.py').read_bytes())
     subprocess.run([sys.executable, '-c', WITHOUT_TORCH], cwd=work, check=True, timeout=120)
     predictor = Predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
-    found = np.load(work / 'found.npz')
+    results = np.load(work / 'found.npz')
     for index, picture in enumerate(pictures_of(work)):
-        wanted = export.result_of(predictor, picture)['labels']
-        assert found[f'arr_{index}'].shape == SIZES[index]
-        assert (found[f'arr_{index}'] == wanted).mean() > 0.999
+        truth = export.result_of(predictor, picture)['labels']
+        assert results[f'arr_{index}'].shape == SIZES[index]
+        assert (results[f'arr_{index}'] == truth).mean() > 0.999
 
 
 def test_logits_if_wanted(work):
@@ -193,11 +193,11 @@ def test_infer_draws_and_writes_as_for_a_checkpoint(work, tmp_path):
 
 @pytest.mark.slow
 def test_the_metric_is_that_of_pytorch(work, tmp_path):
-    found = []
+    results = []
     for model in (work / 'model.pth', work / 'out'):
         printed = run(ROOT / 'tools' / 'test.py', work / 'config.py', model, '--work-dir', tmp_path, cwd=tmp_path)
-        found.append(float(re.search(r'^mIoU: ([\d.]+)', printed, re.M)[1]))
-    assert abs(found[0] - found[1]) < 0.1  # percent
+        results.append(float(re.search(r'^mIoU: ([\d.]+)', printed, re.M)[1]))
+    assert abs(results[0] - results[1]) < 0.1  # percent
 
 
 def test_there_is_no_metric_without_a_test_set(work):
@@ -301,8 +301,8 @@ def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
     model = runtime.load(work / 'out')
     pictures = noise(model, 1)
     written = compile_and_run(example('cpp'), headers(), library, work / 'out', pictures, tmp_path)
-    (wanted,) = labels_of(model, pictures)
-    assert (np.frombuffer(written, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
+    (truth,) = labels_of(model, pictures)
+    assert (np.frombuffer(written, np.uint8).reshape(truth.shape) == truth).mean() > 0.999
 
 
 def labels_of(model, pictures):
@@ -325,9 +325,9 @@ def test_the_cpp_example_in_threads_gives_labels_of_one(work, tmp_path):
     pictures = noise(model, 40)
     written = deployed(work / 'out', pictures, tmp_path, 8)
     assert written == deployed(work / 'out', pictures, tmp_path, 1)
-    wanted = labels_of(model, pictures)
-    assert len(np.unique(wanted)) > 1
-    assert (np.frombuffer(written, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
+    truth = labels_of(model, pictures)
+    assert len(np.unique(truth)) > 1
+    assert (np.frombuffer(written, np.uint8).reshape(truth.shape) == truth).mean() > 0.999
 
 
 @needs_compiler
@@ -360,13 +360,13 @@ def test_the_cpp_example_prints_the_objects_python_finds(config, tmp_path):
     (picture,) = noise(model, 1)
     printed = deployed(tmp_path / 'out', [picture], tmp_path, 2)
     got = [np.array(line.split()[1:], float) for line in printed.decode().splitlines()]
-    (found,) = model.predict([picture])
-    seen = found['scores'] >= 0.3
-    wanted = np.column_stack([found['labels'], found['scores'], found['boxes']])[seen]
-    if 'masks' in found:
-        wanted = np.column_stack([wanted, found['masks'][seen].sum((1, 2))])
-    assert len(wanted) > 2
-    assert len(got) == len(wanted)
-    tolerance = np.array([0, 2e-3, 0.2, 0.2, 0.2, 0.2, 50])[: wanted.shape[1]]
-    for one in wanted:  # objects with similar scores may change places
+    (results,) = model.predict([picture])
+    seen = results['scores'] >= 0.3
+    truth = np.column_stack([results['labels'], results['scores'], results['boxes']])[seen]
+    if 'masks' in results:
+        truth = np.column_stack([truth, results['masks'][seen].sum((1, 2))])
+    assert len(truth) > 2
+    assert len(got) == len(truth)
+    tolerance = np.array([0, 2e-3, 0.2, 0.2, 0.2, 0.2, 50])[: truth.shape[1]]
+    for one in truth:  # objects with similar scores may change places
         assert any(np.all(np.abs(one - other) <= tolerance) for other in got), one

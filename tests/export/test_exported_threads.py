@@ -41,9 +41,9 @@ def test_pictures_in_threads(format, shape, tmp_path):
         (sample,) = predictor.predict([dict(inputs=picture)])
         return sample.pred_sem_seg.data[0].numpy()
 
-    wanted = list(map(labels, pictures()))
+    expected = list(map(labels, pictures()))
     got = in_threads(labels, pictures())
-    assert sum(not np.array_equal(*pair) for pair in zip(got, wanted)) == 0
+    assert sum(not np.array_equal(*pair) for pair in zip(got, expected)) == 0
 
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino', 'torch'])
@@ -53,11 +53,11 @@ def test_maps_in_threads(format, tmp_path):
     manifest = export.write(one, tmp_path / 'out', format, 'fp32')
     run = export.open_maps(tmp_path / 'out', manifest)
     images = np.random.default_rng(0).standard_normal((40, 1, 3, 40, 52), np.float32)
-    wanted = [run([image])[0].copy() for image in images]
+    expected = [run([image])[0].copy() for image in images]
     got = in_threads(lambda image: run([image])[0], images)
-    assert sum(not np.array_equal(*pair) for pair in zip(got, wanted)) == 0
+    assert sum(not np.array_equal(*pair) for pair in zip(got, expected)) == 0
     if format != 'torch':
         images[0, 0, 0, 3, 4] = np.nan
         with pytest.raises(runtime.RuntimeProblem, match='image takes finite values, got nan'):
             run([images[0]])
-        assert np.array_equal(run([images[1]])[0], wanted[1])
+        assert np.array_equal(run([images[1]])[0], expected[1])

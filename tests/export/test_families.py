@@ -110,9 +110,9 @@ def test_a_graph_of_free_sizes(family, tmp_path):
     results = list(compare_captured(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')))
     assert len(results) == (4 if FAMILIES[family].batch else 2)
     judge([figures for figures, _ in results], LEAST_IOU.get(family, 0.999))
-    for _, wanted in results:
-        assert 'boxes' in wanted or len(np.unique(wanted['labels'])) > 1
-        assert 'masks' not in wanted or wanted['masks'].any()
+    for _, expected in results:
+        assert 'boxes' in expected or len(np.unique(expected['labels'])) > 1
+        assert 'masks' not in expected or expected['masks'].any()
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -130,9 +130,9 @@ def test_a_segmentor_with_a_pad_step(tmp_path):
 def test_a_segmentor_of_one_logit(tmp_path):
     cfg = small_config(FAMILIES['FCN'].config, swin=False)
     cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.4)
-    for figures, wanted in compare_captured(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')):
+    for figures, expected in compare_captured(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')):
         assert figures['equal_labels'] > 0.9999
-        assert set(np.unique(wanted['labels'])) == {0, 1}
+        assert set(np.unique(expected['labels'])) == {0, 1}
 
 
 @pytest.mark.slow

@@ -72,8 +72,8 @@ def check_equal(run, model, shapes=SHAPES, dtype=torch.float32, error=0.0):
         image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         with torch.no_grad(), torch.autocast('cpu', dtype, enabled=dtype is torch.bfloat16):
             expected = model(image)
-        for got, wanted in zip(map(torch.from_numpy, run([image.numpy()])), expected, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=0, atol=error * float(wanted.abs().max()))
+        for got, target in zip(map(torch.from_numpy, run([image.numpy()])), expected, strict=True):
+            torch.testing.assert_close(got, target, rtol=0, atol=error * float(target.abs().max()))
 
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])

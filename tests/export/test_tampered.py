@@ -37,11 +37,11 @@ def refused(folder, record_fault):
     """Return the error of a refused folder: one sentence."""
     with pytest.raises(runtime.RuntimeProblem) as caught:
         runtime.load(folder)
-    said = str(caught.value)
-    assert str(folder) in said
-    assert '\n' not in said
+    message = str(caught.value)
+    assert str(folder) in message
+    assert '\n' not in message
     record_fault('tampered')
-    return said
+    return message
 
 
 def test_an_entry_that_is_missing(record_fault, folder):

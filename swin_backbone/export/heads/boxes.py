@@ -129,15 +129,15 @@ def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, 
     from mmdet.structures.bbox import bbox_overlaps
 
     place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
-    found = []
+    results = []
     for _ in range(most):
         best_B1, index_B1 = scores_BM.max(1, keepdim=True)
-        found.append((best_B1, index_B1))
+        results.append((best_B1, index_B1))
         iou_BM = bbox_overlaps(take(boxes_BM4, index_B1), boxes_BM4)[:, 0]
         lowered_BM = torch.where(iou_BM >= nms_cfg.get('iou_threshold', 0.3), scores_BM * (1 - iou_BM), scores_BM)
         is_left_BM = (lowered_BM >= nms_cfg.get('min_score', 1e-3)) & (place_M != index_B1)
         scores_BM = torch.where(is_left_BM, lowered_BM, NEVER)
-    scores_BN, index_BN = (torch.cat(parts, 1) for parts in zip(*found))
+    scores_BN, index_BN = (torch.cat(parts, 1) for parts in zip(*results))
     return scores_BN, index_BN
 
 

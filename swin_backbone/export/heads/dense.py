@@ -48,16 +48,16 @@ class DenseHead(boxes.Head):
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         outputs = self.head(maps)
-        found = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
-        found_BN4, least_side = found.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
+        candidates = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
+        found_BN4, least_side = candidates.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
         scores_BN, found_BN4, label_BN, index_BN = boxes.suppress(
-            found_BN4, found.scores, found.labels, self.cfg.nms, self.most, least_side
+            found_BN4, candidates.scores, candidates.labels, self.cfg.nms, self.most, least_side
         )
         image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, found_BN4, label_BN)
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
         kernel_nC, prior_n4 = (
-            boxes.take(rows, index_BN).flatten(0, 1)[chosen_n] for rows in (found.kernels, found.priors)
+            boxes.take(rows, index_BN).flatten(0, 1)[chosen_n] for rows in (candidates.kernels, candidates.priors)
         )
         masks = self._masks(outputs[-1], image_n, kernel_nC, prior_n4, view)
         return image_n, box_n4, score_n, label_n, masks
@@ -102,11 +102,11 @@ class DenseHead(boxes.Head):
         ours = _Replaced(head, bbox_coder=coder, _bbox_post_process=collect, _bbox_mask_post_process=collect)
         single = with_globals(type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace})
         repeated = [one.repeat(B, 1) for one in priors]
-        found = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
-        if factors is not None and hasattr(found, 'score_factors'):
-            weighed_BN = found.scores * found.score_factors
-            found.scores = torch.where(found.scores > NEVER, weighed_BN, NEVER)
-        return found
+        candidates = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
+        if factors is not None and hasattr(candidates, 'score_factors'):
+            weighed_BN = candidates.scores * candidates.score_factors
+            candidates.scores = torch.where(candidates.scores > NEVER, weighed_BN, NEVER)
+        return candidates
 
     def _yolox(self, classes: Any, deltas: Any, objectness: Any) -> Any:
         head = self.head

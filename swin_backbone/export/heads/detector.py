@@ -48,8 +48,8 @@ class Detector(nn.Module):
         padded: Any = image.shape[-2:]
         inner: Any = picture.shape[1:3]
         view = View(image_size, torch.cat([zoom_2, zoom_2]), padded, inner, own)
-        found: tuple[Tensor, ...] = self.head(maps, view)
-        return found
+        results: tuple[Tensor, ...] = self.head(maps, view)
+        return results
 
 
 def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:

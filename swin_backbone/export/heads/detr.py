@@ -120,11 +120,11 @@ class TransformerHead(boxes.Head):
         first = asked['reference_points']
         states, references = parts.decoder(value=asked.pop('memory'), key_padding_mask=None, **asked, **shared)
         references = references if self.is_dino else [first, *references]
-        classes, found = (outputs[-1] for outputs in head(states, list(references), **read))
+        classes, results = (outputs[-1] for outputs in head(states, list(references), **read))
         scores_BQK = classes.sigmoid() if head.loss_cls.use_sigmoid else classes.softmax(-1)[..., :-1]
         if text:
             scores_BQK = scores_BQK @ self.shares_KL.t()
-        found_BQ4 = boxes.clip(bbox_cxcywh_to_xyxy(found) * view.image_size.flip(0).repeat(2), view.image_size)
+        found_BQ4 = boxes.clip(bbox_cxcywh_to_xyxy(results) * view.image_size.flip(0).repeat(2), view.image_size)
         scores_BN, found_BN4, label_BN = boxes.ranked(scores_BQK, found_BQ4, self.most, view)
         if self.least is not None:
             scores_BN = torch.where(scores_BN > self.least, scores_BN, NEVER)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,11 @@ def small_config(name, swin=True):
         name: a config of the project; a config of a toolbox, like 'mmdet::...'; or the path of a file.
         swin: the backbone is a narrow, shallow Swin. False: `Strided`.
     """
+    return copy.deepcopy(_small_config(name, swin))
+
+
+@lru_cache(maxsize=64)
+def _small_config(name, swin):
     if '::' in name or Path(name).is_absolute():
         cfg = swap_backbone(read_config(name), 'swin-t', verbose=False)
     else:
@@ -266,7 +272,7 @@ def compare_captured(cfg: Config, checkpoint: Path, texts=()):
     names = [port.name for port in graph.outputs]
     batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
     for picture in export.made_pictures(graph)[1:]:
-        wanted = export.result_of(predictor, picture)
+        expected = export.result_of(predictor, picture)
         resized = resize(picture, graph.settings['preprocessing']['resize'])
         with torch.no_grad():
             outputs = program(torch.from_numpy(np.stack([resized] * batch)), torch.tensor(picture.shape[:2]))
@@ -279,4 +285,4 @@ def compare_captured(cfg: Config, checkpoint: Path, texts=()):
             )
             if 'masks' in of_one:
                 of_one['masks'] = of_one['masks'].astype(bool)
-            yield verify.compare(of_one, wanted), wanted
+            yield verify.compare(of_one, expected), expected
