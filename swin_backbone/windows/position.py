@@ -32,7 +32,7 @@ def relative_position_index(window_size: Size, table_window: Size, device: torch
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:
     """Resize an embedding of source (height, width) tokens to `target`, bicubic: (1, T', C)."""
-    if source == target:
+    if all(isinstance(side, int) for side in target) and source == target:  # a comparison of symbols limits a graph
         return embedding_1TC
     embedding_1CHW = embedding_1TC.transpose(1, 2).unflatten(2, source)
     resized = F.interpolate(embedding_1CHW, size=target, mode='bicubic', align_corners=False)

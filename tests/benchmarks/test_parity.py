@@ -90,7 +90,7 @@ def test_ones_own_data_take_the_place_of_the_configs(tmp_path):
 def test_the_command(tmp_path):
     root = make_own_data(tmp_path / 'data')
     config, *options = segmentation(root)
-    options = ['--iterations', 3, '--seeds', 2, '--optimizers', 'adamw', '--out', tmp_path / 'out', *options]
+    options = ['--iterations', 3, '--seeds', 2, '--optimizers', 'adamw', '--out-dir', tmp_path / 'out', *options]
     run_well('benchmarks.parity', config, *options)
     written = json.loads((tmp_path / 'out' / 'parity.json').read_text())
     runs = [(one['title'].rsplit(', ')[-1], one['seed']) for one in written]
