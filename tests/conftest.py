@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from swin_backbone.devices import keep_freed_memory
 
 keep_freed_memory()  # saves a tenth of the processor time, as in the tools
+# A forked process collects nothing of its parent: an ONNX Runtime session would wait for threads, and a fork has none.
+os.register_at_fork(after_in_child=gc.freeze)
 os.environ.setdefault('OMP_NUM_THREADS', '2')
 if not torch.cuda.is_available():  # Triton reads the variable at the definition of a kernel
     os.environ.setdefault('TRITON_INTERPRET', '1')

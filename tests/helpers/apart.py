@@ -1,6 +1,5 @@
 """Call functions in a forked process. A new import of torch would take seconds."""
 
-import gc
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -20,7 +19,6 @@ def call(function, *arguments, **environment):
 
 
 def _call(function, arguments, environment):
-    gc.freeze()  # the destructor of an ONNX Runtime session waits for threads, and a fork has none
     os.environ.update(environment)
     torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load.cache_clear()
