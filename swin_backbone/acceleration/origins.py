@@ -249,9 +249,10 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or why_not_weights([conv.weight, conv.bias, *norm[:2]]):
         return None
-    dtype = linear_dtype(x) if 'pixel_values' in values else torch.float32  # OpenMMLab's output norms round
-    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), record.cache).to(dtype)
-    return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
+    dtype = linear_dtype(x)
+    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, dtype, record.cache)
+    y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(dtype)  # OpenMMLab's output norms round
+    return y, tuple(y_BHWC.shape[1:3])
 
 
 def compute_norm(norm: Any, record: Record, values: Values) -> Any:

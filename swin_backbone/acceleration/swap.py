@@ -29,11 +29,7 @@ OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
-    """Let the compiled library compute the Swin layers of `model`, in place; with `dry_run`, change nothing.
-
-    Returns:
-        The logged lines, for each Swin and kind of layer.
-    """
+    """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
     modules: dict[str, Any] = {name: one for name, one in model.named_modules() if not isinstance(one, Layer)}
     layers = {name: record for name, one in modules.items() if (record := origins.find_layer(one)) is not None}
     swins = defaultdict(list)  # names of the blocks
@@ -47,10 +43,12 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     ]
     for (root, origin), blocks in swins.items():
         stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
+        # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.
+        norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
         outcomes = defaultdict(list)
         for name, record in layers.items():
             module, prefix = modules[name], f'{root}.' if root else ''
-            is_output = root not in layers and re.fullmatch(r'norm\d', name.removeprefix(prefix))
+            is_output = root not in layers and re.fullmatch(norms, name.removeprefix(prefix))
             is_inner = record.compute is origins.compute_norm and not is_output
             if RECORD in vars(module) or is_inner or not f'{name}.'.startswith(prefix):
                 continue

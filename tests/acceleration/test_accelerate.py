@@ -138,16 +138,20 @@ def test_a_model_is_accelerated_in_every_mode(mode):
         assert len(accelerated(swin_backbone.accelerate(model))) == 8
 
 
+@pytest.mark.parametrize('with_embedding', [False, True])
 @torch.no_grad()
-def test_autocast_rounds_outputs_alone():
+def test_autocast_rounds_outputs_alone(with_embedding):
     """Between the layers maps are float32: no block converts, and the results are nearer to float32."""
-    model = build('mmdet', eval=True)
-    truth = model(X)
+    model = build('mmdet', eval=True, use_abs_pos_embed=with_embedding, pretrain_img_size=64)
+    x = torch.linspace(-1, 1, 2 * 3 * 64 * 64).view(2, 3, 64, 64).sin()
+    truth = model(x)
     with torch.autocast('cpu', torch.bfloat16):
-        original, ours = model(X), swin_backbone.accelerate(model)(X)
+        original, ours = model(x), swin_backbone.accelerate(model)(x)
     for a, b, true in zip(ours, original, truth):
-        assert a.dtype == b.dtype == torch.bfloat16
+        assert a.dtype == b.dtype
         assert (a - true).norm() < (b - true).norm()
+    assert original[0].dtype == (torch.float32 if with_embedding else torch.bfloat16)
+    assert original[1].dtype == torch.bfloat16
 
 
 def test_a_layer_whose_class_another_library_changes_is_restored():
