@@ -362,7 +362,7 @@ def run_lengths(counts: Union[str, bytes], longest: int = 6) -> Optional[list[in
     Args:
         longest: characters of a length; by default 30 bits, as in an `int` of C.
     """
-    data = counts.encode() if isinstance(counts, str) else counts
+    data = counts.encode(errors='surrogatepass') if isinstance(counts, str) else counts
     words = re.findall(rb'[P-o]{0,%d}[0-O]' % (longest - 1), data)
     if not words or sum(map(len, words)) != len(data):
         return None

@@ -30,6 +30,7 @@ def test_a_fixed_size_and_a_range(backbone):
     sizes = [(1, 3, 65, 64), (1, 3, 65, 400), (1, 3, 65, 163)]
     assert_exports(backbone, (1, 3, 65, 160), None, [(1, 3, 65, 160)])
     assert_exports(backbone, (1, 3, 65, 160), {3: side('W')}, sizes, **ONE_STAGE)
+    assert_exports(backbone, (1, 3, 65, 160), {2: side('H')}, [(1, 3, 224, 160)], use_abs_pos_embed=True, **ONE_STAGE)
 
 
 # Maps are larger than the window: smaller maps need a second graph.

@@ -233,6 +233,7 @@ def test_run_lengths_are_those_that_pycocotools_wrote():
         runs = np.diff([0, *changes, len(flat)])
         expected = [0, *runs] if flat[0] else list(runs)
         assert run_lengths(encoded['counts']) == expected
+        assert run_lengths(encoded['counts'].decode() + '\ud800') is None  # JSON can hold half a surrogate pair
         assert mask_fault(dict(encoded, counts=encoded['counts'].decode()), mask.shape) is None
         assert mask_fault(rle([int(run) for run in expected], mask.shape), mask.shape) is None
     assert mask_fault(rle([2**24, 2**24], (2**13, 2**12)), (2**13, 2**12)) is None
