@@ -148,7 +148,7 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
 class GuardedPipeline:
     """The pipeline of a data set with checks, which raises DataError for wrong data.
 
-    In training with `skip_unreadable`, it returns None for a picture that cannot be read, or whose label cannot.
+    In training with `skip_unreadable`, an unreadable picture or label gives None.
     `skipped` has a flag for each picture, in memory shared by worker processes.
     """
 

@@ -56,7 +56,7 @@ def write_video(path, frames=25, codec='mp4v'):
     return path
 
 
-WRITERS = {  # each tool with the file that it writes
+WRITERS = {  # by tool: arguments, and the file written
     'flops': ((CONFIG, '--backbone-only', '--shape', 64, '--json'), 'out.json'),
     'print_config': ((CONFIG, '--save-path'), 'out.py'),
     'plot_log': (('{folder}/scalars.json', '--out'), 'out.png'),

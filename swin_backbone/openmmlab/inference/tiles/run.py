@@ -122,8 +122,8 @@ class TiledInference:
             report: called after each tile.
 
         Raises:
-            ValueError: if there are finished tiles without `resume` and `overwrite`, or of another model or other
-                settings, or another process works on them.
+            ValueError: for finished tiles of another model or of other settings; for any finished tiles without
+                `resume` and `overwrite`; and if a second process works on the picture.
             FileExistsError: if a result would replace a file of the user; see `Outputs`.
             OSError: if the picture cannot be read, or the results cannot be written.
         """
