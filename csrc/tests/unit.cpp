@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <set>
 #include <string>
 
 #include "plain.h"
@@ -116,6 +117,36 @@ void test_checksum() {
     expect(sum != again, "a changed number changes the checksum");
     *number = kept;
   }
+
+  const auto sum_of = [&](const void* first, int64_t count) {
+    ok(swin_checksum(&first, &count, 1, 1, &again), "swin_checksum");
+    return again;
+  };
+  const int64_t size = 1027;  // four streams of four lines, and three bytes
+  auto* const changed = reinterpret_cast<unsigned char*>(a.data());
+  sum = sum_of(changed, size);
+  for (int64_t bit = 0; bit < 8 * size; bit++) {
+    changed[bit / 8] ^= 1 << bit % 8;
+    expect(sum_of(changed, size) != sum, "a changed bit changes the checksum");
+    changed[bit / 8] ^= 1 << bit % 8;
+  }
+  for (int64_t i = 0; i + 8 <= size; i += 8)
+    for (int64_t j = 0; j < i; j += 8) {
+      std::swap_ranges(changed + i, changed + i + 8, changed + j);
+      expect(sum_of(changed, size) != sum, "the order of words changes the checksum");
+      std::swap_ranges(changed + i, changed + i + 8, changed + j);
+    }
+  constexpr int64_t CHUNK = 1 << 18;  // bytes of a task
+  Numbers<char> swapped(2 * CHUNK);
+  std::copy_n(changed, CHUNK, swapped.data() + CHUNK);
+  std::copy_n(changed + 4 * 100001 - CHUNK, CHUNK, swapped.data());
+  sum = sum_of(swapped.data(), 2 * CHUNK);
+  std::swap_ranges(swapped.data(), swapped.data() + CHUNK, swapped.data() + CHUNK);
+  expect(sum_of(swapped.data(), 2 * CHUNK) != sum, "the order of tasks changes the checksum");
+  const Numbers<char> zeros(size);
+  std::set<uint64_t> sums;
+  for (int64_t count = 0; count <= size; count++) sums.insert(sum_of(zeros.data(), count));
+  expect(static_cast<int64_t>(sums.size()) == size + 1, "the number of bytes changes the checksum");
 }
 
 // --- A block ---------------------------------------------------------------------------------------------------------
