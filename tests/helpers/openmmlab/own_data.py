@@ -12,6 +12,7 @@ CONFIGS = ROOT / 'configs' / 'demo'
 DETECTION = CONFIGS / 'mask-rcnn_swin-nano_fpn_own.py'
 SEGMENTATION = CONFIGS / 'swin-nano_upernet_own.py'
 SIZE = 48
+SIDE = 96  # of the model's input
 COUNTS = {'train': 4, 'val': 2}
 
 
@@ -52,14 +53,16 @@ def detection(root: Path, *more: str) -> list:
     """Return config and options for a short run of a detector on the data."""
     named = [f'own_data.{split}.annotations={split}.json' for split in COUNTS]
     return [DETECTION, '--cfg-options', f'own_data.root={root}', *named, 'train_cfg.max_epochs=1',
-            'default_hooks.checkpoint.interval=1', *_small(), *more]  # fmt: skip
+            'default_hooks.checkpoint.interval=1', f'train_dataloader.dataset.pipeline.2.scale={SIDE}', *_small(),
+            *more]  # fmt: skip
 
 
 def segmentation(root: Path, *more: str) -> list:
     """Return config and options for a short run of a segmentor on the data."""
     return [SEGMENTATION, '--cfg-options', f'own_data.root={root}', 'own_data.classes=[ground,nut]',
             'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2',
-            'train_dataloader.batch_size=2', *_small(), *more]  # fmt: skip
+            'train_dataloader.batch_size=2', f'train_dataloader.dataset.pipeline.3.crop_size={SIDE}',
+            f'model.data_preprocessor.size=({SIDE},{SIDE})', *_small(), *more]  # fmt: skip
 
 
 def _small() -> list[str]:
@@ -67,5 +70,6 @@ def _small() -> list[str]:
     return [
         'model.backbone.depths=[1,1,1,1]',
         'default_hooks.logger.interval=1',
+        *(f'{loader}.dataset.pipeline.1.scale={SIDE}' for loader in loaders[1:]),
         *(f'{loader}.{option}' for loader in loaders for option in ('num_workers=0', 'persistent_workers=False')),
     ]
