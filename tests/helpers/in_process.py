@@ -9,6 +9,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 
 import pytest
+from mmengine.dataset import base_dataset
 from mmengine.logging import MMLogger
 from mmengine.utils import ManagerMixin
 from yapf.yapflib import yapf_api
@@ -19,6 +20,8 @@ from helpers import ROOT
 _format = yapf_api.FormatCode
 _format_once = lru_cache(maxsize=32)(lambda text, style: _format(text, style_config=dict(style)))
 yapf_api.FormatCode = lambda text, style_config, verify=True: _format_once(text, tuple(style_config.items()))
+
+base_dataset.gc = SimpleNamespace(collect=int)  # a collection for each data set takes longer than the data set
 
 
 def forget_instances(cls=ManagerMixin):
