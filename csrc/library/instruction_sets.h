@@ -42,6 +42,7 @@ extern const Kernels kernels;
 struct InstructionSet {
   const Kernels* kernels;
   bool (*usable)();
+  bool (*slow)() = [] { return false; };  // slower than the next set
 };
 
 #ifdef __x86_64__
@@ -81,6 +82,12 @@ inline bool has_avx512() {
 inline bool has_avx512_bf16() {
   constexpr unsigned BF16 = 1u << 5;
   return has_avx512() && cpuid(7, 0).eax >= 1 && all_of(cpuid(7, 1).eax, BF16);
+}
+
+// Intel's processors sum products of bf16 slower than products of float32.
+inline bool sums_bf16_slowly() {
+  constexpr unsigned GENU = 0x756e6547;  // of "GenuineIntel"
+  return cpuid(0, 0).ebx == GENU;
 }
 #endif
 #ifdef SWIN_WITH_AMX
@@ -122,7 +129,7 @@ inline constexpr InstructionSet INSTRUCTION_SETS[] = {
     {&amx::kernels, has_amx},
 #endif
 #ifdef SWIN_WITH_AVX512_BF16
-    {&avx512_bf16::kernels, has_avx512_bf16},
+    {&avx512_bf16::kernels, has_avx512_bf16, sums_bf16_slowly},
 #endif
 #ifdef SWIN_WITH_AVX512
     {&avx512::kernels, has_avx512},

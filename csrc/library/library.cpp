@@ -54,8 +54,14 @@ int32_t guarded(const F& f) {
 // --- The instruction set ---------------------------------------------------------------------------------------------
 
 const Kernels* best() {
-  for (const auto& [kernels, usable] : INSTRUCTION_SETS)
-    if (usable()) return kernels;
+  for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS)
+    if (usable() && !slow()) return kernels;
+  return nullptr;
+}
+
+const Kernels* named(const char* name) {
+  for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS)
+    if (!std::strcmp(kernels->isa, name) && usable()) return kernels;
   return nullptr;
 }
 
@@ -462,7 +468,7 @@ const char* swin_isa(void) {
 const char* swin_isas(void) {
   static const std::string names = [] {
     std::string all;
-    for (const auto& [kernels, usable] : INSTRUCTION_SETS) (all += all.empty() ? "" : " ") += kernels->isa;
+    for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS) (all += all.empty() ? "" : " ") += kernels->isa;
     return all;
   }();
   return names.c_str();
@@ -470,13 +476,11 @@ const char* swin_isas(void) {
 
 int32_t swin_use_isa(const char* name) {
   return guarded([&] {
-    for (const auto& [kernels, usable] : INSTRUCTION_SETS)
-      if ((!name || !std::strcmp(kernels->isa, name)) && usable()) {
-        chosen() = kernels;
-        return;
-      }
-    if (!name) fail(SWIN_UNSUPPORTED, "%s", why_not(SWIN_FLOAT32));
-    fail(SWIN_UNSUPPORTED, "this processor, or this library, has no instruction set named \"%.64s\"", name);
+    const Kernels* kernels = name ? named(name) : best();
+    if (!kernels && !name) fail(SWIN_UNSUPPORTED, "%s", why_not(SWIN_FLOAT32));
+    if (!kernels)
+      fail(SWIN_UNSUPPORTED, "this processor, or this library, has no instruction set named \"%.64s\"", name);
+    chosen() = kernels;
   });
 }
 

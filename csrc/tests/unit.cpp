@@ -14,6 +14,10 @@
 
 #include "plain.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 namespace {
 
 std::mt19937 draw(1);
@@ -711,6 +715,12 @@ int main() {
   }
   ok(swin_use_isa(nullptr), "the best instruction set");
   expect(names.compare(0, names.find(' '), swin_isa()) == 0 || swin_isa()[0], "one is the best");
+#ifdef __x86_64__
+  unsigned a = 0, vendor = 0, c = 0, d = 0;
+  __get_cpuid(0, &a, &vendor, &c, &d);
+  const bool intel = !std::memcmp(&vendor, "Genu", sizeof vendor);
+  expect(!intel || std::strcmp(swin_isa(), "avx512_bf16"), "Intel without AMX takes AVX-512 without bf16");
+#endif
   std::printf("%d checks, %d wrong\n", checks, failures);
   return failures || !checks;
 }
