@@ -56,8 +56,9 @@ int main(int argc, char** argv) {
 
     ov::Core core;
     if (argc > 5) core.add_extension(argv[5]);
-    // Without the hint, a CPU with matrix units computes in bf16.
-    auto model = core.compile_model(argv[1], "CPU", ov::hint::inference_precision(ov::element::f32));
+    // Without the hint, a CPU with matrix units computes in bf16. Threads of an extension inherit the CPUs of OpenVINO's.
+    auto model = core.compile_model(argv[1], "CPU", ov::hint::inference_precision(ov::element::f32),
+                                    ov::hint::enable_cpu_pinning(argc <= 5));
     bool has_boxes = false, has_masks = false;
     for (const auto& output : model.outputs()) {
         has_boxes |= output.get_names().count("boxes") > 0;

@@ -298,6 +298,8 @@ def openvino_core() -> Any:
 def _open_openvino(
     path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
+    from openvino import Tensor
+
     with CORE_LOCK:  # two threads must not make two Cores
         core = openvino_core()
     # Without this hint, openvino computes in bf16 on a CPU with matrix units. fp16 is only for storage.
@@ -305,6 +307,8 @@ def _open_openvino(
     if threads is not None:
         settings['INFERENCE_NUM_THREADS'] = threads
     nodes = None if library is None else Nodes(library)
+    if nodes is not None:  # the library's threads inherit the CPUs of openvino's thread
+        settings['ENABLE_CPU_PINNING'] = False
     with _as_problem(f'openvino cannot open {path} on {device!r}'):
         compiled = core.compile_model(str(path) if nodes is None else nodes.read(path), device.upper(), settings)
     if nodes is not None:
@@ -319,8 +323,12 @@ def _open_openvino(
         request = idle.get()  # waits until a request is free
         try:
             with _as_problem(f'openvino cannot run an input of {inputs[0].shape}'):
-                results = request.infer(list(inputs), share_inputs=True, share_outputs=False)
-            return [results[name] for name in outputs]
+                results = request.infer(list(inputs), share_inputs=True, share_outputs=True)
+                arrays = [results[name] for name in outputs]
+                for port in map(compiled.output, outputs):  # each array keeps its tensor: no copy
+                    shape = [0 if length.is_dynamic else length.get_length() for length in port.partial_shape]
+                    request.set_tensor(port, Tensor(port.element_type, shape))
+            return arrays
         finally:
             idle.put(request)
 
@@ -353,13 +361,11 @@ class Nodes:
     A node keeps packed weights. The graph keeps no second copy. csrc/runtimes/operators.h describes the functions.
     """
 
-    threads = 1
-
     def __init__(self, library: ctypes.CDLL):
         for name in ('kinds', 'attributes', 'weights', 'create', 'shape', 'run'):
             getattr(library, f'swin_operator_{name}').restype = ctypes.c_char_p
         library.swin_operator_free.argtypes = [ctypes.c_void_p]
-        self.library = library
+        self.library, self.threads = library, 1
 
     def read(self, path: Path) -> Any:
         """Return the model in an ONNX file."""
@@ -395,12 +401,6 @@ class Nodes:
         if error:
             raise ValueError(error.decode())
 
-    def output_shape(self, made: Any, shape: Sequence[int]) -> list[int]:
-        """Return the shape of a node's output."""
-        output = (ctypes.c_int64 * 4)()
-        self.call('shape', made, (ctypes.c_int64 * 4)(*shape), output)
-        return list(output)
-
 
 @cache
 def _node_class() -> Any:
@@ -416,9 +416,10 @@ def _node_class() -> Any:
             self.constructor_validate_and_infer_types()
 
         def validate_and_infer_types(self) -> None:
-            shape, free = self.get_input_partial_shape(0), self.free_shape
-            known = self.nodes.output_shape(self.made, list(shape.to_shape())) if shape.is_static else free
-            self.set_output_type(0, self.get_input_element_type(0), openvino.PartialShape(known))
+            shape, output = self.get_input_partial_shape(0), (ctypes.c_int64 * 4)(*self.free_shape)
+            if shape.is_static:
+                self.nodes.call('shape', self.made, (ctypes.c_int64 * 4)(*shape.to_shape()), output)
+            self.set_output_type(0, self.get_input_element_type(0), openvino.PartialShape(list(output)))
 
         def clone_with_new_inputs(self, inputs: Any) -> Any:
             return Node(self.nodes, self.made, self.free_shape, inputs)
@@ -434,11 +435,9 @@ def _node_class() -> Any:
             return True
 
         def evaluate(self, outputs: Any, inputs: Any) -> bool:
-            x, y = inputs[0], outputs[0]
-            y.shape = self.nodes.output_shape(self.made, x.shape)
-            shape = (ctypes.c_int64 * 4)(*x.shape)
-            pointers = [ctypes.c_void_p(tensor.data.ctypes.data) for tensor in (x, y)]
-            self.nodes.call('run', self.made, shape, pointers[0], self.nodes.threads, pointers[1])
+            shape = (ctypes.c_int64 * 4)(*inputs[0].shape)
+            x, y = (ctypes.c_void_p(tensor.data.ctypes.data) for tensor in (inputs[0], outputs[0]))
+            self.nodes.call('run', self.made, shape, x, self.nodes.threads, y)
             return True
 
     return Node

@@ -92,13 +92,10 @@ def test_bfloat16_is_an_attribute_of_a_node(format, exported, v1, tmp_path):
             attribute.i = 1
     shutil.copytree(exported, tmp_path / 'bf16')
     onnx.save(model, str(tmp_path / 'bf16' / 'model.onnx'))
-    digests = {name: runtime.file_digest(tmp_path / 'bf16' / name) for name in digests_of(exported)}
+    files = json.loads((exported / 'deploy.json').read_text())['sha256']
+    digests = {name: runtime.file_digest(tmp_path / 'bf16' / name) for name in files}
     run = open_in(tmp_path / 'bf16', format, tmp_path / 'out', precision='bf16', sha256=digests).run
     check_equal(run, v1, dtype=torch.bfloat16)
-
-
-def digests_of(folder):
-    return json.loads((folder / 'deploy.json').read_text())['sha256']
 
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
@@ -164,16 +161,21 @@ def test_a_position_embedding_is_a_part_of_the_plain_graph(tmp_path):
     assert 'Resize' in {node.op_type for node in others}
 
 
-def test_the_library_lies_in_the_folder_and_runs_without_torch(exported, tmp_path):
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_the_library_lies_in_the_folder_and_runs_without_torch(format, exported, tmp_path):
     names = {'deploy.json', 'model.onnx', 'model.onnx.data', load()[0]._library._name.rpartition('/')[2], RECORD}
     assert {path.name for path in exported.iterdir()} == names
+    open_in(exported, format, tmp_path / 'out')
     shutil.copy(runtime.__file__, tmp_path / 'runtime.py')
     code = (
-        'import sys, numpy, runtime\n'
+        'import os, sys, numpy, runtime\n'
         'maps = runtime.load(sys.argv[1]).run([numpy.zeros((1, 3, 40, 40), numpy.float32)])\n'
-        "assert not {'torch', 'swin_backbone'} & set(sys.modules)"
+        "assert not {'torch', 'swin_backbone'} & set(sys.modules)\n"
+        "threads = os.listdir('/proc/self/task') if sys.argv[2:] == ['openvino', 'linux'] else []\n"
+        'assert all(os.sched_getaffinity(int(thread)) == os.sched_getaffinity(0) for thread in threads)'
     )
-    subprocess.run([sys.executable, '-c', code, str(exported)], cwd=tmp_path, check=True, timeout=60)
+    command = [sys.executable, '-c', code, 'out', format, sys.platform]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
 
 
 def test_users_register_the_installed_library(exported, v1):
