@@ -115,8 +115,11 @@ def _small_config(name, swin):
         cfg.model.auxiliary_head.in_channels = WIDTHS[2]
     for head in (cfg.model.get('decode_head'), cfg.model.get('panoptic_head')):
         if head is not None and 'pixel_decoder' in head:
-            head.update(in_channels=WIDTHS, num_queries=20)
+            head.update(in_channels=WIDTHS[: LEVELS + 1], strides=head.strides[: LEVELS + 1], num_queries=20)
+            cfg.model.backbone.out_indices = list(range(LEVELS + 1))
+            head.num_transformer_feat_level = head.pixel_decoder.num_outs = LEVELS
             head.pixel_decoder.encoder.num_layers = 1
+            head.pixel_decoder.encoder.layer_cfg.self_attn_cfg.num_levels = LEVELS
             head.transformer_decoder.num_layers = 2
             cfg.model.test_cfg.max_per_image = 50
         else:
@@ -171,11 +174,11 @@ HEADS.update({('fc_out_channels', 1024): 64, ('c1_in_channels', 96): 32, ('c1_ch
 HEADS.update({('in_channels', 512): 32, ('out_channels', 512): 32})  # K-Net
 DETR = {('embed_dims', 256): 32, ('num_feats', 128): 16, ('feedforward_channels', 1024): 64}
 DETR[('feedforward_channels', 2048)] = 64
-LEVELS = 3  # in a pyramid
+LEVELS = 2  # in a pyramid
 SHORT = dict(stacked_convs=1, num_convs=1, num_shared_convs=1, num_ins=LEVELS, num_levels=LEVELS, num_layers=2)
 SHORT.update(num_feature_levels=LEVELS)
 PER_LEVEL = {'strides', 'featmap_strides', 'regress_ranges'}
-STAGES = 2  # in Sparse R-CNN
+STAGES = 2  # of boxes, in Sparse R-CNN and cascades
 SIDES = ('tood_reg.weight', 'retina_reg.weight', 'fc_reg.weight', 'reg_offset_module.2.weight')
 
 
@@ -199,9 +202,10 @@ def _shorten(settings):
                 type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=part.strides
             )
             part.anchor_generator.center_offset = 0.0
-        if part.get('type') == 'SparseRoIHead':
+        if part.get('num_stages', 0) > STAGES and 'stage_loss_weights' in part:
             part.update(num_stages=STAGES, stage_loss_weights=[1] * STAGES)
-            part.update({name: part[name][:STAGES] for name in ('bbox_head', 'mask_head') if name in part})
+            heads = ('bbox_head', 'mask_head')
+            part.update({name: part[name][:STAGES] for name in heads if isinstance(part.get(name), list)})
 
 
 def _narrow(settings, widths=HEADS):
@@ -236,6 +240,8 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
             torch.nn.init.zeros_(parameter)  # Grounding DINO's bias makes all scores small
         if name.endswith('init_proposal_bboxes.weight'):
             parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
+        if '.rtm_kernel.' in name and name.endswith('.bias'):
+            parameter.data[-1] = 0.4  # the bias of a mask's logits, which are negative without it
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
     heads = ('decode_head', 'query_head', 'roi_head', 'bbox_head', 'panoptic_head')
