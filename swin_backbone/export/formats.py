@@ -61,7 +61,8 @@ def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
         ExportError: names the function that prevents the capture.
     """
     try:
-        with torch.no_grad(), quiet():
+        # The cache of fake tensors compares symbolic shapes, which takes a third of a capture with free sizes.
+        with torch.no_grad(), quiet(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
             return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
     except Exception as error:
         frames = [one for one in traceback.extract_tb(error.__traceback__) if '/torch/' not in one.filename]

@@ -149,8 +149,8 @@ def _small_config(name, swin):
         cfg.model.query_head.num_query = 60
         cfg.model.test_cfg[0].max_per_img = 50
     elif cfg.model.get('test_cfg', {}).get('rpn'):
-        cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=100)
-        cfg.model.test_cfg.rcnn.update(max_per_img=30)
+        cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=50)
+        cfg.model.test_cfg.rcnn.update(max_per_img=12)
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
     keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
     resize = dict(type='Resize', scale=(320, 256), keep_ratio=True)
