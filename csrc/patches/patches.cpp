@@ -92,7 +92,9 @@ void normalise_output(const float* x, int64_t batch, int64_t area, int64_t chann
       const Timed timed(Work::NORMS, count * channels);
       for (int64_t m = 0; m < count; m++)
         layer_norm(x + (image * area + first + m) * channels, channels, norm, normed + m * channels);
-      transpose(normed, channels, count, channels, out + image * channels * area + first, area);
+      for (int64_t c = 0; c < channels; c += LANES)
+        transpose(normed + c, channels, count, std::min(LANES, channels - c),
+                  out + (image * channels + c) * area + first, area);
     }
   });
 }
