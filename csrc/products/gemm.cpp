@@ -102,8 +102,8 @@ void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t l
 #if SWIN_HAS_TILES
 // Copy at most 16 rows of at most 64 bytes to a tile, filled up with zeros.
 const bf16* whole_tile(const bf16* from, int64_t stride, int64_t rows, int64_t numbers, bf16* tile) {
-  std::memset(tile, 0, TILE * sizeof(bf16));
-  for (int64_t r = 0; r < rows; r++) std::memcpy(tile + r * TILE_TERMS, from + r * stride, numbers * sizeof(bf16));
+  for (int64_t r = 0; r < TILE_ROWS; r++)
+    _mm512_store_si512(tile + r * TILE_TERMS, load_row(r < rows ? from + r * stride : nullptr, numbers));
   return tile;
 }
 
