@@ -136,7 +136,10 @@ void multiply_by_tiles(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb
             const int64_t some = std::clamp<int64_t>(columns - i * TILE_ROWS, 0, TILE_ROWS);
             return whole_tile(panel + k * ldb + i * TILE_TERMS, 2 * ldb, terms / 2, 2 * some, copies[2 + i]);
           };
-          load_b(of_b(0), of_b(1));
+          if (columns == TILED_ROWS && terms == TILE_TERMS)
+            load_b(panel + k * ldb, panel + k * ldb + TILE_TERMS, 4 * ldb);
+          else
+            load_b(of_b(0), of_b(1));
           load_a(of_a(0), of_a(1));
           dot();
         }
