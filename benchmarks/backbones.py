@@ -141,7 +141,7 @@ def measure_times(args: argparse.Namespace, builders: Builders, shape: tuple[int
             for dtype in (torch.float32, torch.bfloat16):
                 eager = timing.make_run(models[OURS], x_BCHW, False, dtype)
                 runs[f'{OURS}, torch {str(dtype).removeprefix("torch.")}'] = eager
-            return timing.alternate(runs, args.runs)
+            return timing.alternate(runs, args.runs, pause=0.2)
     if args.compile:
         models.update(
             {f'{name}, compiled': cast(torch.nn.Module, torch.compile(model)) for name, model in models.items()}

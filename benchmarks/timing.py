@@ -44,11 +44,18 @@ def make_run(
     return run
 
 
-def alternate(runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, Spread]:
-    """Return the times of all runs, in turn, `rounds` times."""
+def alternate(
+    runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2, pause: float = 0.0
+) -> dict[str, Spread]:
+    """Return the times of all runs, in turn, `rounds` times.
+
+    Args:
+        pause: seconds before a run. The threads of ONNX Runtime spin after a run, and slow the next run of another.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-warm_up, rounds):
         for name, run in runs.items():
+            time.sleep(pause)
             begin = time.perf_counter()
             run()
             if turn >= 0:
