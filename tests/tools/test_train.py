@@ -18,6 +18,8 @@ from helpers.openmmlab.toy_training import call_in_ranks, differing, start, wait
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from swin_backbone.openmmlab.training.monitor import CurvesHook
+
 pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -87,7 +89,8 @@ def test_a_detector_trains_tests_and_draws(tmp_path, own):
     assert drawn < metrics
 
 
-def test_a_segmentor_trains_tests_and_draws(tmp_path, own):
+def test_a_segmentor_trains_tests_and_draws(tmp_path, own, monkeypatch):
+    monkeypatch.setattr(CurvesHook, '_draw', in_process.draw_curves)
     (config, *options), work = segmentation(own), tmp_path / 'work'
     assert 'mIoU' in run('tools/train.py', config, *options, '--work-dir', work)
     assert list(work.glob('*/curves.png'))

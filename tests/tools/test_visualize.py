@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-from helpers.in_process import ROOT, error_of, run, run_well
+from helpers.in_process import ROOT, draw_curves, error_of, run, run_well
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
 
@@ -119,7 +119,8 @@ def test_plot_log(tmp_path):
     assert 'no folder in which mmengine wrote' in error_of('tools/plot_log.py', tmp_path)
 
 
-def test_curves_are_drawn_at_each_validation_and_the_end(tmp_path):
+def test_curves_are_drawn_at_each_validation_and_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor.CurvesHook, '_draw', draw_curves)
     write_scalars(tmp_path)
     lines = []
     logger = SimpleNamespace(log=lambda level, line: lines.append((level, line)))

@@ -29,7 +29,6 @@ from torch import nn
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.errors import TrainingStopped
-from swin_backbone.openmmlab.training.monitor import CurvesHook
 
 IMAGES = 16
 
@@ -194,9 +193,7 @@ def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), inter
 
 
 def train(cfg):
-    """Train to the end, without curves.png. The picture takes half the time of a training."""
     runner = runtime.build_runner(cfg)
-    runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, CurvesHook)]
     runner.train()
     return runner
 

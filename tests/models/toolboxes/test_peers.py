@@ -31,7 +31,8 @@ def make_pair(arch, **arguments):
 @pytest.mark.parametrize(
     ('arch', 'sizes'),
     [
-        ('tiny', [*SIZES, OF_COCO]),
+        ('tiny', SIZES),
+        ('nano', [OF_COCO]),
         ('small', FEW),  # the blocks are tiny's
         ('base', FEW),
         pytest.param('large', [*SIZES, OF_COCO], marks=pytest.mark.slow),  # mmdet's takes 6 GB

@@ -103,6 +103,7 @@ def test_no_whole_checkpoint_and_no_checkpoint(tmp_path, record_fault):
     assert newest(tmp_path) is None
     (tmp_path / 'epoch_1.pth').write_bytes(b'')
     (tmp_path / 'epoch_2.pth').write_bytes(b'')
+    os.utime(tmp_path / 'epoch_1.pth', (0, 0))
     with pytest.raises(CheckpointError, match=r'no checkpoint in .* is whole: .*epoch_2\.pth.*; .*epoch_1\.pth'):
         newest(tmp_path)
     for path in tmp_path.glob('*.pth'):
