@@ -4,6 +4,7 @@ import copy
 import gc
 import re
 import traceback
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ def home(toolbox):
     return Path(find_spec(toolbox).origin).parent / '.mim'
 
 
+@lru_cache
 def folders(toolbox):
     """Return the config names of an installed toolbox by folder."""
     if find_spec(toolbox) is None:
