@@ -3,6 +3,7 @@
 The training has a separate process, because the import of torch chooses the instructions.
 """
 
+import ast
 import inspect
 import json
 import sys
@@ -57,7 +58,7 @@ class Spec:
     avx2: bool = False
     data: Optional[str] = None
     annotations: Optional[str] = None
-    cfg_options: str = '{}'  # JSON
+    cfg_options: str = '{}'  # a literal of Python, which has tuples
 
 
 def run_in_process(spec: Spec) -> list[float]:
@@ -101,7 +102,12 @@ class LossesHook(Hook):
 
 def _config(spec: Spec) -> Config:
     cfg = runtime.load_config(
-        spec.config, spec.work_dir, json.loads(spec.cfg_options), 'none', data=spec.data, annotations=spec.annotations
+        spec.config,
+        spec.work_dir,
+        ast.literal_eval(spec.cfg_options),
+        'none',
+        data=spec.data,
+        annotations=spec.annotations,
     )
     theirs = as_theirs(cfg.model.backbone, cfg.get('default_scope', 'mmdet'))
     if spec.swin == 'theirs':

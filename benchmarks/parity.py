@@ -148,7 +148,7 @@ def planned(args: argparse.Namespace, config: str, folder: str) -> Iterator[tupl
                     seed=seed,
                     data=args.data,
                     annotations=args.annotations,
-                    cfg_options=json.dumps(options),
+                    cfg_options=repr(options),
                 )
                 named = dict(theirs=spec(swin='theirs'), ours=spec(bfloat16=dtype == 'bfloat16'))
                 if dtype == 'bfloat16':

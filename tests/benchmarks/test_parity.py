@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
 
     def train(kind, **changed):
         config, _, *options = configs[kind]
-        options = json.dumps({**parse_options(options), **DROP_PATH})
+        options = repr({**parse_options(options), **DROP_PATH})
         spec = dict(config=str(config), start=str(folder / f'{kind}.pth'), work_dir=str(folder / 'work'))
         spec.update(iterations=10, optimizer='sgd', cfg_options=options)
         if not (folder / f'{kind}.pth').exists():

@@ -61,7 +61,7 @@ def segmentation(root: Path, *more: str) -> list:
     """Return config and options for a short run of a segmentor on the data."""
     return [SEGMENTATION, '--cfg-options', f'own_data.root={root}', 'own_data.classes=[ground,nut]',
             'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2',
-            'train_dataloader.batch_size=2', f'train_dataloader.dataset.pipeline.3.crop_size={SIDE}',
+            'train_dataloader.batch_size=2', f'train_dataloader.dataset.pipeline.3.crop_size=({SIDE},{SIDE})',
             f'model.data_preprocessor.size=({SIDE},{SIDE})', *_small(), *more]  # fmt: skip
 
 
