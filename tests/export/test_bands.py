@@ -58,6 +58,7 @@ def config_of_page(name, root):
     cfg.model.backbone = dict(type=Strided, in_channels=cfg.model.backbone.in_channels)
     if 'neck' in cfg.model:
         cfg.model.neck.in_channels = WIDTHS
+        cfg.model.bbox_head.stacked_convs = 1
     else:
         cfg.model.decode_head.update(in_channels=WIDTHS, channels=32)
         cfg.model.auxiliary_head.update(in_channels=WIDTHS[2], channels=32)
