@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from mmengine.dataset import base_dataset
 from mmengine.logging import MMLogger
 from mmengine.utils import ManagerMixin
@@ -37,7 +38,7 @@ def run(tool, *arguments):
     """Return exit code and output of `python TOOL ARGUMENTS`. A tool without a slash is a module."""
     stdout, stderr = io.StringIO(), io.StringIO()
     code = 0
-    cpus = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else None
+    threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [tool, *map(str, arguments)])
         patch.syspath_prepend(ROOT / 'tools')
@@ -54,7 +55,8 @@ def run(tool, *arguments):
                 code = 1
         finally:
             forget_instances()
-            if cpus:  # a benchmark pins the process to few CPUs; later tests get all CPUs
+            torch.set_num_threads(threads)  # a benchmark sets threads and CPUs
+            if cpus:
                 os.sched_setaffinity(0, cpus)
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
