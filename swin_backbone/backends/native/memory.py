@@ -116,7 +116,7 @@ def made_from(
     """Return `make()`, from the cache if the settings and all numbers of the weights are unchanged.
 
     Fused optimizers, `.data` and numpy leave no trace in a tensor. Therefore every call computes a checksum of the
-    weights, in a seventh of the time of packing.
+    weights, in less than a seventh of the time of packing.
 
     Raises:
         ValueError: if the library cannot read a weight.
