@@ -60,7 +60,7 @@ def config_of_page(name, root):
         cfg.model.neck.in_channels = WIDTHS
         cfg.model.bbox_head.stacked_convs = 1
     else:
-        cfg.model.decode_head.update(in_channels=WIDTHS, channels=32)
+        cfg.model.decode_head.update(in_channels=WIDTHS, channels=32, pool_scales=(1, 2))
         cfg.model.auxiliary_head.update(in_channels=WIDTHS[2], channels=32)
     return cfg
 

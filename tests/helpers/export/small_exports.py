@@ -120,7 +120,7 @@ def _small_config(name, swin):
             head.num_transformer_feat_level = head.pixel_decoder.num_outs = LEVELS
             head.pixel_decoder.encoder.num_layers = 1
             head.pixel_decoder.encoder.layer_cfg.self_attn_cfg.num_levels = LEVELS
-            head.transformer_decoder.num_layers = 2
+            head.transformer_decoder.num_layers = 1
             cfg.model.test_cfg.max_per_image = 50
         else:
             _narrow(head)
@@ -150,7 +150,7 @@ def _small_config(name, swin):
         cfg.model.test_cfg[0].max_per_img = 50
     elif cfg.model.get('test_cfg', {}).get('rpn'):
         cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=50)
-        cfg.model.test_cfg.rcnn.update(max_per_img=12)
+        cfg.model.test_cfg.rcnn.update(max_per_img=8)
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
     keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
     resize = dict(type='Resize', scale=(320, 256), keep_ratio=True)
