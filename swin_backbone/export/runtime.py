@@ -298,8 +298,6 @@ def openvino_core() -> Any:
 def _open_openvino(
     path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[ctypes.CDLL]
 ) -> Run:
-    from openvino import Tensor
-
     with CORE_LOCK:  # two threads must not make two Cores
         core = openvino_core()
     # Without this hint, openvino computes in bf16 on a CPU with matrix units. fp16 is only for storage.
@@ -311,8 +309,8 @@ def _open_openvino(
         settings['ENABLE_CPU_PINNING'] = False
     with _as_problem(f'openvino cannot open {path} on {device!r}'):
         compiled = core.compile_model(str(path) if nodes is None else nodes.read(path), device.upper(), settings)
-    if nodes is not None:
-        nodes.threads = compiled.get_property('INFERENCE_NUM_THREADS')
+        if nodes is not None:
+            nodes.threads = compiled.get_property('INFERENCE_NUM_THREADS')
 
     # A request owns the tensors of a run. `compiled(...)` shares a request between all threads.
     idle: LifoQueue[Any] = LifoQueue()
@@ -323,12 +321,8 @@ def _open_openvino(
         request = idle.get()  # waits until a request is free
         try:
             with _as_problem(f'openvino cannot run an input of {inputs[0].shape}'):
-                results = request.infer(list(inputs), share_inputs=True, share_outputs=True)
-                arrays = [results[name] for name in outputs]
-                for port in map(compiled.output, outputs):  # each array keeps its tensor: no copy
-                    shape = [0 if length.is_dynamic else length.get_length() for length in port.partial_shape]
-                    request.set_tensor(port, Tensor(port.element_type, shape))
-            return arrays
+                results = request.infer(list(inputs), share_inputs=True, share_outputs=False)
+            return [results[name] for name in outputs]
         finally:
             idle.put(request)
 

@@ -109,6 +109,12 @@ def test_results_in_eight_threads_equal_those_in_one(format, exported, tmp_path)
         assert all(map(np.array_equal, maps, truth))
 
 
+def test_operators_of_openvino_need_a_cpu(exported, tmp_path):
+    open_in(exported, 'openvino', tmp_path / 'out')
+    with pytest.raises(runtime.RuntimeProblem, match=r"openvino cannot open .* on 'auto'"):
+        runtime.load(tmp_path / 'out', device='auto')
+
+
 @pytest.mark.parametrize(
     ('cls', 'arguments', 'shape', 'nodes'),
     [
