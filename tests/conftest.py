@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Freeze the imported objects, so that the garbage collector skips them."""
+    """Freeze the imported objects. The garbage collector skips frozen objects."""
     gc.collect()
     gc.freeze()
 

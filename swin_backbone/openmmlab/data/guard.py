@@ -52,7 +52,7 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
     def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         if isinstance(dataloader, dict):
             for sentence in check_datasets(dataloader.get('dataset'), with_masks):
-                if 'own_data' not in runner.cfg:  # else check_own_data has printed them
+                if 'own_data' not in runner.cfg:  # check_own_data has printed the sentences of own_data
                     runner.logger.warning(sentence)
         try:
             loader: DataLoader[Any] = build(dataloader, *args, **kwargs)
