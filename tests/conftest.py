@@ -48,6 +48,16 @@ def _seed():
 
 
 @pytest.fixture(autouse=True)
+def _same_threads():
+    """Restore the threads and CPUs of the process, which benchmarks set. A second thread slows all later tests."""
+    threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else None
+    yield
+    torch.set_num_threads(threads)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_of_an_earlier_runner():
     """Forget the scope and the loggers of an earlier test's runner."""
     from helpers.in_process import forget_instances
