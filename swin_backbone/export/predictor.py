@@ -142,6 +142,8 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
         cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
         cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=None)
         cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
+        # Persistent workers stay alive after the only pass, and Python waits 5 s for each collected worker.
+        cfg.test_dataloader.persistent_workers = False
         cfg.update(visualizer=None)  # a named visualizer of the process always writes to the first work_dir
         return {name: float(value) for name, value in build_runner(cfg).test().items()}
 

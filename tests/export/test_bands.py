@@ -2,6 +2,7 @@
 
 import copy
 import json
+import multiprocessing
 
 import cv2
 import numpy as np
@@ -107,6 +108,7 @@ def test_a_recipe(name, tmp_path):
     assert not np.array_equal(result.get('scores', result['labels']), without.get('scores', without['labels']))
     cfg.update(test_settings)
     assert predictor.evaluate(cfg, out)
+    assert not multiprocessing.active_children()
 
 
 def test_a_picture_of_other_bands_is_refused(tmp_path):

@@ -2,16 +2,15 @@
 
 import contextlib
 import io
-import os
 import runpy
 import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 from mmengine.dataset import base_dataset
 from mmengine.logging import MMLogger
 from mmengine.utils import ManagerMixin
+from torch.utils.data import _utils
 from yapf.yapflib import yapf_api
 
 from helpers import ROOT
@@ -20,6 +19,7 @@ from swin_backbone.openmmlab.training.monitor import CurvesHook
 # What takes most of a small training's time, and changes no result
 yapf_api.FormatCode = lambda text, style_config, verify=True: (text, True)  # mmengine's layout of a config
 base_dataset.gc = SimpleNamespace(collect=int)  # mmengine's garbage collection for each data set
+_utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds for the end of a collected loader's worker; torch waits 5
 draw_curves, CurvesHook._draw = CurvesHook._draw, lambda hook, runner: None  # curves.png
 
 
@@ -38,7 +38,6 @@ def run(tool, *arguments):
     """Return exit code and output of `python TOOL ARGUMENTS`. A tool without a slash is a module."""
     stdout, stderr = io.StringIO(), io.StringIO()
     code = 0
-    threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [tool, *map(str, arguments)])
         patch.syspath_prepend(ROOT / 'tools')
@@ -55,9 +54,6 @@ def run(tool, *arguments):
                 code = 1
         finally:
             forget_instances()
-            torch.set_num_threads(threads)  # a benchmark sets threads and CPUs
-            if cpus:
-                os.sched_setaffinity(0, cpus)
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
