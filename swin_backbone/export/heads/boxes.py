@@ -126,14 +126,17 @@ def suppress(
 
 def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
     """Take the best box in turn, and lower the scores of overlapping boxes, like mmcv's soft NMS; see `suppress`."""
-    from mmdet.structures.bbox import bbox_overlaps
-
+    low_BM2, high_BM2 = boxes_BM4.split(2, -1)
+    area_BM = (high_BM2 - low_BM2).prod(-1)
     place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
     results = []
     for _ in range(most):
         best_B1, index_B1 = scores_BM.max(1, keepdim=True)
         results.append((best_B1, index_B1))
-        iou_BM = bbox_overlaps(take(boxes_BM4, index_B1), boxes_BM4)[:, 0]
+        best_low_B12, best_high_B12 = take(boxes_BM4, index_B1).split(2, -1)
+        common_BM2 = torch.minimum(high_BM2, best_high_B12) - torch.maximum(low_BM2, best_low_B12)
+        common_BM = common_BM2.clamp(min=0).prod(-1)
+        iou_BM = common_BM / (area_BM + area_BM.gather(1, index_B1) - common_BM)
         lowered_BM = torch.where(iou_BM >= nms_cfg.get('iou_threshold', 0.3), scores_BM * (1 - iou_BM), scores_BM)
         is_left_BM = (lowered_BM >= nms_cfg.get('min_score', 1e-3)) & (place_M != index_B1)
         scores_BM = torch.where(is_left_BM, lowered_BM, NEVER)

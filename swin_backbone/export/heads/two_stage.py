@@ -82,9 +82,10 @@ class RegionHead(boxes.Head):
             scores_BM = scores_BMK[..., 0].sigmoid() if rpn.use_sigmoid_cls else scores_BMK.softmax(-1)[..., 0]
             scores_BN, index_BN = boxes.best(scores_BM, cfg.nms_pre)
             deltas_BN4 = boxes.take(boxes.per_prior(delta, 4), index_BN)
-            results = boxes.decode(rpn.bbox_coder, prior_M4[index_BN.flatten()], deltas_BN4.flatten(0, 1), image_size)
-            parts.append((scores_BN, results.view_as(deltas_BN4), torch.full_like(index_BN, level)))
-        scores_BM, found_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
+            parts.append((scores_BN, prior_M4[index_BN], deltas_BN4, torch.full_like(index_BN, level)))
+        scores_BM, prior_BM4, deltas_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
+        found_R4 = boxes.decode(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
+        found_BM4 = found_R4.view_as(deltas_BM4)
         least_side = cfg.get('min_bbox_size', -1)
         kept = boxes.suppress(found_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
         return kept[1], kept[0] > NEVER
