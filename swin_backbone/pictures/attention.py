@@ -19,7 +19,7 @@ from ..backends.attention import attention_weights
 from ..models.layers.swin_block import WindowAttention
 from ..models.layers.swin_v2_block import WindowAttentionV2
 from ..models.pyramid import SwinPyramid
-from ..windows.grid import Size, Windows, find_indices
+from ..windows.grid import Size, Windows, find_tokens
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _record(
     bias_hNN = attention.position_bias(windows.window_size)
     weights_LhNN = attention_weights(x_BHWC, attention.project, bias_hNN, attention.scale, windows)
     batch, size = x_BHWC.shape[0], (windows.height, windows.width)
-    token_at_P, tokens = find_indices(windows, x_BHWC.device)[0], size[0] * size[1]
+    token_at_P, tokens = find_tokens(windows, x_BHWC.device), size[0] * size[1]
     first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * tokens
     token_at_LN = torch.where(token_at_P < tokens, token_at_P + first_B1, -1).view(len(weights_LhNN), -1)
     window = windows.window_size

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..windows.grid import Size, Windows, find_indices, fit_window
+from ..windows.grid import Size, Windows, find_tokens, fit_window
 
 PADDING = -1
 
@@ -80,7 +80,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
         window_size, shift = fit_window(*size, window_size, half)
     windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
     (rows, columns), (Wh, Ww) = windows.counts(), window_size
-    token_at, _ = find_indices(windows, cpu)
+    token_at = find_tokens(windows, cpu)
     token_RhCw = token_at.where(token_at < math.prod(size), PADDING).view(rows, columns, Wh, Ww).transpose(1, 2)
     token_HW = token_RhCw.reshape(rows * Wh, columns * Ww).numpy()
     number_RC = np.arange(rows * columns).reshape(rows, columns)

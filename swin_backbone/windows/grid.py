@@ -47,13 +47,13 @@ class Windows(NamedTuple):
         if self._has_padding():
             tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))
         (rows, columns), (Wh, Ww) = self.counts(), self.window_size
-        token_at, _ = find_indices(self, x_BHWC.device)
+        token_at = find_tokens(self, x_BHWC.device)
         return tokens_BTC.index_select(1, token_at).view(B * rows * columns, Wh * Ww, C)
 
     def reverse(self, y_LNC: Tensor, batch: int) -> Tensor:
         """Put the tokens of windows back on their maps: (B, H, W, C)."""
         (rows, columns), (Wh, Ww), C = self.counts(), self.window_size, y_LNC.shape[-1]
-        _, place_of = find_indices(self, y_LNC.device)
+        place_of = find_places(self, y_LNC.device)
         tokens_BTC = y_LNC.reshape(batch, rows * columns * Wh * Ww, C).index_select(1, place_of)
         return tokens_BTC.view(batch, self.height, self.width, C)
 
@@ -115,16 +115,22 @@ class Windows(NamedTuple):
 
 
 @cached_table
-def find_indices(windows: Windows, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the token at each place, T for padding, and the place of each token: each other's inverse."""
+def find_tokens(windows: Windows, device: torch.device) -> Tensor:
+    """Return the token at each place, T for padding: (L * N,) of one image."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww) = windows.counts(), windows.window_size
     y, x = windows.coordinates(0, device)[:, None, :, None], windows.coordinates(1, device)[None, :, None, :]
-    token_at = torch.where((y < H) & (x < W), y * W + x, H * W).reshape(rows * columns * Wh * Ww)
+    return torch.where((y < H) & (x < W), y * W + x, H * W).reshape(rows * columns * Wh * Ww)
+
+
+@cached_table
+def find_places(windows: Windows, device: torch.device) -> Tensor:
+    """Return the place of each token: (T,). The inverse of `find_tokens`."""
+    columns, (Wh, Ww) = windows.counts()[1], windows.window_size
     row_H, column_W = _padded_position(windows, 0, device), _padded_position(windows, 1, device)
     of_row_H = (row_H // Wh) * (columns * Wh * Ww) + row_H % Wh * Ww
     of_column_W = (column_W // Ww) * (Wh * Ww) + column_W % Ww
-    return token_at, (of_row_H[:, None] + of_column_W).reshape(H * W)
+    return (of_row_H[:, None] + of_column_W).reshape(windows.height * windows.width)
 
 
 def _padded_position(windows: Windows, axis: int, device: torch.device) -> Tensor:
