@@ -1,11 +1,11 @@
 """Windows of a batch of maps: the token at each place, and the pairs of places that attend to each other.
 
 A map of H x W tokens is padded with zeros at right and bottom to whole windows. In a shifted block the padded map is
-rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). All indices are expressions of the
-sizes. A graph records them for any size; a plain forward caches them.
+rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). Maps of indices are padded, rolled
+and tiled here. A graph records the operators for any size; a plain forward caches the indices.
 
 Layout: B batch, H W height and width of a map, C channels, T = H*W tokens, L windows of all images, N = Wh*Ww places of
-a window, n windows of an axis, P = n*W places of an axis.
+a window, n windows of an axis, P Q height and width of a padded map.
 """
 
 from typing import NamedTuple, Optional
@@ -88,60 +88,55 @@ class Windows(NamedTuple):
             return True
         return bool(self.height % self.window_size[0] or self.width % self.window_size[1])
 
-    def coordinates(self, axis: int, device: torch.device) -> Tensor:
-        """Return the row (axis 0) or column (axis 1) of each place of each window; padding is >= its length: (n, W)."""
-        window, shift, count = self.window_size[axis], self.shift[axis], self.counts()[axis]
-        place_P = torch.arange(count * window, device=device)
-        if not self.rolls:
-            length = (self.height, self.width)[axis]
-            place_P = place_P - self._places_before()[axis]
-            place_P = torch.where(place_P < 0, length, place_P)
-        elif shift and not self.pads_first:
-            length = (self.height, self.width)[axis]
-            place_P = torch.where(place_P < length, (place_P + shift) % length, place_P)
-        elif shift:  # `%` of a symbol does not export
-            place_P = torch.where(place_P >= count * window - shift, place_P + shift - count * window, place_P + shift)
-        return place_P.view(count, window)
-
     def regions(self, axis: int, device: torch.device) -> Tensor:
         """Return the region of each place of an axis: 0, behind the cut of the roll 1, in masked padding 2: (n, W)."""
         window, shift, count = self.window_size[axis], self.shift[axis], self.counts()[axis]
-        region_P = (torch.arange(count * window, device=device) >= count * window - shift).long()
-        region_nW = region_P.view(count, window)
+        place_P = torch.arange(count * window, device=device)
+        region_P = (place_P >= count * window - shift).long()
         if self.mask_padding:
-            is_padding_nW = self.coordinates(axis, device) >= (self.height, self.width)[axis]
-            region_nW = torch.where(is_padding_nW, 2, region_nW)
-        return region_nW
+            is_padding_P = place_P >= (self.height, self.width)[axis]
+            region_P = torch.where(is_padding_P.roll(-shift) if self.pads_first else is_padding_P, 2, region_P)
+        return region_P.view(count, window)
+
+    def rolls_map(self, is_padded: bool) -> bool:
+        """Return whether a shift rolls the map with padding, or without."""
+        return self.rolls and any(self.shift) and self.pads_first == is_padded
 
 
 @cached_table
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     """Return the token at each place, T for padding: (L * N,) of one image."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww) = windows.counts(), windows.window_size
-    y, x = windows.coordinates(0, device)[:, None, :, None], windows.coordinates(1, device)[None, :, None, :]
-    return torch.where((y < H) & (x < W), y * W + x, H * W).reshape(rows * columns * Wh * Ww)
+    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows._places_before()
+    back = [-shift for shift in windows.shift]
+    token_HW = torch.arange(-H * W, 0, device=device).view(H, W)  # from -T to -1: padding adds 0
+    if windows.rolls_map(is_padded=False):
+        token_HW = token_HW.roll(back, (0, 1))
+    token_PQ = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
+    if windows.rolls_map(is_padded=True):
+        token_PQ = token_PQ.roll(back, (0, 1))
+    return _swap_middle(token_PQ.view(rows, Wh, columns, Ww)).view(-1) + H * W
 
 
 @cached_table
 def find_places(windows: Windows, device: torch.device) -> Tensor:
     """Return the place of each token: (T,). The inverse of `find_tokens`."""
-    columns, (Wh, Ww) = windows.counts()[1], windows.window_size
-    row_H, column_W = _padded_position(windows, 0, device), _padded_position(windows, 1, device)
-    of_row_H = (row_H // Wh) * (columns * Wh * Ww) + row_H % Wh * Ww
-    of_column_W = (column_W // Ww) * (Wh * Ww) + column_W % Ww
-    return (of_row_H[:, None] + of_column_W).reshape(windows.height * windows.width)
+    H, W = windows.height, windows.width
+    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows._places_before()
+    place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
+    place_PQ = _swap_middle(place).view(rows * Wh, columns * Ww)
+    if windows.rolls_map(is_padded=True):
+        place_PQ = place_PQ.roll(windows.shift, (0, 1))
+    row_H, column_W = (torch.arange(first, first + n, device=device) for first, n in ((above, H), (left, W)))
+    place_HW = place_PQ.index_select(0, row_H).index_select(1, column_W)  # a slice would compare symbols
+    if windows.rolls_map(is_padded=False):
+        place_HW = place_HW.roll(windows.shift, (0, 1))
+    return place_HW.flatten()
 
 
-def _padded_position(windows: Windows, axis: int, device: torch.device) -> Tensor:
-    """Return the position of each row or column on the padded and rolled map."""
-    shift, padded = windows.shift[axis], windows.counts()[axis] * windows.window_size[axis]
-    place = torch.arange((windows.height, windows.width)[axis], device=device)
-    if not windows.rolls:
-        return place + windows._places_before()[axis]
-    if not windows.pads_first:
-        return (place - shift) % (windows.height, windows.width)[axis]
-    return torch.where(place < shift, place - shift + padded, place - shift) if shift else place
+def _swap_middle(x: Tensor) -> Tensor:
+    """Swap the two middle axes. A clone compares no symbols of a graph, unlike `contiguous` and `reshape`."""
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def fit_window(height: int, width: int, window_size: Size, shift: Size) -> tuple[Size, Size]:
