@@ -36,6 +36,12 @@ def test_partition_pads_and_rolls_and_reverse_undoes_it(case):
     assert torch.equal(windows.reverse(x_LNC, len(x_BHWC)), x_BHWC)
 
 
+@given(cases(), st.booleans(), st.booleans())
+def test_reverse_undoes_partition_of_swin_mlp_and_timm(case, rolls, pads_first):
+    windows, x_BHWC = case[0]._replace(rolls=rolls, pads_first=pads_first), case[1]
+    assert torch.equal(windows.reverse(windows.partition(x_BHWC), len(x_BHWC)), x_BHWC)
+
+
 @pytest.mark.parametrize('rolls', [True, False])
 def test_gradients_of_partition_and_reverse(rolls):
     windows, x_BHWC = Windows(5, 9, (4, 3), (2, 1), rolls=rolls), torch.randn(2, 5, 9, 3, dtype=torch.double)
