@@ -21,13 +21,11 @@ def relative_position_index(window_size: Size, table_window: Size, device: torch
     The table of `table_window` holds every offset from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1); a smaller
     `window_size` uses the table's centre.
     """
-    table_height, table_width = table_window
-    y = torch.arange(window_size[0], device=device)
-    x = torch.arange(window_size[1], device=device)
-    dy = y[:, None] - y + table_height - 1
-    dx = x[:, None] - x + table_width - 1
-    # query row, query column, key row, key column
-    return (dy[:, None, :, None] * (2 * table_width - 1) + dx[None, :, None, :]).flatten()
+    height, width = table_window
+    y, x = (torch.arange(length, device=device) for length in window_size)
+    place_N = (y[:, None] * (2 * width - 1) + x).flatten()
+    centre = (height - 1) * (2 * width - 1) + width - 1  # the row of the offset (0, 0)
+    return (place_N[:, None] - place_N + centre).flatten()
 
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:
