@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 CELLS = [(format, precision) for format, precisions in formats.PRECISIONS.items() for precision in precisions]
 MORE = {cell: ['nncf'] * (cell == ('openvino', 'int8')) for cell in CELLS}  # packages
 WHOLE_CELLS = [(format, precision) for format, precision in CELLS if format in ('onnx', 'openvino')]
-ROUNDED = 0.6  # share of matched objects: random weights give similar proposals, and rounding decides
+ROUNDED = 0.3  # share of matched objects: a random head magnifies rounding. Wrong coordinates match no object.
 
 
 @pytest.mark.parametrize('shape', [None, (60, 90)])
