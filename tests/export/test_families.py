@@ -80,7 +80,7 @@ PART_OF = {
     'Cascade Mask R-CNN': 'HTC++',
 }
 BY_OPENVINO = ('FCN', 'RetinaNet', 'DINO', 'Mask R-CNN')  # in every run; slow tests cover all families
-# Random weights of RTMDet's batch norms magnify rounding. Cascade Mask R-CNN finds a box 0.05 pixels wide at the border.
+# Random weights of RTMDet's batch norms magnify rounding. Cascade Mask R-CNN finds a box 0.05 pixels wide.
 LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade Mask R-CNN': 0.99}
 
 
