@@ -69,16 +69,8 @@ FAMILIES = {
     'HTC++': Family('htc/htc_swin-b-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco.py', NMS | ROI),
     'Mask2Former, instances': Family('mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'),
 }
-# A file of the second family contains the parts of the first. Slow tests write files of both.
-PART_OF = {
-    'DeepLabV3': 'DeepLabV3+',
-    'ATSS': 'ATSS, DyHead',
-    'RTMDet': 'RTMDet-Ins',
-    'Deformable DETR': 'Deformable DETR in two stages',
-    'Faster R-CNN': 'Mask R-CNN',
-    'Mask R-CNN with batch norm': 'Mask R-CNN',
-    'Cascade Mask R-CNN': 'HTC++',
-}
+# Families whose parts are in the file of a larger family. Slow tests write these files too.
+PARTS = 'DeepLabV3', 'ATSS', 'RTMDet', 'Deformable DETR', 'Faster R-CNN', 'Mask R-CNN with batch norm', 'Cascade Mask R-CNN'
 BY_OPENVINO = ('FCN', 'RetinaNet', 'DINO', 'Mask R-CNN')  # in every run; slow tests cover all families
 # Random weights of RTMDet's batch norms magnify rounding. Cascade Mask R-CNN finds a box 0.05 pixels wide.
 LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade Mask R-CNN': 0.99}
@@ -126,7 +118,7 @@ def test_a_graph_of_free_sizes(family, tmp_path):
         assert 'masks' not in expected or expected['masks'].any()
 
 
-@pytest.mark.parametrize('family', [family for family in FAMILIES if family not in PART_OF])
+@pytest.mark.parametrize('family', [family for family in FAMILIES if family not in PARTS])
 def test_a_file_of_one_size(family, tmp_path):
     cfg = small_config(FAMILIES[family].config, swin=False)
     check(cfg, family, size_of(family), tmp_path, family in BY_OPENVINO)

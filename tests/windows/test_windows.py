@@ -34,12 +34,8 @@ def test_partition_pads_and_rolls_and_reverse_undoes_it(case):
     x_LNC = windows.partition(x_BHWC)
     assert torch.equal(x_LNC, reference.window_partition(padded, windows.window_size))
     assert torch.equal(windows.reverse(x_LNC, len(x_BHWC)), x_BHWC)
-
-
-@given(cases(), st.booleans(), st.booleans())
-def test_reverse_undoes_partition_of_swin_mlp_and_timm(case, rolls, pads_first):
-    windows, x_BHWC = case[0]._replace(rolls=rolls, pads_first=pads_first), case[1]
-    assert torch.equal(windows.reverse(windows.partition(x_BHWC), len(x_BHWC)), x_BHWC)
+    for kind in (windows._replace(rolls=False), windows._replace(pads_first=False)):  # Swin-MLP, timm
+        assert torch.equal(kind.reverse(kind.partition(x_BHWC), len(x_BHWC)), x_BHWC)
 
 
 @pytest.mark.parametrize('rolls', [True, False])

@@ -150,8 +150,7 @@ def _small_config(name, swin):
         cfg.model.test_cfg[0].max_per_img = 50
     elif cfg.model.get('test_cfg', {}).get('rpn'):
         cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=50)
-        # Soft NMS has operators for each object. Of saturated scores, too few objects would leave none to compare.
-        is_soft = cfg.model.test_cfg.rcnn.nms.get('type') == 'soft_nms'
+        is_soft = cfg.model.test_cfg.rcnn.nms.type == 'soft_nms'  # has operators for each object
         cfg.model.test_cfg.rcnn.update(max_per_img=8 if is_soft else 50)
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
     keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
