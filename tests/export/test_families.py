@@ -70,7 +70,8 @@ FAMILIES = {
     'Mask2Former, instances': Family('mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'),
 }
 # Families whose parts are in the file of a larger family. Slow tests write these files too.
-PARTS = 'DeepLabV3', 'ATSS', 'RTMDet', 'Deformable DETR', 'Faster R-CNN', 'Mask R-CNN with batch norm', 'Cascade Mask R-CNN'
+PARTS = {'DeepLabV3', 'ATSS', 'RTMDet', 'Deformable DETR', 'Faster R-CNN'}
+PARTS |= {'Mask R-CNN with batch norm', 'Cascade Mask R-CNN'}
 BY_OPENVINO = ('FCN', 'RetinaNet', 'DINO', 'Mask R-CNN')  # in every run; slow tests cover all families
 # Random weights of RTMDet's batch norms magnify rounding. Cascade Mask R-CNN finds a box 0.05 pixels wide.
 LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade Mask R-CNN': 0.99}
