@@ -1,4 +1,4 @@
-"""Windows of a batch of maps: the token at each place, and the pairs of places that attend to each other.
+"""Windows of a batch of maps: the token at each place, and the mask of attention between places.
 
 A map of H x W tokens is padded with zeros at right and bottom to whole windows. In a shifted block the padded map is
 rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). Maps of indices are padded, rolled
