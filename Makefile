@@ -95,19 +95,19 @@ tests_faults = $(IN_TWO) -m faults --faults-json=$(FAULTS) && \
 	$(RUN) tests/helpers/faults.py $(FAULTS) docs/measurements/reliability.md
 tests_nightly = $(IN_TWO) --hypothesis-profile nightly -m hypothesis
 # NEON runs where zig (EXTRAS=wheels) and qemu-aarch64-static are, the library for Windows where zig and Wine are.
-tests_native = $(RUN) -m pytest -m '' tests/backends/native/test_unit.py
-tests_sanitize = bash tests/backends/native/sanitize.sh $(RUN)
+tests_native = $(RUN) -m pytest -m '' tests/kernels/native/test_unit.py
+tests_sanitize = bash tests/kernels/native/sanitize.sh $(RUN)
 tests_lite = $(RUN) -m pytest -m '' tests/install/test_lite.py
 tests_peers = $(RUN) -m pytest -m 'peer and not slow'
 tests_toolboxes = $(RUN) -m pytest -m 'toolboxes and not slow'
 tests_ray = $(RUN) -m pytest -m 'ray and not slow'
 tests_mmcv = $(RUN) -m pytest tests/mmcv_ops
 tests_torch = PYTHONPATH=. OMP_NUM_THREADS=1 $(RUN) -m pytest $(addprefix tests/,models/modes/test_modes.py \
-	models/test_swin.py models/layers/test_blocks.py windows/test_windows.py backends/triton/test_check.py backends/test_sdpa.py)
+	models/test_swin.py models/layers/test_blocks.py windows/test_windows.py kernels/triton/test_check.py kernels/test_sdpa.py)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
 define LIBRARY_COMPUTES
 import sys, torch
-from swin_backbone.backends.native.availability import why_not_in
+from swin_backbone.kernels.native.availability import why_not_in
 sys.exit(why_not_in(torch.float32))
 endef
 export LIBRARY_COMPUTES
@@ -115,7 +115,7 @@ tests_wheel = $(PIP) install --quiet --no-deps --force-reinstall dist/*manylinux
 	rm -rf build/test-wheel && mkdir -p build/test-wheel/csrc && cp csrc/swin.h csrc/build.py build/test-wheel/csrc && \
 	cp -r tests benchmarks pyproject.toml build/test-wheel && cd build/test-wheel && \
 	$(abspath $(RUN)) -c "$$LIBRARY_COMPUTES" && \
-	PATH=$(abspath $(VENV))/bin OMP_NUM_THREADS=1 python -m pytest tests/backends/native
+	PATH=$(abspath $(VENV))/bin OMP_NUM_THREADS=1 python -m pytest tests/kernels/native
 TESTS ?= $(if $(tests_$(ENV)),$(ENV),all)
 
 test: install

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Table
 
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
-from swin_backbone.backends import BACKENDS
 from swin_backbone.command_line import (
     Parser,
     Shape,
@@ -32,6 +31,7 @@ from swin_backbone.export.export import manifest_of, write_model
 from swin_backbone.export.formats import FORMATS, OPERATORS, OPSET, check_format, quiet
 from swin_backbone.export.graph import Graph, maps_graph
 from swin_backbone.export.runtime import MANIFEST, Model
+from swin_backbone.kernels import BACKENDS
 from swin_backbone.outputs import claim
 
 from . import library_profile, machine, timing

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from csrc import build
 from swin_backbone import SwinBackbone
-from swin_backbone.backends.native import library, memory
+from swin_backbone.kernels.native import library, memory
 
 # In the order of `Work` in csrc/machine/profile.h. A norm reads tokens from the map, a residual sum writes tokens back.
 KINDS = (

@@ -39,8 +39,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from swin_backbone.backends import BACKENDS
 from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
+from swin_backbone.kernels import BACKENDS
 from swin_backbone.outputs import Outputs
 
 from .one_training import OPTIMIZERS, Spec

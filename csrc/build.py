@@ -91,7 +91,7 @@ def extensions() -> list[Extension]:
     sources = [str(SOURCES / f'{name}.cpp') for name in (*LIBRARY, *KERNELS)]
     headers = [str(header) for header in sorted(SOURCES.rglob('*.h'))]
     optional = PLATFORM not in os.environ  # a wheel for a platform must hold the library
-    return [Extension('swin_backbone.backends.native.libswin', sources, depends=headers, optional=optional)]
+    return [Extension('swin_backbone.kernels.native.libswin', sources, depends=headers, optional=optional)]
 
 
 def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:

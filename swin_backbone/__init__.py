@@ -42,9 +42,9 @@ else:
     with suppress(*[ImportError] if _is_for_info() else []):
         from .api import Model, load
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
-        from .backends.native.library import library_path
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .compat import import_torchvision
+        from .kernels.native.library import library_path
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes
         from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore

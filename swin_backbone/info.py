@@ -160,13 +160,13 @@ def _storage(dtype_name: str) -> str:
     """Return which blocks store values for the backward pass, and why."""
     import torch
 
-    from .backends.native.availability import storage_for
+    from .kernels.native.availability import storage_for
 
     return storage_for(getattr(torch, dtype_name)).reason
 
 
 def _library() -> str:
-    from .backends.native.library import load
+    from .kernels.native.library import load
 
     library, reason = load()
     return f'computes by {library.isa}; was built with {", ".join(library.isas)}' if library else str(reason)
@@ -176,7 +176,7 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from .backends.choose import takes_triton, why_not_native
+    from .kernels.choose import takes_triton, why_not_native
     from .windows.grid import Windows
 
     kind, x = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device)

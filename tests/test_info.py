@@ -26,8 +26,8 @@ def facts(printed):
 def test_a_report_of_this_environment(capsys, monkeypatch):
     import torch
 
-    from swin_backbone.backends.native import why_not_in
-    from swin_backbone.backends.native.library import load
+    from swin_backbone.kernels.native import why_not_in
+    from swin_backbone.kernels.native.library import load
 
     monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
     info.print_info()

@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 
-from ..backends.choose import linear_dtype
-from ..backends.cosine import cosine_scale
-from ..backends.native import layers as native
-from ..backends.native.availability import TINY, Stages, is_stored
-from ..backends.native.memory import why_not_weights
-from ..backends.weight_cache import WeightCache
 from ..checkpoints import formats
 from ..checkpoints.formats import Format, columns_to_channels, name_here, to_here
+from ..kernels.choose import linear_dtype
+from ..kernels.cosine import cosine_scale
+from ..kernels.native import layers as native
+from ..kernels.native.availability import TINY, Stages, is_stored
+from ..kernels.native.memory import why_not_weights
+from ..kernels.weight_cache import WeightCache
 from ..models.layers.layer import is_hooked, modules_inside, norm_values
 from ..models.layers.swin_block import LINEARS, NORMS
 from ..windows.grid import Size, Windows

@@ -16,9 +16,9 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 from torch.random import fork_rng
 
-from ..backends.choose import why_not_native, without_autocast
-from ..backends.native.library import PRODUCTS
 from ..compat import has_global_hooks
+from ..kernels.choose import why_not_native, without_autocast
+from ..kernels.native.library import PRODUCTS
 from ..models.layers.layer import Layer
 from . import origins
 from .origins import Record

@@ -20,9 +20,9 @@ from mmengine.config import Config
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..backends.native.library import NAME as LIBRARY
-from ..backends.native.library import library_path
 from ..checks import check_choice
+from ..kernels.native.library import NAME as LIBRARY
+from ..kernels.native.library import library_path
 from ..openmmlab.data.media import Frame, Medium
 from ..openmmlab.inference.predict import Predictor
 from ..outputs import RECORD, Outputs

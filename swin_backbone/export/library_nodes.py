@@ -11,9 +11,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..backends.native.availability import why_not_in
-from ..backends.native.convolution import MIN_CHANNELS
-from ..backends.native.layers import BlockWeights, neighbours_first
+from ..kernels.native.availability import why_not_in
+from ..kernels.native.convolution import MIN_CHANNELS
+from ..kernels.native.layers import BlockWeights, neighbours_first
 from ..models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ..models.layers.layer import Layer, is_hooked, norm_values
 from ..models.pyramid import SwinPyramid

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backends.native import detection
-from ..backends.native.library import DTYPES
+from ..kernels.native import detection
+from ..kernels.native.library import DTYPES
 from . import providers, rotated
 from .bags import wide
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..backends.native import library
+from ..kernels.native import library
 
 
 def library_takes(x: Tensor, dtypes: Sequence[torch.dtype] = library.DTYPES) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends.native import detection
-from ..backends.native.detection import Pooling
+from ..kernels.native import detection
+from ..kernels.native.detection import Pooling
 from . import providers
 from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, parts, pool_bags, unpool_bags, wide
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, Optional, Union
 
 from ..archs import Arch
-from ..backends.choose import BACKENDS, REPLACED
 from ..checks import check_choice, check_int, check_sequence, check_size, is_int, refusal
+from ..kernels.choose import BACKENDS, REPLACED
 from ..windows.grid import Size
 
 Pair = Union[int, Sequence[int]]  # (height, width), or a number for height and width

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..backends.attention import attention_weights
+from ..kernels.attention import attention_weights
 from ..models.layers.swin_block import WindowAttention
 from ..models.layers.swin_v2_block import WindowAttentionV2
 from ..models.pyramid import SwinPyramid

@@ -18,8 +18,8 @@ from helpers.export.small_exports import save_checkpoint, small_config, small_sw
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, library_path
-from swin_backbone.backends.native.library import load
 from swin_backbone.export import export, graph, runtime, verify
+from swin_backbone.kernels.native.library import load
 from swin_backbone.outputs import RECORD
 
 pytestmark = pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')

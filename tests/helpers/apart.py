@@ -6,7 +6,7 @@ from multiprocessing import get_context
 
 import torch
 
-from swin_backbone.backends.native import availability, library, memory
+from swin_backbone.kernels.native import availability, library, memory
 
 
 def call(function, *arguments, **environment):

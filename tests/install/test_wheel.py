@@ -54,7 +54,7 @@ def build_wheel(folder, **variables):
 
 def test_a_build_without_a_compiler(tmp_path):
     result = build_library(tmp_path, CC='false', CXX='false')
-    assert 'building extension "swin_backbone.backends.native.libswin" failed' in result.stdout + result.stderr
+    assert 'building extension "swin_backbone.kernels.native.libswin" failed' in result.stdout + result.stderr
     assert not list(tmp_path.rglob('*.so'))
 
 
@@ -64,7 +64,7 @@ def test_a_build_without_a_compiler(tmp_path):
 def test_a_wheel_brings_the_operators(tmp_path):
     wheel = build_wheel(tmp_path)
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith('.so')]
-    assert libraries == ['swin_backbone/backends/native/libswin.so']
+    assert libraries == ['swin_backbone/kernels/native/libswin.so']
     assert wheel.name.split('-')[-3:-1] == ['py3', 'none']  # one file serves every Python
 
 
@@ -76,7 +76,7 @@ def build_for(platform, folder):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if Path(name).suffix in ('.so', '.dylib', '.dll', '.pyd', '.cpp')]
         assert len(names) == 1, names
-        assert Path(names[0]).parent == Path('swin_backbone/backends/native')
+        assert Path(names[0]).parent == Path('swin_backbone/kernels/native')
         assert 'swin_backbone/.mim/model-index.yml' in archive.namelist()
         return wheel, archive.read(names[0])
 

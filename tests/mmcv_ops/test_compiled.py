@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends.native.library import load
+from swin_backbone.kernels.native.library import load
 from swin_backbone.mmcv_ops import ext, providers
 
 try:
@@ -163,7 +163,7 @@ def _our_operators():
 
 @pytest.mark.usefixtures('_our_operators')
 def test_a_region_of_a_billion_pixels_is_refused_by_torch():
-    """RoIAlign of the library has tests in tests/backends/native/operators/test_detection.py."""
+    """RoIAlign of the library has tests in tests/kernels/native/operators/test_detection.py."""
     with computed_by('torch'), pytest.raises(ValueError, match='rois: a region with more than 16777216 samples'):
         mmcv.ops.roi_align(torch.zeros(1, 1, 4, 4), torch.tensor([[0.0, 0, 0, 1e9, 1e9]]), 2)
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.backends.errors import relative_error
+from helpers.kernels.errors import relative_error
 from helpers.models.small_models import randomised
 from mmcv.cnn.bricks.drop import DropPath
 from torch import nn

@@ -9,12 +9,12 @@ import torch
 
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends.native import why_not_in
+from swin_backbone.kernels.native import why_not_in
 
 PACKAGE = Path(swin_backbone.__file__).parent
 CONTRIBUTING = PACKAGE.parent / 'CONTRIBUTING.md'
 # ctypes calls `_check` after every function of the library.
-CHECK = 'backends/native/library.py', '_check'
+CHECK = 'kernels/native/library.py', '_check'
 
 
 def is_ours(frame):

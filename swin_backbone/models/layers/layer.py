@@ -14,8 +14,8 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor, nn
 
-from ...backends.choose import why_not_native
-from ...backends.weight_cache import WeightCache
+from ...kernels.choose import why_not_native
+from ...kernels.weight_cache import WeightCache
 
 Class = TypeVar('Class', bound=type[nn.Module])
 

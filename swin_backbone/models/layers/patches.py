@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
-from ...backends.choose import linear_dtype, recorder_of, why_not_native
-from ...backends.native import layers as native
-from ...backends.native.memory import why_not_weights
+from ...kernels.choose import linear_dtype, recorder_of, why_not_native
+from ...kernels.native import layers as native
+from ...kernels.native.memory import why_not_weights
 from .layer import Layer, is_hooked, norm_values
 
 WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB

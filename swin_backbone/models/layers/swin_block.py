@@ -17,12 +17,12 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ...backends.attention import attend
-from ...backends.choose import linear_dtype
-from ...backends.native import layers as native
-from ...backends.native.availability import TINY, Stages, is_stored
-from ...backends.native.memory import made_from, why_not_weights
 from ...compat import is_transformed
+from ...kernels.attention import attend
+from ...kernels.choose import linear_dtype
+from ...kernels.native import layers as native
+from ...kernels.native.availability import TINY, Stages, is_stored
+from ...kernels.native.memory import made_from, why_not_weights
 from ...windows.grid import Size, Windows, fit_window
 from ...windows.position import relative_position_bias
 from .layer import Layer, known, norm_values

@@ -14,9 +14,9 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...backends.attention import attend
-from ...backends.choose import without_autocast
-from ...backends.cosine import cosine_scale, normalise_qk
+from ...kernels.attention import attend
+from ...kernels.choose import without_autocast
+from ...kernels.cosine import cosine_scale, normalise_qk
 from ...windows.grid import Size, Windows
 from ...windows.position import log_spaced_coordinates, relative_position_bias
 from .layer import known

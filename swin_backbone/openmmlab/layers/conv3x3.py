@@ -6,8 +6,8 @@ from typing import Any, Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...backends.native.convolution import TILES, convolve, takes_maps
-from ...backends.weight_cache import WeightCache
+from ...kernels.native.convolution import TILES, convolve, takes_maps
+from ...kernels.weight_cache import WeightCache
 
 SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
 

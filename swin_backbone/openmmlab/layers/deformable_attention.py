@@ -8,8 +8,8 @@ from typing import Any, Optional
 from mmcv.ops import MultiScaleDeformableAttention as Base
 from torch import Tensor
 
-from ...backends.choose import why_not_native
-from ...backends.native.deformable import deformable_attention
+from ...kernels.choose import why_not_native
+from ...kernels.native.deformable import deformable_attention
 
 
 class MultiScaleDeformableAttention(Base):

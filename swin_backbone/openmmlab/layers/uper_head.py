@@ -12,9 +12,9 @@ from mmseg.models.utils import resize
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...backends.choose import recorder_of
-from ...backends.weight_cache import WeightCache
 from ...compat import has_global_hooks
+from ...kernels.choose import recorder_of
+from ...kernels.weight_cache import WeightCache
 from ...models.layers.layer import is_hooked
 from .conv3x3 import conv_3x3, is_plain
 

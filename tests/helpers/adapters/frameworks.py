@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch
 
-from swin_backbone.backends.native import layers, why_not_in
 from swin_backbone.compat import import_torchvision
+from swin_backbone.kernels.native import layers, why_not_in
 
 MISSING = "{} is not installed: make install EXTRAS=peers, or pip install -e '.[peers]'"
 

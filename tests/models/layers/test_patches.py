@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from swin_backbone.backends.native import why_not_in
+from swin_backbone.kernels.native import why_not_in
 from swin_backbone.models.layers import PatchEmbed, PatchMerging, normalise_output
 
 needs_library = pytest.mark.skipif(

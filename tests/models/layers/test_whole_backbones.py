@@ -6,8 +6,8 @@ from helpers import reference
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.backends.native import why_not_in
-from swin_backbone.backends.triton.trial import why_unusable
+from swin_backbone.kernels.native import why_not_in
+from swin_backbone.kernels.triton.trial import why_unusable
 
 BACKENDS = ['native', 'torch', 'triton']
 GPU = torch.device('cuda' if torch.cuda.is_available() else 'cpu')

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.backends.errors import relative_error
+from helpers.kernels.errors import relative_error
 from helpers.models.small_models import TWO_STAGES, randomised
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode

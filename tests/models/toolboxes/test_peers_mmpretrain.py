@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.peers import build_peer, largest_difference
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
-from swin_backbone.backends.native.library import load
+from swin_backbone.kernels.native.library import load
 
 pytestmark = [pytest.mark.peer, pytest.mark.toolboxes]
 

@@ -7,7 +7,7 @@ import torch
 from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
-from swin_backbone.backends.native.availability import why_not_in
+from swin_backbone.kernels.native.availability import why_not_in
 from swin_backbone.openmmlab.layers import deformable_attention
 from swin_backbone.openmmlab.layers.accelerate import replace_layers, restore
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from swin_backbone.backends.native import convolution
+from swin_backbone.kernels.native import convolution
 from swin_backbone.openmmlab.layers.conv3x3 import use_winograd
 
 pytest.importorskip('mmseg')

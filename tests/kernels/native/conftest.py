@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_backbone.backends.native.availability import why_not_in
+from swin_backbone.kernels.native.availability import why_not_in
 
 
 @pytest.fixture(autouse=True)

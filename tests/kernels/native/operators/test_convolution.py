@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from swin_backbone.backends.native import convolution
-from swin_backbone.backends.native.availability import why_not_in
-from swin_backbone.backends.native.convolution import TILES, convolve, pack, takes_maps
-from swin_backbone.backends.weight_cache import WeightCache
+from swin_backbone.kernels.native import convolution
+from swin_backbone.kernels.native.availability import why_not_in
+from swin_backbone.kernels.native.convolution import TILES, convolve, pack, takes_maps
+from swin_backbone.kernels.weight_cache import WeightCache
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
 ROUNDING = 1e-5

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.backends.native import availability
+from swin_backbone.kernels.native import availability
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from torch import nn
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.backends import choose
-from swin_backbone.backends.triton import check, trial
+from swin_backbone.kernels import choose
+from swin_backbone.kernels.triton import check, trial
 from swin_backbone.windows.grid import Windows
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')

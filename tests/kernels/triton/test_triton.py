@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from swin_backbone.backends.triton.attention import attend_in_windows, attend_in_windows_backward
-from swin_backbone.backends.triton.check import attend_by_torch
-from swin_backbone.backends.triton.tiles import Tiles
+from swin_backbone.kernels.triton.attention import attend_in_windows, attend_in_windows_backward
+from swin_backbone.kernels.triton.check import attend_by_torch
+from swin_backbone.kernels.triton.tiles import Tiles
 
 pytest.importorskip('triton', reason='triton is not installed')
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from helpers import reference
 
 from swin_backbone import SwinBackbone
-from swin_backbone.backends import attention
+from swin_backbone.kernels import attention
 from swin_backbone.windows.grid import Windows
 
 FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')

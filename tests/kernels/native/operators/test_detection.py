@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from swin_backbone.backends.native import detection
-from swin_backbone.backends.native.library import load
+from swin_backbone.kernels.native import detection
+from swin_backbone.kernels.native.library import load
 
 POOLING = detection.Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
 

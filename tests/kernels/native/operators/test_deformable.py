@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_backbone.backends.native.availability import why_not_in
-from swin_backbone.backends.native.deformable import _Deformable, deformable_attention
+from swin_backbone.kernels.native.availability import why_not_in
+from swin_backbone.kernels.native.deformable import _Deformable, deformable_attention
 
 pytestmark = pytest.mark.skipif(why_not_in(torch.float32) is not None, reason='the library is not built')
 sides = st.integers(1, 9)

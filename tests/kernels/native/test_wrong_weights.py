@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from helpers import apart
-from helpers.backends.errors import relative_error
+from helpers.kernels.errors import relative_error
 from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map_only

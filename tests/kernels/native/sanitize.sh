@@ -2,7 +2,7 @@
 # Build the compiled operators with AddressSanitizer and UBSan in a folder of their own, and run with them the library's own
 # test, random calls of it (csrc/tests/fuzz.cpp) and the operators' tests, or a script.
 #
-# bash tests/backends/native/sanitize.sh [PYTHON [SCRIPT ARGUMENT...]]     a minute to build, some more to run
+# bash tests/kernels/native/sanitize.sh [PYTHON [SCRIPT ARGUMENT...]]     a minute to build, some more to run
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 python=${1:-python}
@@ -14,7 +14,7 @@ git ls-files -z --cached --others --exclude-standard "${files[@]}" | tar --null 
 cd "$copy"
 flags='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined'
 CFLAGS=$flags LDFLAGS='-fsanitize=address,undefined' "$python" setup.py --quiet build_ext --inplace >&2
-native=$copy/swin_backbone/backends/native
+native=$copy/swin_backbone/kernels/native
 for program in unit fuzz; do
   "${CXX:-c++}" -std=c++17 $flags "csrc/tests/$program.cpp" "$native/libswin.so" "-Wl,-rpath,$native" -o "$program"
 done
@@ -28,5 +28,5 @@ if [ $# -gt 0 ]; then
 else
   ./unit
   ./fuzz "${SEED:-1}" 3000
-  "$python" -m pytest -q -p no:cacheprovider tests/backends/native/operators
+  "$python" -m pytest -q -p no:cacheprovider tests/kernels/native/operators
 fi

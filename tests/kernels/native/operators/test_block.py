@@ -16,7 +16,7 @@ from helpers.models.blocks import autocast_to, cases, make_block, output_and_gra
 from hypothesis import assume, given, settings
 
 from swin_backbone import SwinBackbone
-from swin_backbone.backends.native.availability import is_stored
+from swin_backbone.kernels.native.availability import is_stored
 from swin_backbone.models.layers import SwinBlock, SwinV2Block, swin_block
 
 

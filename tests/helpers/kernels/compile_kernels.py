@@ -1,6 +1,6 @@
 """Compile the Triton kernels for GPUs that need not be there, and say what a program of each needs.
 
-python tests/helpers/backends/compile_kernels.py [--capability 80 90] [--window 7 12] [--head-dim 32] [--dtype bfloat16]
+python tests/helpers/kernels/compile_kernels.py [--capability 80 90] [--window 7 12] [--head-dim 32] [--dtype bfloat16]
 
 Prints a line of JSON for each kernel: registers and bytes of stack, to which registers are spilled, of a thread;
 bytes of shared memory of a program. It must run without TRITON_INTERPRET.
@@ -19,8 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from swin_backbone.backends.triton import tiles
-from swin_backbone.backends.triton.kernels import backward, forward
+from swin_backbone.kernels.triton import tiles
+from swin_backbone.kernels.triton.kernels import backward, forward
 
 CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
 IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr')

@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
-from swin_backbone.backends.triton import check, trial
-from swin_backbone.backends.triton.tiles import Tiles
+from swin_backbone.kernels.triton import check, trial
+from swin_backbone.kernels.triton.tiles import Tiles
 
 pytest.importorskip('triton', reason='triton is not installed')
 

@@ -11,9 +11,9 @@ import torch
 from helpers import apart
 from torch._subclasses import FakeTensorMode
 
-import swin_backbone.backends.native
-from swin_backbone.backends.native import availability, library, why_not_in
-from swin_backbone.backends.native.library import NAME, load
+import swin_backbone.kernels.native
+from swin_backbone.kernels.native import availability, library, why_not_in
+from swin_backbone.kernels.native.library import NAME, load
 
 REGISTERS = {  # registers and instructions outside an instruction set
     'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
@@ -21,7 +21,7 @@ REGISTERS = {  # registers and instructions outside an instruction set
     'avx512_bf16': r'\t(tdp|tile|ldtilecfg)',
     '': r'%[yz]mm|\tv',  # compiled once, for every processor
 }
-LIBRARY = Path(swin_backbone.backends.native.__file__).with_name(NAME)
+LIBRARY = Path(swin_backbone.kernels.native.__file__).with_name(NAME)
 
 
 def answer() -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-import swin_backbone.backends.native
+import swin_backbone.kernels.native
 from csrc.build import NAMES, Target, compile_sources, link_library
-from swin_backbone.backends.native.library import NAME, load
+from swin_backbone.kernels.native.library import NAME, load
 
 UNIT = ROOT / 'csrc' / 'tests' / 'unit.cpp'
 WINE = shutil.which('wine64') or shutil.which('wine') or shutil.which('/usr/lib/wine/wine64')  # the place in Debian
@@ -43,7 +43,7 @@ def check(command: list, **environment: str) -> list[str]:
 @needs_compiler
 def test_each_function_computes_what_plain_loops_compute(tmp_path):
     library, _ = load()
-    folder = Path(swin_backbone.backends.native.__file__).parent
+    folder = Path(swin_backbone.kernels.native.__file__).parent
     unit = compile_unit(['c++'], [str(folder / NAME), f'-Wl,-rpath,{folder}'], tmp_path)
     tested = check([unit])
     assert tested == library.isas[-len(tested) :]  # all from the processor's best set on

@@ -6,8 +6,8 @@ from torch import nn
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends.native import layers
-from swin_backbone.backends.native.availability import why_not_in
+from swin_backbone.kernels.native import layers
+from swin_backbone.kernels.native.availability import why_not_in
 
 KINDS = SwinBackbone, SwinV2Backbone
 

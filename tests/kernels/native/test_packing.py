@@ -12,8 +12,8 @@ from torch import nn
 from torch.func import functional_call
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends.native.memory import checksum, made_from
-from swin_backbone.backends.weight_cache import WeightCache
+from swin_backbone.kernels.native.memory import checksum, made_from
+from swin_backbone.kernels.weight_cache import WeightCache
 from swin_backbone.models.layers import swin_block
 
 BACKBONES = SwinBackbone, SwinV2Backbone

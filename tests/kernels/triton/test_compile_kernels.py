@@ -8,7 +8,7 @@ from helpers import run_python
 
 triton = pytest.importorskip('triton', reason='triton is not installed')
 
-COMPILE = 'tests/helpers/backends/compile_kernels.py'
+COMPILE = 'tests/helpers/kernels/compile_kernels.py'
 KIB_OF_SHARED_MEMORY = 99  # of a program on every GPU since Ampere; more in data centres
 COUNTED_WITH = '3.7.1'  # a different version may take more registers
 # Registers of a thread, and bytes of stack for spilled registers, by kernel, shift and capability. Windows are 7x7, and
