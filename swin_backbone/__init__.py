@@ -44,6 +44,7 @@ else:
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .compat import import_torchvision
+        from .kernels import bind, triton  # noqa: F401 - the replacements of models' forwards
         from .kernels.native.library import library_path
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes

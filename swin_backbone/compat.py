@@ -25,6 +25,13 @@ Table = TypeVar('Table')
 has_global_hooks: Callable[[], bool] = getattr(nn.modules.module, '_has_any_global_hook', bool)
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a module has forward or backward hooks, or a `forward` on the instance."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    ) or ('forward' in module.__dict__)
+
+
 def is_transformed() -> bool:
     """Return whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work.
 

@@ -176,20 +176,23 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from .kernels.choose import takes_triton, why_not_native
-    from .windows.grid import Windows
+    from . import SwinBackbone
+    from .kernels import native
+    from .kernels.triton import attend
+    from .models.windows import Windows
+    from .replace import CannotRun
 
-    kind, x = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device)
+    kind, x, windows = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device), Windows(7, 7, (7, 7))
+    attention = SwinBackbone(depths=(1,), num_heads=(3,), out_indices=(0,)).stages[0].blocks[0].attn.w_msa
     with torch.autocast(kind, getattr(torch, dtype_name), enabled=dtype_name != 'float32'):
-        if kind == 'cpu':
-            reason = why_not_native(x)
-            return f'torch: {reason}' if reason else 'native'
-        attention = x, x.new_empty(3, 49, 49), Windows(7, 7, (7, 7)), 0.0
         try:
-            takes_triton('triton', *attention)
-        except ValueError as error:
-            return f'torch: {str(error).partition(": ")[2]}'
-        return 'triton' if takes_triton('auto', *attention) else 'torch: TF32 is off'
+            if kind == 'cpu':
+                native.can_run(x, raise_error=True)
+                return 'native'
+            attend.can_run(attention, x, windows, raise_error=True)
+        except CannotRun as error:
+            return f'torch: {error.reason}'
+        return 'triton' if attend.can_run(attention, x, windows) else 'torch: TF32 is off'
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, run_python
+from helpers.kernels import refusal
 
 from swin_backbone import info
 from swin_backbone.version import __version__
@@ -26,7 +27,6 @@ def facts(printed):
 def test_a_report_of_this_environment(capsys, monkeypatch):
     import torch
 
-    from swin_backbone.kernels.native import why_not_in
     from swin_backbone.kernels.native.library import load
 
     monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
@@ -41,7 +41,7 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     for isa in library.isas if library else [reason]:
         assert isa in report['backends', 'compiled library']
     for name in ('float32', 'bfloat16'):
-        reason = why_not_in(getattr(torch, name))
+        reason = refusal(getattr(torch, name))
         assert report['backends', f'cpu, {name}'] == (f'torch: {reason}' if reason else 'native')
     assert not [value for value in report.values() if value.startswith('fails: ')]
 

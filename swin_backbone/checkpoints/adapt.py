@@ -13,7 +13,7 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
-from ..windows.grid import Size
+from ..positions import Size
 from .errors import CheckpointError, first_of, naming
 from .formats import V2
 from .reading import read_checkpoint

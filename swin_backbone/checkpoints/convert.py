@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..outputs import Outputs, claim
-from ..windows.position import relative_position_index
+from ..positions import relative_position_index
 from .adapt import check_numbers
 from .errors import CheckpointError, first_of, naming
 from .formats import TORCHVISION, V1, WRITTEN, Format, from_here

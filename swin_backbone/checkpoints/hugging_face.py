@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..windows.grid import Size
+from ..positions import Size
 from .errors import CheckpointError, first_of
 from .formats import V2
 from .recognise import SwinWeights

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..windows.grid import Size
+from ..positions import Size
 from .errors import CheckpointError
 from .formats import ALL, ANCHORS, Format, name_here, to_here
 from .resize import window_of_coordinates, window_of_index

@@ -7,8 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..windows.grid import Size
-from ..windows.position import resize_absolute_position_embedding, resize_relative_position_bias_table
+from ..positions import Size, resize_absolute_position_embedding, resize_relative_position_bias_table
 from .errors import CheckpointError
 
 

@@ -26,8 +26,8 @@ from ..kernels.native.library import library_path
 from ..openmmlab.data.media import Frame, Medium
 from ..openmmlab.inference.predict import Predictor
 from ..outputs import RECORD, Outputs
+from ..positions import Size
 from ..version import __version__
-from ..windows.grid import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..compat import symbolic_views
-from ..models.layers import SwinBlock
-from ..windows.grid import Size
+from ..models.layers import SwinBlock, SwinMLPBlock, SwinV2Block
+from ..positions import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
@@ -131,7 +131,7 @@ def example_size(backbone: Any, shape: Optional[Size]) -> Size:
     """
     if shape is not None:
         return shape
-    blocks = [layer for layer in backbone.modules() if isinstance(layer, SwinBlock)]
+    blocks = [layer for layer in backbone.modules() if isinstance(layer, (SwinBlock, SwinV2Block, SwinMLPBlock))]
     if any(block.small_map == 'shrink' for block in blocks):
         raise ExportError(
             "small_map='shrink' makes windows smaller on small maps, which one graph cannot do for every size: "

@@ -11,13 +11,17 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..kernels.native.availability import why_not_in
-from ..kernels.native.convolution import MIN_CHANNELS
-from ..kernels.native.layers import BlockWeights, neighbours_first
+from ..compat import is_hooked
+from ..kernels.bind.block import can_run, settings_of, weights_of
+from ..kernels.bind.patches import can_embed, can_merge
+from ..kernels.bind.structure import norm_values
+from ..kernels.detection.convolution import MIN_CHANNELS
+from ..kernels.native.availability import can_multiply
+from ..kernels.native.layers import neighbours_first
 from ..models.layers import PatchEmbed, PatchMerging, SwinBlock
-from ..models.layers.layer import Layer, is_hooked, norm_values
 from ..models.pyramid import SwinPyramid
 from ..openmmlab.layers.conv3x3 import is_plain
+from ..replace import CannotRun, refuse
 from .graph import BackboneMaps, ExportError, Graph
 
 ABSENT = -1.0  # eps of a missing norm
@@ -62,21 +66,22 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
         ExportError: if the library is missing, or the backbone belongs to a foreign package.
     """
     dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
-    reason = why_not_in(dtype)
     module: Any = copy.deepcopy(graph.module)
     backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
-    if reason is None and not isinstance(backbone, SwinPyramid):
-        reason = f'the backbone is {type(backbone).__name__}'
-    if reason is not None:
-        raise ExportError(f'--operators swin has no operator for this model: {reason}')
+    try:
+        can_multiply(dtype, raise_error=True)
+        if not isinstance(backbone, SwinPyramid):
+            refuse('native', f'the backbone is {type(backbone).__name__}', raise_error=True)
+    except CannotRun as error:
+        raise ExportError(f'--operators swin has no operator for this model: {error.reason}') from None
     bfloat16 = int(precision == 'bf16')
     sizes = None if graph.free else [size[1:] for size in backbone.map_sizes(*image_size(graph))]
-    backbone.patch_embed = _replaced(backbone.patch_embed, embed_node, bfloat16)
+    backbone.patch_embed = _replaced(backbone.patch_embed, can_embed, embed_node, bfloat16)
     for index, stage in enumerate(backbone.stages):
         for i, block in enumerate(stage.blocks):
-            stage.blocks[i] = _replaced(block, block_node, bfloat16, sizes and sizes[index])
+            stage.blocks[i] = _replaced(block, can_run, block_node, bfloat16, sizes and sizes[index])
         if stage.downsample is not None:
-            stage.downsample = _replaced(stage.downsample, merge_node, bfloat16)
+            stage.downsample = _replaced(stage.downsample, can_merge, merge_node, bfloat16)
     for index in backbone.out_indices:
         norm = getattr(backbone, f'norm{index}')
         if type(norm) is nn.LayerNorm and not is_hooked(norm):
@@ -99,8 +104,8 @@ def image_size(graph: Graph) -> Sequence[int]:
     return image.shape[2:]
 
 
-def _replaced(layer: Layer, make: Callable[..., Node], *arguments: Any) -> nn.Module:
-    return layer if layer.why_not_native() else make(layer, *arguments).eval()
+def _replaced(layer: nn.Module, can_run: Callable[..., bool], make: Callable[..., Node], *arguments: Any) -> nn.Module:
+    return make(layer, *arguments).eval() if can_run(layer, None) else layer
 
 
 def _norm(weight: Optional[Tensor], bias: Optional[Tensor], channels: int) -> tuple[Tensor, Tensor]:
@@ -129,8 +134,7 @@ def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
 
 def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]]) -> Node:
     windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
-    weights, settings = block.library_arguments()
-    w = BlockWeights(**{**weights, **block.derived_weights(windows.window_size)})
+    w, settings = weights_of(block, windows.window_size), settings_of(block)
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias

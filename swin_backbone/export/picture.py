@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ..windows.grid import Size
+from ..positions import Size
 from .graph import ExportError, Port
 
 MOST_PIXELS = 1 << 26  # of a picture, before or after the resize

@@ -24,7 +24,7 @@ from ..openmmlab.errors import DataError
 from ..openmmlab.inference.predict import VISUALIZERS_OF, Predictor, with_background
 from ..openmmlab.runtime import build_runner
 from ..pictures.colours import distinct_colours
-from ..windows.grid import Size
+from ..positions import Size
 from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resized_size
 
 

@@ -1,5 +1,5 @@
-"""The ways to compute a layer: plain torch in `models`, and here attention, the compiled library and Triton."""
+"""What computes in the place of torch: the compiled library on CPUs, and a Triton kernel on GPUs.
 
-from .choose import BACKENDS
-
-__all__ = ['BACKENDS']
+An import of `bind` and `triton` registers the replacements (`swin_backbone.replace`). Models compute the same numbers
+without this package.
+"""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.native import detection
-from ..kernels.native.detection import Pooling
+from ..kernels.detection import regions
+from ..kernels.detection.regions import Pooling
 from . import providers
 from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, parts, pool_bags, unpool_bags, wide
 
@@ -30,7 +30,7 @@ def roi_align_forward(
     """
     pooling = _pooling(*settings, **named)
     if providers.library_takes(input):
-        detection.roi_align(input, rois, output, pooling)
+        regions.roi_align(input, rois, output, pooling)
     elif input.is_cuda and providers.torchvision_takes('roi_align', input):  # on CPUs: one thread, and no bfloat16
         sizes = pooling.scale, *pooling.bins, pooling.sampling_ratio, pooling.aligned
         output.copy_(torch.ops.torchvision.roi_align(input, rois, *sizes))
@@ -50,7 +50,7 @@ def roi_align_backward(
     """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
     pooling = _pooling(*settings, **named)
     if providers.library_takes(grad_input):
-        detection.roi_align_backward(grad_output, rois, grad_input, pooling)
+        regions.roi_align_backward(grad_output, rois, grad_input, pooling)
     elif grad_input.is_cuda and providers.torchvision_takes('_roi_align_backward', grad_input):
         sizes = pooling.scale, *pooling.bins, *grad_input.shape, pooling.sampling_ratio, pooling.aligned
         grad_input += torch.ops.torchvision._roi_align_backward(grad_output, rois, *sizes)

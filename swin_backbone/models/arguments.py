@@ -1,96 +1,53 @@
-"""Arguments of backbones: the form of `SwinPyramid`, and errors for values with silent consequences."""
+"""Checks of the arguments of backbones: a value that would silently build another model is an error."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from types import SimpleNamespace
-from typing import Any, Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 from ..archs import Arch
 from ..checks import check_choice, check_int, check_sequence, check_size, is_int, refusal
-from ..kernels.choose import BACKENDS, REPLACED
-from ..windows.grid import Size
+from ..positions import Size
 
 Pair = Union[int, Sequence[int]]  # (height, width), or a number for height and width
-Windows = Union[int, Sequence[Pair]]  # a window for all stages, or a list of windows
+WindowSize = Union[int, Sequence[Pair]]  # a window for all stages, or a list of windows
 InitCfg = Union[dict[str, Any], list[dict[str, Any]], None]
 
 DEFAULT_STRIDES = (4, 2, 2, 2)
-RENAMED = {
-    'attention_backend': "is called backend now: write backend='torch' for 'sdpa'; 'auto' and 'triton' are as before",
-    'strip_tokens': 'is gone, since whole maps take less time: leave it out; with_cp=True takes the least memory',
-}
 
 
-def refuse_renamed(init: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a constructor: an argument's old name raises an error with the new name."""
+class Sizes(NamedTuple):
+    """The sizes of the stages; each field has an entry for every stage."""
 
-    @wraps(init)
-    def check_names(self: object, *args: Any, **given: Any) -> None:
-        for name in RENAMED.keys() & given.keys():
-            raise TypeError(f'{name} {RENAMED[name]}; got {name}={given[name]!r}')
-        init(self, *args, **given)
-
-    return check_names
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    num_heads: tuple[int, ...]
+    windows: tuple[Size, ...]
 
 
-def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> SimpleNamespace:
-    """Check the arguments of a backbone's constructor and convert the arguments to the form of `SwinPyramid`.
-
-    Args:
-        given: arguments by name, for example a constructor's `locals()`.
-        archs: the published sizes.
-
-    Returns:
-        Values by name. `size` has width, depths and heads. `init_cfg` also holds the checkpoint of `pretrained`.
-        Windows, strides and sizes are tuples.
-
-    Raises:
-        TypeError, ValueError: for a value that would silently build a different model. The message names the argument.
-    """
-    settings = SimpleNamespace(**{name: value for name, value in given.items() if name not in ('self', '__class__')})
-    settings.size = size = _check_arch(archs, given['arch'], given['embed_dims'], given['depths'], given['num_heads'])
-    num_stages = len(size.depths)
-    settings.window_size = _check_windows(given['window_size'], num_stages)
-    settings.out_indices = _check_stages(given['out_indices'], num_stages)
-    settings.strides, settings.patch_size = _check_patches(given['strides'], given['patch_size'], num_stages)
-    if isinstance(given['pretrain_img_size'], str):  # a frequent mistake: SwinBackbone('swin-t')
-        allowed = f"a size; a published size is a keyword, arch='tiny', of {list(archs)}"
-        raise TypeError(refusal('pretrain_img_size', allowed, given['pretrain_img_size']))
-    settings.pretrain_img_size = check_size('pretrain_img_size', given['pretrain_img_size'])
-    check_choice('small_map', given['small_map'], ['pad', 'shrink'])
-    check_backend(given['backend'])
-    if given.get('pretrained'):
-        if given['init_cfg']:
-            raise ValueError(f'pretrained and init_cfg exclude each other, got {given["pretrained"]!r}')
-        settings.init_cfg = dict(type='Pretrained', checkpoint=given['pretrained'])
-    return settings
-
-
-def check_backend(value: Any) -> str:
-    if isinstance(value, str) and value in REPLACED:
-        raise ValueError(f'{refusal("backend", f"one of {list(BACKENDS)}", value)}: {REPLACED[value]}')
-    return str(check_choice('backend', value, BACKENDS))
-
-
-def _check_arch(archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any, depths: Any, num_heads: Any) -> Arch:
-    """Return width, depths and heads. Defaults are the values of the arch, or of 'tiny'."""
+def check_sizes(
+    archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any, depths: Any, num_heads: Any, window_size: Any
+) -> Sizes:
+    """Return the sizes of the stages: those of the arch, or of 'tiny', where no size is given."""
     published = archs[str(check_choice('arch', 'tiny' if arch is None else arch, archs))]
-    size = Arch(
-        published.embed_dims if embed_dims is None else check_int('embed_dims', embed_dims, least=1),
-        published.depths if depths is None else _check_ints('depths', depths),
-        published.num_heads if num_heads is None else _check_ints('num_heads', num_heads),
-    )
-    if len(size.depths) != len(size.num_heads):
+    width = published.embed_dims if embed_dims is None else check_int('embed_dims', embed_dims, least=1)
+    depths = published.depths if depths is None else _check_ints('depths', depths)
+    num_heads = published.num_heads if num_heads is None else _check_ints('num_heads', num_heads)
+    if len(depths) != len(num_heads):
         raise ValueError(
-            f'depths and num_heads take one entry for each stage, got depths={size.depths} and '
-            f'num_heads={size.num_heads}'
+            f'depths and num_heads take one entry for each stage, got depths={depths} and num_heads={num_heads}'
         )
-    for stage, heads in enumerate(size.num_heads):
-        width = size.embed_dims << stage
-        if width % heads:
-            allowed = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {width}'
+    widths = tuple(width << stage for stage in range(len(depths)))
+    for stage, heads in enumerate(num_heads):
+        if widths[stage] % heads:
+            allowed = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {widths[stage]}'
             raise ValueError(refusal(f'num_heads[{stage}]', allowed, heads))
-    return size
+    return Sizes(widths, depths, num_heads, _check_windows(window_size, len(depths)))
+
+
+def check_pretrain_img_size(value: object, archs: Mapping[str, Arch]) -> Size:
+    if isinstance(value, str):  # a frequent mistake: SwinBackbone('swin-t')
+        allowed = f"a size; a published size is a keyword, arch='tiny', of {list(archs)}"
+        raise TypeError(refusal('pretrain_img_size', allowed, value))
+    return check_size('pretrain_img_size', value)
 
 
 def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple[int, ...]:
@@ -98,7 +55,7 @@ def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple
     return tuple(check_int(name, entry, least=1) for entry in check_sequence(name, value, allowed, length))
 
 
-def _check_patches(strides: object, patch_size: object, num_stages: int) -> tuple[tuple[int, ...], Size]:
+def check_patches(strides: object, patch_size: object, num_stages: int) -> tuple[tuple[int, ...], Size]:
     """Check strides and the size of patches. The default strides serve fewer stages too."""
     numbers = _check_ints('strides', strides)
     numbers = _check_ints('strides', numbers[:num_stages] if numbers == DEFAULT_STRIDES else numbers, num_stages)
@@ -125,8 +82,8 @@ def check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[S
     return tuple(None if entry == 0 else check_size(f'{name}[{stage}]', entry) for stage, entry in enumerate(entries))
 
 
-def _check_stages(value: object, num_stages: int) -> tuple[int, ...]:
-    """Check the stages of the outputs, and return the stages in ascending order."""
+def check_stages(value: object, num_stages: int) -> tuple[int, ...]:
+    """Check `out_indices`, and return the stages in ascending order."""
     allowed = f'a list of different stages from 0 to {num_stages - 1}'
     stages = check_sequence('out_indices', value, allowed)
     if len(set(stages)) < len(stages) or not set(stages) <= set(range(num_stages)):

@@ -7,142 +7,136 @@ Layout: B batch, C channels, H W height and width.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..checkpoints import adapt_state_dict, load_checkpoint
-from ..compat import has_global_hooks, is_exporting, symbolic_views
-from ..windows.position import resize_absolute_position_embedding
-from . import arguments
-from .layers import (
-    PatchEmbed,
-    PatchMerging,
-    SwinBlock,
-    SwinMLPBlock,
-    SwinV2Block,
-    normalise_output,
-    write_normalised_output,
-)
-from .layers.layer import is_hooked
+from ..checks import check_choice, check_int, refusal
+from ..compat import is_exporting, is_hooked, is_transformed, symbolic_views
+from ..modes import autocast_dtype
+from ..positions import Size, resize_absolute_position_embedding
+from ..replace import BACKENDS, replaceable
+from .arguments import InitCfg, Sizes, check_patches, check_stages
+from .layers import PatchEmbed, PatchMerging
+
+WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
 
 
 class SwinStage(BaseModule):
     """Blocks at a resolution, every second block with shifted windows, and a patch merging after or before the blocks.
 
     `forward` runs the blocks alone; the pyramid calls the patch merging.
+
+    Args:
+        with_cp: whether a training step stores the input of each block alone, and recomputes the rest.
+        sizes: channels and blocks of each stage of the backbone; what a training step stores depends on them.
     """
 
-    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging]):
+    backend = 'auto'
+
+    def __init__(
+        self,
+        blocks: list[nn.Module],
+        downsample: Optional[PatchMerging],
+        with_cp: bool,
+        sizes: tuple[tuple[int, int], ...],
+    ):
         super().__init__()
+        self.sizes = sizes
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
+        self.with_cp = with_cp
 
-    def forward(self, x_BHWC: Tensor, overwrites: bool = False) -> Tensor:
-        """Run the blocks; the output has the shape of the input, (B, H, W, C).
-
-        Args:
-            overwrites: whether the output may take the memory of the input.
-        """
+    @replaceable
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
+        recomputes = self.with_cp and torch.is_grad_enabled() and not is_transformed()
         for block in self.blocks:
-            x_BHWC = block(x_BHWC, overwrites=overwrites) if overwrites else block(x_BHWC)
+            x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
         return x_BHWC
-
-
-# Layers of the package. The layers keep no map after a call.
-_OWN = {PatchEmbed, nn.Dropout, SwinStage, SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging}
 
 
 class SwinPyramid(BaseModule):
     """Patch embedding, stages of blocks, patch merging between stages, and normalised outputs.
 
+    For arguments not listed here see `SwinBackbone`.
+
     Args:
-        settings: a backbone's arguments, from `arguments.check`.
-        make_block: makes a block, from `stage`, `index` (in the stage) and the common arguments of all kinds of
-            `SwinBlock`.
+        sizes: of the stages.
+        make_block: makes a block from the stage, its index in the stage and the rate of drop path.
         merging_first: whether a stage owns the patch merging before the blocks, as in mmpretrain's Swin V2. In mmdet's
             and mmseg's Swin a stage owns the patch merging after the blocks. The choice changes parameter names in
             checkpoints, not results.
-        post_norm: whether patch merging has the norm after the projection (True) or before the projection (False).
-        merging_norm: whether patch merging has a norm.
+        merging_norm: 'before' or 'after' the projection of patch merging, or 'none'.
     """
 
     def __init__(
         self,
-        settings: SimpleNamespace,
-        make_block: Callable[..., SwinBlock],
+        sizes: Sizes,
+        make_block: Callable[[int, int, float], nn.Module],
         merging_first: bool,
-        post_norm: bool,
-        merging_norm: bool = True,
+        merging_norm: str,
+        pretrain_img_size: Size,
+        in_channels: int,
+        patch_size: Any,
+        strides: Any,
+        out_indices: Any,
+        patch_norm: bool,
+        drop_rate: float,
+        drop_path_rate: float,
+        use_abs_pos_embed: bool,
+        norm_cfg: dict[str, Any],
+        with_cp: bool,
+        frozen_stages: int,
+        init_cfg: InitCfg,
+        small_map: str,
+        backend: str,
     ):
-        super().__init__(init_cfg=settings.init_cfg)
-        s, (embed_dims, depths, num_heads) = settings, settings.size
-        self.in_channels = s.in_channels
-        self.out_indices = s.out_indices
-        self.frozen_stages = s.frozen_stages
+        super().__init__(init_cfg=init_cfg)
+        num_stages = len(sizes.depths)
         self.merging_first = merging_first
-        self.window_size = s.window_size  # (Wh, Ww) of each stage
-        self.num_features = [embed_dims << stage for stage in range(len(depths))]
+        self.in_channels = in_channels
+        self.window_size = sizes.windows  # (Wh, Ww) of each stage
+        self.num_features = list(sizes.widths)
+        strides, patch = check_patches(strides, patch_size, num_stages)
+        self.out_indices = check_stages(out_indices, num_stages)
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
+        self.frozen_stages = check_int('frozen_stages', frozen_stages)
+        if not -1 <= self.frozen_stages <= num_stages:
+            raise ValueError(refusal('frozen_stages', f'-1 to {num_stages}, the number of stages', frozen_stages))
+        self.small_map = check_choice('small_map', small_map, ['pad', 'shrink'])
 
-        self.small_map = s.small_map
-
-        self.patch_embed = PatchEmbed(s.in_channels, embed_dims, s.patch_size, s.norm_cfg if s.patch_norm else None)
-        if s.use_abs_pos_embed:
-            self.pretrain_map_size = (
-                s.pretrain_img_size[0] // s.patch_size[0],
-                s.pretrain_img_size[1] // s.patch_size[1],
-            )
+        self.patch_embed = PatchEmbed(in_channels, sizes.widths[0], patch, norm_cfg if patch_norm else None)
+        if use_abs_pos_embed:
+            self.pretrain_map_size = pretrain_img_size[0] // patch[0], pretrain_img_size[1] // patch[1]
             num_patches = self.pretrain_map_size[0] * self.pretrain_map_size[1]
-            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, embed_dims))
+            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, sizes.widths[0]))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         else:
             self.register_parameter('absolute_pos_embed', None)
-        self.drop_after_pos = nn.Dropout(s.drop_rate)
+        self.drop_after_pos = nn.Dropout(drop_rate)
 
-        drop_path_rates = iter(torch.linspace(0, s.drop_path_rate, sum(depths), device='cpu').tolist())
+        rates = iter(torch.linspace(0, drop_path_rate, sum(sizes.depths), device='cpu').tolist())
         self.stages = ModuleList()
-        for stage, (width, depth, heads, window_size) in enumerate(
-            zip(self.num_features, depths, num_heads, s.window_size)
-        ):
-            blocks = [
-                make_block(
-                    stage=stage,
-                    index=index,
-                    embed_dims=width,
-                    num_heads=heads,
-                    window_size=window_size,
-                    shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
-                    feedforward_channels=int(s.mlp_ratio * width),
-                    drop_rate=s.drop_rate,
-                    attn_drop_rate=s.attn_drop_rate,
-                    drop_path_rate=next(drop_path_rates),
-                    act_cfg=s.act_cfg,
-                    norm_cfg=s.norm_cfg,
-                    small_map=s.small_map,
-                    mask_padding=s.mask_padding,
-                    with_cp=s.with_cp,
-                    stages=tuple(zip(self.num_features, depths)),
-                )
-                for index in range(depth)
-            ]
+        for stage, depth in enumerate(sizes.depths):
+            blocks = [make_block(stage, index, next(rates)) for index in range(depth)]
             coarser = stage if merging_first else stage + 1  # the stage after the patch merging of `stage`
             downsample = None
-            if 0 < coarser < len(depths):
-                to = self.num_features[coarser]
-                merging_norm_cfg = s.norm_cfg if merging_norm else None
-                downsample = PatchMerging(to // 2, to, s.strides[coarser], merging_norm_cfg, post_norm)
-            self.stages.append(SwinStage(blocks, downsample))
+            if 0 < coarser < num_stages:
+                width, cfg = sizes.widths[coarser], None if merging_norm == 'none' else norm_cfg
+                downsample = PatchMerging(width // 2, width, strides[coarser], cfg, post_norm=merging_norm == 'after')
+            self.stages.append(SwinStage(blocks, downsample, with_cp, tuple(zip(sizes.widths, sizes.depths))))
         for stage in self.out_indices:
-            self.add_module(f'norm{stage}', build_norm_layer(s.norm_cfg, self.num_features[stage])[1])
+            self.add_module(f'norm{stage}', build_norm_layer(norm_cfg, sizes.widths[stage])[1])
 
         self._register_load_state_dict_pre_hook(adapt_state_dict)
         self._freeze()
-        self.backend = s.backend
+        self.backend = backend
 
     def forward(
         self,
@@ -168,15 +162,17 @@ class SwinPyramid(BaseModule):
             strides s are 4, 8, 16 and 32. The maps are in contiguous memory.
 
         Raises:
-            ValueError: if the shape of the input or of `out` is wrong.
+            ValueError: if the shape of the input or of `out` is wrong, or a stage of `out_indices` does not exist.
         """
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.in_channels:
             raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
-        stages = self.out_indices if out_indices is None else sorted(set(out_indices))
+        stages = self.out_indices if out_indices is None else check_stages(out_indices, len(self.stages))
         if out is not None:
             sizes, shapes = self.map_sizes(*x_BCHW.shape[2:]), [tuple(tensor.shape) for tensor in out]
             if shapes != [(len(x_BCHW), *sizes[stage]) for stage in stages]:
                 raise ValueError(f'out takes maps of {[sizes[stage] for stage in stages]} for each image, got {shapes}')
+        if x_BCHW.dtype == torch.float64 and autocast_dtype(x_BCHW.device.type):
+            x_BCHW = x_BCHW.float()  # autocast itself casts every floating dtype but this one
         with symbolic_views() if is_exporting() else nullcontext():
             x_BHWC = self.patch_embed(x_BCHW)
             if hide is not None:
@@ -187,28 +183,43 @@ class SwinPyramid(BaseModule):
                 x_BHWC = x_BHWC + embedding.view(1, H, W, C)
             x_BHWC = self.drop_after_pos(x_BHWC)
 
-            outputs, overwrites = [], not torch.is_grad_enabled() and self._owns_maps()
+            outputs = []
             for index, stage in enumerate(self.stages):
-                x_BHWC = stage(x_BHWC, overwrites) if overwrites else stage(x_BHWC)
+                x_BHWC = stage(x_BHWC)
                 if index in stages:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
                     if out is None:
-                        outputs.append(normalise_output(norm, x_BHWC, self._backend))
+                        outputs.append(self.normalise_output(x_BHWC, norm))
                     else:
-                        write_normalised_output(norm, x_BHWC, self._backend, out[len(outputs)])
-                        outputs.append(out[len(outputs)])
+                        outputs.append(self._write_output(x_BHWC, norm, out[len(outputs)]))
                 if index == stages[-1]:
                     break  # later stages have no output
-                downsample = (self.stages[index + 1] if self.merging_first else stage).downsample
-                x_BHWC = downsample(x_BHWC)
+                x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
         return tuple(outputs)
 
-    def _owns_maps(self) -> bool:
-        """Return whether blocks may overwrite maps: no hook and no layer of a user keeps a map."""
-        layers: list[nn.Module] = [self.patch_embed, self.drop_after_pos]
-        for stage in self.stages:
-            layers += [stage, *stage.blocks, *([] if stage.downsample is None else [stage.downsample])]
-        return not has_global_hooks() and not any(type(x) not in _OWN or is_hooked(x) for x in layers)
+    @replaceable
+    def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
+        """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
+
+        The map is no channels_last view: mmcv's RoIAlign treats any memory like contiguous (B, C, H, W).
+        """
+        # `clone`: `contiguous` compares sizes, a guard of torch.compile
+        y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+        return y_BCHW
+
+    def _write_output(self, x_BHWC: Tensor, norm: nn.Module, out_BCHW: Tensor) -> Tensor:
+        """Write `normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
+
+        A user's norm, or a norm with hooks, may read several tokens and gets the whole map.
+        """
+        B, H, W, C = x_BHWC.shape
+        by_token = type(norm) in (nn.Identity, nn.LayerNorm) and not is_hooked(norm)
+        rows = max(1, WRITTEN_AT_ONCE // (W * C)) if by_token else H
+        for image in range(B):
+            for top in range(0, H, rows):
+                part_1HWC = x_BHWC[image : image + 1, top : top + rows]
+                out_BCHW[image : image + 1, :, top : top + rows] = self.normalise_output(part_1HWC, norm)
+        return out_BCHW
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Return channels, height and width of the stages' maps, for images of height x width pixels."""
@@ -229,7 +240,7 @@ class SwinPyramid(BaseModule):
 
     @backend.setter
     def backend(self, backend: str) -> None:
-        self._backend: str = arguments.check_backend(backend)
+        self._backend: str = check_choice('backend', backend, BACKENDS)
         for module in self.modules():
             if module is not self and hasattr(module, 'backend'):
                 module.backend = backend
@@ -237,13 +248,12 @@ class SwinPyramid(BaseModule):
     @property
     def with_cp(self) -> bool:
         """Whether blocks are recomputed in backward, see `SwinBackbone`; a new value can be set at any time."""
-        return any(block.with_cp for stage in self.stages for block in stage.blocks)
+        return any(stage.with_cp for stage in self.stages)
 
     @with_cp.setter
     def with_cp(self, with_cp: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, SwinBlock):
-                module.with_cp = bool(with_cp)
+        for stage in self.stages:
+            stage.with_cp = bool(with_cp)
 
     def layer_order(self) -> list[list[str]]:
         """Return the layers from input to output. A layer is a list of prefixes of parameter names.

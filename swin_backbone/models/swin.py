@@ -6,8 +6,8 @@ from typing import Any, Optional
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS, DEFAULT_WINDOW
-from . import arguments
-from .arguments import InitCfg, Pair, Windows
+from ..checks import refusal
+from .arguments import InitCfg, Pair, WindowSize, check_pretrain_img_size, check_sizes
 from .layers import SwinBlock
 from .pyramid import SwinPyramid
 
@@ -73,14 +73,13 @@ class SwinBackbone(SwinPyramid):
         ValueError: num_heads[0] takes a divisor of the width of stage 1, embed_dims * 1 = 32, got 5
     """
 
-    @arguments.refuse_renamed
     def __init__(
         self,
         pretrain_img_size: Pair = 224,
         in_channels: int = 3,
         embed_dims: Optional[int] = None,
         patch_size: Pair = 4,
-        window_size: Windows = DEFAULT_WINDOW,
+        window_size: WindowSize = DEFAULT_WINDOW,
         mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
@@ -106,9 +105,51 @@ class SwinBackbone(SwinPyramid):
         mask_padding: bool = False,
         backend: str = 'auto',
     ):
-        checked = arguments.check(locals(), ARCHS)
+        if pretrained is not None and not isinstance(pretrained, str):
+            raise TypeError(refusal('pretrained', 'a path or an address', pretrained))
+        if pretrained:
+            if init_cfg:
+                raise ValueError(f'pretrained and init_cfg exclude each other, got {pretrained!r}')
+            init_cfg = dict(type='Pretrained', checkpoint=pretrained)
+        sizes = check_sizes(ARCHS, arch, embed_dims, depths, num_heads, window_size)
 
-        def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
-            return SwinBlock(qkv_bias=qkv_bias, qk_scale=qk_scale, **block)
+        def make_block(stage: int, index: int, drop_path_rate: float) -> SwinBlock:
+            width, (Wh, Ww) = sizes.widths[stage], sizes.windows[stage]
+            return SwinBlock(
+                width,
+                sizes.num_heads[stage],
+                window_size=(Wh, Ww),
+                shift=(Wh // 2, Ww // 2) if index % 2 else (0, 0),
+                feedforward_channels=int(mlp_ratio * width),
+                qkv_bias=qkv_bias,
+                qk_scale=qk_scale,
+                attn_drop_rate=attn_drop_rate,
+                drop_rate=drop_rate,
+                drop_path_rate=drop_path_rate,
+                act_cfg=act_cfg,
+                norm_cfg=norm_cfg,
+                small_map=small_map,
+                mask_padding=mask_padding,
+            )
 
-        super().__init__(checked, make_block=make_block, merging_first=False, post_norm=False, merging_norm=patch_norm)
+        super().__init__(
+            sizes,
+            make_block,
+            merging_first=False,
+            merging_norm='before' if patch_norm else 'none',
+            pretrain_img_size=check_pretrain_img_size(pretrain_img_size, ARCHS),
+            in_channels=in_channels,
+            patch_size=patch_size,
+            strides=strides,
+            out_indices=out_indices,
+            patch_norm=patch_norm,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            use_abs_pos_embed=use_abs_pos_embed,
+            norm_cfg=norm_cfg,
+            with_cp=with_cp,
+            frozen_stages=frozen_stages,
+            init_cfg=init_cfg,
+            small_map=small_map,
+            backend=backend,
+        )

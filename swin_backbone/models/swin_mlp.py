@@ -6,8 +6,7 @@ from typing import Any, Optional
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS_MLP
-from . import arguments
-from .arguments import InitCfg, Pair, Windows
+from .arguments import InitCfg, Pair, WindowSize, check_pretrain_img_size, check_sizes
 from .layers import SwinMLPBlock
 from .pyramid import SwinPyramid
 
@@ -37,7 +36,6 @@ class SwinMLPBackbone(SwinPyramid):
         ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.
     """
 
-    @arguments.refuse_renamed
     def __init__(
         self,
         *,
@@ -45,7 +43,7 @@ class SwinMLPBackbone(SwinPyramid):
         in_channels: int = 3,
         embed_dims: Optional[int] = None,
         patch_size: Pair = 4,
-        window_size: Windows = 8,
+        window_size: WindowSize = 8,
         mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
@@ -64,10 +62,41 @@ class SwinMLPBackbone(SwinPyramid):
         small_map: str = 'pad',
         backend: str = 'auto',
     ):
-        checked = arguments.check(locals(), ARCHS_MLP)
-        checked.attn_drop_rate, checked.mask_padding = 0.0, False  # no attention
+        sizes = check_sizes(ARCHS_MLP, arch, embed_dims, depths, num_heads, window_size)
 
-        def make_block(stage: int, index: int, **block: Any) -> SwinMLPBlock:
-            return SwinMLPBlock(**block)
+        def make_block(stage: int, index: int, drop_path_rate: float) -> SwinMLPBlock:
+            width, (Wh, Ww) = sizes.widths[stage], sizes.windows[stage]
+            return SwinMLPBlock(
+                width,
+                sizes.num_heads[stage],
+                window_size=(Wh, Ww),
+                shift=(Wh // 2, Ww // 2) if index % 2 else (0, 0),
+                feedforward_channels=int(mlp_ratio * width),
+                drop_rate=drop_rate,
+                drop_path_rate=drop_path_rate,
+                act_cfg=act_cfg,
+                norm_cfg=norm_cfg,
+                small_map=small_map,
+            )
 
-        super().__init__(checked, make_block=make_block, merging_first=False, post_norm=False)
+        super().__init__(
+            sizes,
+            make_block,
+            merging_first=False,
+            merging_norm='before',
+            pretrain_img_size=check_pretrain_img_size(pretrain_img_size, ARCHS_MLP),
+            in_channels=in_channels,
+            patch_size=patch_size,
+            strides=strides,
+            out_indices=out_indices,
+            patch_norm=patch_norm,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            use_abs_pos_embed=use_abs_pos_embed,
+            norm_cfg=norm_cfg,
+            with_cp=with_cp,
+            frozen_stages=frozen_stages,
+            init_cfg=init_cfg,
+            small_map=small_map,
+            backend=backend,
+        )

@@ -6,8 +6,14 @@ from typing import Any, Optional, Union
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
-from . import arguments
-from .arguments import InitCfg, Pair, Windows
+from .arguments import (
+    InitCfg,
+    Pair,
+    WindowSize,
+    check_pretrain_img_size,
+    check_pretrained_windows,
+    check_sizes,
+)
 from .layers import SwinV2Block
 from .pyramid import SwinPyramid
 
@@ -50,7 +56,6 @@ class SwinV2Backbone(SwinPyramid):
         [(1, 128, 4, 6), (1, 256, 2, 3)]
     """
 
-    @arguments.refuse_renamed
     def __init__(
         self,
         *,
@@ -58,7 +63,7 @@ class SwinV2Backbone(SwinPyramid):
         in_channels: int = 3,
         embed_dims: Optional[int] = None,
         patch_size: Pair = 4,
-        window_size: Windows = 8,
+        window_size: WindowSize = 8,
         mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
@@ -82,19 +87,51 @@ class SwinV2Backbone(SwinPyramid):
         mask_padding: bool = False,
         backend: str = 'auto',
     ):
-        checked = arguments.check(locals(), ARCHS_V2)
-        pretrained = arguments.check_pretrained_windows(pretrained_window_sizes, len(checked.size.depths))
+        sizes = check_sizes(ARCHS_V2, arch, embed_dims, depths, num_heads, window_size)
+        pretrained_windows = check_pretrained_windows(pretrained_window_sizes, len(sizes.depths))
         every_n_blocks = extra_norm_every_n_blocks
         if every_n_blocks is None:
             every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
 
-        def make_block(stage: int, index: int, **block: Any) -> SwinV2Block:
+        def make_block(stage: int, index: int, drop_path_rate: float) -> SwinV2Block:
+            width, (Wh, Ww) = sizes.widths[stage], sizes.windows[stage]
             return SwinV2Block(
+                width,
+                sizes.num_heads[stage],
+                window_size=(Wh, Ww),
+                shift=(Wh // 2, Ww // 2) if index % 2 else (0, 0),
+                feedforward_channels=int(mlp_ratio * width),
+                pretrained_window=pretrained_windows[stage],
                 qkv_bias=qkv_bias,
-                pretrained_window=pretrained[stage],
+                attn_drop_rate=attn_drop_rate,
+                drop_rate=drop_rate,
+                drop_path_rate=drop_path_rate,
+                act_cfg=act_cfg,
+                norm_cfg=norm_cfg,
                 extra_norm=bool(every_n_blocks) and (index + 1) % every_n_blocks == 0,
-                **block,
+                small_map=small_map,
+                mask_padding=mask_padding,
             )
 
-        super().__init__(checked, make_block=make_block, merging_first=True, post_norm=True)
-        self.pretrained_window_sizes = pretrained  # of each stage
+        super().__init__(
+            sizes,
+            make_block,
+            merging_first=True,
+            merging_norm='after',
+            pretrain_img_size=check_pretrain_img_size(pretrain_img_size, ARCHS_V2),
+            in_channels=in_channels,
+            patch_size=patch_size,
+            strides=strides,
+            out_indices=out_indices,
+            patch_norm=patch_norm,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            use_abs_pos_embed=use_abs_pos_embed,
+            norm_cfg=norm_cfg,
+            with_cp=with_cp,
+            frozen_stages=frozen_stages,
+            init_cfg=init_cfg,
+            small_map=small_map,
+            backend=backend,
+        )
+        self.pretrained_window_sizes = pretrained_windows  # of each stage

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.attention import attention_weights
+from ..models.attention import attention_weights
 from ..models.layers.swin_block import WindowAttention
 from ..models.layers.swin_v2_block import WindowAttentionV2
 from ..models.pyramid import SwinPyramid
-from ..windows.grid import Size, Windows, find_tokens
+from ..models.windows import Windows, find_tokens
+from ..positions import Size
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,7 @@ def _record(
     """Append the attention map of a module's call to `maps`, and return the inputs, with or without the shift."""
     x_BHWC, windows = inputs
     windows = windows if shift else windows._replace(shift=(0, 0))
-    bias_hNN = attention.position_bias(windows.window_size)
-    weights_LhNN = attention_weights(x_BHWC, attention.project, bias_hNN, attention.scale, windows)
+    weights_LhNN = attention_weights(attention, x_BHWC, windows)
     batch, size = x_BHWC.shape[0], (windows.height, windows.width)
     token_at_P, tokens = find_tokens(windows, x_BHWC.device), size[0] * size[1]
     first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * tokens

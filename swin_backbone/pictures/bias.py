@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..checkpoints.recognise import find_swin, tensors_of
 from ..checkpoints.resize import resize_table, window_of_table
-from ..windows.grid import Size
-from ..windows.position import log_spaced_coordinates
+from ..positions import Size, log_spaced_coordinates
 
 
 def bias_tables(

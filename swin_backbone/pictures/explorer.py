@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ..windows.grid import Size
+from ..positions import Size
 
 PAGE = Path(__file__).with_name('explorer.html')
 

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..windows.grid import Size, Windows, find_tokens, fit_window
+from ..models.windows import Windows, find_tokens, fit_window
+from ..positions import Size
 
 PADDING = -1
 

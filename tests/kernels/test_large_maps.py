@@ -13,7 +13,6 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from swin_backbone import SwinBackbone
-from swin_backbone.models.layers import normalise_output
 
 BEYOND = 2**31
 NORESERVE = 0x4000  # mmap.MAP_NORESERVE, in Python since 3.13
@@ -25,7 +24,7 @@ LAYERS = {
     'embed': (lambda model, x: model.patch_embed(x), (2, 3), (1, 2), 4, 1),
     'block': (lambda model, x: model.stages[0](x), (1, 2), (1, 2), 1, 1),
     'merge': (lambda model, x: model.stages[0].downsample(x), (1, 2), (1, 2), 1, 0.5),
-    'output': (lambda model, x: normalise_output(model.norm0, x, model.backend), (1, 2), (2, 3), 1, 1),
+    'output': (lambda model, x: model.normalise_output(x, model.norm0), (1, 2), (2, 3), 1, 1),
 }
 
 

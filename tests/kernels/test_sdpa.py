@@ -1,6 +1,7 @@
 """Attention by torch's scaled_dot_product_attention never takes cuDNN's backend: cuDNN's backward can give NaN."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ import torch.nn.functional as F
 from helpers import reference
 
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels import attention
-from swin_backbone.windows.grid import Windows
+from swin_backbone.models import attention
+from swin_backbone.models.windows import Windows
 
 FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')
 
@@ -62,7 +63,15 @@ def test_windows_of_8x8_with_a_very_low_log_sum_exp(dtype):
     qkv_T3C = qkv_T3hd.flatten(1).requires_grad_()
     bias_hNN = torch.zeros(heads, N, N, device='cuda', dtype=dtype)
     x_BHWC, windows = qkv_T3C.view(1, 16, 16, -1), Windows(16, 16, (8, 8), (4, 4))
-    out_TC = attention.attend(x_BHWC, lambda x: x, bias_hNN, d**-0.5, windows, backend='torch')
+    layer = SimpleNamespace(
+        project=lambda x: x,
+        position_bias=lambda size: bias_hNN,
+        scale=d**-0.5,
+        attn_drop_rate=0.0,
+        training=False,
+        backend='torch',
+    )
+    out_TC = attention.attend(layer, x_BHWC, windows)
     (grad_T3C,) = torch.autograd.grad(out_TC, qkv_T3C, torch.randn_like(out_TC))
     assert out_TC.isfinite().all()
     assert grad_T3C.isfinite().all()

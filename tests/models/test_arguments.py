@@ -21,17 +21,6 @@ def build(backbone=SwinBackbone, **given):
 
 
 @pytest.mark.parametrize('backbone', BACKBONES)
-def test_what_is_gone_names_its_replacement(backbone):
-    with pytest.raises(TypeError, match=r"attention_backend is called backend now: write backend='torch' .*'sdpa'"):
-        backbone(attention_backend='sdpa')
-    with pytest.raises(TypeError, match=r'strip_tokens is gone, .* with_cp=True'):
-        backbone(strip_tokens='auto')
-    for name in ('eager', 'graph', 'reference'):
-        with pytest.raises(ValueError, match=f"backend takes one of .*, got '{name}': .*write backend='torch'"):
-            backbone(arch='nano', backend=name)
-
-
-@pytest.mark.parametrize('backbone', BACKBONES)
 def test_every_argument_is_documented(backbone):
     documented = re.findall(r'^        (\w+): ', SwinBackbone.__doc__ + backbone.__doc__, re.M)
     assert set(inspect.signature(backbone).parameters) <= set(documented)
@@ -54,6 +43,9 @@ def test_every_argument_is_documented(backbone):
         (dict(out_indices=(0, 4)), r'out_indices takes a list of different stages from 0 to 3, got \(0, 4\)'),
         (dict(out_indices=(-1,)), r'out_indices takes a list of different stages from 0 to 3, got \(-1,\)'),
         (dict(out_indices=()), r'out_indices takes a list of different stages from 0 to 3, got \(\)'),
+        (dict(frozen_stages=5), 'frozen_stages takes -1 to 4, the number of stages, got 5'),
+        (dict(pretrained=123), 'pretrained takes a path or an address, got 123'),
+        (dict(backend='eager'), "backend takes one of 'auto', .*, got 'eager'"),
         (dict(small_map='crop'), "small_map takes one of 'pad', 'shrink', got 'crop'"),
         (dict(pretrained='a', init_cfg=dict(type='Xavier')), "pretrained and init_cfg exclude each other, got 'a'"),
     ],
@@ -61,6 +53,12 @@ def test_every_argument_is_documented(backbone):
 def test_errors_name_argument_range_and_value(given, message):
     with pytest.raises((TypeError, ValueError), match=message):
         SwinBackbone(**{'arch': 'nano', **given})
+
+
+@pytest.mark.parametrize('stages', [(), (-1,), (4,), (0, 0)])
+def test_stages_of_a_call_are_checked(stages):
+    with pytest.raises(ValueError, match='out_indices takes a list of different stages from 0 to 3, got '):
+        SwinBackbone(arch='nano')(torch.randn(1, 3, 32, 32), out_indices=stages)
 
 
 @pytest.mark.parametrize('windows', [(12, 12), 12, (12, 12, 12, -6)])

@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.models.layers import patches
+from swin_backbone.models import pyramid
 
 SIZES = dict(embed_dims=32, depths=(2, 1, 1), num_heads=(1, 2, 4), strides=(4, 2, 2), window_size=4)
 
@@ -22,7 +22,7 @@ def files(folder, shapes, dtype=torch.float32):
 @pytest.mark.parametrize('backend', ['auto', 'torch'])
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 def test_files_get_what_is_returned_otherwise(tmp_path, monkeypatch, kind, backend):
-    monkeypatch.setattr(patches, 'WRITTEN_AT_ONCE', 5 * 32 * 25)  # five rows of the first map
+    monkeypatch.setattr(pyramid, 'WRITTEN_AT_ONCE', 5 * 32 * 25)  # five rows of the first map
     model = kind(out_indices=(0, 2), backend=backend, **SIZES).eval()
     x = torch.rand(2, 3, 61, 97)
     out = files(tmp_path, [(2, *model.map_sizes(61, 97)[stage]) for stage in (0, 2)])
@@ -40,7 +40,7 @@ def test_a_norm_of_ones_own_sees_the_whole_map(monkeypatch):
         def forward(self, x_BHWC):
             return x_BHWC - x_BHWC.mean((1, 2), keepdim=True)
 
-    monkeypatch.setattr(patches, 'WRITTEN_AT_ONCE', 32)
+    monkeypatch.setattr(pyramid, 'WRITTEN_AT_ONCE', 32)
     model = SwinBackbone(**{**SIZES, 'out_indices': (0, 1)}).eval()
     model.norm0 = OfTheMap()
     seen = []
@@ -93,7 +93,7 @@ def peak_of(run):
 
 def test_memory_holds_two_maps_of_neighbouring_stages(tmp_path, monkeypatch):
     """At the peak, patches merge: memory holds a map and a map of half the size, and no large tensor beside."""
-    monkeypatch.setattr(patches, 'WRITTEN_AT_ONCE', 1 << 16)
+    monkeypatch.setattr(pyramid, 'WRITTEN_AT_ONCE', 1 << 16)
     model = SwinBackbone(**SIZES, out_indices=(0, 1, 2)).eval()
     x = torch.rand(1, 3, 1024, 1024)
     out = files(tmp_path, [(1, *size) for size in model.map_sizes(1024, 1024)])

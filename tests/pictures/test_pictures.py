@@ -24,7 +24,7 @@ from swin_backbone.pictures.windows import (
     mosaic,
     windows_figure,
 )
-from swin_backbone.windows.position import resize_relative_position_bias_table
+from swin_backbone.positions import resize_relative_position_bias_table
 
 SMALL = dict(embed_dims=16, depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
 torch.manual_seed(0)  # a class activation map of some weights is zero everywhere

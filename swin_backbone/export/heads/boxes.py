@@ -10,7 +10,7 @@ import torch
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
-from ...windows.grid import Size
+from ...positions import Size
 from ..graph import refusal, require_kind
 from .operators import NEVER, nms, roi_align
 

@@ -11,7 +11,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ...windows.grid import Size
+from ...positions import Size
 from ..graph import BackboneMaps, Graph, Port, example_size, refusal
 from ..picture import Normalise, Padding, picture_ports, picture_settings
 from .boxes import View

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...windows.grid import Size
+from ...positions import Size
 
 Sizes = Sequence[Size]  # by level; sides are maybe symbolic
 

@@ -13,7 +13,7 @@ from mmseg.models.decode_heads import IterativeDecodeHead, Mask2FormerHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import Tensor, nn
 
-from ...windows.grid import Size
+from ...positions import Size
 from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, refusal
 from ..picture import Normalise, Padding, picture_ports, picture_settings
 from .layers import copy_for_graph

@@ -1,8 +1,8 @@
 """The compiled library's Python side.
 
-The library is optional (`build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
+The library is optional (`csrc/build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
 """
 
-from .availability import why_not_in
+from .availability import can_multiply, can_run
 
-__all__ = ['why_not_in']
+__all__ = ['can_multiply', 'can_run']

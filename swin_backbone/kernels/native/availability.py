@@ -3,16 +3,23 @@
 Letters: C channels.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from ctypes import byref
 from functools import lru_cache
+from threading import local
 from typing import Any, NamedTuple, Optional
 
 import torch
+from torch import Tensor
 
+from ...compat import has_global_hooks, num_dispatch_modes
+from ...modes import linear_dtype, recorder_of
+from ...replace import refuse
 from . import memory
 from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load
-from .memory import empty, pack_linear
+from .memory import empty, is_readable, pack_linear
 
 # Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX: 330
 # GFLOP/s of float32 and 610 of bfloat16, and 4 GB/s.
@@ -34,13 +41,53 @@ class Storage(NamedTuple):
     reason: str
 
 
-@lru_cache(maxsize=len(PRODUCTS) + 1)
-def why_not_in(dtype: torch.dtype) -> Optional[str]:
-    """Return why the operators do not compute in `dtype`, in a sentence; None: no reason. The answer is cached.
+def can_run(x: Tensor, raise_error: bool = False) -> bool:
+    """Return whether the library computes layers for maps of the device, dtype and mode of `x`."""
+    recorder = recorder_of(x)
+    if x.device.type != 'cpu':
+        reason = f'The compiled library is for CPUs, not {x.device.type}.'
+    elif recorder is not None:
+        reason = f'The compiled library is no part of what {recorder} records.'
+    elif has_global_hooks():
+        reason = 'The compiled library calls no modules, and a hook on all modules is registered.'
+    elif num_dispatch_modes():
+        reason = 'The compiled library calls no operators of torch, and a TorchDispatchMode receives them.'
+    elif not torch.backends.mkldnn.enabled:
+        reason = 'torch.backends.mkldnn is switched off, and with it the compiled library.'
+    elif not is_readable(x):
+        reason = f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
+    elif getattr(_torch_alone, 'depth', 0):
+        reason = 'The compiled library has no second derivatives.'
+    else:
+        return can_multiply(linear_dtype(x), raise_error)
+    return refuse('native', reason, raise_error)
+
+
+_torch_alone = local()
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Let the library compute nothing in this thread."""
+    _torch_alone.depth = getattr(_torch_alone, 'depth', 0) + 1
+    try:
+        yield
+    finally:
+        _torch_alone.depth -= 1
+
+
+def can_multiply(dtype: torch.dtype, raise_error: bool = False) -> bool:
+    """Return whether the operators compute in `dtype` here.
 
     Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.
     """
+    reason = _obstacle(dtype)
+    return reason is None or refuse('native', reason, raise_error)
+
+
+@lru_cache(maxsize=len(PRODUCTS) + 1)
+def _obstacle(dtype: torch.dtype) -> Optional[str]:
     if dtype not in PRODUCTS:
         return f'The compiled operators compute in float32, bfloat16 and float16, not {dtype}.'
     library, reason = load()

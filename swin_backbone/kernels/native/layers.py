@@ -11,16 +11,15 @@ from ctypes import byref, c_int64, c_void_p
 from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...compat import is_batched
-from ...windows.grid import Size, Windows
-from ..weight_cache import WeightCache
+from ...models.windows import Windows
+from ...positions import Size
+from ...replace import refuse
 from . import library as structures
 from .library import DTYPES, PRODUCTS
-from .memory import LINE, address, empty, is_readable, library, made_from, pack_linear, why_not_weights
-from .torch_layers import block_by_torch, embed_by_torch, merge_by_torch
+from .memory import LINE, Cache, address, aligned, empty, is_readable, library, made_from, pack_linear
 
 LARGEST_WINDOW = 16  # places along a side
 HEAD_DIMS = range(8, 65, 8)  # channels of a head
@@ -29,47 +28,84 @@ HEAD_DIMS = range(8, 65, 8)  # channels of a head
 class Operator(Protocol):
     """A computation by the library, with gradients."""
 
-    def compute(self, *tensors: Any) -> Sequence[Tensor]:
+    def compute(self, x: Tensor, *weights: Any) -> Sequence[Tensor]:
         """Return the output, and tensors to store for `gradients` beside the arguments."""
 
-    def gradients(self, grad: Tensor, needed: Sequence[bool], *stored: Any) -> Sequence[Optional[Tensor]]:
+    def gradients(self, grad: Tensor, needed: Sequence[bool], x: Tensor, *stored: Any) -> Sequence[Optional[Tensor]]:
         """Return the gradients for the arguments of `compute`.
 
         Args:
             grad: of the output, contiguous.
             needed: whether the gradient of an argument is needed. Unneeded gradients are ignored.
-            stored: the arguments of `compute`, then the stored tensors.
+            stored: the weights, then the stored tensors.
         """
 
-    def by_torch(self, *tensors: Any) -> Tensor:
-        """Return the output of `compute` by torch operations."""
+
+Derive = Callable[..., Sequence[Optional[Tensor]]]
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, operator: Operator, *tensors: Optional[Tensor]) -> Tensor:
-        output, *more = operator.compute(*tensors)
+    def forward(
+        ctx: Any, operator: Operator, derive: Derive, by_torch: Callable[..., Tensor], *tensors: Optional[Tensor]
+    ) -> Tensor:
+        x, *parameters = tensors
+        output, *more = operator.compute(x, *derive(*parameters))  # type: ignore[arg-type]
         ctx.save_for_backward(*tensors, *more)
-        ctx.operator = operator
+        ctx.operator, ctx.derive, ctx.by_torch = operator, derive, by_torch
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        operator, stored, needed = ctx.operator, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        # Hooks of saved tensors may return tensors at any address.
+        stored = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
+        needed = ctx.needs_input_grad[3:]
+        (x, *parameters), more = stored[: len(needed)], stored[len(needed) :]
         grad = grad.resolve_neg().contiguous()
         # The library has no second derivatives (`create_graph=True`), and takes a gradient, no batch of gradients.
         if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
-            return None, *_gradients_by_autograd(operator.by_torch, stored[: len(needed)], needed, grad)
-        gradients = operator.gradients(grad, needed, *stored)
-        return None, *(g if n else None for g, n in zip(gradients, needed))
+            return None, None, None, *_gradients_by_autograd(ctx.by_torch, [x, *parameters], needed, grad)
+        with torch.enable_grad():
+            leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed[1:])]
+            weights = ctx.derive(*leaves)
+        detached, of_which = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
+        of_x, *of_weights = ctx.operator.gradients(grad, [needed[0], *of_which], x, *detached, *more)
+        pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, of_which) if is_needed]
+        inputs = [leaf for leaf, n in zip(leaves, needed[1:]) if n]
+        of_inputs = iter(_chain(pairs, inputs))
+        return None, None, None, of_x if needed[0] else None, *(next(of_inputs) if n else None for n in needed[1:])
 
 
-def run(operator: Operator, *tensors: Optional[Tensor]) -> Tensor:
-    """Return `operator.compute(*tensors)[0]`, with gradients if autograd records."""
+def _is_needed(weight: Optional[Tensor]) -> bool:
+    return weight is not None and weight.requires_grad
+
+
+def _chain(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Any]) -> Sequence[Optional[Tensor]]:
+    """Return the gradients of inputs, from pairs of outputs and their gradients."""
+    if not inputs:
+        return ()
+    outputs, of_outputs = zip(*pairs)
+    return torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True)
+
+
+def run(
+    operator: Operator,
+    by_torch: Callable[..., Tensor],
+    x: Tensor,
+    *parameters: Optional[Tensor],
+    derive: Derive = lambda *parameters: parameters,
+) -> Tensor:
+    """Return the output of an operator, with gradients if autograd records.
+
+    Args:
+        by_torch: the same computation of the tensors in torch operations, for second derivatives and batches of
+            gradients.
+        derive: makes the operator's weights from the parameters, in torch operations.
+    """
     if torch.is_grad_enabled():
-        y: Tensor = _Function.apply(operator, *tensors)  # type: ignore[no-untyped-call]
+        y: Tensor = _Function.apply(operator, derive, by_torch, x, *parameters)  # type: ignore[no-untyped-call]
         return y
-    return operator.compute(*tensors)[0]
+    return operator.compute(x, *derive(*parameters))[0]
 
 
 def _gradients_by_autograd(
@@ -81,9 +117,11 @@ def _gradients_by_autograd(
         # If two layers share a weight, a tensor may depend on the weight. Views separate the tensors: the gradient of a
         # weight excludes the path through the input.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
-        y = function(*views)
+        y = function(*views).view(grad.shape)  # some layers return tokens without the shape of the map
     inputs = [view for view, n in zip(views, needed) if n]
-    gradients = iter(torch.autograd.grad(y, inputs, grad, create_graph=create_graph))  # type: ignore[arg-type]
+    gradients = iter(
+        torch.autograd.grad(y, inputs, grad, create_graph=create_graph, allow_unused=True)  # type: ignore[arg-type]
+    )
     return [next(gradients) if n else None for n in needed]
 
 
@@ -106,7 +144,6 @@ class BlockWeights(NamedTuple):
     norm3_bias: Optional[Tensor]
     position_bias_hNN: Tensor
     cosine_scale_h: Optional[Tensor] = None  # Swin V2: the factor on cosines of query and key; None: dot products
-    drop_path_2B: Optional[Tensor] = None  # the factors of branches and images; None: 1
 
 
 class BlockSettings(NamedTuple):
@@ -116,74 +153,54 @@ class BlockSettings(NamedTuple):
     eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
 
 
-def why_not_block(w: BlockWeights, window: Size) -> Optional[str]:
-    """Return why the library cannot compute a block of weights `w`, in a sentence; None: no reason.
-
-    `why_not_in(dtype)` answers for the processor.
-    """
-    C, D, h = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
-    for name, tensor, shape in zip(w._fields, w, _block_shapes(C, D, h, window)):
+def can_compute_block(w: BlockWeights, heads: int, window: Size, raise_error: bool = False) -> bool:
+    """Return whether the library computes blocks of these sizes; the position bias of `w` is not read."""
+    C, D, reason = len(w.proj_weight), len(w.fc1_weight), None
+    for name, tensor, shape in zip(w._fields[:14], w, _block_shapes(C, D, heads, window)):
         if tensor is not None and tensor.shape != shape:
-            return f'The compiled library takes a {name} of {list(shape)}, not {list(tensor.shape)}.'
+            reason = f'The compiled library takes a {name} of {list(shape)}, not {list(tensor.shape)}.'
+            return refuse('native', reason, raise_error)
     if not 1 <= min(window) <= max(window) <= LARGEST_WINDOW:
-        return f'The compiled library takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {tuple(window)}.'
-    if not h or C % h or C // h not in HEAD_DIMS:
-        return f'The compiled library takes heads of 8, 16, ... 64 channels, not {h} heads for {C} channels.'
-    if not D or D % 8:
-        return f'The compiled library takes MLPs of a multiple of 8 channels, not {D}.'
-    return why_not_weights(w)
+        reason = f'The compiled library takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {tuple(window)}.'
+    elif not heads or C % heads or C // heads not in HEAD_DIMS:
+        reason = f'The compiled library takes heads of 8, 16, ... 64 channels, not {heads} heads for {C} channels.'
+    elif not D or D % 8:
+        reason = f'The compiled library takes MLPs of a multiple of 8 channels, not {D}.'
+    return reason is None or refuse('native', reason, raise_error)
 
 
 def _block_shapes(C: int, D: int, h: int, window: Size) -> Sequence[tuple[int, ...]]:
-    """Return the shapes of the tensors of `BlockWeights`, except `drop_path_2B`."""
+    """Return the shapes of the tensors of `BlockWeights`."""
     N = window[0] * window[1]
     return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
 
-def block(
-    x_BHWC: Tensor,
-    w: BlockWeights,
-    settings: BlockSettings,
-    windows: Windows,
-    dtype: torch.dtype,
-    cache: WeightCache,
-    stores: bool = False,
-    overwrites: bool = False,
-) -> Tensor:
-    """Return the output (B, H, W, C) of a Swin block, V1 or V2.
+class Block(NamedTuple):
+    """A Swin block, V1 or V2, from maps (B, H, W, C) and `BlockWeights` to maps; see `Operator`.
 
-    Args:
+    Attributes:
         dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
+        drop_path_2B: the factors of both branches for the images; None: 1.
         stores: whether a training step stores more than the input, see `availability.is_stored`.
-        overwrites: whether the output may take the memory of the input. With gradients, the output takes new memory.
+        out: memory for the output; None: new memory. With gradients, always None.
     """
-    x_BHWC = x_BHWC.float().contiguous()
-    if not torch.is_grad_enabled():
-        described = _Block(settings, windows, dtype, cache, False).describe(x_BHWC, w)
-        y_BHWC = x_BHWC if overwrites else torch.empty_like(x_BHWC)
-        library().block_forward(byref(described), x_BHWC.data_ptr(), y_BHWC.data_ptr(), None, 0)
-        return y_BHWC
-    stores = stores and any(t is not None and t.requires_grad for t in (x_BHWC, *w))
-    return run(_Block(settings, windows, dtype, cache, stores), x_BHWC, *w)
-
-
-class _Block(NamedTuple):
-    """See `Operator`."""
 
     settings: BlockSettings
     windows: Windows
     dtype: torch.dtype
-    cache: WeightCache
-    stores: bool
+    cache: Cache
+    drop_path_2B: Optional[Tensor] = None
+    stores: bool = False
+    out: Optional[Tensor] = None
 
-    def compute(self, x_BHWC: Tensor, *tensors: Any) -> Sequence[Tensor]:
-        described = self.describe(x_BHWC, BlockWeights(*tensors))
-        y_BHWC, groups, memory = torch.empty_like(x_BHWC), 0, []
+    def compute(self, x_BHWC: Tensor, *weights: Any) -> Sequence[Tensor]:
+        described = self.describe(x_BHWC, BlockWeights(*weights))
+        y_BHWC = torch.empty_like(x_BHWC) if self.out is None else self.out
+        groups, memory = 0, []
         if self.stores:
             groups, size = _saved_size(described, 0)
-            unaligned = empty(groups * size + LINE, dtype=torch.uint8)
-            memory = [unaligned[-unaligned.data_ptr() % LINE :][: groups * size].view(groups, size)]
+            memory = [aligned(groups * size).view(groups, size)]
         saved = memory[0].data_ptr() if memory else None
         library().block_forward(byref(described), x_BHWC.data_ptr(), y_BHWC.data_ptr(), saved, groups)
         return y_BHWC, *memory
@@ -191,7 +208,7 @@ class _Block(NamedTuple):
     def describe(self, x_BHWC: Tensor, w: BlockWeights) -> structures.Block:
         """Return the library's description of the block."""
         (B, H, W, C), D, h, windows = x_BHWC.shape, len(w.fc1_weight), len(w.position_bias_hNN), self.windows
-        linear, (scale, eps), shapes = w[:4], self.settings, (*_block_shapes(C, D, h, windows.window_size), (2, B))
+        linear, (scale, eps), shapes = w[:4], self.settings, _block_shapes(C, D, h, windows.window_size)
         if any(weight.shape != shape for weight, shape in zip(linear, shapes)):
             raise ValueError(f'qkv, proj, fc1 and fc2 must be {shapes[:4]}, got {[list(one.shape) for one in linear]}')
 
@@ -200,8 +217,8 @@ class _Block(NamedTuple):
 
         packed = made_from(linear, (self.dtype, h), make, self.cache)
         padding = 1 if windows.mask_padding else 0 if windows.pads_first else 2  # `swin_padding`
-        others = [None if tensor is None else tensor.contiguous() for tensor in w[4:]]
-        p = [address(*one) for one in zip(w._fields[4:], others, shapes[4:])]
+        others = [None if tensor is None else tensor.contiguous() for tensor in (*w[4:], self.drop_path_2B)]
+        p = [address(*one) for one in zip((*w._fields[4:], 'drop_path'), others, (*shapes[4:], (2, B)))]
         described = structures.Block(
             *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), B, H, W, C, D, h),
             *(*windows.window_size, *windows.shift, padding, len(eps) == 3),
@@ -221,8 +238,10 @@ class _Block(NamedTuple):
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(w[:4], units)]
         groups, saved = 0, None
         if self.stores:
-            groups = len(stored[-1])
-            saved = address('saved', stored[-1], _saved_size(described, groups), torch.uint8)
+            groups, memory = len(stored[-1]), stored[-1]
+            if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
+                memory = aligned(memory.nbytes).copy_(memory.flatten()).view(memory.shape)
+            saved = address('saved', memory, _saved_size(described, groups), torch.uint8)
         of_x, of_weights = torch.empty_like(x_BHWC), [empty(shape) for shape in shapes]
         g = [gradient.data_ptr() for gradient in of_weights]
         library().block_backward(
@@ -230,10 +249,7 @@ class _Block(NamedTuple):
             *(x, grad_BHWC.data_ptr(), saved, groups),
             byref(structures.BlockGradients(of_x.data_ptr(), tuple(g[:4]), tuple(g[4:8]), *g[8:])),
         )
-        return of_x, *of_weights, None
-
-    def by_torch(self, x_BHWC: Tensor, *tensors: Any) -> Tensor:
-        return block_by_torch(x_BHWC, BlockWeights(*tensors), self.settings, self.windows)
+        return of_x, *of_weights
 
 
 def _saved_size(block: structures.Block, groups: int) -> tuple[int, int]:
@@ -243,51 +259,25 @@ def _saved_size(block: structures.Block, groups: int) -> tuple[int, int]:
     return number.value, size.value
 
 
-Norm = tuple[Optional[Tensor], Optional[Tensor], Optional[float]]  # weight, bias, eps; eps is None: no norm
+class Projection(NamedTuple):
+    """Patch embedding or patch merging: a linear layer over patches or neighbours, and a norm; see `Operator`.
 
+    The tensors are an image (B, C, H, W) or a map (B, H, W, C), the weight and the bias of the projection, and the
+    weight and the bias of the norm. Merging has a weight (N, 4C), in the order of `nn.Unfold`, and no bias.
 
-def embed(
-    image_BCHW: Tensor,
-    weight_NCHW: Tensor,
-    bias_N: Optional[Tensor],
-    norm: Norm,
-    dtype: torch.dtype,
-    cache: WeightCache,
-) -> Tensor:
-    """Return the tokens (B, ceil(H / patch), ceil(W / patch), N) of images.
-
-    Args:
-        weight_NCHW: of the convolution over patches.
-        norm: of tokens.
-        dtype, cache: see `block`.
-    """
-    *vectors, eps = norm
-    return run(_Projection(False, eps, True, dtype, cache), image_BCHW.float(), weight_NCHW, bias_N, *vectors)
-
-
-def merge(
-    x_BHWC: Tensor, weight_NC: Tensor, norm: Norm, post_norm: bool, dtype: torch.dtype, cache: WeightCache
-) -> Tensor:
-    """Return maps (B, ceil(H / 2), ceil(W / 2), N) of 2 x 2 neighbours, concatenated and projected.
-
-    Args:
-        weight_NC: (N, 4C), over neighbours in the order of `nn.Unfold`.
+    Attributes:
+        merges: whether 2 x 2 neighbours of a map are projected, or the patches of an image.
+        eps: of the norm; None: no norm.
         post_norm: whether the norm is behind the projection.
-        dtype, cache: see `block`.
+        dtype: of the matrix products, equal to autocast's dtype.
+        cache: of packed weights.
     """
-    *vectors, eps = norm
-    x_BHWC = x_BHWC.float().contiguous()
-    return run(_Projection(True, eps, post_norm, dtype, cache), x_BHWC, weight_NC, None, *vectors)
 
-
-class _Projection(NamedTuple):
-    """A linear layer over the patches of an image or the neighbours of a map, see `Operator`."""
-
-    merges: bool  # neighbours
+    merges: bool
     eps: Optional[float]
     post_norm: bool
     dtype: torch.dtype
-    cache: WeightCache
+    cache: Cache
 
     def compute(self, x: Tensor, weight: Tensor, *vectors: Optional[Tensor]) -> Sequence[Tensor]:
         places, projection, (rows, columns) = self.describe(x, weight, *vectors)
@@ -345,19 +335,9 @@ class _Projection(NamedTuple):
             of_norm = [neighbours_last(gradient) for gradient in of_norm]
         return of_x, of_weight.view_as(weight), of_bias, *of_norm
 
-    def by_torch(self, x: Tensor, *weights: Any) -> Tensor:
-        if self.merges:
-            return merge_by_torch(x, weights, self.eps, self.post_norm)
-        return embed_by_torch(x, weights, self.eps)
 
-
-def output_norm(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-    """Return the layer norm of tokens in the order of necks and heads: (B, C, H, W), contiguous."""
-    return run(_OutputNorm(eps), x_BHWC.float().contiguous(), weight, bias)
-
-
-class _OutputNorm(NamedTuple):
-    """See `Operator`."""
+class OutputNorm(NamedTuple):
+    """The layer norm of tokens (B, H, W, C), as a map (B, C, H, W), contiguous; see `Operator`."""
 
     eps: float
 
@@ -382,9 +362,6 @@ class _OutputNorm(NamedTuple):
             *(gradient.data_ptr() for gradient in gradients),
         )
         return gradients
-
-    def by_torch(self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
-        return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weight, bias, self.eps).permute(0, 3, 1, 2)
 
 
 def neighbours_first(weight: Tensor) -> Tensor:

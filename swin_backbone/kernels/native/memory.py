@@ -10,15 +10,19 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_int64, c_void_p
 from functools import lru_cache, partial
 from typing import Any, Optional, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
-from ..weight_cache import WeightCache
+from ...replace import refuse
 from .library import DTYPES, PRODUCTS, Library, load
 
 Made = TypeVar('Made')  # tensors
+Cache = dict[
+    str, tuple[tuple[Any, ...], Any]
+]  # by role: a key, and tensors that are up to date if the key is unchanged
 LINE = 64  # bytes of a cache line
 float32 = torch.float32
 # Return memory on the CPU, under any default dtype and device.
@@ -47,12 +51,20 @@ def is_readable(tensor: Tensor) -> bool:
     return first % tensor.itemsize == 0 and (first != 0 or tensor.numel() == 0)
 
 
-def why_not_weights(weights: Sequence[Optional[Tensor]]) -> Optional[str]:
-    """Return why the library cannot read the weights, in a sentence; None: no reason."""
+def can_read(weights: Sequence[Optional[Tensor]], raise_error: bool = False) -> bool:
+    """Return whether the library can read the weights."""
     for w in weights:
         if w is not None and not (w.dtype is float32 and is_readable(w)):
-            return f'The compiled library takes float32 weights in memory, not {w.dtype} on {w.device}.'
-    return None
+            advice = '; autocast computes in half precision with float32 weights' if w.itemsize == 2 else ''
+            reason = f'The compiled library takes float32 weights in memory, not {w.dtype} on {w.device}{advice}.'
+            return refuse('native', reason, raise_error)
+    return True
+
+
+def aligned(size: int) -> Tensor:
+    """Return memory of `size` bytes, uint8, that begins at a cache line."""
+    memory = empty(size + LINE, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % LINE :][:size]
 
 
 def address(name: str, tensor: Optional[Tensor], sizes: Sequence[int], dtype: torch.dtype = float32) -> Optional[int]:
@@ -106,11 +118,19 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return hashed.value
 
 
+_caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
+
+
+def cache_of(module: nn.Module) -> Cache:
+    """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
+    return _caches.setdefault(module, {})
+
+
 def made_from(
     weights: Sequence[Tensor],
     settings: tuple[Any, ...],
     make: Callable[[], Made],
-    cache: WeightCache,
+    cache: Cache,
     role: str = 'packed',
 ) -> Made:
     """Return `make()`, from the cache if the settings and all numbers of the weights are unchanged.
@@ -122,13 +142,13 @@ def made_from(
         ValueError: if the library cannot read a weight.
     """
     key = *settings, *(w.shape for w in weights), checksum(weights)
-    made = cache.made.get(role)  # read once: a second thread may replace the entry
+    made = cache.get(role)  # read once: a second thread may replace the entry
     if made is not None and made[0] == key:
         tensors: Made = made[1]
         return tensors
-    cache.made.pop(role, None)  # frees the old tensors before `make` allocates
+    cache.pop(role, None)  # frees the old tensors before `make` allocates
     with torch.no_grad():
         tensors = make()
     if checksum(weights) == key[-1]:  # a second thread may write the weights meanwhile
-        cache.made[role] = key, tensors
+        cache[role] = key, tensors
     return tensors

@@ -9,7 +9,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ...windows.grid import Size, Windows
+from ...models.windows import Windows
+from ...positions import Size
 from .attention import attend_in_windows, attend_in_windows_backward
 
 # The largest allowed rounding error, relative to the larger of 1 and the largest value of a result. The mantissas of

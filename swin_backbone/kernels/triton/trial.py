@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 
 from ...compat import constant_when_compiled
-from ...windows.grid import Size
+from ...positions import Size
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_WINDOW = 16  # the compiler takes minutes for larger tiles

@@ -1,6 +1,6 @@
 """The modules of a backbone. Parameter names are equal to mmdet's, mmseg's and mmpretrain's Swin."""
 
-from .patches import PatchEmbed, PatchMerging, normalise_output, write_normalised_output
+from .patches import PatchEmbed, PatchMerging
 from .swin_block import SwinBlock
 from .swin_mlp_block import SwinMLPBlock
 from .swin_v2_block import SwinV2Block
@@ -11,6 +11,4 @@ __all__ = [
     'SwinBlock',
     'SwinMLPBlock',
     'SwinV2Block',
-    'normalise_output',
-    'write_normalised_output',
 ]

@@ -1,4 +1,4 @@
-"""Patch embedding, patch merging between stages, and the norm of a stage's output.
+"""Patch embedding, and patch merging between stages.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -8,17 +8,14 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
+from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...kernels.choose import linear_dtype, recorder_of, why_not_native
-from ...kernels.native import layers as native
-from ...kernels.native.memory import why_not_weights
-from .layer import Layer, is_hooked, norm_values
-
-WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
+from ...modes import recorder_of
+from ...replace import replaceable
 
 
-class PatchEmbed(Layer):
+class PatchEmbed(BaseModule):
     """Cut an image into patches and project a patch to a token.
 
     The image is zero-padded to whole patches on the right and at the bottom.
@@ -30,6 +27,8 @@ class PatchEmbed(Layer):
         norm_cfg: the norm of the tokens; None for none.
     """
 
+    backend = 'auto'
+
     def __init__(
         self, in_channels: int, embed_dims: int, patch_size: tuple[int, int], norm_cfg: Optional[dict[str, Any]]
     ):
@@ -37,14 +36,10 @@ class PatchEmbed(Layer):
         self.patch_size = patch_size
         self.projection = nn.Conv2d(in_channels, embed_dims, kernel_size=patch_size, stride=patch_size)
         self.norm = build_norm_layer(norm_cfg, embed_dims)[1] if norm_cfg else nn.Identity()
-        self.record_modules()
 
+    @replaceable
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map (B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
-        arguments = self.for_library(image_BCHW)
-        if arguments is not None:
-            weight, bias, norm = arguments
-            return native.embed(image_BCHW, weight, bias, norm, linear_dtype(image_BCHW), self.cache)
         x_BHWC: Tensor = self.norm(self.projection(self._pad(image_BCHW)).permute(0, 2, 3, 1))
         return x_BHWC
 
@@ -58,23 +53,8 @@ class PatchEmbed(Layer):
         # From channels_last memory the convolution writes tokens in the order of norms.
         return image_BCHW if one_graph else image_BCHW.contiguous(memory_format=torch.channels_last)
 
-    def why_not_native(self) -> Optional[str]:
-        """See `Layer`."""
-        reason, conv = super().why_not_native(), self.projection
-        if reason is not None:
-            return reason
-        weight, bias, norm = self.library_arguments()
-        patch = tuple(weight.shape[2:])
-        if (conv.stride, conv.padding, conv.dilation, conv.groups) != (patch, (0, 0), (1, 1), 1):
-            return f'The compiled library takes patches that do not overlap, not {conv}.'
-        return why_not_weights([weight, bias, *norm[:2]])
 
-    def library_arguments(self) -> Any:
-        """See `Layer`."""
-        return self.projection.weight, self.projection.bias, norm_values(self.norm)
-
-
-class PatchMerging(Layer):
+class PatchMerging(BaseModule):
     """Concatenate 2 x 2 neighbours and project to `out_channels`, at half the resolution.
 
     The concatenated channels are in the order of `nn.Unfold`, channel-major, equal to mmdet and mmseg. If the stride
@@ -85,6 +65,8 @@ class PatchMerging(Layer):
         norm_cfg: the norm before or after the projection; None: no norm.
         post_norm: whether the norm is after the projection, as in Swin V2.
     """
+
+    backend = 'auto'
 
     def __init__(
         self,
@@ -100,14 +82,10 @@ class PatchMerging(Layer):
         num_normed = out_channels if post_norm else 4 * in_channels
         self.norm: nn.Module = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
-        self.record_modules()
 
+    @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Map (B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
-        arguments = self.for_library(x_BHWC)
-        if arguments is not None:
-            weight, norm = arguments
-            return native.merge(x_BHWC, weight, norm, self.post_norm, linear_dtype(x_BHWC), self.cache)
         x_BHWC = self._concatenate_neighbours(x_BHWC)
         y_BHWC: Tensor = self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
         return y_BHWC
@@ -125,46 +103,3 @@ class PatchMerging(Layer):
             x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)
         ]
         return torch.stack(neighbours, dim=-1).flatten(3)
-
-    def why_not_native(self) -> Optional[str]:
-        """See `Layer`."""
-        if self.stride != 2:
-            return f'The compiled library merges patches with a stride of 2, not {self.stride}.'
-        reason = super().why_not_native()
-        if reason is not None:
-            return reason
-        if self.reduction.bias is not None:
-            return 'The compiled library merges patches without a bias, and the reduction has one.'
-        weight, norm = self.library_arguments()
-        return why_not_weights([weight, *norm[:2]])
-
-    def library_arguments(self) -> Any:
-        """See `Layer`."""
-        return self.reduction.weight, norm_values(self.norm)
-
-
-def normalise_output(norm: Any, x_BHWC: Tensor, backend: str) -> Tensor:
-    """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
-
-    The map is no channels_last view: mmcv's RoIAlign treats any memory like contiguous (B, C, H, W).
-    """
-    by_library = backend in ('auto', 'native') and type(norm) is nn.LayerNorm and not is_hooked(norm)
-    if by_library and why_not_native(x_BHWC) is None and why_not_weights([norm.weight, norm.bias]) is None:
-        return native.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
-    # `clone`: `contiguous` compares sizes, a guard of torch.compile
-    y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
-    return y_BCHW
-
-
-def write_normalised_output(norm: nn.Module, x_BHWC: Tensor, backend: str, out_BCHW: Tensor) -> None:
-    """Write `normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
-
-    A user's norm may read several tokens and gets the whole map.
-    """
-    B, H, W, C = x_BHWC.shape
-    by_token = type(norm) is nn.Identity or (type(norm) is nn.LayerNorm and not is_hooked(norm))
-    rows = max(1, WRITTEN_AT_ONCE // (W * C)) if by_token else H
-    for image in range(B):
-        for top in range(0, H, rows):
-            part_1HWC = x_BHWC[image : image + 1, top : top + rows]
-            out_BCHW[image : image + 1, :, top : top + rows] = normalise_output(norm, part_1HWC, backend)

@@ -6,40 +6,61 @@ Layout: B batch, H W height and width of a map, C channels, L windows, N places 
 head.
 """
 
-from typing import Any, Optional
+from typing import Any
 
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks.drop import build_dropout
+from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...windows.grid import Windows
-from .swin_block import SwinBlock
+from ...positions import Size
+from ...replace import replaceable
+from ..windows import Windows, windows_of
+from .swin_block import build_mlp
 
 
-class SwinMLPBlock(SwinBlock):
+class SwinMLPBlock(BaseModule):
     """A block of Swin-MLP. `spatial_mlp` is a grouped Conv1d: a group is a head, a channel is a place.
 
     Under `small_map='shrink'` windows do not shift on a map with a side no longer than the window's, as in
     microsoft/Swin-Transformer's classifiers. A small map is always padded to the window, because the weights fit a
-    single window size.
+    single window size. Padding is zeros and adds nothing to a token.
 
-    Args:
-        block: arguments of `SwinBlock`. Padding is zeros and adds nothing to a token: `mask_padding` has no effect.
+    The arguments are those of `SwinBlock`.
     """
 
-    def _build_mixing(self, embed_dims: int, num_heads: int, **attention: Any) -> None:
-        self.num_heads = num_heads
-        places = num_heads * self.window_size[0] * self.window_size[1]
-        self.spatial_mlp: Any = nn.Conv1d(places, places, kernel_size=1, groups=num_heads)
+    backend = 'auto'
 
-    def forward(self, x_BHWC: Tensor, recomputes: bool = False, overwrites: bool = False) -> Tensor:
-        """See `SwinBlock`."""
-        y_BHWC = self.in_another_way(x_BHWC, recomputes, overwrites)
-        if y_BHWC is not None:
-            return y_BHWC
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window_size: Size,
+        shift: Size,
+        feedforward_channels: int,
+        drop_rate: float,
+        drop_path_rate: float,
+        act_cfg: dict[str, Any],
+        norm_cfg: dict[str, Any],
+        small_map: str,
+    ):
+        super().__init__()
+        self.num_heads, self.window_size, self.shift, self.small_map = num_heads, window_size, shift, small_map
+        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        places = num_heads * window_size[0] * window_size[1]
+        self.spatial_mlp = nn.Conv1d(places, places, kernel_size=1, groups=num_heads)
+        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.ffn = build_mlp(embed_dims, feedforward_channels, drop_rate, act_cfg)
+        self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
+
+    @replaceable
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Run the block on a batch of maps (B, H, W, C); the output has the input's shape."""
         windows = self.windows(x_BHWC)
         x_LNC = windows.partition(self.norm1(x_BHWC))
         x_BHWC = x_BHWC + self.drop_path(windows.reverse(self.mix_places(x_LNC), x_BHWC.shape[0]))
-        z_BHWC: Tensor = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
-        return z_BHWC
+        x_BHWC = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
+        return x_BHWC
 
     def mix_places(self, x_LNC: Tensor) -> Tensor:
         """Apply the linear layer over the places of a window, head by head: (L, N, C)."""
@@ -49,9 +70,6 @@ class SwinMLPBlock(SwinBlock):
         return y_LPd.view(L, h, N, C // h).transpose(1, 2).reshape(L, N, C)
 
     def windows(self, x_BHWC: Tensor) -> Windows:
-        """See `SwinBlock`."""
-        return super().windows(x_BHWC)._replace(window_size=self.window_size, mask_padding=False, rolls=False)
-
-    def why_not_native(self) -> Optional[str]:
-        """See `Layer`."""
-        return 'The compiled library has no block of Swin-MLP.'
+        """Return the windows of the maps, which a shift moves by padding."""
+        windows = windows_of(x_BHWC, self.window_size, self.shift, self.small_map, mask_padding=False)
+        return windows._replace(window_size=self.window_size, rolls=False)

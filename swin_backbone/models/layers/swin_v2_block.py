@@ -11,21 +11,20 @@ from typing import Any, Optional, cast
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks.drop import build_dropout
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...kernels.attention import attend
-from ...kernels.choose import without_autocast
-from ...kernels.cosine import cosine_scale, normalise_qk
-from ...windows.grid import Size, Windows
-from ...windows.position import log_spaced_coordinates, relative_position_bias
-from .layer import known
-from .swin_block import SwinBlock
+from ...modes import without_autocast
+from ...positions import Size, log_spaced_coordinates, relative_position_bias
+from ...replace import replaceable
+from ..attention import attend, cosine_scale, normalise_qk
+from ..windows import Windows, windows_of
+from .swin_block import ShiftedWindowAttention, build_mlp
 
 CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
 
 
-@known('num_heads', 'attn_drop_rate', 'training', 'logit_scale', 'q_bias', 'v_bias')
 class WindowAttentionV2(BaseModule):
     """Scaled cosine attention inside windows (sections 3.3 and 3.4).
 
@@ -68,21 +67,10 @@ class WindowAttentionV2(BaseModule):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def own_parameters(self) -> list[Tensor]:
-        """See `WindowAttention`."""
-        biases = [bias for bias in (self.q_bias, self.v_bias) if bias is not None]
-        return [self.logit_scale, *self.cpb_mlp.parameters(), *biases]
-
-    @property
-    def qkv_bias(self) -> Optional[Tensor]:
-        """The biases of query, key and value, concatenated: (3C,); the key's bias is 0."""
-        if self.q_bias is None or self.v_bias is None:
-            return None
-        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-
-    def cosine_scale(self) -> Tensor:
-        """Return the factors on the heads' cosines: (h,)."""
-        return cosine_scale(self.logit_scale)
+    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
+        """Attend inside windows (equation 2): tokens (B, H, W, C) to as many tokens."""
+        y_BHWC: Tensor = self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
+        return y_BHWC
 
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
@@ -101,60 +89,77 @@ class WindowAttentionV2(BaseModule):
                 table_Rh = F.linear(hidden, last.weight.to(wide))
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
 
-    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows (equation 2): tokens (B, H, W, C) to as many tokens."""
-        bias_hNN, dropout = self.position_bias(windows.window_size), self.attn_drop_rate if self.training else 0.0
-        y_BHWC = attend(x_BHWC, self.project, bias_hNN, self.scale, windows, dropout, self.backend)
-        z_BHWC: Tensor = self.proj_drop(self.proj(y_BHWC))
-        return z_BHWC
-
     def project(self, tokens: Tensor) -> Tensor:
         """Return queries of the length of the cosine scale, keys of length 1, and values, concatenated."""
         qkv: Tensor = self.qkv(tokens)
         if self.qkv_bias is not None:
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
-        return normalise_qk(qkv, self.cosine_scale())
+        return normalise_qk(qkv, cosine_scale(self.logit_scale))
+
+    @property
+    def qkv_bias(self) -> Optional[Tensor]:
+        """The biases of query, key and value, concatenated: (3C,); the key's bias is 0."""
+        if self.q_bias is None or self.v_bias is None:
+            return None
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
 
-class SwinV2Block(SwinBlock):
+class SwinV2Block(BaseModule):
     """A block with residual post-norm and scaled cosine attention.
 
     The norms start at zero: a new block is the identity, like microsoft/Swin-Transformer's.
 
     Args:
+        pretrained_window: see `WindowAttentionV2`.
         extra_norm: whether the shortcut is normalised too, after the block (`norm3`), as in every sixth block of Swin
             V2-H and -G.
-        block: arguments of `SwinBlock`, and of `WindowAttentionV2`.
+
+    The other arguments are those of `SwinBlock`.
     """
 
-    attention_kind = WindowAttentionV2
+    backend = 'auto'
 
-    def __init__(self, embed_dims: int, norm_cfg: dict[str, Any], extra_norm: bool, **block: Any):
-        super().__init__(embed_dims=embed_dims, norm_cfg=norm_cfg, **block)
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window_size: Size,
+        shift: Size,
+        feedforward_channels: int,
+        pretrained_window: Optional[Size],
+        qkv_bias: bool,
+        attn_drop_rate: float,
+        drop_rate: float,
+        drop_path_rate: float,
+        act_cfg: dict[str, Any],
+        norm_cfg: dict[str, Any],
+        extra_norm: bool,
+        small_map: str,
+        mask_padding: bool,
+    ):
+        super().__init__()
+        self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
+        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.attn = ShiftedWindowAttention(
+            WindowAttentionV2(
+                embed_dims, num_heads, window_size, pretrained_window, qkv_bias, attn_drop_rate, drop_rate
+            )
+        )
+        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.ffn = build_mlp(embed_dims, feedforward_channels, drop_rate, act_cfg)
+        self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
         self.norm3 = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
         for norm in (self.norm1, self.norm2):
             for parameter in norm.parameters():
                 nn.init.zeros_(parameter)
-        self.record_modules()
 
-    def forward(self, x_BHWC: Tensor, recomputes: bool = False, overwrites: bool = False) -> Tensor:
-        """See `SwinBlock`; the norms are behind attention and MLP."""
-        y_BHWC = self.in_another_way(x_BHWC, recomputes, overwrites)
-        if y_BHWC is not None:
-            return y_BHWC
-        windows = self.windows(x_BHWC)
-        x_BHWC = x_BHWC + self.drop_path(self.norm1(self.attn(x_BHWC, windows)))
+    @replaceable
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Run the block on a batch of maps (B, H, W, C); the output has the input's shape."""
+        x_BHWC = x_BHWC + self.drop_path(self.norm1(self.attn(x_BHWC, self.windows(x_BHWC))))
         x_BHWC = x_BHWC + self.drop_path(self.norm2(self.ffn(x_BHWC)))
         return x_BHWC if self.norm3 is None else self.norm3(x_BHWC)
 
-    def why_not_native(self) -> Optional[str]:
-        """See `Layer`."""
-        if self.attn.w_msa.qkv.bias is not None:
-            return 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
-        return super().why_not_native()
-
-    def derived_weights(self, window_size: Size) -> dict[str, Any]:
-        """See `SwinBlock`."""
-        w_msa = self.attn.w_msa
-        position_bias = w_msa.position_bias(window_size)
-        return dict(position_bias_hNN=position_bias, qkv_bias=w_msa.qkv_bias, cosine_scale_h=w_msa.cosine_scale())
+    def windows(self, x_BHWC: Tensor) -> Windows:
+        """Return the windows of the maps."""
+        return windows_of(x_BHWC, self.window_size, self.shift, self.small_map, self.mask_padding)

@@ -26,7 +26,7 @@ from PIL import Image
 from ...outputs import Outputs
 from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
-from ...windows.grid import Size
+from ...positions import Size
 from ..checkpointing.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..config.check import compare_classes

@@ -7,7 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from ...acceleration.swap import accelerate_swin, find_swins, restore_swin
+from ...kernels.bind.accelerate import accelerate_swin, find_swins, restore_swin
 from .maps import prepare_convolutions, restore_convolutions
 
 Model = TypeVar('Model', bound=nn.Module)

@@ -1,35 +1,51 @@
-"""Convolutions behind a Swin on a CPU."""
+"""Convolutions behind a Swin on a CPU, with maps in channels_last memory. Parameters keep their memory."""
 
-from collections.abc import Mapping
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...kernels.native.convolution import TILES, convolve, takes_maps
-from ...kernels.weight_cache import WeightCache
+from ...kernels.detection.convolution import convolve, takes_maps
+from ...kernels.native.memory import Cache, cache_of
 
 SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
 
 
+class Conv2d(nn.Conv2d):
+    """An `nn.Conv2d` of channels_last maps."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, N, H', W')."""
+        return super().forward(input.contiguous(memory_format=torch.channels_last))
+
+
+class ConvTranspose2d(nn.ConvTranspose2d):
+    """An `nn.ConvTranspose2d` of channels_last maps."""
+
+    def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
+        """(B, C, H, W) to (B, N, H', W')."""
+        return super().forward(input.contiguous(memory_format=torch.channels_last), output_size)
+
+
 class Conv3x3(nn.Conv2d):
-    """An `nn.Conv2d` of `SETTINGS`. The compiled library computes it where torch takes more time.
-
-    `use_winograd` makes it from a convolution of a model, with the same parameters and hooks.
-    """
-
-    caches: dict[int, WeightCache]  # by the side of tiles
+    """An `nn.Conv2d` of `SETTINGS`. The compiled library computes it where torch takes more time."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, H, W)."""
-        return conv_3x3(input, self.weight, self.bias, self.caches)
+        return conv_3x3(input.contiguous(memory_format=torch.channels_last), self.weight, self.bias, cache_of(self))
 
 
-def use_winograd(conv: nn.Module) -> None:
-    """Turn a convolution of `SETTINGS` into a `Conv3x3`."""
-    if is_plain(conv):
-        conv.__class__ = Conv3x3
-        conv.caches = {tile: WeightCache() for tile in TILES}  # type: ignore[assignment]
+def use_channels_last(module: nn.Module) -> None:
+    """Exchange the class of a convolution; parameters and hooks stay. Other modules do not change."""
+    kind = {nn.Conv2d: Conv3x3 if is_plain(module) else Conv2d, nn.ConvTranspose2d: ConvTranspose2d}
+    module.__class__ = kind.get(type(module), type(module))
+
+
+def restore_class(module: nn.Module) -> None:
+    """Undo `use_channels_last`."""
+    if type(module) in (Conv2d, Conv3x3, ConvTranspose2d):
+        module.__class__ = type(module).__mro__[1]
 
 
 def is_plain(conv: Any) -> bool:
@@ -37,10 +53,8 @@ def is_plain(conv: Any) -> bool:
     return type(conv) in (nn.Conv2d, Conv3x3) and all(getattr(conv, name) == value for name, value in SETTINGS.items())
 
 
-def conv_3x3(
-    x: Tensor, weight: Tensor, bias: Optional[Tensor], caches: Optional[Mapping[int, WeightCache]] = None
-) -> Tensor:
-    """Return `F.conv2d(x, weight, bias, padding=1)`, up to rounding."""
+def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
+    """Return `F.conv2d(x, weight, bias, padding=1)`, up to rounding. `cache` is of packed weights."""
     if takes_maps(x, weight, bias):
-        return convolve(x, weight, bias, caches)
+        return convolve(x, weight, bias, cache)
     return F.conv2d(x, weight, bias, padding=1)

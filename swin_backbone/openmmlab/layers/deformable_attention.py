@@ -8,8 +8,8 @@ from typing import Any, Optional
 from mmcv.ops import MultiScaleDeformableAttention as Base
 from torch import Tensor
 
-from ...kernels.choose import why_not_native
-from ...kernels.native.deformable import deformable_attention
+from ...kernels import native
+from ...kernels.detection.deformable import deformable_attention
 
 
 class MultiScaleDeformableAttention(Base):
@@ -30,7 +30,7 @@ class MultiScaleDeformableAttention(Base):
     ) -> Tensor:
         """See mmcv's layer: (Q, B, C) to (Q, B, C), or (B, Q, C) if `batch_first`."""
         y: Tensor
-        if why_not_native(query) is not None or reference_points is None or spatial_shapes is None:
+        if not native.can_run(query) or reference_points is None or spatial_shapes is None:
             y = super().forward(
                 *(query, key, value, identity, query_pos, key_padding_mask),
                 *(reference_points, spatial_shapes, level_start_index),

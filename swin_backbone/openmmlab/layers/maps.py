@@ -1,15 +1,12 @@
 """Memory format and dtype of the maps between the layers of a model, on a CPU."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ...mmcv_ops import in_use
 from ...models.pyramid import SwinPyramid
-from .conv3x3 import Conv3x3, use_winograd
+from .conv3x3 import restore_class, use_channels_last
 
 # Layers of mmdet and mmseg that were tested with channels_last maps. CenterNet's head calls `view`, and fails on them.
 TESTED = {
@@ -21,7 +18,6 @@ TESTED = {
 }
 ELEMENTARY = ('torch', 'mmcv', 'mmengine', 'swin_backbone')
 AROUND_LAYERS = ('detectors', 'segmentors', 'data_preprocessors', 'data_preprocessor', 'losses')
-CONTIGUOUS = '_swin_backbone_contiguous'  # whether a convolution's weight was, before `prepare_convolutions`
 TORCH_ALONE = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without an operator of mmcv on a CPU
 
 
@@ -40,15 +36,13 @@ def takes_float32_maps(module: nn.Module) -> bool:
 def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:
     """Let the convolutions behind a Swin compute channels_last maps, which takes less time on a CPU.
 
-    Convolutions of 3x3 taps become `Conv3x3`. Outputs differ by rounding. Parameters get other strides; optimizers and
-    checkpoints see no difference. Models with untested layers, or with operators that misread the maps, do not change.
-    Models in DistributedDataParallel do not change either: gradients of parameters with new strides would be permuted.
+    Convolutions get a subclass of their class. Outputs differ by rounding. Parameters keep their memory, which
+    optimizers and DistributedDataParallel may have seen. Models with untested layers, or with operators that misread
+    the maps, do not change.
 
     Args:
         swins: backbones of other packages, whose convolutions do not change.
     """
-    if _is_distributed(model):
-        return
     own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
     own.update(id(one) for swin in swins for one in swin.modules())
     for module in model.modules():
@@ -58,26 +52,14 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
         if isinstance(pyramid, SwinPyramid):
             own.update(id(module) for module in pyramid.modules())
     for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and id(module) not in own:
-            module.__dict__.setdefault(CONTIGUOUS, module.weight.is_contiguous())
-            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
-            use_winograd(module)
+        if id(module) not in own:
+            use_channels_last(module)
 
 
 def restore_convolutions(model: nn.Module) -> None:
-    """Undo `prepare_convolutions`, in place. In DistributedDataParallel, parameters keep their strides."""
-    keeps_strides = _is_distributed(model)
-    module: Any
+    """Undo `prepare_convolutions`, in place."""
     for module in model.modules():
-        if not keeps_strides and module.__dict__.pop(CONTIGUOUS, False):
-            module.weight.data = module.weight.data.contiguous()
-        if type(module) is Conv3x3:
-            setattr(module, '__class__', nn.Conv2d)  # noqa: B010 - mypy knows the class
-            del module.caches
-
-
-def _is_distributed(model: nn.Module) -> bool:
-    return any(isinstance(module, DistributedDataParallel) for module in model.modules())
+        restore_class(module)
 
 
 def _is_tested(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 Letters: B images, C channels, D output channels, h w and H W height and width before and after resizing; K a tap.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -12,10 +12,9 @@ from mmseg.models.utils import resize
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...compat import has_global_hooks
-from ...kernels.choose import recorder_of
-from ...kernels.weight_cache import WeightCache
-from ...models.layers.layer import is_hooked
+from ...compat import has_global_hooks, is_hooked
+from ...kernels.native.memory import Cache, cache_of
+from ...modes import recorder_of
 from .conv3x3 import conv_3x3, is_plain
 
 
@@ -64,7 +63,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
 def _fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
     """Return the output of a ConvModule for maps that are resized to the first map's size and concatenated."""
     conv = module.conv
-    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, getattr(conv, 'caches', None))
+    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, cache_of(conv))
     if module.with_norm:
         y = module.norm(y)
     return module.activate(y) if module.with_activation else y
@@ -75,7 +74,7 @@ def conv_of_resized(
     weight: Tensor,
     bias: Optional[Tensor],
     align_corners: bool,
-    caches: Optional[Mapping[int, WeightCache]] = None,
+    cache: Optional[Cache] = None,
 ) -> Tensor:
     """Return a 3x3 convolution, padded by 1, of maps resized bilinearly to the first map's size and concatenated.
 
@@ -87,14 +86,14 @@ def conv_of_resized(
         maps: (B, C_i, h_i, w_i); the first map has the size (H, W).
         weight: (D, sum of C_i, 3, 3).
         bias: (D,) or None.
-        caches: packed weights of the first map, see `conv_3x3`.
+        cache: of packed weights of the first map, see `conv_3x3`.
 
     Returns:
         (B, D, H, W).
     """
     finest, *coarse = maps
     weights = weight.split([x.shape[1] for x in maps], 1)
-    y_BDHW = conv_3x3(finest, weights[0], bias, caches)
+    y_BDHW = conv_3x3(finest, weights[0], bias, cache)
     for x, weight_of_x in zip(coarse, weights[1:]):
         if x.shape[2:] == finest.shape[2:]:
             y_BDHW = y_BDHW + conv_3x3(x, weight_of_x, None)

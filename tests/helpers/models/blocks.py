@@ -20,6 +20,8 @@ sides = st.integers(1, 16)
 def make_block(kind, window, shift, heads=2, channels=16, backend='auto', **arguments):
     """Return a block with drawn weights. Activations and logits have the size of trained blocks."""
     arguments = {**dict(small_map='pad', mask_padding=False, drop_rate=0.0, drop_path_rate=0.0), **arguments}
+    if kind is SwinMLPBlock:
+        del arguments['mask_padding']
     configs = dict(act_cfg=dict(type='GELU'), norm_cfg=dict(type='LN'))
     sizes = dict(embed_dims=channels, num_heads=heads, feedforward_channels=4 * channels)
     block = kind(window_size=window, shift=shift, **sizes, **configs, **{**KINDS[kind], **arguments})
@@ -34,7 +36,9 @@ def make_block(kind, window, shift, heads=2, channels=16, backend='auto', **argu
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         else:
             nn.init.normal_(parameter, std=0.3)
-    block.backend = backend
+    for module in block.modules():
+        if hasattr(module, 'backend'):
+            module.backend = backend
     return block.eval()
 
 

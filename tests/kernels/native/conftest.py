@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-
-from swin_backbone.kernels.native.availability import why_not_in
+from helpers.kernels import refusal
 
 
 @pytest.fixture(autouse=True)
 def _built():
-    reason = why_not_in(torch.float32)
+    reason = refusal(torch.float32)
     if reason is not None:
         pytest.skip(reason)
 
@@ -16,7 +15,7 @@ def _built():
 @pytest.fixture(scope='module', params=[torch.float32, torch.bfloat16], ids=str)
 def dtype(request):
     """Return a dtype of the operators on the processor."""
-    reason = why_not_in(request.param)
+    reason = refusal(request.param)
     if reason is not None:
         pytest.skip(reason)
     return request.param
@@ -24,6 +23,6 @@ def dtype(request):
 
 @pytest.fixture(scope='module')
 def _bf16():
-    reason = why_not_in(torch.bfloat16)
+    reason = refusal(torch.bfloat16)
     if reason is not None:
         pytest.skip(reason)

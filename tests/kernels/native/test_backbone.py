@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from helpers.kernels import count_blocks, refusal
 from torch import nn
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.native import layers
-from swin_backbone.kernels.native.availability import why_not_in
 
 KINDS = SwinBackbone, SwinV2Backbone
 
@@ -15,9 +14,7 @@ KINDS = SwinBackbone, SwinV2Backbone
 @pytest.fixture
 def calls(monkeypatch):
     """How often blocks were computed by the operator."""
-    counted, block = [], layers.block
-    monkeypatch.setattr(layers, 'block', lambda *args: counted.append(1) or block(*args))
-    return counted
+    return count_blocks(monkeypatch)
 
 
 def gradients(model, x):
@@ -72,4 +69,4 @@ def test_autocast_to_half_precision_gives_float32(calls):
 
 
 def test_a_dtype_without_products_has_a_reason():
-    assert why_not_in(torch.float64).endswith('not torch.float64.')
+    assert refusal(torch.float64).endswith('not torch.float64.')

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import apart
+from helpers.kernels import refusal
 from torch._subclasses import FakeTensorMode
 
 import swin_backbone.kernels.native
-from swin_backbone.kernels.native import availability, library, why_not_in
+from swin_backbone.kernels.native import availability, library
 from swin_backbone.kernels.native.library import NAME, load
 
 REGISTERS = {  # registers and instructions outside an instruction set
@@ -25,7 +26,7 @@ LIBRARY = Path(swin_backbone.kernels.native.__file__).with_name(NAME)
 
 
 def answer() -> str:
-    return f'{load()[0] and load()[0].isa} | {why_not_in(torch.float32)} | {why_not_in(torch.bfloat16)}'
+    return f'{load()[0] and load()[0].isa} | {refusal(torch.float32)} | {refusal(torch.bfloat16)}'
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_products_that_are_wrong_on_amx_are_not_used(monkeypatch, dtype):
     with FakeTensorMode(), torch.device('meta'):
         assert availability.multiplies(dtype)
     monkeypatch.setattr(library.Library, 'isa', 'amx')
-    ask = availability.why_not_in.__wrapped__
+    ask = availability._obstacle.__wrapped__
     assert ask(dtype) is None
     pack = availability.pack_linear
     monkeypatch.setattr(availability, 'pack_linear', lambda weight, dtype, unit: pack(-weight, dtype, unit))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.kernels import refusal
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
@@ -41,7 +42,7 @@ def test_without_a_library_the_reason_is_its(monkeypatch):
 @pytest.mark.parametrize('side', [224, 256])
 def test_stored_values_take_half_of_mmdets_memory(side):
     """At 256 the last stage has 64 tokens in windows of 196 places: padding takes little memory."""
-    if availability.why_not_in(torch.float32):
+    if refusal(torch.float32):
         pytest.skip('the library is not built')
     swin = pytest.importorskip('mmdet.models.backbones.swin')
     image_BCHW = torch.rand(1, 3, side, side)

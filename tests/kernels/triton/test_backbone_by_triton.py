@@ -13,9 +13,8 @@ from torch import nn
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels import choose
-from swin_backbone.kernels.triton import check, trial
-from swin_backbone.windows.grid import Windows
+from swin_backbone.kernels.triton import attend, check, trial
+from swin_backbone.models.windows import Windows
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
@@ -103,14 +102,15 @@ def test_training_keeps_no_attention_weights():
 
 
 def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=(7, 7), dropout=0.0):
-    """Return `takes_triton` for maps with device, dtype and shape alone."""
+    """Return `can_run` for maps with device, dtype and shape alone."""
     x = SimpleNamespace(device=device, dtype=dtype, shape=(1, 7, 7, 2 * head_dim))
-    return choose.takes_triton(backend, x, [None] * 2, Windows(7, 7, window_size), dropout)
+    attention = SimpleNamespace(num_heads=2, attn_drop_rate=dropout, training=True)
+    return attend.can_run(attention, x, Windows(7, 7, window_size), raise_error=backend == 'triton')
 
 
 @pytest.fixture
 def nothing_tried():
-    caches = choose._warn, trial._try  # the functions, before a test replaces them
+    caches = attend._warn, trial._try  # the functions, before a test replaces them
     for cache in caches:
         cache.cache_clear()
     yield

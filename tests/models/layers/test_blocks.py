@@ -31,7 +31,6 @@ cases = dict(
     mask_padding=st.booleans(),
     dtype=st.sampled_from([torch.float64, torch.float32]),
     backend=st.sampled_from(['auto', 'torch']),
-    with_cp=st.booleans(),
 )
 of_v1 = dict(qkv_bias=st.booleans())
 of_v2 = dict(

@@ -8,7 +8,7 @@ from helpers.models.small_models import TWO_STAGES, randomised
 from torch.autograd import functional
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.kernels.cosine import normalise_qk
+from swin_backbone.models.attention import normalise_qk
 from swin_backbone.models.layers import SwinV2Block
 
 BACKBONES = [SwinBackbone, SwinV2Backbone, SwinMLPBackbone]

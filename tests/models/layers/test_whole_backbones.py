@@ -3,10 +3,10 @@
 import pytest
 import torch
 from helpers import reference
+from helpers.kernels import refusal
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.kernels.native import why_not_in
 from swin_backbone.kernels.triton.trial import why_unusable
 
 BACKENDS = ['native', 'torch', 'triton']
@@ -29,7 +29,7 @@ def device_of(backend):
 
 
 def build(backbone, backend, arguments):
-    reason = why_not_in(torch.float32)
+    reason = refusal(torch.float32)
     if backend == 'native' and reason is not None:
         pytest.skip(reason)
     if backend == 'triton' and (reason := why_unusable(GPU, torch.float32, (7, 7), 16)) is not None:
@@ -88,7 +88,7 @@ def test_it_computes_what_the_reference_does(backend, backbone, case):
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_under_autocast_it_is_as_near_as_half_precision(backend, backbone):
     x, model = torch.randn(1, 3, 30, 37, device=device_of(backend)), build(backbone, backend, {})
-    reason = why_not_in(torch.bfloat16)
+    reason = refusal(torch.bfloat16)
     if backend == 'native' and reason is not None:
         pytest.skip(reason)
     with torch.autocast(x.device.type, torch.bfloat16):

@@ -8,12 +8,13 @@ from helpers.openmmlab.breadth import PLACED, build, pictures_and_truth, predict
 
 from swin_backbone import accelerate, mmcv_ops
 from swin_backbone.openmmlab.layers import maps
+from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, ConvTranspose2d
 
 pytest.importorskip('mmdet')
 
 
-def strided(model):
-    return [name for name, x in model.named_parameters() if x.dim() == 4 and not x.is_contiguous()]
+def exchanged(model):
+    return [one for one in model.modules() if type(one) in (Conv2d, Conv3x3, ConvTranspose2d)]
 
 
 @pytest.mark.parametrize('family', ['Mask R-CNN', 'RetinaNet'])
@@ -22,24 +23,12 @@ def test_a_detector_predicts_the_same(family):
     model, data = build(cfg), pictures_and_truth(cfg)
     before = predict(cfg, model, copy.deepcopy(data))
     accelerate(model)
-    assert strided(model)
-    assert not strided(model.backbone)  # the backbone packs the weights itself
+    assert exchanged(model)
+    assert not exchanged(model.backbone)  # the backbone packs the weights itself
+    assert all(x.is_contiguous() for x in model.parameters())  # an optimizer may have seen their memory
     for x, y in zip(before, predict(cfg, model, data)):
         torch.testing.assert_close(x.pred_instances.bboxes, y.pred_instances.bboxes, rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(x.pred_instances.scores, y.pred_instances.scores, rtol=1e-3, atol=1e-4)
-
-
-def test_checkpoints_go_both_ways(tmp_path):
-    cfg = swapped(PLACED['RetinaNet'])
-    model, other = build(cfg), build(cfg)
-    accelerate(model)
-    torch.save(model.state_dict(), tmp_path / 'last.pth')
-    other.load_state_dict(torch.load(tmp_path / 'last.pth', weights_only=True))
-    assert not strided(other)
-    model.load_state_dict(other.state_dict())
-    assert strided(model)
-    for name, x in model.state_dict().items():
-        assert torch.equal(x, other.state_dict()[name])
 
 
 def test_what_was_not_tested_so_is_left_alone():
@@ -50,12 +39,12 @@ def test_what_was_not_tested_so_is_left_alone():
     cfg = swapped(PLACED['CenterNet'])
     model = build(cfg)
     maps.prepare_convolutions(model)
-    assert not strided(model)
+    assert not exchanged(model)
     assert predict(cfg, model, pictures_and_truth(cfg))
     for layer, last in ((torch.nn.ReLU(), True), (Mine(), False)):
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), layer)
         maps.prepare_convolutions(model)
-        assert bool(strided(model)) == last
+        assert bool(exchanged(model)) == last
 
 
 def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
@@ -66,7 +55,7 @@ def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
             cfg.model.neck.conv_cfg = conv
             model = build(cfg, initialise=False)
             maps.prepare_convolutions(model)
-            assert bool(strided(model)) == last
+            assert bool(exchanged(model)) == last
     assert mmcv_ops.in_use()
 
 

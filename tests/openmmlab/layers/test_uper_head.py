@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from swin_backbone.kernels.native import convolution
-from swin_backbone.openmmlab.layers.conv3x3 import use_winograd
+from swin_backbone.kernels.detection import convolution
+from swin_backbone.openmmlab.layers.conv3x3 import use_channels_last
 
 pytest.importorskip('mmseg')
 SETTINGS = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3], channels=16, num_classes=5)
@@ -70,7 +70,7 @@ def test_a_weight_is_packed_once(monkeypatch):
     monkeypatch.setattr(convolution, 'pack', lambda *of: packed.append(of) or pack(*of))
     _, ours = heads(channels=32)
     for module in ours.modules():
-        use_winograd(module)
+        use_channels_last(module)
     with torch.no_grad():
         ours(maps())
         first = len(packed)

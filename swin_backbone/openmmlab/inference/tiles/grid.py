@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....windows.grid import Size
+from ....positions import Size
 
 FAR = 1 << 62  # beyond any picture
 

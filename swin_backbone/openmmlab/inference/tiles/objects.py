@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from ....windows.grid import Size
+from ....positions import Size
 from ...data.annotations import run_lengths
 from .grid import Grid, Window
 

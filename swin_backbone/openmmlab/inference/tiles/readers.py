@@ -14,7 +14,7 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
-from ....windows.grid import Size
+from ....positions import Size
 from ...config.paths import require_file
 from ...data.media import require_whole
 from .grid import Window

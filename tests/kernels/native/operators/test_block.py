@@ -16,8 +16,9 @@ from helpers.models.blocks import autocast_to, cases, make_block, output_and_gra
 from hypothesis import assume, given, settings
 
 from swin_backbone import SwinBackbone
+from swin_backbone.kernels.bind import block as block_binding
 from swin_backbone.kernels.native.availability import is_stored
-from swin_backbone.models.layers import SwinBlock, SwinV2Block, swin_block
+from swin_backbone.models.layers import SwinBlock, SwinV2Block
 
 
 def by_library(block, x, grad, dtype=torch.float32):
@@ -42,7 +43,7 @@ def relative(ours, truth) -> float:
 def saving(value):
     """Decide if forward saves values for the gradients."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(swin_block, 'is_stored', lambda *_: value)
+        patch.setattr(block_binding, 'is_stored', lambda *_: value)
         yield
 
 

@@ -10,7 +10,8 @@ from helpers import reference
 from helpers.models.blocks import autocast_to, make_block, output_and_gradients
 from torch import nn
 
-from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block, normalise_output
+from swin_backbone.kernels.bind.patches import normalise
+from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block
 
 NOT_FINITE = math.nan, math.inf, -math.inf
 # In a row, large numbers overflow the sum of squares, the square of a number, or the sum.
@@ -40,7 +41,7 @@ def layer_with(norm: str):
 
 
 def output_norm(norm, x_BHWC):
-    return normalise_output(norm, x_BHWC, 'native').permute(0, 2, 3, 1)
+    return normalise(None, x_BHWC, norm).permute(0, 2, 3, 1)
 
 
 NORMS = 'output', 'embedding', 'before merging', 'after merging', 'block', 'V2 block', 'V2 block, three norms'

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..compat import cached_table
-
-Size = tuple[int, int]
+from ..positions import Size
 
 
 class Windows(NamedTuple):
@@ -66,6 +65,19 @@ class Windows(NamedTuple):
         region_LN = (rows_nW[:, None, :, None] * 3 + columns_nW[None, :, None, :]).view(rows * columns, Wh * Ww)
         return (region_LN[:, :, None] == region_LN[:, None])[:, None]
 
+    def edges(self, device: torch.device) -> list[tuple[slice, slice, Tensor]]:
+        """Return the windows that the cut of a roll divides, at the bottom, at the right and in the corner.
+
+        Returns:
+            Rows and columns of windows, and the pairs of places in one region, (N, N). All pairs of other windows are
+            in one region, except with `mask_padding`.
+        """
+        if not self.rolls or not any(self.shift):
+            return []
+        before, last = slice(None, -1), slice(-1, None)
+        parts = (last, before), (before, last), (last, last)
+        return [(*part, mask) for part, mask in zip(parts, edge_masks(self.window_size, self.shift, device))]
+
     def counts(self) -> Size:
         """Return the numbers of windows in a column and in a row."""
         rows, columns = (
@@ -104,6 +116,15 @@ class Windows(NamedTuple):
 
 
 @cached_table
+def edge_masks(window_size: Size, shift: Size, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the masks of windows at the bottom, at the right and in the corner, three times (N, N)."""
+    at_cut = [torch.arange(n, device=device) >= n - cut for n, cut in zip(window_size, shift)]
+    row_N, column_N = (region.flatten() for region in torch.meshgrid(*at_cut, indexing='ij'))
+    bottom, right = (region_N[:, None] == region_N for region_N in (row_N, column_N))
+    return bottom, right, bottom & right
+
+
+@cached_table
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     """Return the token at each place, T for padding: (L * N,) of one image."""
     H, W = windows.height, windows.width
@@ -137,6 +158,14 @@ def find_places(windows: Windows, device: torch.device) -> Tensor:
 def _swap_middle(x: Tensor) -> Tensor:
     """Swap the two middle axes. A clone compares no symbols of a graph, unlike `contiguous` and `reshape`."""
     return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+
+def windows_of(x_BHWC: Tensor, window_size: Size, shift: Size, small_map: str, mask_padding: bool) -> Windows:
+    """Return the windows of maps; for the arguments see `SwinBlock`."""
+    H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
+    if small_map == 'shrink':  # 'pad' reads no size: a comparison is a guard of torch.compile
+        window_size, shift = fit_window(H, W, window_size, shift)
+    return Windows(H, W, window_size, shift, mask_padding)
 
 
 def fit_window(height: int, width: int, window_size: Size, shift: Size) -> tuple[Size, Size]:

@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from swin_backbone.kernels.native import convolution
-from swin_backbone.kernels.native.availability import why_not_in
-from swin_backbone.kernels.native.convolution import TILES, convolve, pack, takes_maps
-from swin_backbone.kernels.weight_cache import WeightCache
+from swin_backbone.kernels.detection import convolution
+from swin_backbone.kernels.detection.convolution import convolve, pack, takes_maps
+from swin_backbone.kernels.native.availability import can_multiply
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
 ROUNDING = 1e-5
 
 
 needs_bfloat16 = pytest.mark.skipif(
-    why_not_in(torch.bfloat16) is not None, reason=f'bfloat16: {why_not_in(torch.bfloat16)}'
+    not can_multiply(torch.bfloat16), reason='the library does not compute bfloat16 here'
 )
 
 
@@ -83,15 +82,15 @@ def test_maps_and_weights_in_any_memory(dtype):
 @needs_bfloat16
 @torch.no_grad()
 def test_a_weight_is_packed_once_until_it_changes(monkeypatch):
-    packed, weight, caches = [], drawn(32, 32, 3, 3), {tile: WeightCache() for tile in TILES}
+    packed, weight, cache = [], drawn(32, 32, 3, 3), {}
     monkeypatch.setattr(convolution, 'pack', lambda weight, tile: packed.append(tile) or pack(weight, tile))
     for _ in range(2):
         for side in (72, 30, 16):
-            convolve(drawn(2, 32, side, side).bfloat16(), weight, None, caches)
+            convolve(drawn(2, 32, side, side).bfloat16(), weight, None, cache)
     assert packed == [6, 4]
     np.asarray(weight)[3, 2, 1, 0] += 1  # numpy leaves no trace in the tensor
     x = drawn(2, 32, 16, 16)
-    assert_close(convolve(x, weight, None, caches), by_torch(x.double(), weight.double(), None))
+    assert_close(convolve(x, weight, None, cache), by_torch(x.double(), weight.double(), None))
     assert packed == [6, 4, 4]
 
 
@@ -174,11 +173,11 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
             assert not takes_maps(x.double(), weight, None)
         return {*by_autocast, takes_maps(x.bfloat16(), weight.bfloat16(), None)}
 
-    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: None)
+    monkeypatch.setattr(convolution, 'can_multiply', lambda dtype: True)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
         monkeypatch.setattr(convolution, 'library', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
-    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'No.' if dtype is torch.bfloat16 else None)
+    monkeypatch.setattr(convolution, 'can_multiply', lambda dtype: dtype is not torch.bfloat16)
     assert taken() == {False}
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .library import RoiAlign
-from .memory import address, dtype_number, library
+from ..native.library import RoiAlign
+from ..native.memory import address, dtype_number, library
 
 
 class Pooling(NamedTuple):

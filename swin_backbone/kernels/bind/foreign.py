@@ -9,33 +9,36 @@ Layout: B batch, T = H*W tokens of a map, C channels, R offsets in a window, N p
 import inspect
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, Optional
 
 import torch
-import torch.nn.functional as F
 from mmengine.utils import to_2tuple
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from ..checkpoints import formats
-from ..checkpoints.formats import Format, columns_to_channels, name_here, to_here
-from ..kernels.choose import linear_dtype
-from ..kernels.cosine import cosine_scale
-from ..kernels.native import layers as native
-from ..kernels.native.availability import TINY, Stages, is_stored
-from ..kernels.native.memory import why_not_weights
-from ..kernels.weight_cache import WeightCache
-from ..models.layers.layer import is_hooked, modules_inside, norm_values
-from ..models.layers.swin_block import LINEARS, NORMS
-from ..windows.grid import Size, Windows
+from ...checkpoints import formats
+from ...checkpoints.formats import Format, columns_to_channels, name_here, to_here
+from ...models.attention import cosine_scale
+from ...models.windows import Windows
+from ...modes import linear_dtype
+from ...positions import Size
+from ...replace import refuse
+from ..native.availability import TINY, Stages, is_stored
+from ..native.layers import Block, BlockSettings, BlockWeights, Projection, can_compute_block
+from ..native.layers import run as run_operator
+from ..native.memory import cache_of, can_read
+from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias
+from .patches import NORM, normalise
+from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values
 
+RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 Values = dict[str, Any]  # arguments of a call, by name
-Names = dict[str, tuple[int, str]]  # our names of a block's tensors: number of the module inside, and attribute
+Names = dict[str, str]  # of a block's tensors: ours, and in the block
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
 MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'input_dimensions'])
-BLOCK, ATTENTION = 'stages.0.blocks.0.', 'attn.w_msa.'  # our names
-LOGIT_SCALE, INDEX = f'{ATTENTION}logit_scale', f'{ATTENTION}relative_position_index'
+BLOCK, INDEX = 'stages.0.blocks.0.', f'{ATTENTION}relative_position_index'  # our names
 REQUIRED = {INDEX, *(f'{name}.weight' for name in (*LINEARS[1:], *NORMS[:2]))}
 
 
@@ -54,8 +57,7 @@ class Record(NamedTuple):
     """The computation of a layer by the compiled library."""
 
     compute: Callable[[Any, 'Record', Values], Any]  # `forward`; None: call the original
-    states: list[Any]  # of the modules inside, when the layer was accelerated
-    cache: WeightCache
+    kinds: dict[str, type[nn.Module]]  # of the modules inside, when the layer was accelerated
     channels: int  # of the input
     names: Names  # of a block
     origin: Any = None  # of a block: `Origin`
@@ -127,38 +129,46 @@ BLOCKS = (
 
 def find_layer(module: Any) -> Optional[Record]:
     """Return the computation of a layer of a Swin; None for other modules."""
-    arguments, states = _arguments(module), states_inside(module)
+    arguments, kinds = _arguments(module), {name: type(one) for name, one in modules_inside(module)}
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
-        return Record(compute_merging, states, WeightCache(), module.reduction.in_features // 4, {})
+        return Record(compute_merging, kinds, module.reduction.in_features // 4, {})
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
-        return Record(compute_embedding, states, WeightCache(), module.projection.in_channels, {})
+        return Record(compute_embedding, kinds, module.projection.in_channels, {})
     if type(module) is nn.LayerNorm:
-        return Record(compute_norm, states, WeightCache(), module.normalized_shape[-1], {})
+        return Record(compute_norm, kinds, module.normalized_shape[-1], {})
     for origin in BLOCKS:
         has_drop_paths = all(hasattr(module, path.partition('.')[0]) for path in origin.drop_paths.split())
         if arguments == origin.arguments.split() and has_drop_paths:
             names = _names_in_block(module, origin)
             if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.V1):
                 channels = next(len(one.weight) for one in module.modules() if isinstance(one, nn.LayerNorm))
-                return Record(compute_block, states, WeightCache(), channels, names, origin)
+                return Record(compute_block, kinds, channels, names, origin)
     return None
-
-
-def states_inside(layer: nn.Module) -> list[Any]:
-    """Return type, formula of GELU, and whether there are hooks, of the modules inside."""
-    return [(type(one), vars(one).get('approximate'), is_hooked(one)) for _, one in modules_inside(layer)]
 
 
 def _names_in_block(block: nn.Module, origin: Origin) -> Names:
     """Return our names of the tensors of a block."""
     names: Names = {}
-    paths = {id(one): path for path, one in block.named_modules()}
-    for number, (_, one) in enumerate(modules_inside(block)):
+    for path, one in modules_inside(block):
         for attribute in (*one._parameters, *one._buffers):
-            here = name_here(f'{origin.block}{paths[id(one)]}.{attribute}', origin.format)
+            here = name_here(f'{origin.block}{path}.{attribute}', origin.format)
             if here:
-                names[here.removeprefix(BLOCK)] = number, attribute
+                names[here.removeprefix(BLOCK)] = f'{path}.{attribute}'
     return names
+
+
+def can_run(layer: Any, x: Any, raise_error: bool = False) -> bool:
+    """See `replace.Replacement`: the layer is as it was when it was accelerated."""
+    record: Record = vars(layer)[RECORD]
+    if not isinstance(x, Tensor) or not can_read_map(x, raise_error):
+        return refuse('native', 'The first argument is no tensor.', raise_error)
+    if not is_as_built(layer, record.kinds, raise_error):
+        return False
+    if any(vars(one).get('approximate', 'none') != 'none' for _, one in modules_inside(layer)):
+        return refuse('native', 'The compiled library has one activation, exact GELU.', raise_error)
+    if any(owner.training and getattr(owner, name) for owner, name in rates_in(layer, record)):
+        return refuse('native', 'The compiled library has no dropout, and a dropout rate is above 0.', raise_error)
+    return True
 
 
 def compute_block(block: Any, record: Record, values: Values) -> Any:
@@ -166,30 +176,62 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
     windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
-    inside = [module for _, module in modules_inside(block)]
-    tensors = {here: getattr(inside[i], attribute, None) for here, (i, attribute) in record.names.items()}
-    w = to_here({here: tensor for here, tensor in tensors.items() if tensor is not None}, origin.format)
-    bias_hNN, scale_h = _position_bias(w), cosine_scale(w[LOGIT_SCALE]) if LOGIT_SCALE in w else None
-    if windows is None or bias_hNN.shape[-1] != math.prod(windows.window_size):
+    modules = dict(modules_inside(block))
+    owners = {here: modules[path.rpartition('.')[0]] for here, path in record.names.items()}
+    tensors = {here: getattr(owners[here], path.rpartition('.')[2]) for here, path in record.names.items()}
+    derive = partial(_derive, origin.format, [*tensors])
+    with torch.no_grad():
+        weights = derive(*tensors.values())
+    h, N = weights.position_bias_hNN.shape[:2]
+    if windows is None or N != math.prod(windows.window_size):
         return None
-    linears = [w.get(f'{name}.{leaf}') for leaf in ('weight', 'bias') for name in LINEARS]
-    norms = [w.get(f'{name}.{leaf}') for name in NORMS for leaf in ('weight', 'bias')]
-    weights = native.BlockWeights._make([*linears, *norms, bias_hNN, scale_h, None])._replace(qkv_bias=_qkv_bias(w))
-    if native.why_not_block(weights, windows.window_size):
+    if not (can_read(weights) and can_compute_block(weights, h, windows.window_size)):
         return None
-    weights = weights._replace(drop_path_2B=_drop_path_factors(block, origin, x_BHWC))
     dtype, C = linear_dtype(x_BHWC), x_BHWC.shape[3]
-    owners = {here: inside[i] for here, (i, _) in record.names.items()}
-    scale = 1.0 if scale_h is not None else getattr(owners[INDEX], 'scale', (C // len(bias_hNN)) ** -0.5)
-    eps = [norm_values(owners.get(f'{name}.weight'))[2] for name in NORMS]
-    settings = native.BlockSettings(scale, tuple(number for number in eps if number is not None))
+    scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
+    eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
+    random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
     stores = torch.is_grad_enabled() and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
-    is_copied = x_BHWC.dtype != torch.float32  # then the output may take the copy's memory
-    y_BHWC = native.block(x_BHWC, weights, settings, windows, dtype, record.cache, stores, is_copied)
-    y = y_BHWC.view(next(iter(values.values())).shape).to(x_BHWC.dtype)
+    drop_path_2B = _drop_path_factors(block, origin, x_BHWC)
+    operator = Block(BlockSettings(scale, eps), windows, dtype, cache_of(block), drop_path_2B, stores)
+    (_, x), *others = values.items()
+    by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape, random_state)
+    y_BHWC = run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors.values(), derive=derive)
+    y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
     if origin.format.name != 'hf':
         return y
     return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # from release 5: two
+
+
+def _derive(format: Format, names: list[str], *tensors: Any) -> BlockWeights:
+    """Return the library's weights from the tensors of a block, which have our names."""
+    w = to_here({name: tensor for name, tensor in zip(names, tensors) if tensor is not None}, format)
+    derived: Values = dict(position_bias_hNN=_position_bias(w))
+    if LOGIT_SCALE in w:
+        bias_3C = w.get(f'{ATTENTION}qkv.bias')
+        if bias_3C is not None:  # the key of V2 has no bias
+            bias_3C = bias_3C.unflatten(0, (3, -1)) * bias_3C.new_tensor([[1.0], [0.0], [1.0]])
+        derived |= dict(
+            qkv_bias=qkv_bias(w) if bias_3C is None else bias_3C.flatten(), cosine_scale_h=cosine_scale(w[LOGIT_SCALE])
+        )
+    return BlockWeights(**{**{field: w.get(name) for field, name in FIELDS.items()}, **derived})
+
+
+def _by_torch(
+    layer: Any, names: list[str], values: Values, shape: torch.Size, random_state: Any, x: Tensor, *tensors: Any
+) -> Tensor:
+    """Return the layer's own forward of `x` in the given shape: the first tensor of the output.
+
+    Args:
+        names: of the tensors in the layer.
+        values: the arguments after the first.
+    """
+
+    def forward(x: Tensor) -> Tensor:
+        y: Tensor = tree_leaves(type(layer).forward(layer, x.reshape(shape), **values))[0]
+        return y
+
+    return forward_by_torch(layer, names, random_state, x, *tensors, forward=forward)
 
 
 def rates_in(layer: nn.Module, record: Record) -> list[tuple[Any, str]]:
@@ -199,22 +241,12 @@ def rates_in(layer: nn.Module, record: Record) -> list[tuple[Any, str]]:
     return rates + [(one, 'p') for _, one in modules_inside(layer) if isinstance(one, nn.Dropout)]
 
 
-def _qkv_bias(w: dict[str, Tensor]) -> Optional[Tensor]:
-    """Return the bias (3C,) of query, key and value; the key of V2 has no bias."""
-    bias_3C, q_bias, v_bias = (w.get(f'{ATTENTION}{name}') for name in ('qkv.bias', 'q_bias', 'v_bias'))
-    if LOGIT_SCALE in w and bias_3C is not None:
-        q_bias, _, v_bias = bias_3C.chunk(3)
-    return bias_3C if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
-
-
 def _position_bias(w: dict[str, Tensor]) -> Tensor:
     """Return the relative position bias (h, N, N)."""
     if LOGIT_SCALE in w:
-        first, bias, last = (w[f'{ATTENTION}cpb_mlp.{name}'] for name in ('0.weight', '0.bias', '2.weight'))
-        hidden = F.relu(F.linear(w[f'{ATTENTION}relative_coords_table'], first, bias))
-        table_Rh = 16 * F.linear(hidden, last).flatten(0, -2).sigmoid().float()
+        table_Rh = continuous_table(w, w[f'{ATTENTION}relative_coords_table']).flatten(0, -2)
     else:
-        table_Rh = w[f'{ATTENTION}relative_position_bias_table']
+        table_Rh = w[TABLE]
     N = math.isqrt(w[INDEX].numel())
     return table_Rh[w[INDEX].flatten()].view(N, N, -1).permute(2, 0, 1).contiguous()
 
@@ -230,27 +262,40 @@ def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Opti
 
 def compute_merging(module: Any, record: Record, values: Values) -> Any:
     x_BHWC, (*norm, eps), channels = _map_of(module, values), norm_values(module.norm), module.reduction.in_features
-    tensors: list[Any] = [module.reduction.weight, *norm]
-    if x_BHWC is None or module.reduction.bias is not None or why_not_weights(tensors):
+    tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
+    if x_BHWC is None or module.reduction.bias is not None or not can_read(tensors):
         return None
     is_unfold = hasattr(module, 'sampler')
-    if not is_unfold:  # the norm of V2 is behind the reduction
-        tensors = [columns_to_channels(w) if w is not None and w.shape[-1] == channels else w for w in tensors]
-    weight, norm_weight, norm_bias = tensors
-    is_post_norm = norm_weight is not None and len(norm_weight) != channels
+
+    def derive(*tensors: Optional[Tensor]) -> list[Optional[Tensor]]:
+        if is_unfold:
+            return [*tensors]  # the norm of V2 is behind the reduction
+        return [columns_to_channels(w) if w is not None and w.shape[-1] == channels else w for w in tensors]
+
+    is_post_norm = norm[0] is not None and len(norm[0]) != channels
     dtype = linear_dtype(x_BHWC)
-    y_BHWC = native.merge(x_BHWC, weight, (norm_weight, norm_bias, eps), is_post_norm, dtype, record.cache)
-    y = y_BHWC if next(iter(values.values())).dim() == 4 else y_BHWC.flatten(1, 2)
+    (_, x), *others = values.items()
+    operator = Projection(True, eps, is_post_norm, dtype, cache_of(module))
+    y_BHWC = run_operator(
+        operator,
+        partial(_by_torch, module, ['reduction.weight', 'reduction.bias', *NORM], dict(others), x.shape, None),
+        x_BHWC.float().contiguous(),
+        *tensors,
+        derive=derive,
+    )
+    y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(dtype)
 
 
 def compute_embedding(module: Any, record: Record, values: Values) -> Any:
-    (x,), conv, norm = values.values(), module.projection, norm_values(getattr(module, 'norm', None))
+    (x,), conv, (*norm, eps) = values.values(), module.projection, norm_values(getattr(module, 'norm', None))
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
-    if not is_patches or why_not_weights([conv.weight, conv.bias, *norm[:2]]):
+    if not is_patches or not can_read([conv.weight, conv.bias, *norm]):
         return None
     dtype = linear_dtype(x)
-    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, dtype, record.cache)
+    operator = Projection(False, eps, True, dtype, cache_of(module))
+    by_torch = partial(_by_torch, module, ['projection.weight', 'projection.bias', *NORM], {}, x.shape, None)
+    y_BHWC = run_operator(operator, by_torch, x.float(), conv.weight, conv.bias, *norm)
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(dtype)  # OpenMMLab's output norms round
     return y, tuple(y_BHWC.shape[1:3])
 
@@ -258,9 +303,9 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
 def compute_norm(norm: Any, record: Record, values: Values) -> Any:
     """Return tokens (B, T, C) in memory of (B, C, T): views of the original as a contiguous map copy nothing."""
     x_BTC = values['input']
-    if x_BTC.dim() != 3 or why_not_weights([norm.weight, norm.bias]):
+    if x_BTC.dim() != 3 or not can_read([norm.weight, norm.bias]):
         return None
-    y_BCT = native.output_norm(x_BTC[:, :, None], norm.weight, norm.bias, norm.eps)[..., 0]
+    y_BCT = normalise(None, x_BTC[:, :, None], norm)[..., 0]
     return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))
 
 

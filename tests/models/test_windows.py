@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_backbone.compat import CACHED_TABLES, cached_table
-from swin_backbone.windows.grid import Windows
+from swin_backbone.models.windows import Windows
 
 sides = st.integers(1, 19)
 

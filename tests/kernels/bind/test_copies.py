@@ -8,9 +8,9 @@ from helpers.adapters.acceleration import accelerated, assert_accelerates
 from torch import nn
 from torch.nn import functional as F
 
-from swin_backbone.acceleration import swap
-from swin_backbone.windows.grid import Windows
-from swin_backbone.windows.position import log_spaced_coordinates, relative_position_index
+from swin_backbone.kernels.bind import accelerate as swap
+from swin_backbone.models.windows import Windows
+from swin_backbone.positions import log_spaced_coordinates, relative_position_index
 
 SIZE, WINDOW, DIM = (9, 13), 4, 16
 

@@ -9,7 +9,8 @@ from helpers.adapters.acceleration import accelerated, assert_close, results
 from torch import nn
 
 import swin_backbone
-from swin_backbone.acceleration import origins, swap
+from swin_backbone.kernels.bind import accelerate as swap
+from swin_backbone.kernels.bind import foreign as origins
 
 pytestmark = pytest.mark.toolboxes
 X = torch.linspace(-1, 1, 2 * 3 * 61 * 83).view(2, 3, 61, 83).sin()

@@ -15,23 +15,27 @@ import torch
 from mmengine.logging import print_log
 from torch import Tensor, nn
 from torch.random import fork_rng
+from torch.utils._pytree import tree_flatten, tree_leaves
 
-from ..compat import has_global_hooks
-from ..kernels.choose import why_not_native, without_autocast
-from ..kernels.native.library import PRODUCTS
-from ..models.layers.layer import Layer
-from . import origins
-from .origins import Record
+from ...models.pyramid import SwinPyramid
+from ...modes import without_autocast
+from ...replace import CannotRun
+from .. import native
+from ..native.memory import can_read
+from . import foreign
+from .foreign import RECORD, Record
+from .structure import is_as_built
 
-RECORD, BASE = '_swin_backbone_record', '_swin_backbone_base'
+BASE = '_swin_backbone_base'
 # Differences from the original by rounding, as parts of the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
-    modules: dict[str, Any] = {name: one for name, one in model.named_modules() if not isinstance(one, Layer)}
-    layers = {name: record for name, one in modules.items() if (record := origins.find_layer(one)) is not None}
+    ours = {id(one) for pyramid in model.modules() if isinstance(pyramid, SwinPyramid) for one in pyramid.modules()}
+    modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
+    layers = {name: record for name, one in modules.items() if (record := foreign.find_layer(one)) is not None}
     swins = defaultdict(list)  # names of the blocks
     for name, record in layers.items():
         if record.origin is not None:
@@ -49,12 +53,14 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
         for name, record in layers.items():
             module, prefix = modules[name], f'{root}.' if root else ''
             is_output = root not in layers and re.fullmatch(norms, name.removeprefix(prefix))
-            is_inner = record.compute is origins.compute_norm and not is_output
+            is_inner = record.compute is foreign.compute_norm and not is_output
             if RECORD in vars(module) or is_inner or not f'{name}.'.startswith(prefix):
                 continue
             try:
                 with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
                     difference, problem = _compare(copy.deepcopy(module), record)
+            except CannotRun as error:
+                difference, problem = 0.0, error.reason
             except Exception as error:  # of any origin's code
                 difference, problem = 0.0, f'The trial fails: {type(error).__name__}: {error}'
             if problem is None and not dry_run:
@@ -129,54 +135,56 @@ def _new(base: Any, *_: Any) -> Any:
 def _compute(module: Any, args: Any, kwargs: Any) -> Any:
     """Return the output by the library; None: the original computes."""
     record: Optional[Record] = module.__dict__.get(RECORD)
-    x = next(iter((*args, *kwargs.values())), None)
-    if record is None or not isinstance(x, Tensor) or x.dtype not in PRODUCTS or why_not_native(x) is not None:
+    if record is None or not foreign.can_run(module, next(iter((*args, *kwargs.values())), None)):
         return None
-    if has_global_hooks() or origins.states_inside(module) != record.states:
-        return None
-    if any(owner.training and getattr(owner, name) for owner, name in origins.rates_in(module, record)):
-        return None
-    return record.compute(module, record, origins.bind(module, args, kwargs))
+    return record.compute(module, record, foreign.bind(module, args, kwargs))
 
 
 def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
     """Return the largest difference of outputs and gradients both ways, and the reason against the library, if any."""
-    has_hooks = any(is_hooked for *_, is_hooked in record.states)
-    reason = 'A module inside has a hook.' if has_hooks else why_not_native(next(module.parameters()))
-    if reason is not None:
-        return 0.0, reason
+    native.can_run(next(module.parameters()), raise_error=True)
+    can_read([*module.parameters()], raise_error=True)
+    if not is_as_built(module, record.kinds):
+        return 0.0, 'A module inside has a hook.'
     generator = torch.Generator().manual_seed(0)
     module.train()
-    for owner, name in origins.rates_in(module, record):
+    for owner, name in foreign.rates_in(module, record):
         setattr(owner, name, 0.0)
     for parameter in module.parameters():
         std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
         parameter.requires_grad_(True)
-    arguments = origins.make_example(module, record, generator)
-    original = _run(module, *arguments)
+    arguments = foreign.make_example(module, record, generator)
+    original, gradients = _run(module, *arguments)
     module.__dict__[RECORD], module.__class__ = record, _subclass(module.__class__)
     if _compute(module, arguments, {}) is None:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
-    ours = _run(module, *arguments)
+    ours, our_gradients = _run(module, *arguments)
+    (outputs, structure), (our_outputs, our_structure) = tree_flatten(original), tree_flatten(ours)
+    is_tensor = [isinstance(one, Tensor) for one in outputs]
+    if structure != our_structure or is_tensor != [isinstance(one, Tensor) for one in our_outputs]:
+        return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
     # The scale is the largest number of a tensor, at least a tenth of all gradients': a key's bias has rounding alone.
-    least = max(float(gradient.abs().max()) for gradient in original[1:]) / 10
-    output, *gradients = (
-        float((a - b).abs().max()) / max(float(b.abs().max()), least if i else 0.0)
-        for i, (a, b) in enumerate(zip(ours, original))
-    )
-    is_equal = output <= OUTPUT_TOLERANCE and all(gradient <= GRADIENT_TOLERANCE for gradient in gradients)
-    largest = max(output, *gradients)
+    least = max(float(gradient.abs().max()) for gradient in gradients) / 10
+    difference = max(_relative(a, b) for a, b, is_one in zip(our_outputs, outputs, is_tensor) if is_one)
+    of_gradients = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
+    is_equal = difference <= OUTPUT_TOLERANCE and of_gradients <= GRADIENT_TOLERANCE
+    largest = max(difference, of_gradients)
     return largest, None if is_equal else f'The results differ by {largest:.1e}.'
 
 
-def _run(module: nn.Module, x: Tensor, *others: Any) -> list[Tensor]:
+def _relative(ours: Tensor, original: Tensor, least: float = 0.0) -> float:
+    """Return the largest difference, as a part of the original's largest number, or of `least`."""
+    return float((ours - original).abs().max()) / max(float(original.abs().max()), least)
+
+
+def _run(module: nn.Module, x: Tensor, *others: Any) -> tuple[Any, list[Tensor]]:
     """Return the output, and the gradients of input and parameters."""
     torch.manual_seed(0)  # of drop path
     x = x.clone().requires_grad_(True)
     module.zero_grad()
     with torch.enable_grad():
         output = module.forward(x, *others)
-        y = output[0] if isinstance(output, tuple) else output
+        y = next(one for one in tree_leaves(output) if isinstance(one, Tensor))
         (y * torch.linspace(-1, 1, y.numel()).sin().view(y.shape)).sum().backward()
-    return [y.detach(), *(torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *module.parameters()))]
+    return output, [torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *module.parameters())]

@@ -5,7 +5,7 @@ The library computes F(4x4, 3x3), and F(6x6, 3x3) for large bfloat16 maps.
 Layout: B maps, H W height and width of a map, C channels, N output channels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import byref
 from typing import NamedTuple, Optional
 
@@ -14,12 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..choose import why_not_native
-from ..weight_cache import WeightCache
-from .availability import why_not_in
-from .layers import run
-from .library import PRODUCTS, Convolution
-from .memory import address, dtype_number, empty, is_readable, library, made_from
+from ..native.availability import can_multiply, can_run
+from ..native.layers import run
+from ..native.library import PRODUCTS, Convolution
+from ..native.memory import Cache, address, dtype_number, empty, is_readable, library, made_from
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels
@@ -40,7 +38,7 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and why_not_native(x_BCHW) is None  # before any comparison of sizes: a graph would keep the comparison
+        and can_run(x_BCHW)  # before any comparison of sizes: a graph would keep the comparison
         and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
         and _takes_dtype(_dtype_of(*tensors))
         and all(type(t) in (Tensor, Parameter) and is_readable(t) for t in tensors)
@@ -73,14 +71,12 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
 
 
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
-    if dtype is None or why_not_in(dtype) is not None:
+    if dtype is None or not can_multiply(dtype):
         return False
     return PRODUCTS[dtype] is torch.float32 or library().isa != 'amx'
 
 
-def convolve(
-    x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], caches: Optional[Mapping[int, WeightCache]] = None
-) -> Tensor:
+def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
     """Return `F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
 
     Maps are float32, bfloat16 or float16, or of the dtype of autocast. Weight and bias may have any floating dtype:
@@ -89,7 +85,7 @@ def convolve(
     maps.
 
     Args:
-        caches: of packed weights, by the side of the tiles; a head may have maps of many sizes.
+        cache: of packed weights; a head may have maps of many sizes, and so weights for several tiles.
 
     Raises:
         ValueError: if an argument does not fit.
@@ -99,22 +95,23 @@ def convolve(
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()
-    return run(_Convolution(caches, is_trained), x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
+    operator = _Convolution(cache, is_trained)
+    return run(operator, _by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 class _Convolution(NamedTuple):
-    """See `layers.Operator`."""
+    """See `native.layers.Operator`."""
 
-    caches: Optional[Mapping[int, WeightCache]]
+    cache: Optional[Cache]
     is_trained: bool
 
     def compute(self, x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
-        tile = tile_for(x_BHWC, self.caches is not None and not self.is_trained)
-        if self.caches is None:
+        tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
+        if self.cache is None:
             packed = pack(weight, tile)
         else:
-            cache = self.caches[tile]
-            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight, tile)], cache)
+            last_C = [weight.permute(0, 2, 3, 1)]
+            (packed,) = made_from(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
         return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
 
     def gradients(
@@ -137,9 +134,10 @@ class _Convolution(NamedTuple):
             )
         return of_x, of_weight, of_bias
 
-    def by_torch(self, x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
-        return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
+
+def _by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
+    return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
 
 
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..compat import cached_table
-from .grid import Size
+from .compat import cached_table
+
+Size = tuple[int, int]  # (height, width)
 
 
 @cached_table

@@ -5,15 +5,16 @@ Layout: B batch, Q queries, S tokens of all maps of an image, h heads, d channel
 
 from collections.abc import Sequence
 from ctypes import byref
+from functools import partial
 from typing import NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layers import run
-from .library import Deformable
-from .memory import address, library
+from ..native.layers import run
+from ..native.library import Deformable
+from ..native.memory import address, library
 
 
 def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -28,12 +29,13 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
     Raises:
         ValueError: if the arguments do not fit.
     """
-    y_BQhd = run(_Deformable(shapes_L2.contiguous()), *(x.float().contiguous() for x in (values_BShd, places, weights)))
+    tensors = (x.float().contiguous() for x in (values_BShd, places, weights))
+    y_BQhd = run(_Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2), *tensors)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
 
 
 class _Deformable(NamedTuple):
-    """See `layers.Operator`."""
+    """See `native.layers.Operator`."""
 
     shapes_L2: Tensor
 
@@ -65,13 +67,15 @@ class _Deformable(NamedTuple):
         library().deformable_backward(byref(described), *arrays, grad, *(one.data_ptr() for one in gradients))
         return gradients
 
-    def by_torch(self, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-        B, Q, h, _, P = weights.shape
-        sums, first = [], 0
-        for level, (height, width) in enumerate(self.shapes_L2.tolist()):
-            maps = values[:, first : first + height * width].permute(0, 2, 3, 1).reshape(B * h, -1, height, width)
-            grid = (2 * places[:, :, :, level] - 1).transpose(1, 2).flatten(0, 1)
-            samples = F.grid_sample(maps, grid, 'bilinear', 'zeros', align_corners=False)  # (B h, d, Q, P)
-            sums.append((samples * weights[:, :, :, level].transpose(1, 2).reshape(B * h, 1, Q, P)).sum(-1))
-            first += height * width
-        return torch.stack(sums).sum(0).view(B, h, -1, Q).permute(0, 3, 1, 2)
+
+def _by_torch(shapes_L2: Tensor, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums by `grid_sample`, (B, Q, h, d)."""
+    B, Q, h, _, P = weights.shape
+    sums, first = [], 0
+    for level, (height, width) in enumerate(shapes_L2.tolist()):
+        maps = values[:, first : first + height * width].permute(0, 2, 3, 1).reshape(B * h, -1, height, width)
+        grid = (2 * places[:, :, :, level] - 1).transpose(1, 2).flatten(0, 1)
+        samples = F.grid_sample(maps, grid, 'bilinear', 'zeros', align_corners=False)  # (B h, d, Q, P)
+        sums.append((samples * weights[:, :, :, level].transpose(1, 2).reshape(B * h, 1, Q, P)).sum(-1))
+        first += height * width
+    return torch.stack(sums).sum(0).view(B, h, -1, Q).permute(0, 3, 1, 2)

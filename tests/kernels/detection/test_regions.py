@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from swin_backbone.kernels.native import detection
+from swin_backbone.kernels.detection import regions
 from swin_backbone.kernels.native.library import load
 
-POOLING = detection.Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
+POOLING = regions.Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
 
 
 def some_rois(number=20, images=2, side=100.0, seed=0):
@@ -23,13 +23,13 @@ def some_rois(number=20, images=2, side=100.0, seed=0):
 def pool(maps, rois, **changed):
     pooling = POOLING._replace(**changed)
     out = torch.full((len(rois), maps.shape[1], *pooling.bins), math.nan, dtype=maps.dtype)
-    detection.roi_align(maps, rois, out, pooling)
+    regions.roi_align(maps, rois, out, pooling)
     return out
 
 
 def spread(grad, rois, like, **changed):
     grad_maps = torch.zeros_like(like)  # in its strides
-    detection.roi_align_backward(grad, rois, grad_maps, POOLING._replace(**changed))
+    regions.roi_align_backward(grad, rois, grad_maps, POOLING._replace(**changed))
     return grad_maps
 
 
@@ -76,7 +76,7 @@ def test_any_number_of_threads_gives_the_same_bits(layout):
         for number in (1, 2, 5):
             torch.set_num_threads(number)
             out = pool(maps, rois)
-            boxes = detection.nms(rois[:, 1:], torch.arange(300), 0.3, 0)
+            boxes = regions.nms(rois[:, 1:], torch.arange(300), 0.3, 0)
             results.append((out, spread(out.sin(), rois, maps), boxes))
     finally:
         torch.set_num_threads(threads)
@@ -135,7 +135,7 @@ def test_nothing_of_anything(shape):
     assert not spread(torch.zeros(0, shape[1], 7, 5), rois, maps).any()
     if shape[0]:
         assert pool(maps, torch.zeros(2, 5)).shape == (2, shape[1], 7, 5)
-    assert detection.nms(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), 0.5, 0).shape == (0,)
+    assert regions.nms(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), 0.5, 0).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def test_wrong_arguments_are_errors(changed, message):
 
 def test_indices_are_of_boxes():
     with pytest.raises(ValueError, match='an index in order must be from 0 to 1, got 2'):
-        detection.nms(torch.zeros(2, 4), torch.tensor([0, 2]), 0.5, 0)
+        regions.nms(torch.zeros(2, 4), torch.tensor([0, 2]), 0.5, 0)

@@ -1,1 +1,0 @@
-"""Swin models of other packages, computed by the compiled library in place."""

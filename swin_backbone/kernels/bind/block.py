@@ -1,0 +1,204 @@
+"""A Swin block, V1 or V2, by the compiled library.
+
+Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn.bricks import Linear
+from mmcv.cnn.bricks.drop import DropPath
+from mmcv.cnn.bricks.transformer import FFN
+from mmengine.model import Sequential
+from torch import Tensor, nn
+
+from ...models.attention import cosine_scale
+from ...models.layers.swin_block import ShiftedWindowAttention, WindowAttention
+from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
+from ...modes import linear_dtype, without_autocast
+from ...positions import Size, log_spaced_coordinates, relative_position_bias
+from ...replace import refuse
+from ..native.availability import TINY, Stages, is_stored
+from ..native.layers import Block, BlockSettings, BlockWeights, can_compute_block
+from ..native.layers import run as run_operator
+from ..native.memory import Cache, cache_of, can_read, made_from
+from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside
+
+CACHED_BIAS = 2**18  # numbers of the largest relative position bias in the cache, 1 MiB
+ATTENTION = 'attn.w_msa.'
+# Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
+LINEARS, NORMS = (f'{ATTENTION}qkv', f'{ATTENTION}proj', 'ffn.layers.0.0', 'ffn.layers.1'), ('norm1', 'norm2', 'norm3')
+NAMES = [
+    *(f'{name}.{leaf}' for leaf in ('weight', 'bias') for name in LINEARS),
+    *(f'{name}.{leaf}' for name in NORMS for leaf in ('weight', 'bias')),
+]
+FIELDS = dict(zip(BlockWeights._fields, NAMES))
+TABLE, LOGIT_SCALE = f'{ATTENTION}relative_position_bias_table', f'{ATTENTION}logit_scale'
+CPB = [f'{ATTENTION}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
+QKV_BIASES = [f'{ATTENTION}{name}' for name in ('q_bias', 'v_bias')]
+# All names of a block's tensors, with the owner and the attribute.
+NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, TABLE)]
+NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
+V1 = {
+    **dict(zip(NORMS, [nn.LayerNorm] * 2)),
+    **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
+    **dict.fromkeys(LINEARS[:2], nn.Linear),
+    **{'ffn': FFN, 'ffn.layers': Sequential, 'ffn.layers.0': Sequential, 'ffn.layers.0.1': nn.GELU},
+    **dict.fromkeys(LINEARS[2:], Linear),
+    **{'ffn.layers.0.2': nn.Dropout, 'ffn.layers.2': nn.Dropout, 'drop_path': DropPath},
+}
+V2 = {
+    **V1,
+    **{'attn.w_msa': WindowAttentionV2, f'{ATTENTION}cpb_mlp': nn.Sequential, f'{ATTENTION}cpb_mlp.1': nn.ReLU},
+    **dict.fromkeys([f'{ATTENTION}cpb_mlp.0', f'{ATTENTION}cpb_mlp.2'], nn.Linear),
+}
+V2_WITH_NORM3 = {**V2, 'norm3': nn.LayerNorm}
+
+
+def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> bool:
+    """See `replace.Replacement`; without a map: whether the library computes the block as it is."""
+    is_v2 = isinstance(block, SwinV2Block)
+    kinds = V1 if not is_v2 else V2 if block.norm3 is None else V2_WITH_NORM3
+    if not (can_read_map(x_BHWC, raise_error) and is_as_built(block, kinds, raise_error)):
+        return False
+    attention, ffn, drop_path = block.attn.w_msa, block.ffn, block.drop_path
+    (_, activation, hidden_drop), _, ffn_drop = ffn.layers
+    drops = attention.proj_drop, hidden_drop, ffn_drop
+    reason = None
+    if activation.approximate != 'none' or ffn.add_identity:
+        reason = 'The compiled library has one MLP: exact GELU, and no shortcut of its own.'
+    elif any(drop.p and drop.training for drop in drops) or (attention.attn_drop_rate and attention.training):
+        reason = 'The compiled library has no dropout, and a dropout rate is above 0.'
+    elif drop_path.drop_prob >= 1 and drop_path.training:
+        reason = 'The compiled library drops no branch for certain, and a drop path rate is 1.'
+    elif is_v2 and attention.qkv.bias is not None:
+        reason = 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
+    if reason is not None:
+        return refuse('native', reason, raise_error)
+    w: dict[str, Any] = tensors_of(block)
+    if not can_read([*w.values()], raise_error):
+        return False
+    shapes = _own_shapes(w, attention.window_size)
+    wrong = [name for name, shape in shapes.items() if w[name] is not None and w[name].shape != shape]
+    if wrong:
+        reason = f'The compiled library takes a {wrong[0]} of {[*shapes[wrong[0]]]}, not {[*w[wrong[0]].shape]}.'
+        return refuse('native', reason, raise_error)
+    weights = BlockWeights(**{field: w[name] for field, name in FIELDS.items()}, position_bias_hNN=w.get(TABLE))  # type: ignore[arg-type]
+    return can_compute_block(weights, num_heads(w), block.window_size, raise_error)
+
+
+def num_heads(w: Mapping[str, Any]) -> int:
+    """Return the number of heads of a block with the tensors `w`; pruning may have changed the module's number."""
+    return len(w[LOGIT_SCALE]) if LOGIT_SCALE in w else w[TABLE].shape[-1]
+
+
+def _own_shapes(w: Mapping[str, Any], window_size: Size) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors that `_compute` reads."""
+    C, h, (Wh, Ww) = len(w[NAMES[1]]), num_heads(w), window_size
+    if LOGIT_SCALE not in w:
+        return {TABLE: ((2 * Wh - 1) * (2 * Ww - 1), h)}
+    hidden = len(w[CPB[0]])
+    of_cpb = dict(zip(CPB, [(hidden, 2), (hidden,), (h, hidden)]))
+    return {LOGIT_SCALE: (h, 1, 1), **of_cpb, **dict.fromkeys(QKV_BIASES, (C,))}
+
+
+def run(
+    block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False, out: Optional[Tensor] = None
+) -> Tensor:
+    """Run a block, see `SwinBlock.forward`.
+
+    Args:
+        stages: channels and blocks of each stage of the backbone; the sizes decide what a training step stores.
+        with_cp: whether a training step stores the block's input alone.
+        out: memory for the output, which may be that of the input; without gradients.
+    """
+    windows, dtype, tensors = block.windows(x_BHWC), linear_dtype(x_BHWC), tensors_of(block)
+    attention, drop_path = block.attn.w_msa, block.drop_path
+    drops = drop_path.training and drop_path.drop_prob > 0
+    random_state = torch.get_rng_state() if drops and torch.is_grad_enabled() else None
+    drop_path_2B = _draw_drop_path(drop_path.drop_prob, x_BHWC) if drops else None
+    cache = cache_of(block)
+    offsets = _offsets(attention, windows.window_size)
+    derive = partial(_derive, [*tensors], offsets, None if torch.is_grad_enabled() else cache)
+    stores = torch.is_grad_enabled() and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
+    operator = Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out)
+    by_torch = partial(forward_by_torch, block, [*tensors], random_state)
+    return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors.values(), derive=derive)
+
+
+def settings_of(block: Any) -> BlockSettings:
+    """Return the numbers of a block beside its tensors."""
+    norms = block.norm1, block.norm2, getattr(block, 'norm3', None)
+    return BlockSettings(block.attn.w_msa.scale, tuple(norm.eps for norm in norms if norm is not None))
+
+
+def weights_of(block: Any, window_size: Size) -> BlockWeights:
+    """Return the library's weights of a block, for windows of a size."""
+    tensors = tensors_of(block)
+    return _derive([*tensors], _offsets(block.attn.w_msa, window_size), None, *tensors.values())
+
+
+def tensors_of(block: Any) -> dict[str, Optional[Tensor]]:
+    """Return the tensors of a block by name; None: the block has no such tensor."""
+    modules = dict(modules_inside(block))
+    names = NAMES_V2 if isinstance(block, SwinV2Block) else NAMES_V1
+    return {name: getattr(modules.get(owner), leaf, None) for name, owner, leaf in names}
+
+
+Offsets = tuple[Size, Size]  # windows in use, and of the table (V1) or of the pre-training (V2)
+
+
+def _offsets(attention: Any, window_size: Size) -> Offsets:
+    if isinstance(attention, WindowAttentionV2):
+        return window_size, attention.pretrained_window or window_size
+    return window_size, attention.window_size
+
+
+def _derive(names: Sequence[str], offsets: Offsets, cache: Optional[Cache], *tensors: Any) -> BlockWeights:
+    """Return the library's weights from the tensors of a block.
+
+    Args:
+        cache: of tensors that are computed for a small position bias; None: they are computed, with a graph.
+    """
+    w = dict(zip(names, tensors))
+    own = [w[name] for name in names if name not in NAMES and w[name] is not None]
+    if cache is None or num_heads(w) * math.prod(offsets[0]) ** 2 > CACHED_BIAS:
+        derived = _compute(w, offsets)
+    else:
+        derived = made_from(own, offsets, partial(_compute, w, offsets), cache, 'derived')
+    return BlockWeights(**{**{field: w[name] for field, name in FIELDS.items()}, **derived})
+
+
+def _compute(w: Mapping[str, Any], offsets: Offsets) -> dict[str, Any]:
+    """Return the fields of `BlockWeights` that are computed from parameters; Swin V2 also has a `qkv_bias`."""
+    if LOGIT_SCALE not in w:
+        return dict(position_bias_hNN=relative_position_bias(w[TABLE], *offsets))
+    coordinates_R2 = log_spaced_coordinates(*offsets, torch.device('cpu'))
+    bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2.float()), offsets[0])
+    return dict(position_bias_hNN=bias_hNN, cosine_scale_h=cosine_scale(w[LOGIT_SCALE]), qkv_bias=qkv_bias(w))
+
+
+def continuous_table(w: Mapping[str, Any], coordinates_R2: Tensor) -> Tensor:
+    """Return the table of position biases of Swin V2, (R, h), from `cpb_mlp` (Liu et al. 2022, equation 3)."""
+    first, bias, last = (w[name] for name in CPB)
+    with without_autocast('cpu'):
+        hidden = F.relu(F.linear(coordinates_R2, first, bias))
+        return 16 * F.linear(hidden, last).sigmoid()
+
+
+def qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
+    """Return the bias (3C,) of query, key and value of Swin V2: the key has no bias."""
+    q_bias, v_bias = (w.get(name) for name in QKV_BIASES)
+    return None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+
+
+def _draw_drop_path(rate: float, x_BHWC: Tensor) -> Tensor:
+    """Return the factors of the two branches for the images, 0 or 1 / (1 - rate): (2, B).
+
+    On a CPU mmcv's DropPath draws equal numbers, first for attention, then for the MLP.
+    """
+    return torch.rand(2, x_BHWC.shape[0], device=x_BHWC.device).add_(1 - rate).floor_().div_(1 - rate)

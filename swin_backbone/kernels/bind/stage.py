@@ -1,0 +1,41 @@
+"""All blocks of a stage by the compiled library, in one call.
+
+Layout: B batch, H W height and width of a map, C channels.
+"""
+
+from typing import Any
+
+import torch
+from mmengine.model import ModuleList
+from torch import Tensor
+
+from ...compat import is_hooked
+from ...models.layers import SwinBlock, SwinV2Block
+from . import block as block_binding
+from .structure import can_read_map
+
+FORWARDS = SwinBlock.forward, SwinV2Block.forward
+
+
+def can_run(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> bool:
+    """See `replace.Replacement`; False where the blocks are called one by one. An error is left to them."""
+    return (
+        can_read_map(x_BHWC)
+        and type(stage.blocks) is ModuleList
+        and all(
+            type(block).forward in FORWARDS and not is_hooked(block) and block_binding.can_run(block, None)
+            for block in stage.blocks
+        )
+    )
+
+
+def run(stage: Any, x_BHWC: Tensor) -> Tensor:
+    """Run a stage, see `SwinStage.forward`.
+
+    Without gradients, all blocks write over the map of the first: nobody else has seen it. The input stays.
+    """
+    out = None
+    for block in stage.blocks:
+        x_BHWC = block_binding.run(block, x_BHWC, stage.sizes, stage.with_cp, out)
+        out = None if torch.is_grad_enabled() else x_BHWC
+    return x_BHWC

@@ -1,0 +1,92 @@
+"""A layer and the modules inside: the library repeats their computation, and calls none of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.random import fork_rng
+
+from ...compat import is_hooked
+from ...modes import autocast_dtype
+from ...replace import refuse
+from .. import native
+from ..native.availability import torch_alone
+
+
+def modules_inside(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield names and modules inside a layer, level by level. `named_modules` takes four times the time."""
+    parents = [('', layer)]
+    for prefix, parent in parents:  # grows
+        for name, module in parent._modules.items():
+            if module is not None:
+                name = prefix + name
+                yield name, module
+                if module._modules:
+                    parents.append((f'{name}.', module))
+
+
+def is_as_built(layer: nn.Module, kinds: Mapping[str, type[nn.Module]], raise_error: bool = False) -> bool:
+    """Return whether the modules inside have the types of `kinds`, by name, and no hooks. Others are `nn.Identity`.
+
+    Types must match exactly, because a subclass may compute a different result.
+    """
+    seen = 0
+    for name, module in modules_inside(layer):
+        kind = kinds.get(name)
+        if type(module) is not (kind or nn.Identity) or is_hooked(module):
+            return refuse('native', f'{name} of {type(layer).__name__} is not as it was built.', raise_error)
+        seen += kind is not None
+    if seen < len(kinds):
+        return refuse('native', f'{type(layer).__name__} lacks a module that it was built with.', raise_error)
+    return True
+
+
+def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
+    """Return weight, bias and eps of a norm; three times None for `nn.Identity` and None."""
+    return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
+
+
+def can_read_map(x: Optional[Tensor], raise_error: bool = False) -> bool:
+    """Return whether the library computes a layer for the map `x`: float32, or any dtype under autocast."""
+    if x is None:
+        return True
+    if x.dtype is not torch.float32 and autocast_dtype(x.device.type) is None:
+        reason = f'The compiled library takes maps of float32, and of every dtype under autocast, not {x.dtype}.'
+        return refuse('native', reason, raise_error)
+    return native.can_run(x, raise_error)
+
+
+class _OwnForward(nn.Module):
+    """Calls the forward of a layer, without the layer's hooks."""
+
+    def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
+        super().__init__()
+        self.layer, self.of_layer = layer, forward or layer.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_layer(x)
+
+
+def forward_by_torch(
+    layer: nn.Module,
+    names: Sequence[str],
+    random_state: Optional[Tensor],
+    x: Tensor,
+    *tensors: Optional[Tensor],
+    forward: Optional[Callable[..., Tensor]] = None,
+) -> Tensor:
+    """Return the forward of a layer in torch operations, with other tensors in the place of its own.
+
+    Args:
+        names: of the tensors in the layer.
+        random_state: torch's, before the forward that is repeated; None: the layer draws no random numbers.
+        forward: a function of the map; None: the layer's forward.
+    """
+    given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
+    with torch_alone(), fork_rng(devices=[]):
+        if random_state is not None:
+            torch.set_rng_state(random_state)
+        y: Tensor = functional_call(_OwnForward(layer, forward), given, (x,), tie_weights=False)
+        return y

@@ -1,0 +1,1 @@
+"""Layers of detectors and segmentors by the compiled library."""

@@ -1,0 +1,117 @@
+"""Attention inside the windows of maps.
+
+Layout: B batch, H W height and width of a map, C channels, L windows, n m rows and columns of windows, N places of a
+window, h heads, d channels of a head.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..compat import without_cudnn_attention
+from ..modes import recorder_of
+from ..replace import replaceable
+from .windows import Windows
+
+MAX_LOGIT_SCALE = math.log(100)
+EPS = 1e-12  # of torch.nn.functional.normalize
+
+
+@replaceable
+def attend(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
+    """Return softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4): (B, H, W, C).
+
+    Args:
+        attention: `WindowAttention` or `WindowAttentionV2`; `project` makes query, key and value, concatenated.
+        x_BHWC: tokens. Padding is zeros: `project` gives a padded token the biases.
+    """
+    has_masks = windows.mask_padding or recorder_of(x_BHWC) is not None  # a graph must not compare numbers of windows
+    q, k, v, bias_LhNN = _in_windows(attention, x_BHWC, windows, has_masks)
+    edges = [] if has_masks else windows.edges(q.device)
+    dropout = attention.attn_drop_rate if attention.training else 0.0
+    grid = x_BHWC.shape[0], *windows.counts()
+    if takes_fused_attention(q):
+        y_LNC = _fused_attention(q, k, v, bias_LhNN, attention.scale, dropout)
+        for rows, columns, mask_NN in edges:  # again, with the mask
+            q_e, k_e, v_e = (x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in (q, k, v))
+            bias_1hNN = bias_LhNN.masked_fill(~mask_NN, -torch.inf)
+            part_LNC = _fused_attention(q_e, k_e, v_e, bias_1hNN, attention.scale, dropout)
+            at_edge = y_LNC.unflatten(0, grid)[:, rows, columns]
+            at_edge.copy_(part_LNC.view_as(at_edge))
+    else:
+        logits_LhNN = (q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN
+        for rows, columns, mask_NN in edges:  # a masked weight is 0, and so is its gradient: autograd needs no record
+            logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(~mask_NN, -torch.inf)
+        # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
+        weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
+        y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
+    return windows.reverse(y_LNC, x_BHWC.shape[0])
+
+
+def takes_fused_attention(q: Tensor) -> bool:
+    """Return whether torch's scaled_dot_product_attention computes. On a CPU two batched products take less time."""
+    return q.device.type != 'cpu' and recorder_of(q) is None
+
+
+def attention_weights(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
+    """Return the attention weights of `attend`, (L, h, N, N): rows sum to 1."""
+    q, k, _, bias_LhNN = _in_windows(attention, x_BHWC, windows, has_masks=True)
+    return torch.softmax((q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
+
+
+def _in_windows(
+    attention: Any, x_BHWC: Tensor, windows: Windows, has_masks: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return query, key and value, three times (L, h, N, d), and the bias, (1, h, N, N).
+
+    With `has_masks` each window has a bias of its own, (L, h, N, N), with its mask.
+    """
+    bias_hNN = attention.position_bias(windows.window_size)
+    qkv_LN3C = attention.project(windows.partition(x_BHWC))
+    q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
+    bias_LhNN, mask_L1NN = bias_hNN.to(q.dtype)[None], windows.mask(q.device) if has_masks else None
+    if mask_L1NN is not None:
+        bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+    return q, k, v, bias_LhNN
+
+
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, bias_LhNN: Tensor, scale: float, dropout: float) -> Tensor:
+    """Return the attended tokens of windows, (L, N, C), in new memory."""
+    with without_cudnn_attention():
+        y_LhNd = F.scaled_dot_product_attention(q, k, v, bias_LhNN, dropout, scale=scale)
+    return y_LhNd.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(2)
+
+
+def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
+    """Return the factors on cosines, exp(logit_scale), at most 100: (h,), in float32 at least."""
+    scale_h = logit_scale_h11.flatten()
+    return scale_h.to(_wide(scale_h)).clamp(max=MAX_LOGIT_SCALE).exp()
+
+
+def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
+    """Return queries of length scale, keys of length 1 and unchanged values: (..., 3C), in the input's dtype.
+
+    Lengths are computed in float32 at least: no square overflows. A vector shorter than 1e-12, for example a key of
+    padding, has no direction. The result for a short vector is 0, without gradient.
+    """
+    qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _wide(qkv_T3C)
+    qk_T2hd = qkv_T3hd[..., :2, :, :]
+    lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
+    is_short_T2h = lengths_T2h <= EPS
+    # The second derivative of a zero's length is NaN, even if no result depends on the length. A traced graph serves
+    # grad mode and no_grad.
+    if torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        qk_T2hd = qk_T2hd.masked_fill(is_short_T2h[..., None], 1.0)
+        lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
+    targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
+    factors_T2h = (targets_2h / lengths_T2h).masked_fill(is_short_T2h, 0.0)
+    factors_T3h1 = torch.cat([factors_T2h, torch.ones_like(factors_T2h[..., :1, :])], dim=-2)[..., None]
+    normalised_T3hd: Tensor = (qkv_T3hd * factors_T3h1).to(qkv_T3C.dtype)
+    return normalised_T3hd.flatten(-3)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

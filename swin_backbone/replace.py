@@ -1,0 +1,66 @@
+"""The door between a model's forward and what computes it faster.
+
+`models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call of a
+marked forward runs the first replacement of the module's backend that can run, and the forward itself otherwise.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+Forward = TypeVar('Forward', bound=Callable[..., Any])
+BACKENDS = ('auto', 'native', 'torch', 'triton')
+
+
+class Replacement(NamedTuple):
+    """What computes in the place of a marked forward.
+
+    Attributes:
+        can_run: `can_run(module, x, *args, raise_error=False)`, with the arguments of the marked forward: whether the
+            replacement computes this call. With `raise_error` a refusal is `CannotRun`.
+        run: called with the arguments of the marked forward.
+    """
+
+    backend: str
+    can_run: Callable[..., bool]
+    run: Callable[..., Any]
+
+
+def replaceable(forward: Forward) -> Forward:
+    """Mark `forward(module, x, *args)`; `module.backend` is one of `BACKENDS`.
+
+    The marked function raises `CannotRun`, a ValueError, if the module names a backend with a replacement that cannot
+    run.
+    """
+    replacements: list[Replacement] = []
+
+    @wraps(forward)
+    def dispatch(module: Any, x: Any, *args: Any) -> Any:
+        for backend, can_run, run in replacements:
+            is_named = module.backend == backend
+            if (is_named or module.backend == 'auto') and can_run(module, x, *args, raise_error=is_named):
+                return run(module, x, *args)
+        return forward(module, x, *args)
+
+    dispatch.replacements = replacements  # type: ignore[attr-defined]
+    return dispatch  # type: ignore[return-value]
+
+
+def register(forward: Callable[..., Any], backend: str, can_run: Callable[..., bool], run: Callable[..., Any]) -> None:
+    """Let `run` compute a marked forward for the backend where `can_run` allows it."""
+    forward.replacements.append(Replacement(backend, can_run, run))  # type: ignore[attr-defined]
+
+
+class CannotRun(ValueError):
+    """The error of a named backend that cannot compute a call; `reason` is a sentence."""
+
+    def __init__(self, backend: str, reason: str) -> None:
+        super().__init__(f'backend={backend!r} cannot compute this: {reason}')
+        self.reason = reason
+
+
+def refuse(backend: str, reason: str, raise_error: bool) -> bool:
+    """Return False, or raise `CannotRun`: the last line of a `can_run`."""
+    if raise_error:
+        raise CannotRun(backend, reason)
+    return False

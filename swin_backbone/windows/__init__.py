@@ -1,1 +1,0 @@
-"""Index arithmetic: which token sits in which window, kinds of masks, relative positions."""

@@ -1,0 +1,8 @@
+import pytest
+from helpers.kernels import count_blocks
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Return a list with an entry for every block that the library computes."""
+    return count_blocks(monkeypatch)
