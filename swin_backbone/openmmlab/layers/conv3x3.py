@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ...kernels.detection.convolution import convolve, takes_maps
 from ...kernels.native.memory import Cache, cache_of
+from ...modes import recorder_of
 
 SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
 
@@ -17,7 +18,7 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, H', W')."""
-        return super().forward(input.contiguous(memory_format=torch.channels_last))
+        return super().forward(channels_last(input))
 
 
 class ConvTranspose2d(nn.ConvTranspose2d):
@@ -25,7 +26,7 @@ class ConvTranspose2d(nn.ConvTranspose2d):
 
     def forward(self, input: Tensor, output_size: Optional[list[int]] = None) -> Tensor:
         """(B, C, H, W) to (B, N, H', W')."""
-        return super().forward(input.contiguous(memory_format=torch.channels_last), output_size)
+        return super().forward(channels_last(input), output_size)
 
 
 class Conv3x3(nn.Conv2d):
@@ -33,7 +34,12 @@ class Conv3x3(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, H, W)."""
-        return conv_3x3(input.contiguous(memory_format=torch.channels_last), self.weight, self.bias, cache_of(self))
+        return conv_3x3(channels_last(input), self.weight, self.bias, cache_of(self))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return maps in channels_last memory. A graph and `torch.func` keep theirs."""
+    return x.contiguous(memory_format=torch.channels_last) if recorder_of(x) is None else x
 
 
 def use_channels_last(module: nn.Module) -> None:
