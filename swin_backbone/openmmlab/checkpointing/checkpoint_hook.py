@@ -15,6 +15,14 @@ from ...whole_files import PARTIAL
 from .exact_resume import resume_state
 
 
+class _Template(str):
+    """A template of file names that also takes the step 'E_iter_N', of iteration N in mid-epoch."""
+
+    def format(self, step: Union[int, str]) -> str:  # type: ignore[override]
+        epoch, *iteration = str(step).split('_', 1)
+        return re.sub(r'\{.*?\}', lambda field: '_'.join([field[0].format(int(epoch)), *iteration]), self)
+
+
 class WholeCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, but an old checkpoint is removed after the new checkpoint is on the disk.
 
@@ -27,11 +35,13 @@ class WholeCheckpointHook(CheckpointHook):
     saved_iter = -1
     saved_path: Optional[str] = None
     file_backend: Any
+    filename_tmpl: Any
 
     def __init__(self, **settings: Any) -> None:
         if not any(map(settings.get, ('file_client_args', 'backend_args'))) and not _is_url(settings.get('out_dir')):
             settings['backend_args'] = dict(backend='whole')
         super().__init__(**settings)
+        self.filename_tmpl = _Template(self.filename_tmpl)
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
