@@ -9,8 +9,10 @@ from typing import Any, Optional, Union
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
+from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
+from ...checkpoints.adapt import store_sizes
 from ...whole_files import PARTIAL
 from .exact_resume import resume_state
 
@@ -51,6 +53,10 @@ class WholeCheckpointHook(CheckpointHook):
         if is_main_process() and not _is_url(self.out_dir):
             for partial in Path(self.out_dir).glob(f'{PARTIAL}*.pth'):  # of a killed process
                 partial.unlink()
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        store_sizes(model, checkpoint['state_dict'])
 
     def folder(self, runner: Runner) -> str:
         """Return the folder of the checkpoints, also before training."""
