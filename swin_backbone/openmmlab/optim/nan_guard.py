@@ -67,7 +67,7 @@ class NonFiniteGuardHook(Hook):
                 self.problem = 'loss'
             else:
                 self.problem = None if _lowers_its_scale(wrapper) else 'gradient norm'
-                if hasattr(wrapper, 'loss_scaler'):  # AmpOptimWrapper skips the step too, and adapts its scale
+                if _scales_losses(wrapper):  # AmpOptimWrapper skips the step too, and adapts its scale
                     step(**kwargs)
 
         wrapper.update_params, wrapper.step = watch_loss, step_if_finite
@@ -132,8 +132,12 @@ def _gradient_is_finite(wrapper: OptimWrapper) -> list[Tensor]:
 
 def _lowers_its_scale(wrapper: OptimWrapper) -> bool:
     """Return whether AmpOptimWrapper handles an overflow: its scale is dynamic and above 1."""
-    scaler = getattr(wrapper, 'loss_scaler', None)
-    return scaler is not None and wrapper._scale_update_param is None and scaler.get_scale() > 1
+    return _scales_losses(wrapper) and wrapper._scale_update_param is None and bool(wrapper.loss_scaler.get_scale() > 1)
+
+
+def _scales_losses(wrapper: OptimWrapper) -> bool:
+    """Return whether AmpOptimWrapper scales losses; by loss_scale=dict(enabled=False) the wrapper does not."""
+    return hasattr(wrapper, 'loss_scaler') and bool(wrapper.loss_scaler.is_enabled())
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:

@@ -24,9 +24,10 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
     """Put the recipe's optimizer into a config, in place.
 
     A config with AdamW (the DETR family, RTMDet, SegFormer) keeps its rate, decay and multipliers, which belong to its
-    heads. The backbone's norms and position tables lose their decay. All configs keep `bypass_duplicate`, for shared
-    parameters. A config with `LAYER_DECAY` is made for a Swin, and keeps its optimizer. A classifier's rate is scaled from 1024 images per step to `auto_scale_lr.base_batch_size` of the
-    config. For all other models, `base_batch_size` becomes 16. An `eta_min` at or above the new rate becomes 0.
+    heads. The backbone's norms and position tables lose their decay. A config with `LAYER_DECAY` is made for a Swin,
+    and keeps its optimizer. All configs keep `bypass_duplicate`, for shared parameters. A classifier's rate is scaled
+    from 1024 images per step to `auto_scale_lr.base_batch_size` of the config. For all other models, `base_batch_size`
+    becomes 16. An `eta_min` at or above the new rate becomes 0.
 
     Args:
         backbone: prefix of the backbone's parameters, as 'backbone', 'detector.backbone' or 'img_backbone'.

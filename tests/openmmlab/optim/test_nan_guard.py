@@ -38,9 +38,12 @@ def check_skipped(folder, first, last):
     assert is_finite(folder / f'iter_{last}.pth')
 
 
-@pytest.mark.parametrize('what', ['loss_a', 'gradient'])
-def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, what):
-    codes, message = spoilt(tmp_path / 'work', {2: what})
+UNSCALED = dict(optim_wrapper__type='CpuAmp', optim_wrapper__enabled=False)
+
+
+@pytest.mark.parametrize(('what', 'settings'), [('loss_a', {}), ('gradient', {}), ('gradient', UNSCALED)])
+def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, what, settings):
+    codes, message = spoilt(tmp_path / 'work', {2: what}, **settings)
     assert codes == {0}, message[-3000:]
     check_skipped(tmp_path / 'work', 2, 3)
     assert differing(tmp_path / 'work' / 'iter_3.pth', tmp_path / 'work' / 'iter_4.pth') != []
