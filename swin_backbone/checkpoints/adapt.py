@@ -239,8 +239,8 @@ def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
             dtype = dtypes[key]
             if dtype != value.dtype and dtype.is_floating_point and (value.to(dtype).isinf() & value.isfinite()).any():
                 raise CheckpointError(
-                    f'{key} has numbers up to {value.abs().max().item():.3g}, and the {dtype} of the model ends at '
-                    f'{torch.finfo(dtype).max:.3g}: load the weights into a model in float32 or bfloat16'
+                    f'{key} has numbers up to {value.abs().max().item():.5g}, and the {dtype} of the model ends at '
+                    f'{torch.finfo(dtype).max:.5g}: load the weights into a model of a wider dtype'
                 )
 
 

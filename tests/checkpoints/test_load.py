@@ -184,7 +184,7 @@ def test_a_number_beyond_the_dtype_of_the_model_is_an_error(weights, key, record
     key = key if key in state else f'backbone.{key}'
     state[key].view(-1)[0] = -7e4
     torch.save(state, weights)
-    with pytest.raises(CheckpointError, match=rf'{key} has numbers up to 7e\+04, and the torch.float16 of the model'):
+    with pytest.raises(CheckpointError, match=rf'{key} has numbers up to 70000, and the torch.float16 of the model'):
         load_checkpoint(detector.half(), weights)
     for dtype in (torch.bfloat16, torch.float32):
         load_checkpoint(detector.to(dtype), weights)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.waits import Device
+from helpers.backends.waits import Device
 
 from swin_backbone.mmcv_ops import providers
 from swin_backbone.mmcv_ops.nms import nms

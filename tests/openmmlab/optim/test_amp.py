@@ -196,7 +196,7 @@ def test_every_family_predicts_and_trains(family):
 @pytest.mark.parametrize(
     ('dtype', 'behind'), [('bfloat16', torch.float32), ('float16', torch.float16), ('auto', torch.float16)]
 )
-def test_on_a_gpu_bfloat16_has_float32_behind_heads_and_in_kernels(monkeypatch, dtype, behind):
+def test_on_a_gpu_bfloat16_has_float32_in_kernels(monkeypatch, dtype, behind):
     """mmcv's and torchvision's kernels for GPUs take float16, and no bfloat16. `meta` stands for a GPU."""
 
     class Head(nn.Linear):

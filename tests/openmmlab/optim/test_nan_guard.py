@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.backends.waits import Device
 from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, tensors_of, train_and_say, wait
-from helpers.waits import Device
 from mmengine.optim import OptimWrapper
 from torch import nn
 
