@@ -16,19 +16,9 @@ from torch import Tensor, nn
 from ..archs import DEFAULT_WINDOW
 from ..windows.grid import Size
 from .errors import CheckpointError, first_of, naming
-from .formats import V2
+from .formats import SIZES, V2
 from .reading import read_checkpoint
-from .recognise import (
-    INDEX_TABLES,
-    OUTSIDE,
-    SIZES,
-    SwinWeights,
-    check_floating,
-    find_swin,
-    plain_name,
-    swins_in,
-    tensors_of,
-)
+from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, check_floating, find_swin, plain_name, swins_in, tensors_of
 from .resize import adapt_input_channels, resize_embedding, resize_table, trained_window
 from .sizes import swin_sizes
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..windows.grid import Size
 from .errors import CheckpointError
-from .formats import ALL, ANCHORS, Format, name_here, to_here
+from .formats import ALL, ANCHORS, SIZES, Format, name_here, to_here
 from .resize import window_of_coordinates, window_of_index
 
 # Entries of a checkpoint with weights, averaged weights first (timm, DeiT). mmengine stores averaged weights in
@@ -25,7 +25,6 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Saved by some implementations, computed here.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
 OUTSIDE = 'outside the backbone'  # a reason to ignore
-SIZES = 'swin_backbone'  # key of the sizes in the metadata of a backbone
 _ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
