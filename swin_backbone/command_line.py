@@ -197,7 +197,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         metavar='CKPT',
         help='continue from CKPT, or from the last checkpoint in the working folder',
     ),
-    '--amp': dict(action='store_true', help='mixed precision: bfloat16 on a CPU, float16 on a GPU'),
+    '--amp': dict(
+        nargs='?',
+        choices=('auto', 'float16', 'bfloat16'),
+        help='mixed precision; auto, the default, is float16 on a GPU and bfloat16 on a CPU',
+    ),
     '--score-thr': dict(
         type=number(0, 1), default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
     ),
@@ -279,7 +283,11 @@ class Parser(argparse.ArgumentParser):
         assert not left, left
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        for word in sys.argv[1:] if args is None else args:
+        args = list(sys.argv[1:] if args is None else args)
+        for index, word in enumerate(args):
+            has_dtype = args[index + 1 : index + 2] in (['float16'], ['bfloat16'])
+            if word == '--amp' in self._option_string_actions and not has_dtype:
+                args[index] = '--amp=auto'  # else a config behind the option would be the dtype
             old = word.partition('=')[0]
             new = RENAMED_OPTIONS.get(old, '')
             if new.split(' ')[0] in self._option_string_actions and old not in self._option_string_actions:

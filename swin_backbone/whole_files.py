@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Union
 
@@ -39,14 +40,15 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
     try:
         partial.unlink(missing_ok=True)  # it may be a link
         write(partial)
-        _flush(partial)
+        _flush(partial, os.O_RDWR)
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = str(path)  # absent in errors of a write
         raise
-    _flush(path.parent)  # else a power cut undoes the renaming
+    with suppress(PermissionError):  # Windows opens no folder
+        _flush(path.parent, os.O_RDONLY)  # else a power cut undoes the renaming
 
 
 def _shortened(name: str) -> str:
@@ -59,9 +61,9 @@ def _shortened(name: str) -> str:
     return name if fits else hashlib.sha256(encoded).hexdigest() + Path(name).suffix[:LONGEST_SUFFIX]
 
 
-def _flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+def _flush(path: Path, mode: int) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk. Windows takes only files open for writing."""
+    handle = os.open(path, mode)
     try:
         os.fsync(handle)
     finally:

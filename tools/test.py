@@ -82,7 +82,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
         if args.show or show_dir:
             runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
         if args.amp:
-            runtime.enable_amp_of_test(cfg)
+            runtime.enable_amp_of_test(cfg, args.amp)
         if args.tta:
             if is_exported(args.checkpoint):
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')

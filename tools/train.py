@@ -53,7 +53,7 @@ def main() -> None:
             if args.weights:
                 start_from_weights(cfg, args.weights)
             if args.amp:
-                runtime.enable_amp(cfg)
+                runtime.enable_amp(cfg, args.amp)
             enable_vis(cfg, args.vis)
             runtime.set_resume(cfg, args.resume)
             require_data(cfg, ('train', 'val'))

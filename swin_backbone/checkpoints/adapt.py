@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import torch
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..positions import Size
 from .errors import CheckpointError, first_of, naming
-from .formats import V2
+from .formats import SIZES, V2
 from .reading import read_checkpoint
 from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, check_floating, find_swin, plain_name, swins_in, tensors_of
 from .resize import adapt_input_channels, resize_embedding, resize_table, trained_window
@@ -135,6 +136,19 @@ def load_checkpoint(
     return report
 
 
+def store_sizes(model: nn.Module, state_dict: Any) -> None:
+    """Store the sizes that weights do not tell in the metadata of a model's state_dict, for each Swin of this package.
+
+    The sizes are the windows, the map of the position embedding, and the windows that scale the offsets of Swin V2.
+    """
+    for prefix in backbones_of(model):
+        backbone: Any = model.get_submodule(prefix.rstrip('.'))
+        sizes = dict(window_size=backbone.window_size, map_size=getattr(backbone, 'pretrain_map_size', None))
+        pretrained = getattr(backbone, 'pretrained_window_sizes', [])
+        sizes['scaled_by'] = [scaled or window for scaled, window in zip(pretrained, backbone.window_size)]
+        state_dict._metadata.setdefault(prefix.rstrip('.'), {})[SIZES] = sizes
+
+
 def adapt_state_dict(state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Remove index tables from a state_dict, also with strict=True: a pre-hook of load_state_dict."""
     for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
@@ -170,6 +184,12 @@ def adapt_weights(
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
             theirs, ours = swin_sizes(weights.backbone, family), swin_sizes(own_backbone, family)
+            if not theirs.width:
+                stem = [key for key in tensors if key.startswith(weights.prefix) and '.patch_embed' in f'.{key}']
+                raise CheckpointError(
+                    'it has no patch_embed.projection.weight, the one convolution of the patch embedding; it has '
+                    f'{first_of(stem) or "no patch embedding"}'
+                )
             if theirs != ours:
                 raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
             for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():
@@ -204,6 +224,14 @@ def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
     buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
     with naming(checkpoint):
         check_numbers(parameters, buffers)
+        dtypes = {key: value.dtype for key, value in (*own.items(), *model.named_buffers())}
+        for key, value in {**parameters, **buffers}.items():
+            dtype = dtypes[key]
+            if dtype != value.dtype and dtype.is_floating_point and (value.to(dtype).isinf() & value.isfinite()).any():
+                raise CheckpointError(
+                    f'{key} has numbers up to {value.abs().max().item():.5g}, and the {dtype} of the model ends at '
+                    f'{torch.finfo(dtype).max:.5g}: load the weights into a model of a wider dtype'
+                )
 
 
 def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
@@ -240,6 +268,12 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
             value, change = resize_table(value, trained[key], target)
         elif key == 'absolute_pos_embed' and value.shape[2:] == own[key].shape[2:]:
             value, change = resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
+            if change and weights.map_size is None:
+                report.warnings.append(
+                    f'{key} counts as the {change.removeprefix("position embedding from ").partition(" ")[0]} patches '
+                    'of a square, because the file does not name the size. Patches of a rectangle load with the '
+                    'pretrain_img_size of the training'
+                )
         elif key == 'patch_embed.projection.weight' and value.dim() == own[key].dim():
             value, change = adapt_input_channels(value, own[key].shape[1])
         if change:
@@ -270,9 +304,10 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
     windows = tuple(trained.get(f'stages.{stage}.blocks.0.{TABLE}', own[stage]) for stage in stages)
     default, several = (DEFAULT_WINDOW, DEFAULT_WINDOW), len(set(windows)) > 1
     if any(window != used and (several or used == default) for window, used in zip(windows, own)):
+        assumed = '' if weights.windows else ', if with square windows, which the file does not name'
         report.warnings.append(
             f'The bias tables were resized from windows {windows} to {own}, which changes the outputs. As the '
-            f'checkpoint was trained: window_size={windows if several else windows[0]}'
+            f'checkpoint was trained{assumed}: window_size={windows if several else windows[0]}'
         )
     scales = [weights.windows.get(f'stages.{stage}.blocks.0.attn.w_msa.logit_scale') for stage in stages]
     if weights.format.family == V2 and any(scales):

@@ -1,12 +1,13 @@
 """Download a checkpoint once. Files that are no checkpoints are deleted."""
 
 import hashlib
+import os
 import re
 import socket
 import sys
 from collections.abc import Callable
 from http.client import HTTPException
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Optional, TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
@@ -16,7 +17,7 @@ from filelock import FileLock
 from mmengine.logging import print_log
 
 from ..whole_files import CANNOT_WRITE
-from .errors import CheckpointError, RefusedCheckpoint
+from .errors import CheckpointError, RefusedCheckpoint, naming
 from .hugging_face import file_in
 
 TIMEOUT_S = 30.0
@@ -38,7 +39,8 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     """Return the result of `read` for the file at a path, file://, http:// or https:// address.
 
     A folder of transformers stands for its file of weights. Downloads are kept in torch.hub's cache folder, by the
-    whole address. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
+    whole address. Without such a download, a file with the address's name serves there, as in torch.hub. A download
+    that `read` refuses is not kept. A damaged file in the cache is downloaded again.
 
     Raises:
         CheckpointError: if there is no such file or the download fails; and from `read`.
@@ -63,14 +65,20 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
     name = re.sub(r'[^\w.-]', '_', unquote(urlsplit(url).path).rpartition('/')[2])
     if not name:
         raise CheckpointError('the address names no file')
-    target = Path(torch.hub.get_dir(), 'checkpoints', f'{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name[-100:]}')
+    folder = Path(torch.hub.get_dir(), 'checkpoints')
+    target = folder / f'{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name[-100:]}'
+    by_name = folder / PurePosixPath(urlsplit(url).path).name  # of torch.hub, or put there by hand
     is_new = not target.is_file()
+    if is_new and os.path.isfile(by_name):  # False for a name that is too long
+        print_log(f'{by_name} serves for {url}', logger='current')
+        with naming(by_name):
+            return read(by_name)
     if is_new:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f'{target}.lock'):  # the processes of a machine wait for the first
                 if not target.is_file():
-                    _download(url, target, _HASH.search(name))
+                    _download(url, target, _HASH.search(name), by_name)
         except OSError as error:
             raise CheckpointError(
                 f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
@@ -88,7 +96,7 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
         return _fetch_from_server(url, read)
 
 
-def _download(url: str, target: Path, expected: Optional[re.Match[str]]) -> None:
+def _download(url: str, target: Path, expected: Optional[re.Match[str]], by_name: Path) -> None:
     for partial in target.parent.glob(f'{target.name}.*.partial'):  # of a killed process
         partial.unlink()
     print_log(f'Downloading {url} to {target}', logger='current')
@@ -101,8 +109,8 @@ def _download(url: str, target: Path, expected: Optional[re.Match[str]]) -> None
             raise
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
         raise CheckpointError(
-            f'it could not be downloaded ({reason}); a path serves in the place of the address, and init_cfg=None '
-            'begins with random weights'
+            f'it could not be downloaded ({reason}); put the file at {by_name}, or write its path in the place of the '
+            'address; init_cfg=None begins with random weights'
         ) from error
     finally:
         socket.setdefaulttimeout(default)

@@ -36,6 +36,7 @@ from .errors import CheckpointError
 
 Rows = tuple[tuple[str, str], ...]
 
+SIZES = 'swin_backbone'  # key of a backbone's sizes in the metadata of a state_dict: `adapt.store_sizes`
 V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
 # A name in every backbone of a family, which tells the place of the backbone in a model.
 ANCHORS = {

@@ -71,7 +71,9 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         layer_norm_eps=1e-5,
     )
     if config['use_absolute_embeddings']:
-        config['image_size'] = patch * math.isqrt(named['absolute_pos_embed'].shape[1])
+        side = math.isqrt(named['absolute_pos_embed'].shape[1])
+        sizes = [patch * length for length in weights.map_size or (side, side)]
+        config['image_size'] = sizes if len(set(sizes)) > 1 else sizes[0]
     if head is not None:
         labels = [f'LABEL_{label}' for label in range(len(head))]
         config.update(

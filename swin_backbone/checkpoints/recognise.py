@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..positions import Size
 from .errors import CheckpointError
-from .formats import ALL, ANCHORS, Format, name_here, to_here
+from .formats import ALL, ANCHORS, SIZES, Format, name_here, to_here
 from .resize import window_of_coordinates, window_of_index
 
 # Entries of a checkpoint with weights, averaged weights first (timm, DeiT). mmengine stores averaged weights in
@@ -46,7 +46,7 @@ class SwinWeights:
 def tensors_of(loaded: Any) -> dict[str, Tensor]:
     """Return the named tensors in the contents of a file or in a state_dict.
 
-    Names lose `module.` of data-parallel wrappers, and WRAPPERS.
+    Names lose `module.` of data-parallel wrappers, and WRAPPERS. A name stays if the file has the shorter name too.
 
     Raises:
         CheckpointError: without any tensor.
@@ -62,10 +62,16 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
             if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2; in native byte order
                 value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
             if isinstance(value, Tensor):
-                tensors[_outside_ddp(str(key))] = value.detach()
-        # Versions of modules, as in torch. Some modules rename weights by version.
-        versions = getattr(loaded, '_metadata', {})
-        tensors._metadata = {_outside_ddp(name): of for name, of in versions.items()}  # type: ignore[attr-defined]
+                name = _outside_ddp(str(key))
+                tensors[str(key) if name in loaded or name in tensors else name] = value.detach()
+        # Versions of modules, as in torch, and sizes (`adapt.store_sizes`). Some modules rename weights by version.
+        metadata: dict[str, Any] = {}
+        stored = getattr(loaded, '_metadata', None)
+        entries = [(_outside_ddp(str(key)), key, of) for key, of in stored.items()] if isinstance(stored, dict) else []
+        for name, _, of in sorted(entries, key=lambda entry: entry[0] == entry[1]):  # the shorter name overrides
+            if isinstance(of, dict):
+                metadata.setdefault(name, {}).update(of)
+        tensors._metadata = metadata  # type: ignore[attr-defined]
     if not tensors:
         inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
         raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')
@@ -89,13 +95,13 @@ def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
 
 
 def check_floating(weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights of a quantised dtype, whose scale torch would lose.
+    """Refuse weights of a quantised dtype, whose scale torch would lose. A counter, as of batch norm, has no axis.
 
     Raises:
         CheckpointError: with the name of the first quantised weight.
     """
     for key, value in weights.items():
-        if value.dtype not in FLOATING:
+        if value.dtype not in FLOATING and value.dim():
             raise CheckpointError(
                 f'{key} is stored as {value.dtype}, as of a quantised model, whose scales are elsewhere: save the '
                 'model in float32, float16 or bfloat16'
@@ -143,6 +149,7 @@ def find_swin(
     check_floating({**weights.backbone, **weights.classifier})
     weights.backbone = to_here(weights.backbone, format)
     _flatten_position_map(weights)
+    _note_sizes(weights, getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'), {}).get(SIZES))
     return weights
 
 
@@ -171,6 +178,25 @@ def _note_window(weights: SwinWeights, here: str, table: Tensor) -> None:
         here, window = here.replace('relative_coords_table', 'logit_scale'), window_of_coordinates(table)
     if window:
         weights.windows[here] = window
+
+
+def _note_sizes(weights: SwinWeights, sizes: Any) -> None:
+    """Store the sizes of `adapt.store_sizes`, where they are sizes."""
+    if not isinstance(sizes, dict):
+        return
+    of_names = {'relative_position_bias_table': sizes.get('window_size'), 'logit_scale': sizes.get('scaled_by')}
+    for name, windows in of_names.items():
+        for stage, window in enumerate(windows if isinstance(windows, (list, tuple)) else ()):
+            for key in weights.backbone:
+                block = re.match(rf'stages\.{stage}\.blocks\.\d+\.', key)
+                if block and _is_size(window):
+                    weights.windows[f'{block[0]}attn.w_msa.{name}'] = window
+    if _is_size(sizes.get('map_size')):
+        weights.map_size = sizes['map_size']
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, tuple) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
 
 
 def swins_in(names: Iterable[str]) -> dict[str, Format]:

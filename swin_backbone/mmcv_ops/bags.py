@@ -45,9 +45,8 @@ def spread_bags(grad_PC: Tensor, bags: Bags, num_rows: int) -> Tensor:
     num_bags, num_entries = len(bags.starts_P), len(bags.rows_E)
     ends_P = torch.cat([bags.starts_P[1:], bags.starts_P.new_full((min(num_bags, 1),), num_entries)])
     bag_E = number_entries(ends_P - bags.starts_P, num_entries)[0]
-    order_E = bags.rows_E.argsort(stable=True)
-    count_M = torch.bincount(bags.rows_E, minlength=num_rows)
-    starts_M = (count_M.cumsum(0) - count_M).to(bags.rows_E.dtype)
+    sorted_E, order_E = bags.rows_E.sort(stable=True)
+    starts_M = torch.searchsorted(sorted_E, torch.arange(num_rows, dtype=sorted_E.dtype, device=sorted_E.device))
     return sum_bags(grad_PC, Bags(bag_E[order_E].to(starts_M), bags.weights_E[order_E], starts_M))
 
 
@@ -104,15 +103,15 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def parts(cost_R: Tensor, budget: int) -> Iterator[slice]:
+def parts(cost_R: list[int], budget: int) -> Iterator[slice]:
     """Yield consecutive regions whose cost is within the budget, or a single region."""
-    ends = cost_R.cumsum(0).tolist()
     begin = spent = 0
-    for index, end in enumerate(ends):
-        if end - spent > budget and index > begin:
+    for index, cost in enumerate(cost_R):
+        if spent + cost > budget and index > begin:
             yield slice(begin, index)
-            begin, spent = index, ends[index - 1]
-    yield slice(begin, len(ends))
+            begin, spent = index, 0
+        spent += cost
+    yield slice(begin, len(cost_R))
 
 
 def corner_rows(image: Tensor, y: Tensor, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 
 # Block size of the pairwise IoU matrix. Later boxes are compared only with the kept boxes of a block.
 BOXES_OF_A_BLOCK = 192
+# Block size of upright boxes on a GPU. A block costs a wait for the GPU, and a copy of 64 MiB.
+BOXES_OF_A_COPY = 8192
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
@@ -41,16 +43,18 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         overlap_NM: Tensor = iou(better.t()[:, :, None], worse.t(), offset)
         return overlap_NM > iou_threshold
 
-    return order[_greedy(wide(boxes)[order], overlaps)]
+    block = BOXES_OF_A_BLOCK if boxes.device.type == 'cpu' else BOXES_OF_A_COPY
+    return order[_greedy(wide(boxes)[order], overlaps, block)]
 
 
-def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor], block: int = BOXES_OF_A_BLOCK) -> Tensor:
     """Return the indices of the kept boxes. The boxes are sorted by falling score."""
     kept = []
     rest = torch.arange(len(boxes_N), device=boxes_N.device)
     while len(rest):
-        head, rest = rest[:BOXES_OF_A_BLOCK], rest[BOXES_OF_A_BLOCK:]
-        head = head[_kept_of_block(overlaps(boxes_N[head], boxes_N[head]))]
+        head, rest = rest[:block], rest[block:]
+        better = boxes_N[head].split(BOXES_OF_A_BLOCK)  # a part's numbers take less memory
+        head = head[_kept_of_block(torch.cat([overlaps(part, boxes_N[head]) for part in better]))]
         kept.append(head)
         if len(rest):
             rest = rest[~overlaps(boxes_N[head], boxes_N[rest]).any(0)]
@@ -58,18 +62,14 @@ def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Te
 
 
 def _kept_of_block(overlap_NN: Tensor) -> Tensor:
-    """Return the kept boxes of a block, (N,): no kept box with a higher score overlaps them.
-
-    The loop starts with all boxes, and applies the rule to all boxes at once. A round settles at least one more box in
-    the order of scores. The loop ends without a change, at the greedy result.
-    """
-    suppresses_NN = overlap_NN.triu(1).to(torch.float32)
-    stays_N = torch.ones(len(overlap_NN), dtype=torch.bool, device=overlap_NN.device)
-    while True:
-        then_N = stays_N.to(torch.float32) @ suppresses_NN == 0
-        if torch.equal(then_N, stays_N):
-            return stays_N
-        stays_N = then_N
+    """Return the indices of the kept boxes of a block. The loop reads a copy: each read of a GPU would wait for it."""
+    overlap = overlap_NN.cpu().numpy()
+    suppressed, kept = np.zeros(len(overlap), bool), []
+    for box in range(len(overlap)):
+        if not suppressed[box]:
+            kept.append(box)
+            suppressed |= overlap[box]
+    return torch.tensor(kept, device=overlap_NN.device)
 
 
 def iou(a: Any, b: Any, offset: int, library: Any = torch) -> Any:

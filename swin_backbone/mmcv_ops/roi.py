@@ -75,7 +75,7 @@ class SampledAxis:
     `start[r] + i * step[r] + (g + 0.5) * step[r] / samples[r]`."""
 
     def __init__(self, start_R: Tensor, length_R: Tensor, num_bins: int, sampling_ratio: int):
-        self.start_R, self.num_bins = start_R, num_bins
+        self.start_R, self.num_bins, self.sampling_ratio = start_R, num_bins, sampling_ratio
         self.step_R = length_R / num_bins
         if sampling_ratio > 0:
             self.samples_R = torch.full_like(start_R, sampling_ratio, dtype=torch.long)
@@ -109,15 +109,18 @@ def mean_bags(
     if not len(image_R):
         return
     num_bins = down.num_bins * across.num_bins
-    samples_R = down.samples_R * across.samples_R
-    if int(samples_R.max()) * num_bins > MAX_SAMPLES:
+    # Without a sampling ratio the numbers of samples depend on the regions: a GPU waits once, for this list.
+    cost_R = [down.sampling_ratio**2 * num_bins] * len(image_R)
+    if down.sampling_ratio <= 0:
+        cost_R = (down.samples_R * across.samples_R * num_bins).tolist()
+    if max(cost_R) > MAX_SAMPLES:
         raise ValueError(
             f'rois: a region with more than {MAX_SAMPLES} samples is far larger than its map: clip it, or set '
             'sampling_ratio'
         )
-    for part in parts(samples_R * num_bins, MAX_ENTRIES // 4):
-        count_P = samples_R[part].repeat_interleave(num_bins)
-        number_S, sample_S = number_entries(count_P, int(count_P.sum()))
+    for part in parts(cost_R, MAX_ENTRIES // 4):
+        count_P = (down.samples_R[part] * across.samples_R[part]).repeat_interleave(num_bins)
+        number_S, sample_S = number_entries(count_P, sum(cost_R[part]))
         region_S, bin_S = part.start + number_S // num_bins, number_S % num_bins
         samples_across_S = across.samples_R[region_S]
         down_S = down.at(region_S, bin_S // across.num_bins, sample_S // samples_across_S)

@@ -28,7 +28,7 @@ from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank
 from .layers.accelerate import accelerate
-from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
+from .optim.amp import Bfloat16OptimWrapper, MixedPrecisionHook, check_amp
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
 from .training.monitor import CurvesHook
@@ -204,27 +204,34 @@ class ProvenHook(Hook):
         self.phase = 'train'
 
 
-def enable_amp(cfg: Config) -> None:
-    """Train in automatic mixed precision, as `--amp` of the toolboxes, and on a CPU in `mixed_precision`.
+def enable_amp(cfg: Config, dtype: str = 'auto') -> None:
+    """Train in float16 as `--amp` of the toolboxes, with scaled losses, or in `mixed_precision` of bfloat16.
+
+    Args:
+        dtype: see `mixed_precision`.
 
     Raises:
-        ValueError: if the config has another kind of optimizer wrapper.
+        ValueError: if the config has another kind of optimizer wrapper, or for float16 on a CPU.
     """
-    if cfg.optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper', CpuAmpOptimWrapper.__name__):
+    of_bfloat16 = Bfloat16OptimWrapper.__name__
+    if cfg.optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper', of_bfloat16):
         raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={cfg.optim_wrapper.type!r}')
-    if _has_accelerator():
+    if check_amp(dtype, 'cuda' if _has_accelerator() else 'cpu') == 'float16':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+        if dtype != 'auto':
+            cfg.optim_wrapper.dtype = dtype
     else:
-        cfg.optim_wrapper.type = CpuAmpOptimWrapper.__name__
+        cfg.optim_wrapper.type = of_bfloat16
         for name in ('loss_scale', 'dtype', 'use_fsdp'):  # arguments of AmpOptimWrapper
             cfg.optim_wrapper.pop(name, None)
 
 
-def enable_amp_of_test(cfg: Config) -> None:
+def enable_amp_of_test(cfg: Config, dtype: str = 'auto') -> None:
     """Test in `mixed_precision`."""
+    check_amp(dtype, 'cuda' if _has_accelerator() else 'cpu')
     cfg.test_cfg.fp16 = True  # without this, mmengine's loop turns autocast off in each step
-    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__)]
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__, dtype=dtype)]
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:

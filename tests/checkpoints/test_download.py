@@ -1,6 +1,7 @@
 """Download from a local server. A download gives a checkpoint or an error of one sentence, and no partial file."""
 
 import hashlib
+import re
 import socketserver
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from helpers.checkpoints.pickles import makes_folder, saved
-from helpers.models.small_models import randomised
+from helpers.models.small_models import lines, randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, download, read_checkpoint
@@ -142,6 +143,24 @@ def test_a_bad_file_in_the_cache_is_downloaded_again(record_fault, server, befor
     assert read_checkpoint(url)['state_dict']['weight'][999] == 999
     assert cached(server)['swin.pth'].read_bytes() == ZIP
     record_fault('servers')
+
+
+def test_a_file_of_the_name_in_torchs_folder_serves(record_fault, server, log):
+    """torch.hub keeps downloads by their names. Users put files there on machines without a network."""
+    server.answer = answer(b'', '404 Not Found')
+    url, by_name = f'{server.url}/weights/swin.pth?download=1', server.cache / 'swin.pth'
+    with pytest.raises(CheckpointError, match=re.escape(f'put the file at {by_name}, or write its path')):
+        read_checkpoint(url)
+    by_name.write_bytes(bytes(FLIPPED))
+    with pytest.raises(CheckpointError, match=rf'{url[:20]}.*{by_name}.*Bad CRC'):
+        read_checkpoint(url)
+    by_name.write_bytes(ZIP)
+    assert read_checkpoint(url)['state_dict']['weight'][999] == 999
+    assert lines(log)[-1] == f'{by_name} serves for {url}'
+    assert len(server.paths) == 1
+    with pytest.raises(CheckpointError, match='could not be downloaded'):
+        read_checkpoint(f'{server.url}/{"long" * 100}.pth')
+    record_fault('servers', 2)
 
 
 def test_files_of_one_name_at_two_addresses_are_two(server):

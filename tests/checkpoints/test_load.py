@@ -2,7 +2,9 @@
 
 import ast
 import itertools
+import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +12,10 @@ import torch.nn.functional as F
 from helpers.checkpoints.origins import mmdet_backbone, official, official_backbone, position_index
 from helpers.models.small_models import Detector, lines, randomised
 
-from swin_backbone import SwinBackbone, load_checkpoint
+from swin_backbone import SwinBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.checkpoints.adapt import adapt_weights
+from swin_backbone.openmmlab.checkpointing.checkpoint_hook import WholeCheckpointHook
 
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 
@@ -93,6 +96,99 @@ def test_a_rectangle_without_its_window_is_an_error(weights):
     assert torch.equal(same.state_dict()[TABLE], source.state_dict()[TABLE])
     with pytest.raises(CheckpointError, match='299 rows is for no square window'):
         load_checkpoint(nano(), weights)
+
+
+def saved_by_the_tools(model, path):
+    checkpoint = dict(state_dict=model.state_dict())
+    WholeCheckpointHook().before_save_checkpoint(SimpleNamespace(model=model), checkpoint)
+    torch.save(checkpoint, path)
+
+
+def test_our_checkpoints_name_their_rectangles(weights, tmp_path):
+    """81 rows are for 5 x 5 or 2 x 14, and 256 patches for 16 x 16 or 8 x 32."""
+    arguments = dict(window_size=(2, 14), use_abs_pos_embed=True, pretrain_img_size=(32, 128))
+    source = randomised(**arguments)
+    saved_by_the_tools(Detector(source), weights)
+    backbone = nano(use_abs_pos_embed=True, pretrain_img_size=64)
+    report = load_checkpoint(backbone, weights)
+    changes = {'position embedding from 8x32 to 16x16', 'bias tables from window 2x14 to 7x7'}
+    assert set(report.resized.values()) == changes
+    (warning,) = report.warnings
+    assert warning.endswith('As the checkpoint was trained: window_size=(2, 14)')
+    assert not load_checkpoint(nano(**arguments), weights).resized
+    convert_checkpoint(weights, tmp_path / 'tv.pth', to='torchvision')
+    assert set(load_checkpoint(nano(), tmp_path / 'tv.pth').resized.values()) == {'bias tables from window 2x14 to 7x7'}
+
+
+def test_a_window_of_swin_v2_in_our_checkpoint(weights, tmp_path):
+    small = dict(arch='nano', window_size=4)
+    saved_by_the_tools(randomised(kind=SwinV2Backbone, **small), weights)
+    assert not load_checkpoint(SwinV2Backbone(**small), weights).warnings
+    (warning,) = load_checkpoint(SwinV2Backbone(arch='nano', window_size=8), weights).warnings
+    assert warning.endswith('set pretrained_window_sizes')
+    fitting = SwinV2Backbone(arch='nano', window_size=8, pretrained_window_sizes=(4, 4, 4, 4))
+    assert not load_checkpoint(fitting, weights).warnings
+    convert_checkpoint(weights, tmp_path / 'folder', to='hf')
+    assert json.loads((tmp_path / 'folder' / 'config.json').read_text())['window_size'] == 4
+
+
+@pytest.mark.parametrize('sizes', [3, {}, dict(window_size=7, map_size='ab'), dict(window_size=['a', (0, 7), (7,)])])
+def test_sizes_that_are_none_are_left_out(weights, sizes, record_fault):
+    state = randomised(use_abs_pos_embed=True).state_dict()
+    state._metadata['']['swin_backbone'] = sizes
+    state._metadata['stages'] = 'no dict'
+    torch.save(state, weights)
+    assert not load_checkpoint(nano(use_abs_pos_embed=True), weights).resized
+    record_fault('damages')
+
+
+def test_a_guess_of_a_square_is_a_warning(weights):
+    arguments = dict(window_size=(2, 14), use_abs_pos_embed=True, pretrain_img_size=(32, 128))
+    torch.save(randomised(**arguments).state_dict(), weights)
+    assert not load_checkpoint(nano(**arguments), weights).warnings
+    about_map, about_tables = load_checkpoint(nano(use_abs_pos_embed=True), weights).warnings
+    assert about_map.startswith('absolute_pos_embed counts as the 16x16 patches of a square')
+    assert 'if with square windows, which the file does not name: window_size=(5, 5)' in about_tables
+
+
+@pytest.mark.parametrize('wrapper', ['module.', '_orig_mod.'])
+@pytest.mark.parametrize('order', [1, -1])
+def test_a_name_with_and_without_a_wrapper(weights, wrapper, order):
+    """The shorter names are loaded, and the report counts the others."""
+    source, other = Detector(randomised()).state_dict(), Detector(randomised()).state_dict()
+    entries = [*source.items(), *((f'{wrapper}{key}', value) for key, value in other.items())]
+    torch.save(dict(entries[::order]), weights)
+    detector = Detector(nano())
+    report = load_checkpoint(detector, weights)
+    assert all(torch.equal(value, source[key]) for key, value in detector.state_dict().items())
+    ignored = [key for names in report.ignored.values() for key in names]
+    assert sorted(ignored) == sorted(f'{wrapper}{key}' for key in source)
+
+
+def test_a_stem_of_several_convolutions_is_an_error(weights):
+    state = official_backbone(randomised().state_dict())
+    for name, value in (('0.weight', torch.rand(32, 3, 3, 3)), ('1.num_batches_tracked', torch.tensor(3))):
+        state[f'patch_embed.proj.{name}'] = value
+    del state['patch_embed.proj.weight'], state['patch_embed.proj.bias']
+    torch.save(state, weights)
+    message = 'no patch_embed.projection.weight, the one convolution .*patch_embed.proj.0.weight'
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(nano(), weights)
+
+
+@pytest.mark.parametrize('key', ['norm3.weight', 'neck.fpn.weight', 'neck.norm.running_var'])
+def test_a_number_beyond_the_dtype_of_the_model_is_an_error(weights, key, record_fault):
+    detector = Detector(randomised())
+    detector.neck.norm = torch.nn.BatchNorm2d(2)
+    state = detector.state_dict()
+    key = key if key in state else f'backbone.{key}'
+    state[key].view(-1)[0] = -7e4
+    torch.save(state, weights)
+    with pytest.raises(CheckpointError, match=rf'{key} has numbers up to 70000, and the torch.float16 of the model'):
+        load_checkpoint(detector.half(), weights)
+    for dtype in (torch.bfloat16, torch.float32):
+        load_checkpoint(detector.to(dtype), weights)
+    record_fault('damages')
 
 
 def test_another_image_size_resizes_the_position_embedding(weights):

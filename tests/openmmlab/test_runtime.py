@@ -4,7 +4,6 @@ import ast
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import ROOT
 from helpers.openmmlab import toy_training
 from mmengine.config import Config
@@ -83,14 +82,40 @@ def test_order_of_work_dirs(tmp_path):
     assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
 
 
-def test_amp_takes_the_wrapper_of_the_machine():
+FLOAT16 = dict(type='AmpOptimWrapper', loss_scale='dynamic')
+BFLOAT16 = dict(type='Bfloat16OptimWrapper')
+
+
+@pytest.mark.parametrize(
+    ('has_gpu', 'dtype', 'wrapper'),
+    [
+        (True, 'auto', FLOAT16),
+        (True, 'float16', dict(FLOAT16, dtype='float16')),
+        (True, 'bfloat16', BFLOAT16),
+        (False, 'auto', BFLOAT16),
+        (False, 'bfloat16', BFLOAT16),
+    ],
+)
+@pytest.mark.parametrize('before', ['OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper'])
+def test_amp_takes_the_wrapper_of_dtype_and_machine(monkeypatch, has_gpu, dtype, wrapper, before):
+    monkeypatch.setattr(runtime, '_has_accelerator', lambda: has_gpu)
     cfg = Config.fromfile(MASK_RCNN)
-    runtime.enable_amp(cfg)
-    if torch.cuda.is_available():
-        assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ('AmpOptimWrapper', 'dynamic')
-    else:
-        assert cfg.optim_wrapper.type == 'CpuAmpOptimWrapper'
-        assert 'loss_scale' not in cfg.optim_wrapper
+    cfg.optim_wrapper.type = before
+    kept = {key: cfg.optim_wrapper[key] for key in ('optimizer', 'paramwise_cfg')}
+    if before == 'AmpOptimWrapper':
+        cfg.optim_wrapper.loss_scale = 'dynamic'
+    runtime.enable_amp(cfg, dtype)
+    assert cfg.optim_wrapper == {**kept, **wrapper}
+    runtime.enable_amp_of_test(cfg, dtype)
+    assert cfg.custom_hooks[-1] == dict(type='MixedPrecisionHook', dtype=dtype)
+
+
+def test_what_amp_refuses(monkeypatch):
+    monkeypatch.setattr(runtime, '_has_accelerator', lambda: False)
+    cfg = Config.fromfile(MASK_RCNN)
+    for enable in (runtime.enable_amp, runtime.enable_amp_of_test):
+        with pytest.raises(ValueError, match="'float16' of mixed precision takes a GPU"):
+            enable(cfg, 'float16')
     cfg.optim_wrapper.type = 'SomebodysWrapper'
     with pytest.raises(ValueError, match='SomebodysWrapper'):
         runtime.enable_amp(cfg)

@@ -28,6 +28,23 @@ COMMANDS = [
 TABLE = ROOT / 'docs' / 'reference' / 'tools.md'
 
 
+@pytest.mark.parametrize(
+    ('words', 'dtype'),
+    [
+        ('CONFIG', None),
+        ('--amp CONFIG', 'auto'),
+        ('CONFIG --amp --debug', 'auto'),
+        ('--amp bfloat16 CONFIG', 'bfloat16'),
+        ('CONFIG --amp=float16', 'float16'),
+    ],
+)
+def test_amp_takes_a_dtype_and_no_config(words, dtype):
+    parser = command_line.Parser()
+    parser.add('config amp debug')
+    args = parser.parse_args(words.split())
+    assert (args.config, args.amp) == ('CONFIG', dtype)
+
+
 @pytest.mark.parametrize('tool', COMMANDS)
 def test_every_tool_runs_by_run(tool):
     assert tool.read_text().endswith("if __name__ == '__main__':\n    run(main)\n")

@@ -9,10 +9,20 @@ from typing import Any, Optional, Union
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
+from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
+from ...checkpoints.adapt import store_sizes
 from ...whole_files import PARTIAL
 from .exact_resume import resume_state
+
+
+class _Template(str):
+    """A template of file names that also takes the step 'E_iter_N', of iteration N in mid-epoch."""
+
+    def format(self, step: Union[int, str]) -> str:  # type: ignore[override]
+        epoch, *iteration = str(step).split('_', 1)
+        return re.sub(r'\{.*?\}', lambda field: '_'.join([field[0].format(int(epoch)), *iteration]), self)
 
 
 class WholeCheckpointHook(CheckpointHook):
@@ -27,11 +37,13 @@ class WholeCheckpointHook(CheckpointHook):
     saved_iter = -1
     saved_path: Optional[str] = None
     file_backend: Any
+    filename_tmpl: Any
 
     def __init__(self, **settings: Any) -> None:
         if not any(map(settings.get, ('file_client_args', 'backend_args'))) and not _is_url(settings.get('out_dir')):
             settings['backend_args'] = dict(backend='whole')
         super().__init__(**settings)
+        self.filename_tmpl = _Template(self.filename_tmpl)
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
@@ -41,6 +53,10 @@ class WholeCheckpointHook(CheckpointHook):
         if is_main_process() and not _is_url(self.out_dir):
             for partial in Path(self.out_dir).glob(f'{PARTIAL}*.pth'):  # of a killed process
                 partial.unlink()
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        store_sizes(model, checkpoint['state_dict'])
 
     def folder(self, runner: Runner) -> str:
         """Return the folder of the checkpoints, also before training."""

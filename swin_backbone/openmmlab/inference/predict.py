@@ -33,7 +33,7 @@ from ..config.check import compare_classes
 from ..data.media import Frame, Medium, VideoWriter
 from ..data.own_data.config import set_num_classes
 from ..layers.accelerate import accelerate
-from ..optim.amp import mixed_precision
+from ..optim.amp import check_amp, mixed_precision
 
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
@@ -51,7 +51,7 @@ class Predictor:
         device: name of torch.
         unsafe_load: see `load_checkpoint`.
         allow_missing: accept a checkpoint without some weights of the model.
-        amp: predict in `mixed_precision`.
+        amp: predict in `mixed_precision` of this dtype; None: in float32.
 
     Raises:
         ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
@@ -64,13 +64,13 @@ class Predictor:
         device: str,
         unsafe_load: bool = False,
         allow_missing: bool = False,
-        amp: bool = False,
+        amp: Optional[str] = None,
     ):
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
         read_checkpoints_safely(unsafe_load)
-        self.amp = amp
+        self.amp = amp and check_amp(amp, torch.device(device).type)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
@@ -92,7 +92,7 @@ class Predictor:
             if self.scope != 'mmpretrain':  # which has no loader of pixels
                 pipeline.insert(0, dict(type=f'{self.scope}.LoadImageFromNDArray'))
             self.pipeline = Compose(pipeline)
-            self._described = repr((cfg.model, pipeline, amp))
+            self._described = repr((cfg.model, pipeline, self.amp))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 
@@ -126,7 +126,7 @@ class Predictor:
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the predictions for each frame of a batch."""
-        precision = mixed_precision(self.model) if self.amp else nullcontext()
+        precision = mixed_precision(self.model, self.amp) if self.amp else nullcontext()
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
             samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
             return samples

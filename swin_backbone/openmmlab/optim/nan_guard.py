@@ -1,6 +1,5 @@
 """Skip the steps of a training with a loss or gradient that is not finite, which would make every weight NaN."""
 
-import math
 from collections.abc import Iterator
 from typing import Any, Optional
 
@@ -44,7 +43,7 @@ class NonFiniteGuardHook(Hook):
         self.wrapper: Optional[OptimWrapper] = None
         self.problem: Optional[str] = None  # 'loss' or 'gradient norm' of a skipped step
         self.finite: list[Tensor] = []  # a flag for each loss since the last step
-        self.seen: list[tuple[dict[str, float], list[str]]] = []  # log variables and images since the last step
+        self.seen: list[tuple[dict[str, Tensor], list[str]]] = []  # log variables and images since the last step
         self.buffers: list[tuple[Tensor, Tensor]] = []  # saved buffers, and copies from before the step
 
     def before_train(self, runner: Runner) -> None:
@@ -68,7 +67,7 @@ class NonFiniteGuardHook(Hook):
                 self.problem = 'loss'
             else:
                 self.problem = None if _lowers_its_scale(wrapper) else 'gradient norm'
-                if hasattr(wrapper, 'loss_scaler'):  # AmpOptimWrapper skips the step too, and adapts its scale
+                if _scales_losses(wrapper):  # AmpOptimWrapper skips the step too, and adapts its scale
                     step(**kwargs)
 
         wrapper.update_params, wrapper.step = watch_loss, step_if_finite
@@ -89,7 +88,7 @@ class NonFiniteGuardHook(Hook):
         if self.wrapper is None:
             return
         tensors = {name: torch.as_tensor(value).detach() for name, value in (outputs or {}).items()}
-        values = {name: value.item() for name, value in tensors.items() if value.numel() == 1}
+        values = {name: value for name, value in tensors.items() if value.numel() == 1}  # read after a skipped step
         self.seen.append((values, list(_names_of_images(data_batch))))
         if not self.wrapper.should_update():
             return
@@ -133,8 +132,12 @@ def _gradient_is_finite(wrapper: OptimWrapper) -> list[Tensor]:
 
 def _lowers_its_scale(wrapper: OptimWrapper) -> bool:
     """Return whether AmpOptimWrapper handles an overflow: its scale is dynamic and above 1."""
-    scaler = getattr(wrapper, 'loss_scaler', None)
-    return scaler is not None and wrapper._scale_update_param is None and scaler.get_scale() > 1
+    return _scales_losses(wrapper) and wrapper._scale_update_param is None and bool(wrapper.loss_scaler.get_scale() > 1)
+
+
+def _scales_losses(wrapper: OptimWrapper) -> bool:
+    """Return whether AmpOptimWrapper scales losses; by loss_scale=dict(enabled=False) the wrapper does not."""
+    return hasattr(wrapper, 'loss_scaler') and bool(wrapper.loss_scaler.is_enabled())
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
@@ -144,10 +147,10 @@ def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
                 yield buffer
 
 
-def _describe(problem: str, seen: list[tuple[dict[str, float], list[str]]]) -> str:
+def _describe(problem: str, seen: list[tuple[dict[str, Tensor], list[str]]]) -> str:
     """Return sentences with the terms that are not finite and their images, for each rank."""
     terms_of_batches = [
-        [f'{name} {value:g}' for name, value in outputs.items() if name != 'loss' and not math.isfinite(value)]
+        [f'{name} {value.item():g}' for name, value in outputs.items() if name != 'loss' and not value.isfinite()]
         for outputs, _ in seen
     ]
     images = [name for (_, names), terms in zip(seen, terms_of_batches) if terms or problem != 'loss' for name in names]

@@ -16,6 +16,7 @@ ADAMW = dict(
 )
 BATCH = 16
 CLASSIFIER_BATCH = 1024
+LAYER_DECAY = 'SwinLayerDecayOptimizerConstructor'  # of optim/layer_decay.py
 POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
 
 
@@ -23,9 +24,10 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
     """Put the recipe's optimizer into a config, in place.
 
     A config with AdamW (the DETR family, RTMDet, SegFormer) keeps its rate, decay and multipliers, which belong to its
-    heads. The backbone's norms and position tables lose their decay. All configs keep `bypass_duplicate`, for shared
-    parameters. A classifier's rate is scaled from 1024 images per step to `auto_scale_lr.base_batch_size` of the
-    config. For all other models, `base_batch_size` becomes 16. An `eta_min` at or above the new rate becomes 0.
+    heads. The backbone's norms and position tables lose their decay. A config with `LAYER_DECAY` is made for a Swin,
+    and keeps its optimizer. All configs keep `bypass_duplicate`, for shared parameters. A classifier's rate is scaled
+    from 1024 images per step to `auto_scale_lr.base_batch_size` of the config. For all other models, `base_batch_size`
+    becomes 16. An `eta_min` at or above the new rate becomes 0.
 
     Args:
         backbone: prefix of the backbone's parameters, as 'backbone', 'detector.backbone' or 'img_backbone'.
@@ -35,7 +37,7 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
         ValueError: if `optim_wrapper` has no single optimizer.
     """
     wrapper = cfg.get('optim_wrapper')
-    if wrapper is None:
+    if wrapper is None or constructor_of(wrapper) == LAYER_DECAY:
         return
     if 'optimizer' not in wrapper:
         raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep keeps optim_wrapper')
@@ -61,6 +63,12 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
     for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
         if scheduler.get('eta_min', 0) >= wrapper.optimizer.lr:
             scheduler['eta_min'] = 0.0
+
+
+def constructor_of(wrapper: dict[str, Any]) -> Any:
+    """Return the name of a wrapper's constructor, which a config in pure Python has as a class, or None."""
+    constructor = wrapper.get('constructor')
+    return getattr(constructor, '__name__', constructor)
 
 
 def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .diff import summarize
 from .probe import Level, backbone_levels
-from .recipe import apply_recipe
+from .recipe import LAYER_DECAY, apply_recipe, constructor_of
 from .variants import SWINS, Swin, Task
 
 RECIPES = ('swin', 'keep')
@@ -81,7 +81,7 @@ def swap_backbone(
             with on_device('meta'):
                 layers = MODELS.build(dict(model[part], init_cfg=None)).layer_order()
             apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), layers, task)
-        elif 'constructor' in (after.get('optim_wrapper') or {}):
+        elif constructor_of(after.get('optim_wrapper') or {}) not in (None, LAYER_DECAY):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
                 "recipe 'swin' takes it out"

@@ -91,10 +91,10 @@ class Toy(BaseModel):
 class CpuAmp(AmpOptimWrapper):
     """mmengine's AmpOptimWrapper with a CPU's scaler. mmengine's own constructor requires an accelerator."""
 
-    def __init__(self, init_scale=1024.0, **kwargs):
+    def __init__(self, init_scale=1024.0, enabled=True, **kwargs):
         OptimWrapper.__init__(self, **kwargs)
         self._scale_update_param = None
-        self.loss_scaler = torch.amp.GradScaler('cpu', init_scale=init_scale, growth_interval=3)
+        self.loss_scaler = torch.amp.GradScaler('cpu', init_scale=init_scale, growth_interval=3, enabled=enabled)
         self.cast_dtype = torch.bfloat16
 
 

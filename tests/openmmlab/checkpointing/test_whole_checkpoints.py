@@ -1,6 +1,7 @@
 """A whole checkpoint exists at every moment: under kill -9, on a full disk, in a read-only folder."""
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -114,6 +115,27 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
         write_whole_by(path, lambda partial: partial.write_bytes(b'after') // 0)
     assert path.read_bytes() == b'before'
     assert os.listdir(tmp_path) == ['file']
+
+
+def test_by_the_rules_of_windows(tmp_path, monkeypatch):
+    """Windows opens no folder, and flushes no file that is open for reading."""
+    open_file, fsync = os.open, os.fsync
+
+    def open_no_folder(path, *settings, **more):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, 'Permission denied', str(path))
+        return open_file(path, *settings, **more)
+
+    def flush_what_can_be_written(handle):
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, 'Bad file descriptor')
+        fsync(handle)
+
+    monkeypatch.setattr(os, 'open', open_no_folder)
+    monkeypatch.setattr(os, 'fsync', flush_what_can_be_written)
+    for data in (b'before', b'after'):
+        write_whole(tmp_path / 'folder' / 'file', data)
+        assert (tmp_path / 'folder' / 'file').read_bytes() == data
 
 
 def test_a_best_checkpoint_is_removed_once_there_is_a_better_one(tmp_path):

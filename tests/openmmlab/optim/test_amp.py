@@ -5,7 +5,7 @@ import re
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import pytest
@@ -40,7 +40,7 @@ class Model(nn.Module):
 
 def wrapper(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return OPTIM_WRAPPERS.build(dict(type='CpuAmpOptimWrapper', optimizer=optimizer))
+    return OPTIM_WRAPPERS.build(dict(type='Bfloat16OptimWrapper', optimizer=optimizer))
 
 
 def test_a_whole_model_computes_in_bfloat16_and_trains():
@@ -182,7 +182,7 @@ def dtypes_of(family, monkeypatch):
 def test_every_family_predicts_and_trains(family):
     cfg = swapped(PLACED[family])
     if 'Wrapper' in cfg.optim_wrapper.get('type', 'OptimWrapper'):
-        cfg.optim_wrapper.type = 'CpuAmpOptimWrapper'
+        cfg.optim_wrapper.type = 'Bfloat16OptimWrapper'
     for key in ('loss_scale', 'dtype'):
         cfg.optim_wrapper.pop(key, None)
     model, data = build(cfg), pictures_and_truth(cfg)
@@ -191,6 +191,41 @@ def test_every_family_predicts_and_trains(family):
         predict(cfg, model, copy.deepcopy(data))
     losses, _ = train_one_step(cfg, model, data)
     assert all(value.isfinite() for value in losses.values())
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'behind'), [('bfloat16', torch.float32), ('float16', torch.float16), ('auto', torch.float16)]
+)
+def test_on_a_gpu_bfloat16_has_float32_in_kernels(monkeypatch, dtype, behind):
+    """mmcv's and torchvision's kernels for GPUs take float16, and no bfloat16. `meta` stands for a GPU."""
+
+    class Head(nn.Linear):
+        def loss_by_feat(self, x):
+            return x.sum()
+
+    class Extractor(nn.Module):
+        roi_layers = ()
+
+        def forward(self, x):
+            return x
+
+    entered = []
+    monkeypatch.setattr(torch, 'autocast', lambda *settings, **more: entered.append(settings) or nullcontext())
+    model = nn.ModuleDict(dict(head=Head(3, 2), extractor=Extractor())).to('meta')
+    x = torch.ones(1, 3, device='meta', dtype=torch.bfloat16 if dtype == 'bfloat16' else torch.float16)
+    model.to(x.dtype)
+    with mixed_precision(model, dtype):
+        assert model.head(x).dtype == behind
+        assert model.extractor(x).dtype == behind
+        assert model.head.loss_by_feat(x).dtype == behind
+    assert entered[0] == ('meta', x.dtype)
+    assert {device for device, *_ in entered} == {'meta'}
+
+
+@pytest.mark.parametrize(('dtype', 'error'), [('float16', ValueError), ('float32', ValueError), (None, TypeError)])
+def test_a_dtype_that_a_cpu_does_not_take(dtype, error):
+    with pytest.raises(error, match='dtype'), mixed_precision(nn.Linear(2, 2), dtype):
+        pass
 
 
 def test_afterwards_and_in_a_copy_methods_are_the_modules_own():

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.kernels.waits import Device
 from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, tensors_of, train_and_say, wait
+from mmengine.optim import OptimWrapper
+from torch import nn
 
 from swin_backbone import NonFiniteGuardHook
 
@@ -35,9 +38,12 @@ def check_skipped(folder, first, last):
     assert is_finite(folder / f'iter_{last}.pth')
 
 
-@pytest.mark.parametrize('what', ['loss_a', 'gradient'])
-def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, what):
-    codes, message = spoilt(tmp_path / 'work', {2: what})
+UNSCALED = dict(optim_wrapper__type='CpuAmp', optim_wrapper__enabled=False)
+
+
+@pytest.mark.parametrize(('what', 'settings'), [('loss_a', {}), ('gradient', {}), ('gradient', UNSCALED)])
+def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, what, settings):
+    codes, message = spoilt(tmp_path / 'work', {2: what}, **settings)
     assert codes == {0}, message[-3000:]
     check_skipped(tmp_path / 'work', 2, 3)
     assert differing(tmp_path / 'work' / 'iter_3.pth', tmp_path / 'work' / 'iter_4.pth') != []
@@ -120,9 +126,18 @@ def test_a_finite_run_has_the_bits_of_an_unwatched_run(tmp_path):
     assert differing(tmp_path / 'watched' / 'iter_5.pth', tmp_path / 'alone' / 'iter_5.pth') == []
 
 
-def test_losses_are_read_without_a_warning(recwarn):
-    hook = NonFiniteGuardHook()
-    hook.wrapper = SimpleNamespace(should_update=lambda: False)
-    hook.after_train_iter(None, 0, {}, dict(loss=torch.ones((), requires_grad=True), losses=torch.ones(2), acc=0.5))
-    assert hook.seen == [({'loss': 1.0, 'acc': 0.5}, [])]
+def test_a_step_waits_once_for_the_device(recwarn):
+    """mmengine reads the loss terms for the log; the hook reads them after a skipped step alone."""
+    model = nn.Linear(3, 1)
+    runner = SimpleNamespace(model=model, optim_wrapper=OptimWrapper(torch.optim.SGD(model.parameters(), 0.1)), iter=0)
+    hook, outputs = NonFiniteGuardHook(), dict(losses=torch.ones(2), acc=0.5)
+    hook.before_train(runner)
+    with Device() as device:
+        for step in range(3):
+            hook.before_train_iter(runner, step)
+            loss = model(torch.ones(2, 3)).mean()
+            runner.optim_wrapper.update_params(loss)
+            hook.after_train_iter(runner, step, {}, dict(outputs, loss=loss, loss_a=loss, loss_b=loss))
+    assert device.waits == {'tolist': 3}
+    assert not hook.seen
     assert not recwarn.list

@@ -7,7 +7,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from swin_backbone import swap_backbone
+from swin_backbone import SwinLayerDecayOptimizerConstructor, swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.swap import replace as swap_module
 
@@ -83,6 +83,28 @@ def test_recipe_swin_exchanges_sgd():
     segmentation = swap(DEEPLAB)
     assert (segmentation.optim_wrapper.optimizer.lr, segmentation.optim_wrapper.optimizer.weight_decay) == (6e-5, 0.01)
     assert segmentation.param_scheduler[0].eta_min == 0  # the old value is above the new rate
+
+
+@pytest.mark.parametrize('recipe', ['swin', 'keep'])
+@pytest.mark.parametrize('as_class', [False, True])
+def test_both_recipes_keep_our_layer_decay(recipe, as_class):
+    cfg = read_config(FASTER)
+    own = SwinLayerDecayOptimizerConstructor
+    wrapper = dict(
+        type='OptimWrapper',
+        constructor=own if as_class else own.__name__,
+        optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
+        paramwise_cfg=dict(decay_rate=0.9),
+    )
+    cfg.optim_wrapper = wrapper
+    after = swap_backbone(cfg, 'swin-nano', recipe=recipe, init_cfg=None, verbose=False)
+    assert after.optim_wrapper == wrapper
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        groups = build_optim_wrapper(MODELS.build(after.model), after.optim_wrapper).optimizer.param_groups
+    assert {group['lr'] for group in groups} == {1e-4 * 0.9**layer for layer in range(10)}
+    cfg.optim_wrapper.constructor = 'LearningRateDecayOptimizerConstructor'
+    with pytest.raises(ValueError, match='made for the old backbone'):
+        swap_backbone(cfg, 'swin-nano', recipe='keep', verbose=False)
 
 
 def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():

@@ -23,15 +23,26 @@ def last(folder):
     return path.name, torch.load(path, weights_only=False)['meta']['iter']
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, record_fault, number):
-    log = tmp_path / 'log'
-    assert run(config(tmp_path, epochs=2, hooks=[send(number, 5)]), log=log) == RESUMABLE
-    assert last(tmp_path) == ('epoch_0_iter_5.pth', 5)
+EPOCH = ('epoch_0_iter_5.pth', 'epoch_1.pth')
+
+
+@pytest.mark.parametrize(
+    ('number', 'template', 'names'),
+    [
+        (signal.SIGTERM, None, EPOCH),
+        (signal.SIGINT, 'epoch_{}.pth', EPOCH),
+        (signal.SIGTERM, '{:03d}-swin.pth', ('000_iter_5-swin.pth', '001-swin.pth')),
+    ],
+)
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, record_fault, number, template, names):
+    log, settings, (mid, end) = tmp_path / 'log', dict(default_hooks__checkpoint__filename_tmpl=template), names
+    assert run(config(tmp_path, epochs=2, hooks=[send(number, 5)], **settings), log=log) == RESUMABLE
+    assert last(tmp_path) == (mid, 5)
     assert f'{number.name}: training stops after iteration 5 (exit code 75).' in log.read_text()
-    assert f'checkpoint is {tmp_path}/epoch_0_iter_5.pth; --resume goes on from there' in log.read_text()
-    assert run(config(tmp_path, epochs=1, resume=True)) == 0
-    assert sorted(path.name for path in tmp_path.glob('*.pth')) == ['epoch_1.pth']  # max_keep_ckpts is 1
+    assert f'checkpoint is {tmp_path}/{mid}; --resume goes on from there' in log.read_text()
+    (tmp_path / 'last_checkpoint').unlink()
+    assert run(config(tmp_path, epochs=1, resume=True, **settings)) == 0
+    assert sorted(path.name for path in tmp_path.glob('*.pth')) == [end]  # max_keep_ckpts is 1
     record_fault('signals')
 
 
