@@ -193,7 +193,7 @@ class Job:
         batch: list[Prepared] = []
         try:
             for one in self.prepared(inputs):
-                if len(batch) == self.batch_size or (batch and not self.predictor.can_batch(batch[-1][1], one[1])):
+                if len(batch) == self.batch_size:
                     self.predict(batch)
                     batch = []
                 batch.append(one)

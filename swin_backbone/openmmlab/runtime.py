@@ -26,6 +26,7 @@ from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
+from .inference.by_shape import predict_by_shape
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank
 from .layers.accelerate import accelerate
 from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
@@ -149,6 +150,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         keep_freed_memory()
         if not isinstance(runner, SafeRunner):  # SafeRunner calls `accelerate` itself
             accelerate(runner.model)
+    predict_by_shape(runner.model)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
     runner.register_hook(CurvesHook())

@@ -34,6 +34,7 @@ from ..data.media import Frame, Medium, VideoWriter
 from ..data.own_data.config import set_num_classes
 from ..layers.accelerate import accelerate
 from ..optim.amp import mixed_precision
+from .by_shape import predict_by_shape
 
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
@@ -85,6 +86,7 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
                 compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
+            predict_by_shape(self.model)
             if torch.device(device).type == 'cpu':
                 accelerate(self.model)
             steps = cfg.test_dataloader.dataset.pipeline
@@ -118,10 +120,6 @@ class Predictor:
             raise OSError(
                 f'{frame.medium.path} of {width}x{height} pixels is no input for the test pipeline: {error}'
             ) from error
-
-    def can_batch(self, prepared: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Return whether two frames fit into a batch: mmdet pads frames to one size, mmseg does not."""
-        return bool(self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape)
 
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
