@@ -32,6 +32,7 @@ from .layers.accelerate import accelerate
 from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
+from .training.buffers import SameBuffersHook
 from .training.monitor import CurvesHook
 from .training.runner import SafeRunner
 
@@ -154,6 +155,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
     runner.register_hook(CurvesHook())
+    runner.register_hook(SameBuffersHook())
     return runner
 
 

@@ -1,21 +1,16 @@
 """Numbers that tools/test.py and tools/infer.py print and write."""
 
-import json
 import pickle
 
 import cv2
-import numpy as np
 import pytest
 import torch
 from helpers.in_process import run_well
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, write_coco
 from helpers.openmmlab.random_models import save_random_model
-from mmengine.structures import BaseDataElement
-from torch import nn
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.cfg_options import parse_options
-from swin_backbone.openmmlab.inference.by_shape import predict_by_shape
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -35,7 +30,7 @@ def detector(tmp_path_factory):
 
 
 def test_predictions_do_not_depend_on_the_batch(detector, tmp_path):
-    _, checkpoint, words = detector
+    *_, words = detector
     for size in (1, 8):
         command = ('tools/test.py', *words, f'test_dataloader.batch_size={size}', '--work-dir', tmp_path)
         run_well(*command, '--out', tmp_path / f'{size}.pkl')

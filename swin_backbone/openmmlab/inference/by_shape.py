@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from torch import nn
 
 
-def predict_by_shape(model: nn.Module) -> None:
+def predict_by_shape(model: Any) -> None:
     """Let `val_step` and `test_step` of a model compute the pictures of each shape together, in place.
 
     Toolboxes pad the pictures of a batch to one shape. A model sees the padding, so predictions would depend on the
@@ -40,4 +39,4 @@ class ByShape:
         for indices in groups.values():
             part = {name: [values[index] for index in indices] for name, values in data.items()}
             samples.update(zip(indices, self.step(part)))
-        return [samples[index] for index in range(len(inputs))]
+        return [samples[index] for index in range(len(samples))]
