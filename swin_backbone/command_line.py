@@ -203,6 +203,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     '--device': dict(metavar='DEV', help='cpu or cuda:0'),
     '--threads': dict(type=positive, metavar='N', help='threads on a CPU'),
+    '--first-label': dict(
+        type=whole(0, 1),
+        default=0,
+        metavar='N',
+        help="value of a segmentor's first class in label PNGs: 0 (default), or 1 as for ADE20K's server and in label "
+        'files with reduce_zero_label',
+    ),
     '--work-dir': dict(metavar='D', help="folder of logs and checkpoints (default: work_dirs/ and the config's name)"),
     '--out-dir': dict(type=Path, metavar='D', help='folder to write'),
     '--out': dict(type=Path, metavar='F', help='file to write'),

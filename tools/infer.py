@@ -8,10 +8,11 @@ DIR is a folder of tools/export.py. An input is a picture, a video, a folder or 
 
   D/overlays/NAME.jpg  the picture with the predictions; NAME.mp4 of a video
   D/results.json       detector: COCO results, with the ids of pictures and
-                       categories in D/images.json; classifier: class and
-                       score of each picture, and the five best classes
-  D/labels/NAME.png    segmentor: the class of each pixel, from 0; 16 bits for
-                       more than 256 classes
+                       categories of D/images.json, or of --annotations;
+                       classifier: class and score of each picture, and the
+                       five best classes
+  D/labels/NAME.png    segmentor: the class of each pixel, from --first-label;
+                       16 bits for more than 256 classes
 
 To limit memory, a picture above --max-pixels is reduced for the model and the overlay, with a line in the log. Boxes,
 masks and labels are in pixels of the full picture.
@@ -76,8 +77,12 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
     parser.add(
-        f'{CONFIG} batch weights amp score_thr device threads out_dir overwrite allow_missing unsafe_load timeout',
+        f'{CONFIG} annotations batch weights amp score_thr device threads first_label out_dir overwrite '
+        'allow_missing unsafe_load timeout',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
+        annotations=dict(
+            dest='ids_of', metavar='F', help='COCO JSON with the ids of pictures and categories for results.json'
+        ),
         batch=dict(default=1, help='pictures at a time (default: 1)'),
         device=dict(help='default: cuda:0 if there is a GPU; cpu for an exported folder'),
         threads=dict(help='threads of an exported model on a CPU'),
@@ -124,8 +129,8 @@ def parse_args() -> argparse.Namespace:
         given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
         if given:
             parser.error(f'--{given[0].replace("_", "-")} takes --tile')
-    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
-        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels')
+    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS or args.ids_of or args.first_label:
+        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels, --annotations, --first-label')
     elif args.merge and (args.shard or args.resume):
         parser.error('--merge takes neither --shard nor --resume')
     return args
@@ -332,8 +337,10 @@ def main() -> int:
             args.out_dir /= f'{number}-of-{of}'
         args.out_dir.mkdir(parents=True, exist_ok=True)
         predictor = open_predictor(args)
-        read = [args.config, args.weights or args.config, *(medium.path for medium in inputs)]
-        results = Results(Outputs(args.out_dir, read, args.overwrite), predictor, args.score_thr)
+        named = (args.config, args.weights, args.ids_of)
+        read = [*filter(None, named), *(medium.path for medium in inputs)]
+        outputs = Outputs(args.out_dir, read, args.overwrite)
+        results = Results(outputs, predictor, args.score_thr, args.first_label, args.ids_of)
         results.check(inputs)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -356,6 +363,8 @@ def main() -> int:
     )
     if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
+    if predictor.scope == 'mmdet' and not args.ids_of:
+        print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
     if job.bad:
         return 1
     return 128 + signal.SIGINT if job.is_stopped else 0
