@@ -129,7 +129,7 @@ def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):
                  segmentation=dict(size=[200, 200], counts=rle['counts'].decode()))
         )  # fmt: skip
     masks[1, 110:113] = 0  # found in part
-    found = dict(bboxes=torch.tensor([[0.0, 10, 200, 60], [0, 110, 200, 160]]), scores=torch.tensor([0.9, 0.8]),
+    found = dict(bboxes=torch.tensor([[0.0, 10, 200, 60], [0, 110, 200, 160]]), scores=torch.tensor([0.8, 0.9]),
                  labels=torch.tensor([0, 0]), masks=torch.from_numpy(masks).bool())  # fmt: skip
     (tmp_path / 'truth.json').write_text(json.dumps(truth))
     metric = dict(type='CocoMetric', ann_file=str(tmp_path / 'truth.json'), metric=['bbox', 'segm'],
