@@ -44,7 +44,7 @@ else:
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
         from .backends.native.library import library_path
         from .checkpoints import convert_checkpoint, load_checkpoint
-        from .compat import import_torchvision
+        from .compat import give_numba_a_cache, import_torchvision
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes
         from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
@@ -54,6 +54,7 @@ else:
         from .openmmlab.swap.replace import swap_backbone
 
         register_prefixes()
+        give_numba_a_cache()  # before mmdet
         import_torchvision()  # before timm and mmpretrain, whose import fails beside a torchvision for CUDA
 
 __all__ = [
