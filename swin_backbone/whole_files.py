@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Union
 
-from mmengine.fileio import LocalBackend, register_backend
-
 PARTIAL = '.partial-'
 LONGEST_NAME = 255  # bytes of a file name
 LONGEST_SUFFIX = 16  # characters, with the point
@@ -66,13 +64,3 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class WholeFileBackend(LocalBackend):
-    """mmengine's backend of local files, with `write_whole` for `put`."""
-
-    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
-        write_whole(filepath, obj)
-
-
-register_backend('whole', WholeFileBackend, force=True)

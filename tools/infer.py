@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -60,14 +60,12 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     whole,
 )
-from swin_backbone.devices import default_device, keep_freed_memory
-from swin_backbone.export.predictor import ExportedPredictor, is_exported
-from swin_backbone.openmmlab.config.published import find_weights
-from swin_backbone.openmmlab.data import media
-from swin_backbone.openmmlab.errors import sentence_of
-from swin_backbone.openmmlab.inference.predict import COLOURS, Predictor, Results
 from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
+
+if TYPE_CHECKING:  # imported in functions, for a quick --help
+    from swin_backbone.openmmlab.data.media import Frame, Medium
+    from swin_backbone.openmmlab.inference.predict import Predictor, Results
 
 OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
@@ -120,6 +118,8 @@ def parse_args() -> argparse.Namespace:
     )
     tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
     args = parser.parse_args()
+    from swin_backbone.export.predictor import is_exported
+
     if is_exported(args.config):
         if args.weights:
             parser.error(f'--weights takes a config, got the exported folder {args.config}')
@@ -144,8 +144,13 @@ def shard(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def open_predictor(args: argparse.Namespace) -> Predictor:
+def open_predictor(args: argparse.Namespace) -> 'Predictor':
     """Return the predictor of a config and a checkpoint, or of an exported folder."""
+    from swin_backbone.devices import default_device, keep_freed_memory
+    from swin_backbone.export.predictor import ExportedPredictor
+    from swin_backbone.openmmlab.config.published import find_weights
+    from swin_backbone.openmmlab.inference.predict import Predictor
+
     exported = args.weights is None
     device = args.device or ('cpu' if exported else default_device())
     if device.partition(':')[0] == 'cpu':
@@ -158,13 +163,13 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     return Predictor(cfg, find_weights(args.weights), device, args.unsafe_load, args.allow_missing, args.amp)
 
 
-def reduced(frame: media.Frame) -> str:
+def reduced(frame: 'Frame') -> str:
     """Return a line about the reduction of a large picture."""
     (height, width), seen = frame.size, frame.pixels.shape
     return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
 
 
-Prepared = tuple[media.Frame, dict[str, Any]]
+Prepared = tuple['Frame', dict[str, Any]]
 
 
 class Job:
@@ -180,8 +185,8 @@ class Job:
 
     def __init__(
         self,
-        predictor: Predictor,
-        results: Results,
+        predictor: 'Predictor',
+        results: 'Results',
         progress: Progress,
         max_pixels: int,
         batch_size: int,
@@ -189,12 +194,14 @@ class Job:
     ):
         self.predictor, self.results, self.progress = predictor, results, progress
         self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
-        self.bad: set[media.Medium] = set()
+        self.bad: set[Medium] = set()
         self.is_stopped = False
 
-    def over(self, inputs: Sequence[media.Medium]) -> None:
+    def over(self, inputs: Sequence['Medium']) -> None:
         """Predict for all media. After an error, all earlier predictions are written."""
-        self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, inputs)))
+        from swin_backbone.openmmlab.data.media import count_frames
+
+        self.task = self.progress.add_task('predicting', total=sum(map(count_frames, inputs)))
         batch: list[Prepared] = []
         try:
             for one in self.prepared(inputs):
@@ -211,13 +218,16 @@ class Job:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.is_stopped = True
 
-    def prepared(self, inputs: Sequence[media.Medium]) -> Iterator[Prepared]:
+    def prepared(self, inputs: Sequence['Medium']) -> Iterator[Prepared]:
         """Yield the readable frames of media, prepared for the model."""
+        from swin_backbone.openmmlab.data.media import read_frames
+        from swin_backbone.openmmlab.errors import sentence_of
+
         for medium in inputs:
             self.progress.update(self.task, description=escape(medium.name))
             done = 0
             try:
-                for frame in media.read_frames(medium, self.max_pixels):
+                for frame in read_frames(medium, self.max_pixels):
                     if not done and frame.size != frame.pixels.shape[:2]:
                         self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
                     yield frame, self.predictor.prepare(frame)
@@ -250,14 +260,16 @@ class Job:
             else:
                 self.progress.advance(self.task)
 
-    def fail(self, frame: media.Frame, what: str, error: Exception) -> None:
+    def fail(self, frame: 'Frame', what: str, error: Exception) -> None:
         """Leave out the rest of a frame's medium; raise an error that concerns all media."""
+        from swin_backbone.openmmlab.errors import sentence_of
+
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
         reason = sentence_of(error).partition('\n')[0]
         self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
 
-    def leave_out(self, medium: media.Medium, done: int, reason: str) -> None:
+    def leave_out(self, medium: 'Medium', done: int, reason: str) -> None:
         self.bad.add(medium)
         self.say(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
         self.progress.advance(self.task, 0 if medium.is_video else 1)
@@ -329,8 +341,11 @@ def main() -> int:
     args = parse_args()
     if args.tile is not None:
         return infer_tiles(args)
+    from swin_backbone.openmmlab.data.media import find_media
+    from swin_backbone.openmmlab.inference.predict import COLOURS, Results
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        inputs = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
+        inputs = find_media(args.inputs, Outputs(args.out_dir).is_own)
         if args.shard:
             number, of = args.shard
             inputs = inputs[number::of]

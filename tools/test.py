@@ -21,16 +21,6 @@ from swin_backbone.command_line import (
     run,
     stop_on_user_errors,
 )
-from swin_backbone.export.predictor import is_exported, set_exported
-from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.paths import require_data
-from swin_backbone.openmmlab.config.published import find_weights, start_from
-from swin_backbone.openmmlab.inference.results import (
-    OneFileEachHook,
-    WriteLabelsHook,
-    own_folder,
-    written_by_others,
-)
 from swin_backbone.outputs import claim
 
 
@@ -70,6 +60,17 @@ def main() -> None:
 
 def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
     """Return the metrics. Other outputs move to their places when `places` close."""
+    from swin_backbone.export.predictor import is_exported, set_exported
+    from swin_backbone.openmmlab import runtime
+    from swin_backbone.openmmlab.config.paths import require_data
+    from swin_backbone.openmmlab.config.published import find_weights, start_from
+    from swin_backbone.openmmlab.inference.results import (
+        OneFileEachHook,
+        WriteLabelsHook,
+        own_folder,
+        written_by_others,
+    )
+
     hooks: list[Any] = []
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)

@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
-from ...whole_files import PARTIAL
+from ...whole_files import PARTIAL, write_whole
 from .exact_resume import resume_state
+
+
+class WholeFileBackend(LocalBackend):
+    """mmengine's backend of local files, with `write_whole` for `put`."""
+
+    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
+        write_whole(filepath, obj)
+
+
+register_backend('whole', WholeFileBackend, force=True)
 
 
 class WholeCheckpointHook(CheckpointHook):
