@@ -78,9 +78,7 @@ def parse_args() -> argparse.Namespace:
         f'{CONFIG} annotations batch weights amp score_thr device threads first_label out_dir overwrite '
         'allow_missing unsafe_load timeout',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
-        annotations=dict(
-            dest='ids_of', metavar='F', help='COCO JSON with the ids of pictures and categories for results.json'
-        ),
+        annotations=dict(dest='ids_of', help='COCO JSON with the ids of pictures and categories for results.json'),
         batch=dict(default=1, help='pictures at a time (default: 1)'),
         device=dict(help='default: cuda:0 if there is a GPU; cpu for an exported folder'),
         threads=dict(help='threads of an exported model on a CPU'),
