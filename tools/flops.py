@@ -28,7 +28,7 @@ def main() -> None:
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
-        cfg = load_config(args)
+        cfg = load_config(args, with_data=False)
         data = report(cfg, args.shape, args.backbone_only)
     print_report(data, Console())
     if outputs:

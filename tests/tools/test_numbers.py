@@ -22,7 +22,9 @@ from pycocotools.cocoeval import COCOeval
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.cfg_options import parse_options
+from swin_backbone.openmmlab.inference.predict import Results
 from swin_backbone.openmmlab.inference.results import MaskAreasHook
+from swin_backbone.outputs import Outputs
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -113,6 +115,8 @@ def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault
         error = error_of(*command, '--out-dir', tmp_path / 'wrong', '--annotations', truth, *more)
         assert re.search(message, error), error
         record_fault('annotations')
+    with pytest.raises(ValueError, match='--annotations takes a detector'):
+        Results(Outputs(tmp_path), SimpleNamespace(scope='mmseg', meta=dict(classes=())), 0.3, annotations=truth)
 
 
 def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):

@@ -194,9 +194,10 @@ class Results:
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object.
         first_label: value of the first class in labels.
-        annotations: COCO JSON with the ids of pictures and categories. Default: numbers from 1.
+        annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: numbers from 1.
 
     Raises:
+        ValueError: for annotations of another model.
         DataError: see `CocoIds`.
     """
 
@@ -217,6 +218,8 @@ class Results:
         self.category_ids = category_ids_of(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.ids: Optional[CocoIds] = None
         if annotations is not None:
+            if predictor.scope != 'mmdet':
+                raise ValueError('--annotations takes a detector: results of other models have no ids')
             self.ids = CocoIds(annotations, predictor.meta['classes'])
             self.category_ids = self.ids.categories
         self.video: Optional[tuple[Medium, VideoWriter]] = None
