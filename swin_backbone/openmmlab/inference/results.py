@@ -94,7 +94,7 @@ class MaskAreasHook(Hook):
         self._remove_boxes(runner.test_loop)
 
     def _remove_boxes(self, loop: Any) -> None:
-        for metric in loop.evaluator.metrics:
+        for metric in getattr(getattr(loop, 'evaluator', None), 'metrics', ()):  # not in every foreign loop
             path = Path(f'{getattr(metric, "outfile_prefix", None)}.segm.json')
             if is_main_process() and path.is_file():
                 objects = json.loads(path.read_bytes())
