@@ -1,83 +1,50 @@
-"""Swin Transformer backbones for the OpenMMLab toolboxes. Importing this package registers them."""
+"""Swin Transformer backbones for the OpenMMLab toolboxes. Importing this package registers them.
 
-import os
+A command of this package registers after its arguments are parsed. Until then, only light modules are imported.
+"""
+
 import sys
-import warnings
-from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .version import __version__
+from .version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from .interface import *  # noqa: F403
 
 
-def _is_for_info() -> bool:
-    """Return whether this is `python -m swin_backbone` or `swin-backbone`, whose `info` works without mmengine.
+def register() -> None:
+    """Import all names of the package, which registers the backbones.
 
-    `sys.argv[0]` is '-m' while Python imports this file for `python -m`.
+    Raises:
+        ImportError: without mmengine or mmcv.
     """
-    if sys.argv[:1] == ['-m']:
+    interface = import_module('.interface', __name__)
+    globals().update({name: getattr(interface, name) for name in ['__all__', *interface.__all__]})
+
+
+def _is_command() -> bool:
+    """Return whether the program is a file of tools/, `python -m swin_backbone` or `swin-backbone`.
+
+    `sys.argv[0]` is '-m' while Python imports this file for `python -m`. A worker process of a command has no
+    arguments to parse.
+    """
+    if not sys.argv or parent_process() is not None:
+        return False
+    if sys.argv[0] == '-m':
         return 'swin_backbone' in getattr(sys, 'orig_argv', ['swin_backbone'])
-    return os.path.basename(sys.argv[0] if sys.argv else '').startswith('swin-backbone')
+    program, package = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parent
+    if program.name.startswith('swin-backbone'):
+        return True
+    tools = [(folder / 'tools').resolve() for folder in (package / '.mim', package.parent)]
+    # Beside a copy of the package, tools/ may be of another project.
+    return program.parent in tools and program.with_name('make_shapes_dataset.py').is_file()
 
 
-try:
-    import mmengine  # noqa: F401
-
-    from .mmcv_ops import put_in_place
-
-    put_in_place()  # first: an import of mmcv.ops fails without compiled operators
-    with warnings.catch_warnings():  # mmcv warns about missing operators, and no layer here needs them
-        warnings.filterwarnings('ignore', message='Fail to import', category=UserWarning)
-        import mmcv.cnn.bricks.transformer  # noqa: F401
-except ImportError as error:
-    if not _is_for_info():
-        raise ImportError(
-            f'swin_backbone needs mmengine and mmcv, and {error.name} is not installed. In a checkout, where torch is '
-            "installed: one of `pip install -e '.[onedl]'` (the maintained OneDL forks), "
-            "`PIP_CONSTRAINT=constraints/openmmlab.txt pip install -e '.[openmmlab]'` (OpenMMLab's own releases) and "
-            "`pip install -e '.[lite]'` (no detector or segmentor); never two of them. `make install` makes an "
-            'environment with all of it.'
-        ) from error
-else:
-    with suppress(*[ImportError] if _is_for_info() else []):
-        from .api import Model, load
-        from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
-        from .checkpoints import convert_checkpoint, load_checkpoint
-        from .compat import import_torchvision
-        from .kernels import bind, triton  # noqa: F401 - the replacements of models' forwards
-        from .kernels.native.library import library_path
-        from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-        from .openmmlab.config.files import register_prefixes
-        from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
-        from .openmmlab.optim.amp import mixed_precision
-        from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
-        from .openmmlab.optim.nan_guard import NonFiniteGuardHook
-        from .openmmlab.swap.replace import swap_backbone
-
-        register_prefixes()
-        import_torchvision()  # before timm and mmpretrain, whose import fails beside a torchvision for CUDA
-
-__all__ = [
-    'ARCHS',
-    'ARCHS_MLP',
-    'ARCHS_V2',
-    'AccelerateHook',
-    'Model',
-    'NonFiniteGuardHook',
-    'SwinBackbone',
-    'SwinLayerDecayOptimizerConstructor',
-    'SwinMLPBackbone',
-    'SwinV2Backbone',
-    '__version__',
-    'accelerate',
-    'convert_checkpoint',
-    'library_path',
-    'load',
-    'load_checkpoint',
-    'mixed_precision',
-    'restore',
-    'swap_backbone',
-]
+if not _is_command():
+    register()
 
 
 def __getattr__(name: str) -> Any:

@@ -44,7 +44,7 @@ class Model:
 
         self._arguments, self.checkpoint, self._device = arguments, checkpoint, device
         self._predictor: Any = None
-        self.cfg: Config = runtime.load_config(**arguments)
+        self.cfg: Config = runtime.load_config(**arguments, with_data=False)  # prediction needs no data
         self.work_dir = str(self.cfg.work_dir)
 
     def train(
@@ -105,8 +105,10 @@ class Model:
         from .openmmlab import runtime
         from .openmmlab.config.paths import require_data
         from .openmmlab.config.published import start_from
+        from .openmmlab.data.own_data.config import fill_own_data
 
         cfg = copy.deepcopy(self.cfg)
+        fill_own_data(cfg)
         start_from(cfg, self._require_checkpoint('test'))
         require_data(cfg, ('test',))
         metrics: dict[str, float] = runtime.run(runtime.build_runner(cfg, whole=True), 'test')

@@ -29,10 +29,6 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
 
     SIGTERM and SIGHUP end the tool with status 143 and 129, after temporary files are removed.
     """
-    with suppress(ImportError):  # `info` runs without torch and mmengine
-        from .compat import print_no_debug_messages
-
-        print_no_debug_messages()
     _clean_up_on_signals()
     logging.raiseExceptions = False  # no traceback for each log line on a closed pipe
     for stream in (sys.stdout, sys.stderr):
@@ -114,6 +110,7 @@ positive = whole(1)
 
 
 def _set_timeout(text: str) -> float:
+    import_package()
     from swin_backbone.checkpoints.download import set_timeout
 
     seconds: float = number(0.001)(text)
@@ -138,6 +135,7 @@ class CfgOptions(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
     ) -> None:
+        import_package()
         from swin_backbone.openmmlab.config.cfg_options import parse_options
 
         try:
@@ -207,6 +205,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     '--device': dict(metavar='DEV', help='cpu or cuda:0'),
     '--threads': dict(type=positive, metavar='N', help='threads on a CPU'),
+    '--first-label': dict(
+        type=whole(0, 1),
+        default=0,
+        metavar='N',
+        help="value of a segmentor's first class in label PNGs: 0 (default), or 1 as for ADE20K's server and in label "
+        'files with reduce_zero_label',
+    ),
     '--work-dir': dict(metavar='D', help="folder of logs and checkpoints (default: work_dirs/ and the config's name)"),
     '--out-dir': dict(type=Path, metavar='D', help='folder to write'),
     '--out': dict(type=Path, metavar='F', help='file to write'),
@@ -260,6 +265,15 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return '\n\n'.join(part if part.startswith(('python', ' ')) else fill(part, width) for part in paragraphs)
 
 
+def import_package() -> None:
+    """Import torch, the toolboxes and the package, which takes seconds."""
+    import swin_backbone
+    from swin_backbone.compat import print_no_debug_messages
+
+    swin_backbone.register()
+    print_no_debug_messages()
+
+
 class Parser(argparse.ArgumentParser):
     """A parser of a tool: arguments of `ARGUMENTS` in that order, then the tool's own arguments."""
 
@@ -281,6 +295,12 @@ class Parser(argparse.ArgumentParser):
                 self.add_argument(name, *settings.pop('also', ()), **settings)
                 left.remove(key)
         assert not left, left
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse, then import the package: help and wrong arguments need no torch."""
+        parsed: argparse.Namespace = super().parse_args(args, namespace)
+        import_package()
+        return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         args = list(sys.argv[1:] if args is None else args)

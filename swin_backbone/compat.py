@@ -3,12 +3,17 @@
 Functions import mmengine late, because code without mmengine imports this file too.
 """
 
+import atexit
 import logging
+import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, lru_cache, wraps
+from pathlib import Path
 from threading import Lock
 from typing import Any, Optional, TypeVar
 
@@ -189,6 +194,21 @@ TORCHVISION_OPERATORS = (
     'nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
     'qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
 )
+
+
+def give_numba_a_cache() -> None:
+    """Let numba cache in a temporary folder if the user's cache cannot be written, as in a read-only container.
+
+    Without a place for the cache, an import of mmdet stops with "no locator available".
+    """
+    place = Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
+    while not place.exists():
+        place = place.parent
+    if 'NUMBA_CACHE_DIR' not in os.environ and not os.access(place, os.W_OK | os.X_OK):
+        with suppress(OSError):  # nor is there a temporary folder
+            # Of this process alone, because numba runs what is cached.
+            os.environ['NUMBA_CACHE_DIR'] = folder = tempfile.mkdtemp()
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def import_torchvision() -> None:

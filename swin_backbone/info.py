@@ -41,6 +41,8 @@ Fact = tuple[str, str]
 
 def print_info() -> None:
     """Print all facts, section by section; before a crash the section is printed."""
+    with suppress(ImportError):
+        importlib.import_module('.interface', __package__)
     for title, facts in SECTIONS.items():
         print(title)
         for name, value in facts():

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Union
 
-from mmengine.fileio import LocalBackend, register_backend
-
 PARTIAL = '.partial-'
 LONGEST_NAME = 255  # bytes of a file name
 LONGEST_SUFFIX = 16  # characters, with the point
@@ -68,13 +66,3 @@ def _flush(path: Path, mode: int) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class WholeFileBackend(LocalBackend):
-    """mmengine's backend of local files, with `write_whole` for `put`."""
-
-    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
-        write_whole(filepath, obj)
-
-
-register_backend('whole', WholeFileBackend, force=True)

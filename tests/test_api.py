@@ -52,8 +52,14 @@ def test_from_a_name_to_predictions(tmp_path):
     metrics = again.test()
     assert 'coco/bbox_mAP' in metrics
     assert model.test() == metrics  # on pictures of the training size
-    boxes = [found.predict(picture)[0].sample.pred_instances.bboxes for found in (model, again)]
+    (saved,) = (tmp_path / 'work').glob('*.py')
+    root.rename(tmp_path / 'elsewhere')
+    moved = load(saved, model.checkpoint)  # as on another machine, without the data
+    boxes = [found.predict(picture)[0].sample.pred_instances.bboxes for found in (model, again, moved)]
     assert (boxes[0] == boxes[1]).all()
+    assert (boxes[0] == boxes[2]).all()
+    with pytest.raises(ValueError, match=r'own_data\.train.* there is no '):
+        moved.test()
 
 
 @pytest.mark.parametrize('shape', [(0, 5, 3), (5, 5), (5, 5, 4)])

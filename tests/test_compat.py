@@ -1,5 +1,8 @@
 """Private parts of torch and mmengine do what the package needs."""
 
+from pathlib import Path
+
+import pytest
 import torch
 from helpers import run_python
 from mmengine.config import Config
@@ -50,3 +53,27 @@ def test_mmengine_without_pkg_resources(tmp_path):
     """setuptools 82 has no pkg_resources, by which mmengine 0.10.7 searches installed packages."""
     (tmp_path / 'child.py').write_text(f'_base_ = {OWN_CONFIG!r}\n')
     assert run_python('-c', WITHOUT_PKG_RESOURCES, folder=tmp_path).stdout.strip() == 'MaskRCNN'
+
+
+IN_A_READ_ONLY_CONTAINER = """
+import os
+
+import swin_backbone
+from numba.core import caching
+
+caching.InTreeCacheLocator.from_function = classmethod(lambda *_: None)  # no write beside the installed files
+import imagecorruptions
+
+print(os.environ['NUMBA_CACHE_DIR'])
+"""
+
+
+def test_numba_caches_where_the_user_has_no_cache(tmp_path, record_fault):
+    """mmdet imports imagecorruptions. Root may write everywhere, except below a file."""
+    pytest.importorskip('imagecorruptions', reason='imagecorruptions is not installed')
+    (tmp_path / 'file').touch()
+    environment = dict(XDG_CACHE_HOME=str(tmp_path / 'file' / 'cache'), TMPDIR=str(tmp_path))
+    folder = Path(run_python('-c', IN_A_READ_ONLY_CONTAINER, **environment).stdout.strip())
+    assert folder.parent == tmp_path
+    assert not folder.exists()  # removed at the end
+    record_fault('full_disks')

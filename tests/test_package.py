@@ -160,7 +160,12 @@ def test_only_backends_decide_how_a_layer_is_computed():
     for path in sorted(PACKAGE.rglob('*.py')):
         inside = path.relative_to(PACKAGE).parts[0]
         deciders = DECIDERS[:2] if inside in ASK_FOR_DEVICES else DECIDERS
-        if inside not in ('kernels', 'models', 'compat.py', 'modes.py'):  # a graph records tables, and no cache serves them
+        if inside not in (
+            'kernels',
+            'models',
+            'compat.py',
+            'modes.py',
+        ):  # a graph records tables, and no cache serves them
             assert not [word for word in deciders if word in path.read_text(encoding='utf-8')], path
 
 

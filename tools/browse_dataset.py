@@ -13,8 +13,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-from mmengine.registry import VISUALIZERS, init_default_scope
-from mmengine.visualization import Visualizer
 from numpy.typing import NDArray
 from rich.progress import track
 
@@ -28,10 +26,6 @@ from swin_backbone.command_line import (
     run,
     stop_on_user_errors,
 )
-from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.paths import require_data
-from swin_backbone.openmmlab.data.guard import build_dataset
-from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.outputs import Outputs
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
@@ -63,7 +57,7 @@ def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
 
 
-def draw(visualizer: Visualizer, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
+def draw(visualizer: Any, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
     """An item of a data set with what is annotated on it, (H, W, 3) BGR."""
     sample = item['data_samples']
     instances = sample.get('gt_instances', {})
@@ -78,6 +72,13 @@ def draw(visualizer: Visualizer, item: dict[str, Any], name: str, show: bool, se
 
 def main() -> int:
     args = parse_args()
+    from mmengine.registry import VISUALIZERS, init_default_scope
+
+    from swin_backbone.openmmlab import runtime
+    from swin_backbone.openmmlab.config.paths import require_data
+    from swin_backbone.openmmlab.data.guard import build_dataset
+    from swin_backbone.openmmlab.errors import sentence_of
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
         if cfg.get('default_scope') not in VISUALIZERS_OF:

@@ -20,7 +20,6 @@ from swin_backbone.command_line import (
     run,
     stop_on_user_errors,
 )
-from swin_backbone.openmmlab.data.check_data import check_data, print_reports
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,6 +44,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
+    from swin_backbone.openmmlab.data.check_data import check_data, print_reports
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
         reports = check_data(cfg, max_files=args.max_files, seconds=args.seconds)

@@ -5,8 +5,6 @@ python tools/convert_checkpoint.py IN OUT --to FORMAT
 
 import argparse
 
-from swin_backbone import convert_checkpoint
-from swin_backbone.checkpoints import FORMATS
 from swin_backbone.command_line import Parser, run, stop_on_user_errors
 
 
@@ -15,12 +13,19 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('source', metavar='IN', help='path or URL of a checkpoint, whose format is recognised')
     parser.add_argument('target', metavar='OUT', help='file to write; .safetensors writes safetensors')
     parser.add('overwrite unsafe_load timeout debug')
-    parser.add_argument('--to', choices=FORMATS, required=True, help='format to write')
+    parser.add_argument(
+        '--to',
+        choices=('official', 'mmdet', 'timm', 'torchvision', 'hf', 'mmseg'),
+        required=True,
+        help='format to write',
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone import convert_checkpoint
+
     with stop_on_user_errors(debug=args.debug):
         print(convert_checkpoint(args.source, args.target, args.to, args.unsafe_load, args.overwrite))
 

@@ -11,10 +11,6 @@ import argparse
 import json
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, run, stop_on_user_errors
-from swin_backbone.export.export import export
-from swin_backbone.export.picture import bands_of
-from swin_backbone.export.runtime import read_picture
-from swin_backbone.openmmlab.data import media
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,6 +41,11 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.export.export import export
+    from swin_backbone.export.picture import bands_of
+    from swin_backbone.export.runtime import read_picture
+    from swin_backbone.openmmlab.data import media
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         media_files = media.find_media(args.pictures) if args.pictures else []
         cfg = load_config(args, with_data=False)

@@ -9,7 +9,6 @@ import json
 from rich.console import Console
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, run, stop_on_user_errors
-from swin_backbone.cost.report import print_report, report
 from swin_backbone.outputs import claim
 
 
@@ -25,9 +24,11 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.cost.report import print_report, report
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
-        cfg = load_config(args)
+        cfg = load_config(args, with_data=False)
         data = report(cfg, args.shape, args.backbone_only)
     print_report(data, Console())
     if outputs:

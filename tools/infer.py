@@ -8,10 +8,11 @@ DIR is a folder of tools/export.py. An input is a picture, a video, a folder or 
 
   D/overlays/NAME.jpg  the picture with the predictions; NAME.mp4 of a video
   D/results.json       detector: COCO results, with the ids of pictures and
-                       categories in D/images.json; classifier: class and
-                       score of each picture, and the five best classes
-  D/labels/NAME.png    segmentor: the class of each pixel, from 0; 16 bits for
-                       more than 256 classes
+                       categories of D/images.json, or of --annotations;
+                       classifier: class and score of each picture, and the
+                       five best classes
+  D/labels/NAME.png    segmentor: the class of each pixel, from --first-label;
+                       16 bits for more than 256 classes
 
 To limit memory, a picture above --max-pixels is reduced for the model and the overlay, with a line in the log. Boxes,
 masks and labels are in pixels of the full picture.
@@ -42,7 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -59,14 +60,12 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     whole,
 )
-from swin_backbone.devices import default_device, keep_freed_memory
-from swin_backbone.export.predictor import ExportedPredictor, is_exported
-from swin_backbone.openmmlab.config.published import find_weights
-from swin_backbone.openmmlab.data import media
-from swin_backbone.openmmlab.errors import sentence_of
-from swin_backbone.openmmlab.inference.predict import COLOURS, Predictor, Results
 from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
+
+if TYPE_CHECKING:  # imported in functions, for a quick --help
+    from swin_backbone.openmmlab.data.media import Frame, Medium
+    from swin_backbone.openmmlab.inference.predict import Predictor, Results
 
 OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
@@ -76,8 +75,10 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
     parser.add(
-        f'{CONFIG} batch weights amp score_thr device threads out_dir overwrite allow_missing unsafe_load timeout',
+        f'{CONFIG} annotations batch weights amp score_thr device threads first_label out_dir overwrite '
+        'allow_missing unsafe_load timeout',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
+        annotations=dict(dest='ids_of', help='COCO JSON with the ids of pictures and categories for results.json'),
         batch=dict(default=1, help='pictures at a time (default: 1)'),
         device=dict(help='default: cuda:0 if there is a GPU; cpu for an exported folder'),
         threads=dict(help='threads of an exported model on a CPU'),
@@ -115,6 +116,8 @@ def parse_args() -> argparse.Namespace:
     )
     tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
     args = parser.parse_args()
+    from swin_backbone.export.predictor import is_exported
+
     if is_exported(args.config):
         if args.weights:
             parser.error(f'--weights takes a config, got the exported folder {args.config}')
@@ -124,8 +127,8 @@ def parse_args() -> argparse.Namespace:
         given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
         if given:
             parser.error(f'--{given[0].replace("_", "-")} takes --tile')
-    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
-        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels')
+    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS or args.ids_of or args.first_label:
+        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels, --annotations, --first-label')
     elif args.merge and (args.shard or args.resume):
         parser.error('--merge takes neither --shard nor --resume')
     return args
@@ -139,8 +142,13 @@ def shard(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def open_predictor(args: argparse.Namespace) -> Predictor:
+def open_predictor(args: argparse.Namespace) -> 'Predictor':
     """Return the predictor of a config and a checkpoint, or of an exported folder."""
+    from swin_backbone.devices import default_device, keep_freed_memory
+    from swin_backbone.export.predictor import ExportedPredictor
+    from swin_backbone.openmmlab.config.published import find_weights
+    from swin_backbone.openmmlab.inference.predict import Predictor
+
     exported = args.weights is None
     device = args.device or ('cpu' if exported else default_device())
     if device.partition(':')[0] == 'cpu':
@@ -153,13 +161,13 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     return Predictor(cfg, find_weights(args.weights), device, args.unsafe_load, args.allow_missing, args.amp)
 
 
-def reduced(frame: media.Frame) -> str:
+def reduced(frame: 'Frame') -> str:
     """Return a line about the reduction of a large picture."""
     (height, width), seen = frame.size, frame.pixels.shape
     return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
 
 
-Prepared = tuple[media.Frame, dict[str, Any]]
+Prepared = tuple['Frame', dict[str, Any]]
 
 
 class Job:
@@ -175,8 +183,8 @@ class Job:
 
     def __init__(
         self,
-        predictor: Predictor,
-        results: Results,
+        predictor: 'Predictor',
+        results: 'Results',
         progress: Progress,
         max_pixels: int,
         batch_size: int,
@@ -184,16 +192,18 @@ class Job:
     ):
         self.predictor, self.results, self.progress = predictor, results, progress
         self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
-        self.bad: set[media.Medium] = set()
+        self.bad: set[Medium] = set()
         self.is_stopped = False
 
-    def over(self, inputs: Sequence[media.Medium]) -> None:
+    def over(self, inputs: Sequence['Medium']) -> None:
         """Predict for all media. After an error, all earlier predictions are written."""
-        self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, inputs)))
+        from swin_backbone.openmmlab.data.media import count_frames
+
+        self.task = self.progress.add_task('predicting', total=sum(map(count_frames, inputs)))
         batch: list[Prepared] = []
         try:
             for one in self.prepared(inputs):
-                if len(batch) == self.batch_size or (batch and not self.predictor.can_batch(batch[-1][1], one[1])):
+                if len(batch) == self.batch_size:
                     self.predict(batch)
                     batch = []
                 batch.append(one)
@@ -206,13 +216,16 @@ class Job:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.is_stopped = True
 
-    def prepared(self, inputs: Sequence[media.Medium]) -> Iterator[Prepared]:
+    def prepared(self, inputs: Sequence['Medium']) -> Iterator[Prepared]:
         """Yield the readable frames of media, prepared for the model."""
+        from swin_backbone.openmmlab.data.media import read_frames
+        from swin_backbone.openmmlab.errors import sentence_of
+
         for medium in inputs:
             self.progress.update(self.task, description=escape(medium.name))
             done = 0
             try:
-                for frame in media.read_frames(medium, self.max_pixels):
+                for frame in read_frames(medium, self.max_pixels):
                     if not done and frame.size != frame.pixels.shape[:2]:
                         self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
                     yield frame, self.predictor.prepare(frame)
@@ -245,14 +258,16 @@ class Job:
             else:
                 self.progress.advance(self.task)
 
-    def fail(self, frame: media.Frame, what: str, error: Exception) -> None:
+    def fail(self, frame: 'Frame', what: str, error: Exception) -> None:
         """Leave out the rest of a frame's medium; raise an error that concerns all media."""
+        from swin_backbone.openmmlab.errors import sentence_of
+
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
         reason = sentence_of(error).partition('\n')[0]
         self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
 
-    def leave_out(self, medium: media.Medium, done: int, reason: str) -> None:
+    def leave_out(self, medium: 'Medium', done: int, reason: str) -> None:
         self.bad.add(medium)
         self.say(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
         self.progress.advance(self.task, 0 if medium.is_video else 1)
@@ -324,16 +339,21 @@ def main() -> int:
     args = parse_args()
     if args.tile is not None:
         return infer_tiles(args)
+    from swin_backbone.openmmlab.data.media import find_media
+    from swin_backbone.openmmlab.inference.predict import COLOURS, Results
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        inputs = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
+        inputs = find_media(args.inputs, Outputs(args.out_dir).is_own)
         if args.shard:
             number, of = args.shard
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
         args.out_dir.mkdir(parents=True, exist_ok=True)
         predictor = open_predictor(args)
-        read = [args.config, args.weights or args.config, *(medium.path for medium in inputs)]
-        results = Results(Outputs(args.out_dir, read, args.overwrite), predictor, args.score_thr)
+        named = (args.config, args.weights, args.ids_of)
+        read = [*filter(None, named), *(medium.path for medium in inputs)]
+        outputs = Outputs(args.out_dir, read, args.overwrite)
+        results = Results(outputs, predictor, args.score_thr, args.first_label, args.ids_of)
         results.check(inputs)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -356,6 +376,8 @@ def main() -> int:
     )
     if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
+    if predictor.scope == 'mmdet' and not args.ids_of:
+        print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
     if job.bad:
         return 1
     return 128 + signal.SIGINT if job.is_stopped else 0

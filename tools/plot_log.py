@@ -11,8 +11,6 @@ from pathlib import Path
 
 from swin_backbone.command_line import Parser, run, stop_on_user_errors
 from swin_backbone.outputs import claim
-from swin_backbone.pictures.curves import curves_figure, read_log
-from swin_backbone.pictures.save import save_figure
 
 
 def parse_args() -> argparse.Namespace:
@@ -26,6 +24,9 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.pictures.curves import curves_figure, read_log
+    from swin_backbone.pictures.save import save_figure
+
     with stop_on_user_errors(debug=args.debug):
         outputs = claim(args.out, args.logs, args.overwrite)
         save_figure(curves_figure([read_log(log) for log in args.logs]), args.out, args.dpi, outputs.write)

@@ -8,8 +8,6 @@ import contextlib
 import sys
 from pathlib import Path
 
-from mmengine.fileio import dump
-
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
@@ -20,7 +18,6 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     training_settings,
 )
-from swin_backbone.openmmlab.config.files import CONFIG_SUFFIXES
 from swin_backbone.outputs import claim
 
 
@@ -28,9 +25,11 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(f'{CONFIG} {TRAINING_OPTIONS} data annotations overwrite')
     parser.add_argument(
-        '--save-path', metavar='F', type=Path, help=f'write the config to F too: {", ".join(CONFIG_SUFFIXES)}'
+        '--save-path', metavar='F', type=Path, help='write the config to F too: .py, .yml, .yaml or .json'
     )
     args = parser.parse_args()
+    from swin_backbone.openmmlab.config.files import CONFIG_SUFFIXES
+
     if args.save_path and args.save_path.suffix not in CONFIG_SUFFIXES:
         parser.error(f'--save-path takes a name that ends in {", ".join(CONFIG_SUFFIXES)}, got {args.save_path}')
     return args
@@ -38,6 +37,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from mmengine.fileio import dump
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
         outputs = claim(args.save_path, [args.config], args.overwrite) if args.save_path else None
         cfg = load_config(args, with_data=args.data is not None, settings=training_settings(args))

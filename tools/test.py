@@ -10,6 +10,7 @@ DIR is a folder of tools/export.py. The exported model runs in its runtime, with
 import argparse
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
@@ -20,23 +21,20 @@ from swin_backbone.command_line import (
     run,
     stop_on_user_errors,
 )
-from swin_backbone.export.predictor import is_exported, set_exported
-from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.paths import require_data
-from swin_backbone.openmmlab.config.published import find_weights, start_from
-from swin_backbone.openmmlab.inference.results import OneFileEachHook, own_folder, written_by_others
 from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint data annotations weights amp device threads work_dir out overwrite skip_unreadable '
-        'allow_missing unsafe_load timeout launcher local_rank',
+        f'{CONFIG} checkpoint data annotations weights amp device threads first_label work_dir out overwrite '
+        'skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),
-        out=dict(type=str, help='.pkl file for the predictions; for a segmentor, a folder for label PNGs'),
+        out=dict(
+            type=str, help='.pkl file for the predictions; for a segmentor, a folder for label PNGs, as of infer.py'
+        ),
     )
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
@@ -62,7 +60,18 @@ def main() -> None:
 
 def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
     """Return the metrics. Other outputs move to their places when `places` close."""
-    hooks = []
+    from swin_backbone.export.predictor import is_exported, set_exported
+    from swin_backbone.openmmlab import runtime
+    from swin_backbone.openmmlab.config.paths import require_data
+    from swin_backbone.openmmlab.config.published import find_weights, start_from
+    from swin_backbone.openmmlab.inference.results import (
+        OneFileEachHook,
+        WriteLabelsHook,
+        own_folder,
+        written_by_others,
+    )
+
+    hooks: list[Any] = []
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
         if args.weights:
@@ -89,8 +98,8 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
             runtime.enable_tta(cfg)
         if args.out and cfg.get('default_scope') == 'mmseg':
             outputs = own_folder(Path(args.out), args.overwrite)
-            runtime.write_predictions(cfg, str(places.enter_context(written_by_others(outputs))))
-            hooks.append(OneFileEachHook(outputs, '.png'))
+            beside = places.enter_context(written_by_others(outputs))
+            hooks += [OneFileEachHook(outputs, '.png'), WriteLabelsHook(beside, args.first_label)]
         elif args.out:
             outputs = claim(args.out, [args.config, args.checkpoint], args.overwrite)
             beside = places.enter_context(written_by_others(outputs))

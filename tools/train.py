@@ -20,13 +20,6 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     training_settings,
 )
-from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.paths import require_data
-from swin_backbone.openmmlab.config.published import start_from_weights
-from swin_backbone.openmmlab.data.check_data import check_own_data
-from swin_backbone.openmmlab.launchers import rank
-from swin_backbone.openmmlab.training.lock import only_training_in
-from swin_backbone.openmmlab.training.monitor import VIS_BACKENDS, enable_vis
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,7 +30,7 @@ def parse_args() -> argparse.Namespace:
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
     parser.add_argument(
-        '--vis', choices=list(VIS_BACKENDS), help='write the log for TensorBoard or Weights & Biases too'
+        '--vis', choices=['tensorboard', 'wandb'], help='write the log for TensorBoard or Weights & Biases too'
     )
     args = parser.parse_args()
     if args.resume and args.weights:
@@ -47,6 +40,14 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.openmmlab import runtime
+    from swin_backbone.openmmlab.config.paths import require_data
+    from swin_backbone.openmmlab.config.published import start_from_weights
+    from swin_backbone.openmmlab.data.check_data import check_own_data
+    from swin_backbone.openmmlab.launchers import rank
+    from swin_backbone.openmmlab.training.lock import only_training_in
+    from swin_backbone.openmmlab.training.monitor import enable_vis
+
     with ExitStack() as until_it_ends, stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             cfg = load_config(args, settings=training_settings(args))

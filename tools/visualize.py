@@ -30,7 +30,6 @@ from swin_backbone.command_line import (
     whole,
 )
 from swin_backbone.outputs import claim
-from swin_backbone.pictures.save import save_figure
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
@@ -232,6 +231,8 @@ def draw_bias(args: argparse.Namespace) -> 'Figure':
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.pictures.save import save_figure
+
     errors = BUILD_ERRORS if 'config' in args else USER_ERRORS
     with stop_on_user_errors(errors, args.debug):
         read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]

@@ -17,6 +17,8 @@ from ..checkpoints import CheckpointError
 IN_WORKER = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters
 WHERE = f'{__name__}.DataError: '
+# mmseg's MaskFormer and Mask2Former heads predict masks of the whole picture for each cut of it.
+SLIDE = "; with mode='whole' in model.test_cfg, tools/infer.py --tile cuts pictures for every head"
 EXAMPLES = 3  # for each kind of fault
 
 
@@ -75,7 +77,9 @@ def sentence_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f'{error.filename} ({error.strerror})'
     place = _config_place(error)
-    return f'{place}: {_message(error)}' if place else _message(error)
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    hint = SLIDE if 'slide_inference' in names else ''
+    return (f'{place}: ' if place else '') + _message(error) + hint
 
 
 def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:

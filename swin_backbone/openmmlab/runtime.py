@@ -22,15 +22,18 @@ from .config.cfg_options import apply_options, setting_of
 from .config.check import check_classes
 from .config.files import read_config
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
-from .data.guard import count_pictures, guard_runner, label_rule
+from .data.guard import count_pictures, guard_runner
 from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
+from .inference.by_shape import predict_by_shape
+from .inference.results import MaskAreasHook
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank
 from .layers.accelerate import accelerate
 from .optim.amp import Bfloat16OptimWrapper, MixedPrecisionHook, check_amp
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
+from .training.buffers import SameBuffersHook
 from .training.monitor import CurvesHook
 from .training.runner import SafeRunner
 
@@ -149,9 +152,12 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         keep_freed_memory()
         if not isinstance(runner, SafeRunner):  # SafeRunner calls `accelerate` itself
             accelerate(runner.model)
+    predict_by_shape(runner.model)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
     runner.register_hook(CurvesHook())
+    runner.register_hook(SameBuffersHook())
+    runner.register_hook(MaskAreasHook())
     return runner
 
 
@@ -294,19 +300,9 @@ def enable_tta(cfg: Config) -> None:
 
 
 def write_predictions(cfg: Config, out: str) -> None:
-    """Write the predictions of a test to the pickle `out`, or for a segmentor as label PNGs to the folder `out`.
-
-    Raises:
-        ValueError: if a segmentor has more than 256 classes. mmengine refuses other names than .pkl and .pickle.
-    """
-    rule = label_rule(cfg)
-    if rule is not None and rule.num_classes > 256:
-        raise ValueError(f'--out: mmseg writes 8 bits of {rule.num_classes} classes; tools/infer.py writes 16')
-    if cfg.get('default_scope') == 'mmseg':
-        cfg.test_evaluator.update(output_dir=out, keep_results=True)
-    else:
-        dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
-        cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]
+    """Write the predictions of a test to the pickle `out`. mmengine refuses other names than .pkl and .pickle."""
+    dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
+    cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

@@ -139,3 +139,8 @@ def test_tool_writes_text_and_json(tmp_path, monkeypatch):
     assert sizes == [(200, 320), (100, 160), (50, 80), (25, 40)]
     assert data['attention'][0]['global'] > 200 * data['attention'][0]['windowed']
     assert sum(row['counted'] for row in data['attention']) < data['parts']['backbone']['flops']
+
+
+def test_a_config_of_own_data_is_counted_without_the_data():
+    config = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_own.py'
+    assert 'backbone' in run_well('tools/flops.py', config, '--shape', 64).stdout

@@ -1,6 +1,9 @@
 """An error of a toolbox has a single line: key of the config part, file of the config, message."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.registry import Registry
 from torch import nn
@@ -61,3 +64,19 @@ def test_errors_without_a_config_are_their_message():
     assert sentence_of(KeyError('a')) == 'KeyError: a'
     assert sentence_of(FileNotFoundError(2, 'No such file', 'a.png')) == 'a.png (No such file)'
     assert len(sentence_of(ValueError('x' * 5000))) < 1100
+
+
+def test_an_error_of_cut_pictures_names_the_tiles(record_fault):
+    """Masks of mmseg's Mask2Former have the size of the padded picture, not of the cut."""
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    from mmseg.models import EncoderDecoder
+
+    model = SimpleNamespace(
+        test_cfg=SimpleNamespace(stride=(4, 4), crop_size=(8, 8)),
+        out_channels=2,
+        encode_decode=lambda inputs, metas: torch.zeros(1, 2, *metas[0]['pad_shape']),
+    )
+    with pytest.raises(RuntimeError, match='size of tensor') as caught:
+        EncoderDecoder.slide_inference(model, torch.zeros(1, 3, 12, 12), [dict(pad_shape=(12, 12))])
+    assert sentence_of(caught.value).endswith('tools/infer.py --tile cuts pictures for every head')
+    record_fault('bad_commands')

@@ -12,11 +12,13 @@ import sys
 
 import mmengine.logging
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run_python
 from helpers.in_process import run
 
 from swin_backbone import command_line
+from swin_backbone.checkpoints import FORMATS
 from swin_backbone.command_line import ARGUMENTS, RENAMED_OPTIONS
+from swin_backbone.openmmlab.training.monitor import VIS_BACKENDS
 
 TOOLS = ROOT / 'tools'
 COMMANDS = [
@@ -137,6 +139,7 @@ def test_another_broken_pipe_is_an_error():
 
 def test_debug_messages_of_toolboxes_are_not_printed(capsys):
     def main():
+        command_line.import_package()
         mmengine.logging.print_log('missing', level=logging.DEBUG)
         mmengine.logging.print_log('said')
 
@@ -205,6 +208,36 @@ def test_the_table_of_options_is_that_of_the_parsers(monkeypatch):
                     tools_with.setdefault(name, set()).add(tool)
     several = {name for name, tools in tools_with.items() if len(tools) > 1} - {'-h'}
     assert several <= set(shared)
+
+
+HELP_OF_ALL = """
+import runpy, sys
+
+for tool in sys.argv[1:]:
+    for word in ('--help', '--no-such-option'):
+        sys.argv = [tool, word]
+        try:
+            runpy.run_path(tool, run_name='__main__')
+        except SystemExit as end:
+            assert end.code == (0 if word == '--help' else 2), (tool, end.code)
+heavy = ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'matplotlib', 'pycocotools.coco', 'onnxruntime')
+print([name for name in heavy if name in sys.modules])
+"""
+
+
+def test_help_and_wrong_arguments_import_no_torch():
+    tools = [path for path in COMMANDS if path.is_relative_to(TOOLS)]
+    assert run_python('-c', HELP_OF_ALL, *tools).stdout.endswith('\n[]\n')
+    for words in ('--help',), ('train', '--help'):
+        imported = run_python('-X', 'importtime', '-m', 'swin_backbone', *words).stderr
+        assert not re.search(r'(?m)\| +(torch|mmengine)$', imported)
+
+
+def test_values_that_need_no_import_are_those_of_the_package(monkeypatch):
+    (parser,) = parsers(TOOLS / 'convert_checkpoint.py', monkeypatch)
+    assert next(action.choices for action in parser._actions if action.dest == 'to') == FORMATS
+    (parser,) = parsers(TOOLS / 'train.py', monkeypatch)
+    assert next(action.choices for action in parser._actions if action.dest == 'vis') == list(VIS_BACKENDS)
 
 
 def test_help_of_a_training_starts_with_what_is_needed_most(monkeypatch):

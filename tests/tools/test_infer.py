@@ -267,7 +267,11 @@ def test_ctrl_c_ends_after_the_frame_at_hand(tmp_path, checkpoints, pictures, mo
     assert media.count_frames(media.Medium(tmp_path / 'overlays' / 'clip.mp4', '', True)) == 3
 
 
-def test_a_camera_is_refused_with_a_replacement(tmp_path, record_fault):
-    error = error_of('tools/infer.py', 0, DETECTION, '--weights', 'nowhere.pth', '--out-dir', tmp_path / 'out')
-    assert "'0' is none, or matches none. A camera is not read: record a video first" in error
+@pytest.mark.parametrize('camera', ['0', 'rtsp://camera:554/live', 'https://pictures.org/a.jpg?size=1'])
+def test_a_camera_is_refused_with_a_replacement(camera, tmp_path, record_fault):
+    error = error_of('tools/infer.py', camera, DETECTION, '--weights', 'nowhere.pth', '--out-dir', tmp_path / 'out')
+    assert (
+        f'{camera!r} is none, or matches none. A camera or an address is not read: record or download a file first'
+        in error
+    )
     record_fault('bad_pictures')

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
 from ...checkpoints.adapt import store_sizes
-from ...whole_files import PARTIAL
+from ...whole_files import PARTIAL, write_whole
 from .exact_resume import resume_state
 
 
@@ -23,6 +24,16 @@ class _Template(str):
     def format(self, step: Union[int, str]) -> str:  # type: ignore[override]
         epoch, *iteration = str(step).split('_', 1)
         return re.sub(r'\{.*?\}', lambda field: '_'.join([field[0].format(int(epoch)), *iteration]), self)
+
+
+class WholeFileBackend(LocalBackend):
+    """mmengine's backend of local files, with `write_whole` for `put`."""
+
+    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
+        write_whole(filepath, obj)
+
+
+register_backend('whole', WholeFileBackend, force=True)
 
 
 class WholeCheckpointHook(CheckpointHook):

@@ -74,7 +74,8 @@ def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda
             matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
             matched = [p for p in matched if not p.is_dir() and not leave_out(p)]
             if not matched:
-                camera = '. A camera is not read: record a video first' if given.isdecimal() else ''
+                is_camera = given.isdecimal() or '://' in given
+                camera = '. A camera or an address is not read: record or download a file first' if is_camera else ''
                 raise ValueError(
                     f'an input is a picture, video, folder or pattern; {given!r} is none, or matches none{camera}'
                 )

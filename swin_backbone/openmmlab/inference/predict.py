@@ -34,6 +34,8 @@ from ..data.media import Frame, Medium, VideoWriter
 from ..data.own_data.config import set_num_classes
 from ..layers.accelerate import accelerate
 from ..optim.amp import check_amp, mixed_precision
+from .by_shape import predict_by_shape
+from .coco_ids import CocoIds
 
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
@@ -85,6 +87,7 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
                 compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
+            predict_by_shape(self.model)
             if torch.device(device).type == 'cpu':
                 accelerate(self.model)
             steps = cfg.test_dataloader.dataset.pipeline
@@ -118,10 +121,6 @@ class Predictor:
             raise OSError(
                 f'{frame.medium.path} of {width}x{height} pixels is no input for the test pipeline: {error}'
             ) from error
-
-    def can_batch(self, prepared: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Return whether two frames fit into a batch: mmdet pads frames to one size, mmseg does not."""
-        return bool(self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape)
 
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
@@ -188,26 +187,52 @@ class Results:
         results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation); of a
                              classifier: (file_name, class, score) of each picture, with the five best classes
         images.json          images and categories of the ids in results.json, in COCO's format
-        labels/NAME.png      of a segmentor or panoptic head: the class of each pixel, numbered from 0, with a palette
-                             of the classes' colours; for more than 256 classes 16 bits of grey
+        labels/NAME.png      of a segmentor or panoptic head: see `encode_labels`
 
     Args:
         outputs: owner of the folder.
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object.
+        first_label: value of the first class in labels.
+        annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: numbers from 1.
+
+    Raises:
+        ValueError: for annotations of another model.
+        DataError: see `CocoIds`.
     """
 
-    def __init__(self, outputs: Outputs, predictor: Predictor, score_thr: float):
+    def __init__(
+        self,
+        outputs: Outputs,
+        predictor: Predictor,
+        score_thr: float,
+        first_label: int = 0,
+        annotations: Optional[str] = None,
+    ):
         self.outputs = outputs
         self.predictor = predictor
         self.score_thr = score_thr
+        self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
         self.category_ids = category_ids_of(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
+        self.ids: Optional[CocoIds] = None
+        if annotations is not None:
+            if predictor.scope != 'mmdet':
+                raise ValueError('--annotations takes a detector: results of other models have no ids')
+            self.ids = CocoIds(annotations, predictor.meta['classes'])
+            self.category_ids = self.ids.categories
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
     def check(self, media: Sequence[Medium]) -> None:
-        """Raise FileExistsError if a result would replace a file of the user."""
+        """Check the media before the first prediction.
+
+        Raises:
+            FileExistsError: if a result would replace a file of the user.
+            DataError: if a picture has no id in the annotations.
+        """
+        if self.ids is not None:
+            self.ids.check([medium.path for medium in media])
         for medium in media:
             self.outputs.check(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
             if self.predictor.scope == 'mmseg' and not medium.is_video:
@@ -222,7 +247,7 @@ class Results:
         """
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         height, width = frame.size
-        image_id = len(self.images) + 1
+        image_id = len(self.images) + 1 if self.ids is None else self.ids.of(frame.medium.path)
         self.images.append(dict(id=image_id, file_name=file_name_of(frame), height=height, width=width))
         objects, labels_png = self.data_of(frame, sample, image_id)
         self.objects += objects
@@ -251,9 +276,8 @@ class Results:
                 labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
                 if name == 'pred_panoptic_seg':
                     labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
-                dtype = np.uint8 if len(self.predictor.meta['classes']) <= COLOURS else np.uint16
-                labels = _enlarge(labels.astype(dtype), frame.size)
-                labels_png = _encode_labels(labels, self.predictor.meta['palette'])
+                labels = _enlarge(labels.astype(np.uint16), frame.size)
+                labels_png = encode_labels(labels, self.predictor.meta, self.first_label)
         if 'pred_score' in sample:
             objects.append(self._best_classes(sample.pred_score, file_name_of(frame)))
         return objects, labels_png
@@ -271,7 +295,9 @@ class Results:
         if self.predictor.scope == 'mmdet':
             names = zip(self.category_ids, self.predictor.meta['classes'])
             categories = [dict(id=number, name=name) for number, name in names]
-            tables[folder / 'images.json'] = dict(images=self.images, categories=categories)
+            source = f'ids of {self.ids.path}' if self.ids else 'ids of this file alone, numbers from 1'
+            info = dict(description=source)
+            tables[folder / 'images.json'] = dict(info=info, images=self.images, categories=categories)
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
             tables[folder / 'results.json'] = self.objects
         return tables
@@ -353,13 +379,22 @@ def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
     return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
-def _encode_labels(labels: NDArray[Any], palette: Sequence[Sequence[int]]) -> bytes:
-    """Return classes as a PNG with a palette of RGB colours, or in 16 bits of grey."""
-    # For a short palette Pillow writes fewer bits a pixel, and changes values beyond the palette.
-    colours = np.zeros((COLOURS, 3), np.uint8)
-    colours[: len(palette)] = palette[:COLOURS]
-    image = Image.fromarray(labels)
-    if labels.dtype == np.uint8:
+def encode_labels(labels: NDArray[Any], meta: dict[str, Any], first: int = 0) -> bytes:
+    """Return the class of each pixel as a PNG with a palette, or, if 256 values are too few, in 16 bits of grey.
+
+    Args:
+        labels: classes from 0, (H, W).
+        meta: classes, and their RGB colours as palette.
+        first: value of the first class.
+    """
+    if first + len(meta['classes']) > COLOURS:
+        image = Image.fromarray(labels.astype(np.uint16) + np.uint16(first))
+    else:
+        image = Image.fromarray(labels.astype(np.uint8) + np.uint8(first))
+        # For a short palette Pillow writes fewer bits a pixel, and changes values beyond the palette.
+        colours = np.zeros((COLOURS, 3), np.uint8)
+        palette = meta['palette'][: COLOURS - first]
+        colours[first : first + len(palette)] = palette
         image.putpalette(colours.tobytes())
     encoded = io.BytesIO()
     image.save(encoded, 'PNG')

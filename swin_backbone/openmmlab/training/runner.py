@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Optional, Union
 from mmengine.device import get_device
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger
+from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
@@ -62,10 +63,23 @@ class SafeRunner(Runner):
         return logger
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict[str, Any]], model: nn.Module) -> nn.Module:
-        """Accelerate the model first: in DistributedDataParallel, strides of parameters stay."""
+        """Accelerate the model first: in DistributedDataParallel, strides of parameters stay.
+
+        In processes without CUDA, BN takes the place of SyncBN, which computes on GPUs alone.
+        """
+        sync_bn = None
         if get_device() == 'cpu':
+            sync_bn = self.cfg.pop('sync_bn', None)
+            has_sync_bn = sync_bn or any('SyncBatchNorm' in type(part).__name__ for part in model.modules())
+            if self.distributed and has_sync_bn:
+                model = revert_sync_batchnorm(model)
+                self.logger.warning(
+                    'SyncBN computes on GPUs alone: BN takes its place, with the statistics of each process'
+                )
             accelerate(model)
         wrapped: nn.Module = super().wrap_model(model_wrapper_cfg, model)
+        if sync_bn:
+            self.cfg.sync_bn = sync_bn  # the saved config keeps the setting
         return wrapped
 
     @staticmethod

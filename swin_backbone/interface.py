@@ -1,0 +1,62 @@
+"""The names of the package. An import takes seconds, and registers the backbones in mmengine's registry."""
+
+import warnings
+
+try:
+    import mmengine  # noqa: F401
+
+    from .mmcv_ops import put_in_place
+
+    put_in_place()  # first: an import of mmcv.ops fails without compiled operators
+    with warnings.catch_warnings():  # mmcv warns about missing operators, and no layer here needs them
+        warnings.filterwarnings('ignore', message='Fail to import', category=UserWarning)
+        import mmcv.cnn.bricks.transformer  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f'swin_backbone needs mmengine and mmcv, and {error.name} is not installed. In a checkout, where torch is '
+        "installed: one of `pip install -e '.[onedl]'` (the maintained OneDL forks), "
+        "`PIP_CONSTRAINT=constraints/openmmlab.txt pip install -e '.[openmmlab]'` (OpenMMLab's own releases) and "
+        "`pip install -e '.[lite]'` (no detector or segmentor); never two of them. `make install` makes an "
+        'environment with all of it.'
+    ) from error
+
+from .api import Model, load
+from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
+from .checkpoints import convert_checkpoint, load_checkpoint
+from .compat import give_numba_a_cache, import_torchvision
+from .kernels import bind, triton  # noqa: F401 - the replacements of models' forwards
+from .kernels.native.library import library_path
+from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from .openmmlab.config.files import register_prefixes
+from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
+from .openmmlab.optim.amp import mixed_precision
+from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
+from .openmmlab.optim.nan_guard import NonFiniteGuardHook
+from .openmmlab.swap.replace import swap_backbone
+from .version import __version__
+
+register_prefixes()
+give_numba_a_cache()  # before mmdet
+import_torchvision()  # before timm and mmpretrain, whose import fails beside a torchvision for CUDA
+
+__all__ = [
+    'ARCHS',
+    'ARCHS_MLP',
+    'ARCHS_V2',
+    'AccelerateHook',
+    'Model',
+    'NonFiniteGuardHook',
+    'SwinBackbone',
+    'SwinLayerDecayOptimizerConstructor',
+    'SwinMLPBackbone',
+    'SwinV2Backbone',
+    '__version__',
+    'accelerate',
+    'convert_checkpoint',
+    'library_path',
+    'load',
+    'load_checkpoint',
+    'mixed_precision',
+    'restore',
+    'swap_backbone',
+]

@@ -1,0 +1,54 @@
+"""Several processes of a training: equal statistics of batch norm in a validation, and SyncBN without CUDA."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.openmmlab.toy_training import config, run_ranks
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from torch import nn
+
+
+@HOOKS.register_module(force=True)
+class SaveBuffers(Hook):
+    """Save the buffers of a validating model, a file for each rank and validation."""
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        if batch_idx == 0:
+            buffers = dict(runner.model.module.named_buffers())
+            torch.save(buffers, f'{runner.work_dir}/{runner.iter}_{runner.rank}.pt')
+
+
+def buffers_of(work_dir, iteration, rank):
+    return torch.load(work_dir / f'{iteration}_{rank}.pt')
+
+
+def test_all_ranks_validate_with_the_checkpoints_statistics(tmp_path):
+    hooks = [dict(type='SaveBuffers')]
+    for name, more in (('epochs', dict(epochs=2)), ('iterations', dict(iterations=4, interval=2))):
+        work_dir = tmp_path / name
+        cfg = config(work_dir, **more, val=1 if name == 'epochs' else 2, hooks=hooks,
+                     default_hooks__checkpoint__max_keep_ckpts=-1)  # fmt: skip
+        assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log0').read_text()
+        iterations = {int(path.name.partition('_')[0]) for path in work_dir.glob('*_0.pt')}
+        assert len(iterations) == 2
+        saved = [torch.load(path, weights_only=False) for path in work_dir.glob('*.pth')]
+        for iteration in iterations:
+            first, second = (buffers_of(work_dir, iteration, rank) for rank in (0, 1))
+            (checkpoint,) = (one for one in saved if one['meta']['iter'] == iteration)
+            assert first['norm.running_mean'].abs().sum() > 0
+            for name, buffer in first.items():
+                assert torch.equal(buffer, second[name]), name
+                assert name not in checkpoint['state_dict'] or torch.equal(buffer, checkpoint['state_dict'][name])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='SyncBN computes on CUDA')
+def test_sync_bn_without_cuda_is_bn_and_a_line(tmp_path, monkeypatch, record_fault):
+    for name, more in (('sync_bn', dict(sync_bn='torch')), ('norm_cfg', {})):
+        if not more:
+            monkeypatch.setattr(nn, 'BatchNorm2d', nn.SyncBatchNorm)  # of the toy model
+        log = tmp_path / name
+        assert run_ranks(config(tmp_path / 'work', iterations=1, **more), log=log) == [0, 0]
+        assert 'SyncBN computes on GPUs alone: BN takes its place' in Path(f'{log}0').read_text()
+        record_fault('bad_commands')

@@ -1,0 +1,154 @@
+"""Numbers that tools/test.py and tools/infer.py print and write."""
+
+import json
+import pickle
+import re
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from helpers.in_process import error_of, run_well
+from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.random_models import save_random_model
+from mmengine.evaluator import Evaluator
+from mmengine.registry import DefaultScope
+from mmengine.structures import BaseDataElement
+from PIL import Image
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config.cfg_options import parse_options
+from swin_backbone.openmmlab.inference.predict import Results
+from swin_backbone.openmmlab.inference.results import MaskAreasHook
+from swin_backbone.outputs import Outputs
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+
+@pytest.fixture(scope='module')
+def detector(tmp_path_factory):
+    """Words of a command line for a detector, its data with pictures of two shapes, and a random checkpoint."""
+    root = make_own_data(tmp_path_factory.mktemp('own'))
+    coco = read_coco(root, 'val')
+    coco['images'][1]['height'] = 36
+    cv2.imwrite(str(root / 'images' / 'val' / '1.png'), cv2.imread(str(root / 'images' / 'val' / '1.png'))[:36])
+    write_coco(root, 'val', coco)
+    config, _, *options = map(str, detection(root))
+    checkpoint = save_random_model(runtime.load_config(config, None, parse_options(options), 'none'), root)
+    return root, checkpoint, [config, checkpoint, '--cfg-options', *options]
+
+
+def test_predictions_do_not_depend_on_the_batch(detector, tmp_path):
+    *_, words = detector
+    for size in (1, 8):
+        more = [f'test_dataloader.batch_size={size}', f'test_evaluator.outfile_prefix={tmp_path}/{size}']
+        run_well('tools/test.py', *words, *more, '--work-dir', tmp_path, '--out', tmp_path / f'{size}.pkl')
+        assert not any('bbox' in item for item in json.loads((tmp_path / f'{size}.segm.json').read_text()))
+    alone, together = (pickle.loads((tmp_path / f'{size}.pkl').read_bytes()) for size in (1, 8))
+    assert [item['img_id'] for item in alone] == [item['img_id'] for item in together] == [0, 1]
+    for first, second in zip(alone, together):
+        assert len(first['pred_instances']['scores'])
+        for name in ('scores', 'bboxes'):
+            assert torch.equal(first['pred_instances'][name], second['pred_instances'][name])
+
+
+@pytest.mark.parametrize('first', [0, 1])
+def test_both_tools_write_one_numbering_of_labels(first, tmp_path):
+    """mmseg itself adds 1 with reduce_zero_label."""
+    root = make_own_data(tmp_path / 'own')
+    config, _, *options = map(str, segmentation(root, '+own_data.reduce_zero_label=True'))
+    cfg = runtime.load_config(config, None, parse_options(options), 'none')
+    checkpoint = save_random_model(cfg, tmp_path)
+    more = ['--first-label', first, '--cfg-options', *options]
+    run_well('tools/test.py', config, checkpoint, '--out', tmp_path / 'tested', '--work-dir', tmp_path, *more)
+    run_well('tools/infer.py', root / 'images' / 'val', config, '--weights', checkpoint, '--out-dir', tmp_path, *more)
+    files = sorted((tmp_path / 'tested').glob('*.png'))
+    assert [path.name for path in files] == ['0.png', '1.png']
+    for path in files:
+        assert path.read_bytes() == (tmp_path / 'labels' / path.name).read_bytes()
+        assert set(np.unique(np.asarray(Image.open(path)))) <= {first, first + 1}
+
+
+def ids_of(out):
+    images = json.loads((out / 'images.json').read_text())
+    results = json.loads((out / 'results.json').read_text())
+    return images, {one['image_id'] for one in results}, {one['category_id'] for one in results}
+
+
+def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault):
+    root, checkpoint, (config, _, _, *options) = detector
+    coco = read_coco(root, 'val')
+    for number, image in enumerate(coco['images']):
+        image.update(id=40 + number, file_name=f'val/{image["file_name"]}')
+    truth = tmp_path / 'truth.json'
+    truth.write_text(json.dumps(coco))
+    command = ['tools/infer.py', root / 'images' / 'val', config, '--weights', checkpoint, '--score-thr', 0.01]
+    more = ['--cfg-options', *options]
+    out = tmp_path / 'own'
+    result = run_well(*command, '--out-dir', out, '--annotations', truth, *more)
+    assert 'takes the ids' not in result.stdout
+    images, image_ids, category_ids = ids_of(out)
+    assert images['info']['description'] == f'ids of {truth}'
+    assert image_ids == {image['id'] for image in images['images']} == {40, 41}
+    assert category_ids == {3, 7}
+    api = COCO(str(truth))
+    assert len(api.loadRes(str(out / 'results.json')).anns)
+
+    result = run_well(*command, '--out-dir', tmp_path / 'numbers', *more)
+    assert '--annotations FILE takes the ids of your own COCO JSON' in result.stdout
+    images, image_ids, category_ids = ids_of(tmp_path / 'numbers')
+    assert images['info']['description'] == 'ids of this file alone, numbers from 1'
+    assert (image_ids, category_ids) == ({1, 2}, {1, 2})
+
+    wrong = [
+        (dict(coco, images=coco['images'][:1]), 'has no image with the file_name of .*1.png'),
+        (dict(coco, categories=coco['categories'][:1]), "has no category 'bolt' of the model; it has nut"),
+        (coco['images'], "no JSON with images and categories in COCO's format"),
+    ]
+    for data, message in wrong:
+        truth.write_text(json.dumps(data))
+        error = error_of(*command, '--out-dir', tmp_path / 'wrong', '--annotations', truth, *more)
+        assert re.search(message, error), error
+        record_fault('annotations')
+    with pytest.raises(ValueError, match='--annotations takes a detector'):
+        Results(Outputs(tmp_path), SimpleNamespace(scope='mmseg', meta=dict(classes=())), 0.3, annotations=truth)
+
+
+def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):
+    """The masks are of medium size, their boxes are large."""
+    truth = dict(images=[dict(id=4, file_name='a.png', height=200, width=200)], categories=[dict(id=3, name='nut')],
+                 annotations=[])  # fmt: skip
+    masks = np.zeros((2, 200, 200), np.uint8)
+    for number, mask in enumerate(masks):
+        top = 10 + 100 * number
+        mask[top : top + 8] = mask[top : top + 50, :8] = 1
+        rle = coco_mask.encode(np.asfortranarray(mask))
+        truth['annotations'].append(
+            dict(id=number + 1, image_id=4, category_id=3, bbox=[0, top, 200, 50], area=int(mask.sum()), iscrowd=0,
+                 segmentation=dict(size=[200, 200], counts=rle['counts'].decode()))
+        )  # fmt: skip
+    masks[1, 110:113] = 0  # found in part
+    found = dict(bboxes=torch.tensor([[0.0, 10, 200, 60], [0, 110, 200, 160]]), scores=torch.tensor([0.8, 0.9]),
+                 labels=torch.tensor([0, 0]), masks=torch.from_numpy(masks).bool())  # fmt: skip
+    (tmp_path / 'truth.json').write_text(json.dumps(truth))
+    metric = dict(type='CocoMetric', ann_file=str(tmp_path / 'truth.json'), metric=['bbox', 'segm'],
+                  outfile_prefix=str(tmp_path / 'res'))  # fmt: skip
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        evaluator = Evaluator(metric)
+    evaluator.dataset_meta = dict(classes=('nut',))
+    evaluator.process([BaseDataElement(metainfo=dict(img_id=4, ori_shape=(200, 200)), pred_instances=found)])
+    printed = evaluator.evaluate(1)
+    MaskAreasHook().after_test_epoch(SimpleNamespace(test_loop=SimpleNamespace(evaluator=evaluator)))
+    for kind in ('bbox', 'segm'):
+        api = COCO(str(tmp_path / 'truth.json'))
+        evaluation = COCOeval(api, api.loadRes(str(tmp_path / f'res.{kind}.json')), kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+        names = ('mAP', 'mAP_50', 'mAP_75', 'mAP_s', 'mAP_m', 'mAP_l')
+        assert [printed[f'coco/{kind}_{name}'] for name in names] == pytest.approx(evaluation.stats[:6], abs=1e-3)
