@@ -112,7 +112,7 @@ def _annotation_files(folder: DataFolder) -> list[Path]:
         except DataError as error:
             errors.setdefault(split, error)
         else:
-            if annotated.images or annotated.errors:
+            if annotated.pictures or annotated.errors:
                 by_split.setdefault(split, []).append(path)
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject

@@ -18,10 +18,13 @@ from mmengine.config import Config
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
+from pycocotools import mask as coco_mask
+
 from swin_backbone.openmmlab.data.check_data import check_data
 from swin_backbone.openmmlab.data.own_data.config import set_num_classes
 from swin_backbone.openmmlab.data.own_data.splits import draw_split
 from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.openmmlab.runtime import load_config
 from swin_backbone.outputs import Outputs, mark_folder
 
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -50,6 +53,30 @@ def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     )
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert 'num_classes' not in cfg.model.rpn_head
+
+
+def test_pictures_without_objects_are_trained_on(tmp_path, record_fault):
+    root = layouts.made('yolo', tmp_path)
+    (root / 'labels' / 'train' / 'train_0.txt').unlink()
+    cfg = load_config(BOXES, str(tmp_path / 'work'), None, 'none', data=root)
+    assert cfg.val_dataloader.dataset.test_mode
+    report = check_data(cfg)[0]
+    assert (report.rows['pictures'], report.rows['images without objects']) == ('4', '1')
+    record_fault('bad_data')
+
+
+def test_an_rle_is_trained_on_where_a_config_keeps_polygons(tmp_path, record_fault):
+    root = layouts.made('coco', tmp_path)
+    path = root / 'annotations' / 'instances_train.json'
+    data = json.loads(path.read_text())
+    for item in data['annotations']:
+        (polygon,) = item['segmentation']
+        item['segmentation'] = coco_mask.frPyObjects([polygon], layouts.SIZE, layouts.SIZE)[0]
+        item['segmentation']['counts'] = item['segmentation']['counts'].decode()
+    path.write_text(json.dumps(data))
+    cfg, _ = fill(MASKS.replace('_1x', '_poly-1x'), root, tmp_path / 'work')
+    assert check_data(cfg)[0].rows['objects trained on'] == str(len(data['annotations']))
+    record_fault('bad_data')
 
 
 def test_without_a_split_one_is_made_and_written_down(tmp_path):
