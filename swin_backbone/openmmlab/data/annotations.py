@@ -5,7 +5,6 @@ than training. Each annotation file is checked once in a process. Of other forma
 `mask_fault` checks each object's mask when its picture is loaded: see guard.py.
 """
 
-import codecs
 import inspect
 import json
 import os
@@ -24,7 +23,7 @@ from mmengine.registry import DATASETS, Registry
 
 from ...checkpoints.errors import first_of
 from ...checks import check_int, check_number, check_sequence, check_type
-from ..config.paths import LARGEST_FILE, annotation_file, read_file
+from ..config.paths import LARGEST_FILE, MARKS, annotation_file, decode, read_file
 from ..errors import DataError, Faults
 
 CLASSES_SHOWN = 10  # in an error
@@ -205,7 +204,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
         if count > 1:
             warnings.add('file names of several images, each with objects of its own', f'{file} of {count}')
     if has_mark:
-        masks.add('a byte order mark, which pycocotools does not read', 'the first three bytes')
+        masks.add('a byte order mark, which pycocotools does not read', 'at its begin; --data removes it')
     categories = _entries('categories', data['categories'], _check_category, errors)
     names = {category['id']: category['name'] for _, category in categories}
     for name, count in Counter(names.values()).items():
@@ -267,7 +266,7 @@ def _read(path: str, form: str) -> tuple[dict[str, list[Any]], bool]:
     """
     try:
         content = read_file(path, LARGEST_FILE)
-        data = json.loads(content.decode('utf-8-sig'))  # of bytes, it reads UTF-16 too
+        data = json.loads(decode(content))
     except DataError:
         raise
     except RecursionError as error:
@@ -282,7 +281,7 @@ def _read(path: str, form: str) -> tuple[dict[str, list[Any]], bool]:
                 f"{path} is not in {form}'s format: it has no list {table!r}. Export COCO or YOLO (mmdet), or "
                 'label PNGs (mmseg)'
             )
-    return data, content.startswith(codecs.BOM_UTF8)
+    return data, content.startswith(MARKS)
 
 
 def _entries(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
-from ...config.paths import LARGEST_FILE, read_file
+from ...config.paths import LARGEST_FILE, MARKS, decode, read_file
 from ...errors import DataError
 from ..annotations import check_annotations, require_annotations
 from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
@@ -35,21 +35,21 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
     if not paths:
         return None
     contents, images, written = [], [], len(paths) == 1
+    lines: list[str] = []
     for path in paths:
         require_annotations(path, 'COCO', False, beyond=())
-        data: dict[str, Any] = {'annotations': [], **json.loads(read_file(path, LARGEST_FILE))}
-        is_changed = _repair(data)
-        place = _picture_folder(folder, path, data)
-        if place is None:
-            _rename_pictures(folder, path, data)
-            place, is_changed = '.', True
+        content = read_file(path, LARGEST_FILE)
+        data: dict[str, Any] = {'annotations': [], **json.loads(decode(content))}
+        place, renamed = _find_pictures(folder, path, data)
+        if renamed:
+            lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
         contents.append(data)
         images.append(place)
-        written |= is_changed
+        written |= _repair(data) or bool(renamed) or content.startswith(MARKS)
+    written |= _join_categories(contents)
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
     by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
-    lines: list[str] = []
     source = ' and '.join(map(str, paths))
     if len(by_file) == 2 and names_same(by_file[0], by_file[1], source):
         contents, written = contents[:1], True
@@ -179,17 +179,43 @@ def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Opt
     return best.as_posix() if rank(best)[0] else None
 
 
-def _rename_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> None:
-    """Replace names of pictures from another machine by paths below the root, in place, by the ends of the names.
+def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> tuple[str, list[Path]]:
+    """Return the folder of the pictures of an annotation file, and those in other folders, found by their names.
 
-    Label Studio writes addresses and paths of its server, and Windows's separators.
+    If there are such, all names become paths below the root, in place. Label Studio writes addresses and paths of its
+    server, and Windows's separators; other programs leave out folders.
     """
-    tails = index_tails(folder.pictures)
-    for image in data['images']:
-        picture = match_name(unquote(image['file_name']), tails)
-        if picture is None:
-            raise DataError(
-                f'{path} names {len(data["images"])} pictures, as {image["file_name"]!r}, and below {folder.root} '
-                f'is no picture of this name, or several; there are pictures in {list_folders(folder.pictures)}'
-            )
-        image['file_name'] = picture.as_posix()
+    place = _picture_folder(folder, path, data)
+    paths = [Path(place or '.', image['file_name']) for image in data['images']]
+    there = {picture for picture in {*paths} if (folder.root / picture).is_file()}
+    tails = index_tails(picture for picture in folder.pictures if picture not in there)
+    found = {name: match_name(unquote(str(name)), tails) for name in {*paths} - there}
+    if place is None and None in found.values():
+        name = next(image['file_name'] for image, name in zip(data['images'], paths) if found[name] is None)
+        raise DataError(
+            f'{path} names {len(paths)} pictures, as {name!r}, and below {folder.root} is no picture of this name, or '
+            f'several; there are pictures in {list_folders(folder.pictures)}'
+        )
+    renamed = sorted(picture for picture in found.values() if picture)
+    if not renamed:
+        return place or '.', []
+    for image, name in zip(data['images'], paths):
+        image['file_name'] = (found.get(name) or name).as_posix()
+    return '.', renamed
+
+
+def _join_categories(contents: Sequence[dict[str, Any]]) -> bool:
+    """Give files with different categories the same, by name, in place, and return whether they were different.
+
+    mmdet numbers classes in the order of each file.
+    """
+    by_file = [{category['id']: category['name'] for category in data['categories']} for data in contents]
+    if all(list(names.values()) == list(by_file[0].values()) for names in by_file):
+        return False
+    used = (names[item['category_id']] for data, names in zip(contents, by_file) for item in data['annotations'])
+    ids = {name: number for number, name in enumerate(dict.fromkeys([*by_file[0].values(), *used]), 1)}
+    for data, names in zip(contents, by_file):
+        data['categories'] = [dict(id=number, name=name) for name, number in ids.items()]
+        for item in data['annotations']:
+            item['category_id'] = ids[names[item['category_id']]]
+    return True

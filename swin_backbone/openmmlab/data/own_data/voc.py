@@ -63,15 +63,22 @@ def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) 
     return pictures[0]
 
 
-def read_voc(file: Path, size: tuple[int, int]) -> list[Box]:
-    """Return the boxes of an XML file, whose pixels count from 1. Scores leave out objects marked as difficult.
+def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[Box]]:
+    """Return size and boxes of an XML file, whose pixels count from 1. Scores leave out objects marked as difficult.
+
+    Args:
+        size: height and width of the picture, for a file without a size.
 
     Raises:
         DataError: with the file, and the wrong object.
     """
+    root = _parse(file)
+    stated = [(root.findtext(f'size/{key}') or '').strip() for key in ('height', 'width')]
+    if all(text.isdecimal() and int(text) for text in stated):
+        size = int(stated[0]), int(stated[1])
     height, width = size
     boxes = []
-    for index, node in enumerate(_parse(file).iter('object')):
+    for index, node in enumerate(root.iter('object')):
         name = (node.findtext('name') or '').strip()
         if not name:
             raise DataError(f'{file}: object {index} has no name')
@@ -89,7 +96,7 @@ def read_voc(file: Path, size: tuple[int, int]) -> list[Box]:
         top, bottom = (min(max(value - 1, 0.0), height) for value in (top, bottom))
         is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
         boxes.append(Box(name, (left, top, right - left, bottom - top), is_ignored=is_difficult))
-    return boxes
+    return size, boxes
 
 
 def _parse(file: Path) -> ElementTree.Element:

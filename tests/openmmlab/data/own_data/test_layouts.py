@@ -359,20 +359,59 @@ def beside_other_files(root):
     return root
 
 
+def in_subfolders(root):
+    """Names without folders in the JSON, an upper-case suffix, and an accent of two characters, as macOS writes it."""
+    folder = root / 'images' / 'train'
+    (folder / 'more').mkdir()
+    (folder / 'train_0.jpg').rename(folder / 'more' / 'train_0.jpg')
+    (folder / 'train_1.jpg').rename(folder / 'train_1.JPG')
+    (root / 'images' / 'val' / 'val_0.jpg').rename(root / 'images' / 'val' / 'a\u0308.jpg')
+    path = root / 'annotations' / 'instances_val.json'
+    path.write_text(path.read_text().replace('val_0.jpg', '\u00e4.jpg'))
+    return root
+
+
+def with_other_categories(root):
+    """Another order, other ids, and a class without objects in the JSON for validation."""
+    path = root / 'annotations' / 'instances_val.json'
+    data = json.loads(path.read_text())
+    data['categories'] = [dict(id=3, name='bolt'), dict(id=5, name='pin'), dict(id=7, name='nut')]
+    for item in data['annotations']:
+        item['category_id'] = 10 - item['category_id']
+    path.write_text(json.dumps(data))
+    return root
+
+
+def with_byte_order_marks(root):
+    """Text files of Windows's programs."""
+    for path in [path for path in root.rglob('*') if path.suffix in ('.json', '.txt', '.xml', '.yaml')]:
+        path.write_text(path.read_text(), 'utf-16' if path.stem.endswith('train') else 'utf-8-sig')
+    return root
+
+
+def with_tracks(root):
+    for path in (root / 'labels').rglob('*.txt'):
+        path.write_text(path.read_text().replace('\n', ' 7\n'))
+    return root
+
+
 @pytest.mark.parametrize(('layout', 'change', 'pictures'), [
+    ('coco', in_subfolders, (4, 2)), ('coco', with_other_categories, (4, 2)), ('yolo', with_tracks, (4, 2)),
+    *((layout, with_byte_order_marks, (4, 2)) for layout in ('coco', 'yolo', 'voc')),
     ('coco', through_links, (4, 2)), ('yolo', all_in_one_folder, (5, 1)), ('yolo', with_pictures_of_nothing, (6, 2)),
     ('yolo', with_points, (4, 2)), ('yolo', beside_masks, (4, 2)), ('yolo', beside_other_files, (4, 2)),
 ])  # fmt: skip
 def test_folders_as_people_have_them(layout, change, pictures, tmp_path, record_fault):
     def objects_of(cfg):
         results = {**boxes(read(cfg)), **boxes(read(cfg, 'val'))}
-        return {Path(name).stem: objects for name, objects in results.items()}
+        return {Path(name).stem.replace('a\u0308', 'val_0'): objects for name, objects in results.items()}
 
     root = layouts.made(layout, tmp_path)
     expected = objects_of(fill(BOXES, root, tmp_path / 'before')[0])
     cfg, _ = fill(BOXES, change(root), tmp_path / 'work')
     assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
     assert objects_of(cfg) == expected
+    assert not any(report.errors for report in check_data(cfg))
     record_fault('bad_data')
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
 
@@ -526,6 +565,18 @@ def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
     assert any('classes without training data: 1, as brid, nearest bird' in warning for warning in warnings)
     assert any('rare classes, maybe mistyped: 1, as perosn (1), nearest person (23)' in warning for warning in warnings)
     record_fault('bad_data', 2)
+
+
+def test_the_size_of_an_xml_is_compared_with_its_picture(tmp_path, record_fault):
+    root = layouts.made('voc', tmp_path)
+    for name, width in (('train_0', 128), ('train_1', 0)):  # 0: the program did not know it
+        path = root / 'Annotations' / f'{name}.xml'
+        size = f'<size><width>{width}</width><height>64</height></size><object>'
+        path.write_text(path.read_text().replace('<object>', size, 1))
+    (line,) = check_data(fill(BOXES, root, tmp_path / 'work')[0])[0].warnings.sentences()
+    assert line.startswith('pictures of another size than their annotations say: 1, as ')
+    assert line.endswith('train_0.jpg is 64x64, annotated as 128x64')
+    record_fault('bad_data')
 
 
 def test_a_class_without_pixels_is_a_warning(tmp_path, record_fault):
