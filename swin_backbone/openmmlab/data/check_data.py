@@ -25,7 +25,7 @@ from ..errors import DataError, Faults, kind_of, sentence_of
 from ..launchers import rank
 from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
 from .check_labels import LabelRule, read_label
-from .guard import build_error, label_rule, unreadable
+from .guard import build_error, depth_note_of, label_rule, unreadable
 from .left_out import count_left_out
 from .media import picture_size
 
@@ -171,6 +171,8 @@ def _check_pictures(
             continue
         size = picture_size(Path(item['img_path']))
         sizes.append(size)
+        if note := depth_note_of(built, item):
+            report.warnings.add('pictures of more than 8 bits', note)
         if form_of(type(built)) and size != (item['height'], item['width']):
             report.warnings.add(
                 'pictures of another size than their annotations say',

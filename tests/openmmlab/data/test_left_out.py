@@ -2,11 +2,13 @@
 
 import re
 
+import cv2
+import numpy as np
 import pytest
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
-from helpers.openmmlab.bad_annotations import SQUARE, config, good_coco, make_data, train
+from helpers.openmmlab.bad_annotations import SIDE, SQUARE, config, good_coco, make_data, train
 from mmdet.utils import register_all_modules
 
 from swin_backbone.openmmlab.data.check_data import check_data
@@ -76,6 +78,21 @@ def test_a_training_without_objects_is_an_error(record_fault, tmp_path):
     assert re.search(message, sentence)
     with pytest.raises(DataError, match=message):
         train(cfg)
+    record_fault('annotations', 2)
+
+
+def test_pictures_of_16_bits_are_named(record_fault, tmp_path, caplog):
+    cfg = data_of(tmp_path, lambda coco: None)
+    cv2.imwrite(str(tmp_path / 'images' / '0.png'), np.full((SIDE, SIDE, 3), 4095, np.uint16))
+    line = check_data(cfg)[0].warnings.sentences()[-1]
+    note = 'images/0.png has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
+    assert line.startswith('pictures of more than 8 bits: 1, as ')
+    assert line.endswith(note)
+    train(cfg)
+    assert note in caplog.text
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        loader.dataset.pipeline[0].color_type = 'unchanged'
+    assert '16 bits' not in str(check_data(cfg)[0].warnings.sentences())
     record_fault('annotations', 2)
 
 
