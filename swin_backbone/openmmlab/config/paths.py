@@ -60,7 +60,7 @@ def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
     try:
         return decode(read_file(path, most))
     except UnicodeDecodeError as error:
-        raise DataError(f'{path} cannot be read: {error}') from error
+        raise DataError(f'{path} cannot be read, save it in UTF-8: {error}') from error
 
 
 def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:

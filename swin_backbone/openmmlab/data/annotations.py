@@ -272,14 +272,14 @@ def _read(path: str, form: str) -> tuple[dict[str, list[Any]], bool]:
     except RecursionError as error:
         raise DataError(f'{path} is no annotation file: it is nested more than a thousand times') from error
     except ValueError as error:  # no JSON, or no UTF-8
-        raise DataError(f'{path} is no JSON: {error}') from error
+        raise DataError(f'{path} is no JSON in UTF-8: {error}') from error
     if isinstance(data, dict):
         data.setdefault('annotations', [])
     for table in TABLES:
         if not isinstance(data, dict) or not isinstance(data.get(table), list):
             raise DataError(
                 f"{path} is not in {form}'s format: it has no list {table!r}. Export COCO or YOLO (mmdet), or "
-                'label PNGs (mmseg)'
+                'label PNGs (mmseg), or convert it: see docs/guides/own_data.md'
             )
     return data, content.startswith(MARKS)
 

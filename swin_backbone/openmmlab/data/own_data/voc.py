@@ -50,8 +50,9 @@ def find_voc(folder: DataFolder) -> Optional[OwnData]:
 
 
 def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) -> Path:
-    """Return the picture with the name of an XML file. Of several, the split and the folder decide."""
-    pictures = by_stem.get(file.stem, [])
+    """Return the picture with the name of an XML file, or the name inside. Of several, split and folder decide."""
+    stated = _parse(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
+    pictures = by_stem.get(Path(stated).stem if stated else file.stem, [])
     pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
     pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
     if len(pictures) != 1:
@@ -91,6 +92,7 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
         if not is_box:
             raise DataError(
                 f'{file}: bndbox of object {index} takes xmin, ymin, xmax, ymax, the first two below; got {corners}'
+                + ('. If it has polygons, export COCO' if not any(corners) else '')
             )
         left, right = (min(max(value - 1, 0.0), width) for value in (left, right))
         top, bottom = (min(max(value - 1, 0.0), height) for value in (top, bottom))

@@ -124,6 +124,13 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
                 f'{owners[text]} and {picture} share the labels {text}: give each picture a name and labels of its own'
             )
         files[picture] = text
+    if not any(files.values()):  # in a folder of another name, as makesense's
+        stems: dict[str, list[Path]] = {}
+        for path, text in texts.items():
+            stems.setdefault(path.stem, []).append(text)
+        files = {
+            picture: stems[picture.stem].pop() if len(stems.get(picture.stem, ())) == 1 else None for picture in files
+        }
     return files
 
 

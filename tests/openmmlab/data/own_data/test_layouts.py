@@ -389,6 +389,27 @@ def with_byte_order_marks(root):
     return root
 
 
+def without_fields(root):
+    """A script's JSON."""
+    for path in (root / 'annotations').iterdir():
+        data = json.loads(path.read_text())
+        for item in data['annotations']:
+            del item['iscrowd'], item['area'], item['id']
+        path.write_text(json.dumps(data))
+    return root
+
+
+def in_a_folder_of_makesense(root):
+    (root / 'labels').rename(root / 'labels_my-project-name_2024-05-01')
+    return root
+
+
+def with_numbers_for_names(root):
+    for number, path in enumerate(sorted((root / 'Annotations').iterdir())):
+        path.rename(path.with_name(f'{number:06d}.xml'))
+    return root
+
+
 def with_tracks(root):
     for path in (root / 'labels').rglob('*.txt'):
         path.write_text(path.read_text().replace('\n', ' 7\n'))
@@ -397,6 +418,8 @@ def with_tracks(root):
 
 @pytest.mark.parametrize(('layout', 'change', 'pictures'), [
     ('coco', in_subfolders, (4, 2)), ('coco', with_other_categories, (4, 2)), ('yolo', with_tracks, (4, 2)),
+    ('coco', without_fields, (4, 2)), ('yolo', in_a_folder_of_makesense, (4, 2)),
+    ('voc', with_numbers_for_names, (4, 2)),
     *((layout, with_byte_order_marks, (4, 2)) for layout in ('coco', 'yolo', 'voc')),
     ('coco', through_links, (4, 2)), ('yolo', all_in_one_folder, (5, 1)), ('yolo', with_pictures_of_nothing, (6, 2)),
     ('yolo', with_points, (4, 2)), ('yolo', beside_masks, (4, 2)), ('yolo', beside_other_files, (4, 2)),
