@@ -64,7 +64,7 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
                 for base in base_datasets(loader.dataset):
                     for sentence in count_left_out(base, with_masks, is_training, SECONDS)[1].sentences():
                         runner.logger.warning(f'{base.ann_file} has {sentence}')
-                    if note := depth_note_of(base, base.get_data_info(0)):
+                    if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
                         runner.logger.warning(note)
         except Exception as error:
             raise build_error(dataloader.get('dataset'), error) from error
