@@ -194,6 +194,7 @@ class Job:
         self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
         self.bad: set[Medium] = set()
         self.is_stopped = False
+        self.noted = False
 
     def over(self, inputs: Sequence['Medium']) -> None:
         """Predict for all media. After an error, all earlier predictions are written."""
@@ -228,6 +229,9 @@ class Job:
                 for frame in read_frames(medium, self.max_pixels):
                     if not done and frame.size != frame.pixels.shape[:2]:
                         self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
+                    if not (self.noted or medium.is_video) and (note := media.depth_note(medium.path)):
+                        self.say(f'{medium.path} has {note}', 'yellow')
+                        self.noted = True  # the others have too
                     yield frame, self.predictor.prepare(frame)
                     done += 1
                     if self.is_stopped:

@@ -36,8 +36,8 @@ class Faults:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def add(self, kind: str, example: str) -> None:
-        self.counts[kind] += 1
+    def add(self, kind: str, example: str, number: int = 1) -> None:
+        self.counts[kind] += number
         examples = self.examples.setdefault(kind, [])
         if len(examples) < EXAMPLES:
             examples.append(example)

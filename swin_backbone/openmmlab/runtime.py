@@ -21,6 +21,7 @@ from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_classes
 from .config.files import read_config
+from .config.paths import datasets_in
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
 from .data.guard import count_pictures, guard_runner
 from .data.own_data.config import fill_own_data
@@ -82,6 +83,8 @@ def load_config(
         own = find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data', names)
         cfg.own_data = own.own_data
         fill_own_data(cfg)
+        for _, dataset in datasets_in(cfg, 'train'):  # small pictures, and those without objects, are trained on
+            dataset.pop('filter_cfg', None)
         if not rank(launcher):
             print('\n'.join(own.lines), flush=True)
     elif annotations is not None:

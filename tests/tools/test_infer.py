@@ -97,9 +97,12 @@ def test_cocos_classes_have_cocos_ids():
 
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
+    deep = tmp_path / 'deep.png'
+    cv2.imwrite(str(deep), cv2.imread(str(pictures / 'a.png')).astype(np.uint16) * 16)
     for size in (1, 2):
-        arguments = (pictures / 'a.png', pictures / 'b.jpg', *trained(DETECTION, checkpoints))
-        run_well('tools/infer.py', *arguments, '--out-dir', tmp_path / str(size), '--batch', size, '--score-thr', 0.05)
+        arguments = (pictures / 'a.png', pictures / 'b.jpg', deep, *trained(DETECTION, checkpoints))
+        arguments += ('--out-dir', tmp_path / str(size), '--batch', size, '--score-thr', 0.05)
+        assert '16 bits a channel, of which the upper 8 are used' in run_well('tools/infer.py', *arguments).stderr
     single, double = (json.loads((tmp_path / size / 'results.json').read_text()) for size in ('1', '2'))
     assert len(single) == len(double)
     for a in single:  # nearly equal scores may change places

@@ -1,5 +1,6 @@
 """Checks of the user's folders and files."""
 
+import codecs
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from mmengine.config import Config
 from ..errors import DataError
 
 LARGEST_FILE = 2**34  # bytes of a picture or annotation file
+MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
 
 
@@ -48,12 +50,17 @@ def read_file(path: Union[str, Path], most: int = MOST_TEXT) -> bytes:
         raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
 
 
+def decode(content: bytes) -> str:
+    """Return a text in UTF-8, or in UTF-16 with a byte order mark as Windows's programs write, without the mark."""
+    return content.decode('utf-16' if content.startswith(MARKS[1:]) else 'utf-8-sig')
+
+
 def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
-    """Return the text of a regular file in UTF-8, without a byte order mark. Raises: see `read_file`."""
+    """Return the text of a regular file: see `decode`. Raises: see `read_file`."""
     try:
-        return read_file(path, most).decode('utf-8-sig')
+        return decode(read_file(path, most))
     except UnicodeDecodeError as error:
-        raise DataError(f'{path} cannot be read: {error}') from error
+        raise DataError(f'{path} cannot be read, save it in UTF-8: {error}') from error
 
 
 def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:

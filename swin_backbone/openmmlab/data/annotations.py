@@ -23,7 +23,7 @@ from mmengine.registry import DATASETS, Registry
 
 from ...checkpoints.errors import first_of
 from ...checks import check_int, check_number, check_sequence, check_type
-from ..config.paths import LARGEST_FILE, annotation_file, read_file
+from ..config.paths import LARGEST_FILE, MARKS, annotation_file, decode, read_file
 from ..errors import DataError, Faults
 
 CLASSES_SHOWN = 10  # in an error
@@ -49,18 +49,20 @@ class Annotations(NamedTuple):
     """Content of an annotation file, and its faults.
 
     Args:
-        images: number of pictures.
+        pictures: name, size (height, width) and number of objects that mmdet loads, by id.
         empty: number of pictures without objects.
+        rles: number of objects, without crowds, whose mask is an RLE.
         categories: names, in the file's order.
         objects: number for each category.
         errors: entries with an error in mmdet, or a wrong meaning.
-        masks: masks with an error in pycocotools.
+        masks: masks, or a byte order mark, with an error in pycocotools.
         in_evaluation: entries with an error in COCO's evaluation.
         warnings: unusual entries.
     """
 
-    images: int
+    pictures: dict[Any, tuple[str, tuple[int, int], int]]
     empty: int
+    rles: int
     categories: tuple[str, ...]
     objects: Counter[str]
     errors: Faults
@@ -193,10 +195,16 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, 
 
 @lru_cache(maxsize=32)
 def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool) -> Annotations:
-    data = _read(path, form)
+    data, has_mark = _read(path, form)
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
     images = _entries('images', data['images'], _check_image, errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
+    files = {image['id']: str(image.get('file_name', image.get('coco_url'))) for _, image in images}
+    for file, count in Counter(files.values()).items():
+        if count > 1:
+            warnings.add('file names of several images, each with objects of its own', f'{file} of {count}')
+    if has_mark:
+        masks.add('a byte order mark, which pycocotools does not read', 'at its begin; --data removes it')
     categories = _entries('categories', data['categories'], _check_category, errors)
     names = {category['id']: category['name'] for _, category in categories}
     for name, count in Counter(names.values()).items():
@@ -207,17 +215,32 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
     known = first_of([f'{number} ({name})' for number, name in names.items()], CLASSES_SHOWN)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     filled, strays = set(), Faults()
+    loaded: Counter[Any] = Counter()
+    boxes: dict[tuple[Any, ...], Any] = {}
+    rles = 0
     for name, item in _entries('annotations', data['annotations'], _check_object, errors):
-        size = sizes.get(item['image_id'])
-        if item['category_id'] not in names:
+        image, category = item['image_id'], item['category_id']
+        size = sizes.get(image)
+        if category not in names:
             kind = f'objects of unknown category_id; its categories are {known}'
-            errors.add(kind, f'{name} has {item["category_id"]}')
+            errors.add(kind, f'{name} has {category}')
         elif size is None:
-            strays.add("objects whose 'image_id' is that of no image", f'{name} has {item["image_id"]!r}')
+            strays.add("objects whose 'image_id' is that of no image", f'{name} has {image!r}')
         else:
-            objects[names[item['category_id']]] += 1
-            filled.add(item['image_id'])
-            is_left_out = _check_box(name, item, size, warnings) or bool(item.get('ignore'))
+            objects[names[category]] += 1
+            filled.add(image)
+            is_left_out = _check_box(name, item, size, warnings)
+            if item.get('ignore') and not is_left_out:
+                warnings.add("objects with 'ignore', which are left out", name)
+                is_left_out = True
+            if not is_left_out:
+                loaded[image] += 1
+                twin = boxes.setdefault((image, *item['bbox']), item)
+                if twin is not item:
+                    shared = (
+                        'class and box of another' if twin['category_id'] == category else 'the box of another class'
+                    )
+                    warnings.add(f'objects with {shared}', f'{name} and {twin["id"]}')
             if 'iscrowd' not in item and form == 'COCO':
                 in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
             if item['id'] == 0:
@@ -226,34 +249,39 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
             if fault:
                 kind, reason = fault
                 (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
-                if kind == SHORT_POLYGON and not is_left_out:
-                    warnings.add(f'{kind}: training leaves those out', f'{name} {reason}')
+            elif with_masks and isinstance(item['segmentation'], dict):
+                rles += not item.get('iscrowd')
+            elif with_masks and not is_left_out and _is_beside(item['bbox'], item['segmentation'], size):
+                warnings.add('objects whose bbox is not around their polygons', f'{name} has bbox {item["bbox"]}')
     (warnings if filled else errors).update(strays)
-    return Annotations(
-        len(sizes), len(sizes.keys() - filled), tuple(names.values()), objects, errors, masks, in_evaluation, warnings
-    )
+    pictures = {number: (files[number], size, loaded[number]) for number, size in sizes.items()}
+    empty = len(sizes.keys() - filled)
+    return Annotations(pictures, empty, rles, tuple(names.values()), objects, errors, masks, in_evaluation, warnings)
 
 
-def _read(path: str, form: str) -> dict[str, list[Any]]:
-    """Return the lists of a file. COCO's files of test pictures have no annotations: an empty list is returned."""
+def _read(path: str, form: str) -> tuple[dict[str, list[Any]], bool]:
+    """Return the lists of a file, and whether it begins with a byte order mark.
+
+    COCO's files of test pictures have no annotations: an empty list is returned.
+    """
     try:
-        data = json.loads(read_file(path, LARGEST_FILE).decode())  # of bytes, it reads UTF-16 too
+        content = read_file(path, LARGEST_FILE)
+        data = json.loads(decode(content))
     except DataError:
         raise
     except RecursionError as error:
         raise DataError(f'{path} is no annotation file: it is nested more than a thousand times') from error
     except ValueError as error:  # no JSON, or no UTF-8
-        raise DataError(f'{path} is no JSON: {error}') from error
+        raise DataError(f'{path} is no JSON in UTF-8: {error}') from error
     if isinstance(data, dict):
         data.setdefault('annotations', [])
     for table in TABLES:
         if not isinstance(data, dict) or not isinstance(data.get(table), list):
             raise DataError(
                 f"{path} is not in {form}'s format: it has no list {table!r}. Export COCO or YOLO (mmdet), or "
-                'label PNGs (mmseg)'
+                'label PNGs (mmseg), or convert it: see docs/guides/own_data.md'
             )
-    lists: dict[str, list[Any]] = data
-    return lists
+    return data, content.startswith(MARKS)
 
 
 def _entries(
@@ -315,6 +343,18 @@ def _check_box(name: str, item: dict[str, Any], size: tuple[int, int], warnings:
     if x < -1 or y < -1 or x + width > size[1] + 1 or y + height > size[0] + 1:
         warnings.add('boxes that reach out of their image', beside)
     return False
+
+
+def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, int]) -> bool:
+    """Return whether a bbox and the box around polygons share less than half of their union, inside the picture."""
+    x, y, width, height = box
+    corners = [x, y, x + width, y + height]
+    around = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
+    (x1, y1, x2, y2), (x3, y3, x4, y4) = (
+        [min(max(value, 0), size[1 - place % 2]) for place, value in enumerate(one)] for one in (corners, around)
+    )
+    shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
+    return 3 * shared < (x2 - x1) * (y2 - y1) + (x4 - x3) * (y4 - y3)
 
 
 def _polygon_fault(polygon: Any, side: int) -> Optional[str]:

@@ -21,11 +21,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..config.paths import annotation_file, datasets_in, metrics_in, require_data
-from ..errors import DataError, Faults, sentence_of
+from ..errors import DataError, Faults, kind_of, sentence_of
 from ..launchers import rank
 from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
 from .check_labels import LabelRule, read_label
-from .guard import build_error, label_rule, unreadable
+from .guard import build_error, depth_note_of, label_rule, unreadable
+from .left_out import count_left_out
 from .media import picture_size
 
 PHASES = ('train', 'val')
@@ -86,11 +87,13 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
                 if path and form:
                     _check_annotations(report, path, form, uses_masks(cfg), phase == 'train', path in evaluated)
                 if not (path and form and check_annotations(path, form, uses_masks(cfg)).errors):  # else mmdet stops
-                    are_counted = _check_pictures(report, dataset, cfg, max_files, seconds, skip_unreadable)
+                    are_counted = _check_pictures(
+                        report, dataset, cfg, phase == 'train', max_files, seconds, skip_unreadable
+                    )
                     if phase == 'train' and are_counted:
                         _warn_of_classes(report, report.classes)
             except DataError as error:
-                report.errors.add('data that cannot be read', sentence_of(error))
+                report.errors.add('data that cannot be used', sentence_of(error))
     return reports
 
 
@@ -132,17 +135,28 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
 
 
 def _check_pictures(
-    report: Report, dataset: dict[str, Any], cfg: Config, max_files: int, seconds: float, skip_unreadable: bool
+    report: Report,
+    dataset: dict[str, Any],
+    cfg: Config,
+    is_trained_on: bool,
+    max_files: int,
+    seconds: float,
+    skip_unreadable: bool,
 ) -> bool:
     """Check pictures and labels, and return whether the pixels of all labels are counted."""
     require_classes(dataset, uses_masks(cfg))
     try:
-        built = DATASETS.build(dict(dataset, pipeline=[]))
+        loading = [step for step in dataset.get('pipeline') or () if kind_of(step).startswith('Load')]
+        built = DATASETS.build(dict(dataset, pipeline=loading))
         built.full_init()
+        left, left_out = count_left_out(built, uses_masks(cfg), is_trained_on, seconds)
     except Exception as error:
         raise build_error(dataset, error) from error
     rule = label_rule(cfg)
     report.rows['pictures'] = f'{len(built):,}'
+    report.warnings.update(left_out)
+    if is_trained_on and 'objects' in report.rows:
+        report.rows['objects trained on'] = f'{left:,}'
     classes = built.metainfo.get('classes', ())
     sizes: list[tuple[int, int]] = []
     checked = 0
@@ -157,6 +171,8 @@ def _check_pictures(
             continue
         size = picture_size(Path(item['img_path']))
         sizes.append(size)
+        if note := depth_note_of(built, item):
+            report.warnings.add('pictures of more than 8 bits', note)
         if form_of(type(built)) and size != (item['height'], item['width']):
             report.warnings.add(
                 'pictures of another size than their annotations say',
@@ -192,7 +208,7 @@ def _check_annotations(
     report: Report, path: str, form: str, with_masks: bool, is_trained_on: bool, is_evaluated: bool
 ) -> None:
     annotations = check_annotations(path, form, with_masks)
-    report.rows['images annotated'] = f'{annotations.images:,}'
+    report.rows['images annotated'] = f'{len(annotations.pictures):,}'
     report.rows['objects'] = f'{sum(annotations.objects.values()):,}'
     report.rows['classes'] = str(len(annotations.categories))
     report.rows['images without objects'] = f'{annotations.empty:,}'
@@ -204,6 +220,9 @@ def _check_annotations(
     report.warnings.update(annotations.warnings, path)
     if is_trained_on:
         _warn_of_classes(report, annotations.objects)
+    elif any(annotations.objects.values()):
+        for name in (name for name, count in annotations.objects.items() if not count):
+            report.warnings.add('classes without validation data, which have no score', name)
     if not any(annotations.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
-from mmengine.dist import all_reduce
+from mmengine.dist import all_reduce, get_rank
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
@@ -33,8 +33,10 @@ from .annotations import (
 )
 from .batches import is_placed
 from .check_labels import LabelRule, has_8_bits, read_label
-from .media import picture_size, read_picture, require_whole
+from .left_out import count_left_out
+from .media import depth_note, picture_size, read_picture, require_whole
 
+SECONDS = 5  # for the annotations of a data set, before a training
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
 
 
@@ -54,12 +56,18 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
             for sentence in check_datasets(dataloader.get('dataset'), with_masks):
                 if 'own_data' not in runner.cfg:  # check_own_data has printed the sentences of own_data
                     runner.logger.warning(sentence)
-        try:
-            loader: DataLoader[Any] = build(dataloader, *args, **kwargs)
-        except Exception as error:
-            raise build_error(dataloader.get('dataset'), error) from error
         # Not by test_mode, which mmseg's configs do not set
         is_training = dataloader == runner.cfg.get('train_dataloader') or is_placed(dataloader)
+        try:
+            loader: DataLoader[Any] = build(dataloader, *args, **kwargs)
+            if 'own_data' not in runner.cfg and get_rank() == 0:
+                for base in base_datasets(loader.dataset):
+                    for sentence in count_left_out(base, with_masks, is_training, SECONDS)[1].sentences():
+                        runner.logger.warning(f'{base.ann_file} has {sentence}')
+                    if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
+                        runner.logger.warning(note)
+        except Exception as error:
+            raise build_error(dataloader.get('dataset'), error) from error
         guard_dataset(loader.dataset, runner.cfg, is_training, skip_unreadable)
         return loader
 
@@ -268,6 +276,17 @@ def unreadable(item: dict[str, Any]) -> Optional[str]:
     except OSError as error:
         return str(error)
     return None
+
+
+def depth_note_of(dataset: BaseDataset, item: dict[str, Any]) -> str:
+    """Return a sentence on a picture of 16 bits a channel that a data set loads with 8; '' for another."""
+    loads_8_bits = any(
+        getattr(step, 'color_type', '') == 'color' and getattr(step, 'imdecode_backend', '') == 'cv2'
+        for step in dataset.pipeline.transforms
+    )
+    path = Path(item.get('img_path') or '')
+    note = depth_note(path) if loads_8_bits and path.is_file() else ''
+    return f'{path} has {note}' if note else ''
 
 
 def _leave_out_unreadable(dataset: BaseDataset) -> None:

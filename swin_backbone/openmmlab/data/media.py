@@ -3,7 +3,7 @@
 import os
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob, has_magic
 from itertools import count
@@ -20,6 +20,7 @@ from ..config.paths import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
+UPPER_8 = 'of which the upper 8 are used'
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
 
 
@@ -182,8 +183,15 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
 
 def _require_few_bands(path: Path) -> None:
     """Raise an OSError for a TIFF of more than four bands. OpenCV and Pillow would read some of the bands."""
+    bands = _tiff_tags(path).get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+    if bands > 4:
+        raise OSError(f'{path} has {bands} bands: write a config for more than three, see docs/guides/more_bands.md')
+
+
+def _tiff_tags(path: Path) -> Mapping[int, Any]:
+    """Return the tags of a TIFF by their numbers; none of a file of another format."""
     if path.suffix.lower() not in ('.tif', '.tiff'):
-        return
+        return {}
     with open(path, 'rb') as file:
         head = file.read(8)
         head += file.read(8) if head[2:3] == b'+' else b''  # of BigTIFF
@@ -192,10 +200,24 @@ def _require_few_bands(path: Path) -> None:
             file.seek(tags.next)
             tags.load(file)
         except Exception:  # a file of another format, or a damaged one: the decoders raise
-            return
-    bands = tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
-    if bands > 4:
-        raise OSError(f'{path} has {bands} bands: write a config for more than three, see docs/guides/more_bands.md')
+            return {}
+    found: Mapping[int, Any] = tags
+    return found
+
+
+def depth_note(path: Path) -> str:
+    """Return words on what OpenCV, in training too, takes of a PNG or TIFF of 16 bits a channel; '' for fewer bits."""
+    with open(path, 'rb') as file:
+        head = file.read(26)
+    is_png = head.startswith(b'\x89PNG') and len(head) == 26
+    bits = head[24] if is_png else max(_tiff_tags(path).get(TiffImagePlugin.BITSPERSAMPLE, (8,)))
+    if bits <= 8:
+        return ''
+    pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
+    if pixels is None or pixels.dtype != np.uint16:
+        return ''
+    most = pixels.max()
+    return f'{bits} bits a channel, {UPPER_8}: its largest value {most} becomes {read_picture(path).max()} of 255'
 
 
 def require_whole(path: Path) -> None:

@@ -89,11 +89,14 @@ def cvat_masks(root, subsets=('default', 'default')):
     _labelmap(root)
 
 
-def label_studio_coco(root, folder='images/'):
+def label_studio_coco(root, folder='images/', prefix='8ab1-', **size):
     """Count all ids from 0."""
-    _write_pictures(root / 'images', '8ab1-')
-    pictures = [(f'{folder}8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
-    write(root / 'result.json', to_coco(pictures, 0, 0, (0, 1), ignore=0))
+    _write_pictures(root / 'images', prefix)
+    pictures = [(f'{folder}{prefix or "0123abcd-"}{name}.jpg', boxes) for _, name, _, boxes in _all()]
+    data = to_coco(pictures, 0, 0, (0, 1), ignore=0)
+    for image in data['images']:
+        image.update(size)
+    write(root / 'result.json', data)
 
 
 def label_studio_yolo(root):
@@ -203,10 +206,10 @@ def roboflow_masks(root):
 
 
 def via_coco(root):
-    """Write ids of pictures: numbers in `images`, texts in `annotations`."""
+    """Write ids of pictures: numbers in `images`, texts in `annotations`; and polygons without a list around."""
     data = to_coco([(f'{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0)
     for annotation in data['annotations']:
-        annotation['image_id'] = str(annotation['image_id'])
+        annotation.update(image_id=str(annotation['image_id']), segmentation=annotation['segmentation'][0])
     _write_pictures(root)
     write(root / 'via_export_coco.json', data)
 
@@ -241,6 +244,8 @@ VARIANTS = dict(
     cvat_voc_subsets=partial(cvat_voc, subsets=('Train', 'Validation')),
     cvat_masks_subsets=partial(cvat_masks, subsets=SPLITS),
     label_studio_coco_windows=partial(label_studio_coco, folder='images\\'),
+    label_studio_coco_own_pictures=partial(label_studio_coco, prefix=''),
+    label_studio_coco_no_sizes=partial(label_studio_coco, width=None, height=None),
     label_studio_coco_upload=partial(label_studio_coco, folder='../../label-studio/data/media/upload/1/'),
     label_studio_coco_local_files=partial(label_studio_coco, folder='/data/local-files/?d=pictures%20of%20parts/'),
     roboflow_coco_one_name=partial(roboflow_coco, group='nut'),  # the category of all classes has a class's name

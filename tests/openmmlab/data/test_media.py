@@ -2,11 +2,12 @@
 
 import struct
 
+import cv2
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from swin_backbone.openmmlab.data.media import picture_size, read_picture
+from swin_backbone.openmmlab.data.media import depth_note, picture_size, read_picture
 
 ORIENTATION = ExifTags.Base.Orientation
 PIXELS = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
@@ -62,6 +63,22 @@ def test_a_header_that_stops_is_an_error_that_names_the_picture(length, tmp_path
     (tmp_path / 'a.jpg').write_bytes((tmp_path / 'a.jpg').read_bytes()[:length])
     with pytest.raises(OSError, match=r'a\.jpg cannot be read as a picture'):
         picture_size(tmp_path / 'a.jpg')
+    record_fault('bad_data')
+
+
+@pytest.mark.parametrize(('suffix', 'pixels', 'note'), [
+    *((suffix, np.full(shape, 4000, np.uint16), 'its largest value 4000 becomes')
+      for suffix in ('.png', '.tif') for shape in ((4, 5), (4, 5, 3))),
+    *((suffix, np.full((4, 5, 3), 200, np.uint8), '') for suffix in ('.png', '.tif', '.jpg')),
+    ('.tif', np.ones((4, 5, 3), np.float32), ''),
+])  # fmt: skip
+def test_what_is_used_of_16_bits_is_said(suffix, pixels, note, tmp_path, record_fault):
+    path = tmp_path / f'a{suffix}'
+    cv2.imwrite(str(path), pixels)
+    assert note in depth_note(path)
+    assert bool(depth_note(path)) == bool(note)
+    if note:
+        assert depth_note(path).endswith(f'{read_picture(path).max()} of 255')
     record_fault('bad_data')
 
 

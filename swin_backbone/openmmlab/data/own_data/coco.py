@@ -1,14 +1,16 @@
 """COCO JSON: annotation files for training and validation, and the folder of their pictures."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
-from ...config.paths import LARGEST_FILE, read_file
+from ...config.paths import LARGEST_FILE, MARKS, decode, read_file
 from ...errors import DataError
 from ..annotations import check_annotations, require_annotations
+from ..media import picture_size
 from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
 from .pairs import is_label
 from .splits import (
@@ -23,6 +25,7 @@ from .splits import (
     train_and_val,
 )
 
+UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # before the names of pictures in Label Studio's exports
 SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
 
@@ -34,22 +37,26 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
     paths = _annotation_files(folder)
     if not paths:
         return None
-    contents, images, written = [], [], len(paths) == 1
+    contents: list[dict[str, Any]] = []
+    images, written = [], len(paths) == 1
+    lines: list[str] = []
     for path in paths:
-        require_annotations(path, 'COCO', False, beyond=())
-        data: dict[str, Any] = {'annotations': [], **json.loads(read_file(path, LARGEST_FILE))}
-        is_changed = _repair(data)
-        place = _picture_folder(folder, path, data)
-        if place is None:
-            _rename_pictures(folder, path, data)
-            place, is_changed = '.', True
+        content = read_file(path, LARGEST_FILE)
+        data: dict[str, Any] = {'annotations': [], **json.loads(decode(content))}
+        is_changed = _repair(folder, data)
+        is_mended = is_changed and bool(check_annotations(path, 'COCO', False).errors)
+        checked = folder.write(f'mended-{len(contents)}.json', data) if is_mended else path
+        require_annotations(checked, 'COCO', False, beyond=())
+        place, renamed = _find_pictures(folder, path, data)
+        if renamed:
+            lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
         contents.append(data)
         images.append(place)
-        written |= is_changed
+        written |= is_changed or bool(renamed) or content.startswith(MARKS)
+    written |= _join_categories(contents)
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
     by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
-    lines: list[str] = []
     source = ' and '.join(map(str, paths))
     if len(by_file) == 2 and names_same(by_file[0], by_file[1], source):
         contents, written = contents[:1], True
@@ -112,7 +119,7 @@ def _annotation_files(folder: DataFolder) -> list[Path]:
         except DataError as error:
             errors.setdefault(split, error)
         else:
-            if annotated.images or annotated.errors:
+            if annotated.pictures or annotated.errors:
                 by_split.setdefault(split, []).append(path)
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
@@ -127,24 +134,53 @@ def _annotation_files(folder: DataFolder) -> list[Path]:
     return [*train, *val]
 
 
-def _repair(data: dict[str, Any]) -> bool:
-    """Change what Roboflow writes and mmdet reads wrong, in place, and return whether anything was.
+def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:
+    """Change what programs write and mmdet or COCO's evaluation reads wrong, in place, and return whether anything was.
 
-    COCO's evaluation counts an object with the id 0 as not found. mmdet numbers two categories of one name as two.
+    VIA writes numbers of pictures as texts, and polygons without a list around. Label Studio leaves out sizes of
+    pictures; scripts leave out `area` and `iscrowd`. COCO's evaluation counts an object with the id 0 as not found
+    (Roboflow). mmdet numbers two categories of one name as two.
     """
-    is_counted_from_0 = any(annotation['id'] == 0 for annotation in data['annotations'])
-    if is_counted_from_0:
-        for number, annotation in enumerate(data['annotations'], 1):
-            annotation['id'] = number
-    categories = data['categories']
-    names = [category['name'] for category in categories]
-    used = {annotation['category_id'] for annotation in data['annotations']}
-    data['categories'] = [
+    is_changed = False
+    images, objects, categories = (
+        [entry for entry in data[table] if isinstance(entry, dict)] for table in ('images', 'annotations', 'categories')
+    )
+    tails = index_tails(folder.pictures)
+    for image in images:
+        is_sized = image.get('height') and image.get('width')
+        picture = None if is_sized else match_name(unquote(str(image.get('file_name'))), tails)
+        if picture:
+            try:
+                image['height'], image['width'] = picture_size(folder.root / picture)
+            except OSError as error:
+                raise DataError(str(error)) from error
+            is_changed = True
+    numbers = {str(image.get('id')): image.get('id') for image in images}
+    is_counted_from_0 = any(item.get('id') == 0 for item in objects)
+    for number, item in enumerate(objects if any('bbox' in item for item in objects) else (), 1):  # else panoptic
+        before = dict(item)
+        item['id'] = number if is_counted_from_0 else item.get('id', number)
+        item['image_id'] = numbers.get(str(item.get('image_id')), item.get('image_id'))
+        item.setdefault('iscrowd', 0)
+        if _are_numbers(item.get('segmentation')):
+            item['segmentation'] = [item['segmentation']]
+        if _are_numbers(item.get('bbox')) and len(item['bbox']) == 4:
+            item.setdefault('area', item['bbox'][2] * item['bbox'][3])
+        is_changed |= item != before
+    names = [category.get('name') for category in categories]
+    used = {str(item.get('category_id')) for item in objects}
+    kept = [
         category
         for place, category in enumerate(categories, 1)
-        if category['id'] in used or category['name'] not in names[place:]
+        if str(category.get('id')) in used or names[place - 1] not in names[place:]
     ]
-    return is_counted_from_0 or len(data['categories']) < len(categories)
+    if len(kept) < len(categories):
+        data['categories'], is_changed = kept, True
+    return is_changed
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(value, (int, float)) for value in values)
 
 
 def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[list[dict[str, Any]], list[str]]:
@@ -179,17 +215,46 @@ def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Opt
     return best.as_posix() if rank(best)[0] else None
 
 
-def _rename_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> None:
-    """Replace names of pictures from another machine by paths below the root, in place, by the ends of the names.
+def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> tuple[str, list[Path]]:
+    """Return the folder of the pictures of an annotation file, and those in other folders, found by their names.
 
-    Label Studio writes addresses and paths of its server, and Windows's separators.
+    If there are such, all names become paths below the root, in place. Label Studio writes addresses and paths of its
+    server, and Windows's separators; other programs leave out folders.
     """
-    tails = index_tails(folder.pictures)
-    for image in data['images']:
-        picture = match_name(unquote(image['file_name']), tails)
-        if picture is None:
-            raise DataError(
-                f'{path} names {len(data["images"])} pictures, as {image["file_name"]!r}, and below {folder.root} '
-                f'is no picture of this name, or several; there are pictures in {list_folders(folder.pictures)}'
-            )
-        image['file_name'] = picture.as_posix()
+    place = _picture_folder(folder, path, data)
+    paths = [Path(place or '.', image['file_name']) for image in data['images']]
+    there = {picture for picture in {*paths} if (folder.root / picture).is_file()}
+    tails = index_tails(picture for picture in folder.pictures if picture not in there)
+    found = {
+        name: match_name(unquote(str(name)), tails) or match_name(UPLOADED.sub('', name.name), tails)
+        for name in {*paths} - there
+    }
+    if place is None and None in found.values():
+        name = next(image['file_name'] for image, name in zip(data['images'], paths) if found[name] is None)
+        raise DataError(
+            f'{path} names {len(paths)} pictures, as {name!r}, and below {folder.root} is no picture of this name, or '
+            f'several; there are pictures in {list_folders(folder.pictures)}'
+        )
+    renamed = sorted(picture for picture in found.values() if picture)
+    if not renamed:
+        return place or '.', []
+    for image, name in zip(data['images'], paths):
+        image['file_name'] = (found.get(name) or name).as_posix()
+    return '.', renamed
+
+
+def _join_categories(contents: Sequence[dict[str, Any]]) -> bool:
+    """Give files with different categories the same, by name, in place, and return whether they were different.
+
+    mmdet numbers classes in the order of each file.
+    """
+    by_file = [{category['id']: category['name'] for category in data['categories']} for data in contents]
+    if all(list(names.values()) == list(by_file[0].values()) for names in by_file):
+        return False
+    used = (names[item['category_id']] for data, names in zip(contents, by_file) for item in data['annotations'])
+    ids = {name: number for number, name in enumerate(dict.fromkeys([*by_file[0].values(), *used]), 1)}
+    for data, names in zip(contents, by_file):
+        data['categories'] = [dict(id=number, name=name) for name, number in ids.items()]
+        for item in data['annotations']:
+            item['category_id'] = ids[names[item['category_id']]]
+    return True

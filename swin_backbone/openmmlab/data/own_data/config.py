@@ -18,6 +18,7 @@ for detection, in COCO's format, with the categories of the file; and for segmen
 """
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,19 @@ def fill_own_data(cfg: Config) -> None:
 
 
 def _fill_coco(cfg: Config, own: ConfigDict) -> None:
-    names, val_names = (
-        check_annotations(_existing(own, split, 'annotations'), 'COCO', uses_masks(cfg)).categories
-        for split in ('train', 'val')
-    )
-    if val_names != names:
-        raise ValueError('own_data.val.annotations must have the categories of own_data.train.annotations')
+    paths = [_existing(own, split, 'annotations') for split in ('train', 'val')]
+    train, val = (check_annotations(path, 'COCO', uses_masks(cfg)) for path in paths)
+    names = train.categories
+    if val.categories != names:
+        place, pair = next(item for item in enumerate(zip_longest(names, val.categories)) if item[1][0] != item[1][1])
+        raise ValueError(
+            f'{paths[0]} and {paths[1]} must have the same categories in the same order: number {place + 1} is '
+            f'{pair[0]!r} in the first, and {pair[1]!r} in the second'
+        )
+    if train.rles:  # mmdet leaves them out where it keeps polygons
+        for transform in _transforms(cfg):
+            if 'poly2mask' in transform:
+                transform.poly2mask = True
     _leave_out_semantics(cfg)
     _segment_instances(cfg, len(names))
     metainfo = dict(classes=names, palette=distinct_colours(len(names)))

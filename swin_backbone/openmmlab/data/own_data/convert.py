@@ -31,7 +31,7 @@ def write_converted(
     layout: str,
     files: Mapping[Path, Optional[Path]],
     lists: tuple[Lists, str],
-    read: Callable[[Path, tuple[int, int]], list[Box]],
+    read: Callable[[Path, tuple[int, int]], tuple[tuple[int, int], list[Box]]],
     classes: Callable[[set[str]], Sequence[str]],
 ) -> OwnData:
     """Split pictures, and write their objects in COCO's format.
@@ -39,7 +39,7 @@ def write_converted(
     Args:
         files: the annotation file of each picture, None for a picture without objects.
         lists: see `split_pictures`.
-        read: returns the boxes of a file by the size of its picture.
+        read: returns the size that a file states, and its boxes, by the size of its picture.
         classes: returns the names of all classes by the names of the objects.
 
     Raises:
@@ -53,7 +53,7 @@ def write_converted(
         except OSError as error:
             raise DataError(str(error)) from error
         file = files[picture]
-        objects[picture] = (size, [] if file is None else read(file, size))
+        objects[picture] = (size, []) if file is None else read(file, size)
     names = classes({box.category for _, boxes in objects.values() for box in boxes})
     if not names:
         raise DataError(f'none of the files in {folder.ann_root} has an object')

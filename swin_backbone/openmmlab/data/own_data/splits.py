@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
+from unicodedata import normalize
 
 from ...config.paths import read_text
 from ...errors import DataError
@@ -169,12 +170,15 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
 
 
 def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:
-    """Index pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c."""
+    """Index pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c.
+
+    Accents are one character: archives of macOS have two.
+    """
     tails: dict[str, list[Path]] = {}
     for picture in pictures:
         parts = picture.with_suffix('').parts
         for first in range(len(parts)):
-            tails.setdefault('/'.join(parts[first:]), []).append(picture)
+            tails.setdefault(normalize('NFC', '/'.join(parts[first:])), []).append(picture)
     return tails
 
 
@@ -190,7 +194,7 @@ def match_lines(lines: Iterable[str], tails: Mapping[str, list[Path]]) -> list[P
 
 def match_name(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
     """Return the single picture with the longest end of a path or name, or None."""
-    path = Path(name.replace('\\', '/'))
+    path = Path(normalize('NFC', name).replace('\\', '/'))
     suffix = path.suffix if path.suffix.lower() in PICTURES else ''
     parts = (path.with_suffix('') if suffix else path).parts
     for first in range(len(parts)):

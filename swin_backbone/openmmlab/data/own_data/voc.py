@@ -50,8 +50,9 @@ def find_voc(folder: DataFolder) -> Optional[OwnData]:
 
 
 def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) -> Path:
-    """Return the picture with the name of an XML file. Of several, the split and the folder decide."""
-    pictures = by_stem.get(file.stem, [])
+    """Return the picture with the name of an XML file, or the name inside. Of several, split and folder decide."""
+    stated = _parse(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
+    pictures = by_stem.get(Path(stated).stem if stated else file.stem, [])
     pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
     pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
     if len(pictures) != 1:
@@ -63,15 +64,22 @@ def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) 
     return pictures[0]
 
 
-def read_voc(file: Path, size: tuple[int, int]) -> list[Box]:
-    """Return the boxes of an XML file, whose pixels count from 1. Scores leave out objects marked as difficult.
+def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[Box]]:
+    """Return size and boxes of an XML file, whose pixels count from 1. Scores leave out objects marked as difficult.
+
+    Args:
+        size: height and width of the picture, for a file without a size.
 
     Raises:
         DataError: with the file, and the wrong object.
     """
+    root = _parse(file)
+    stated = [(root.findtext(f'size/{key}') or '').strip() for key in ('height', 'width')]
+    if all(text.isdecimal() and int(text) for text in stated):
+        size = int(stated[0]), int(stated[1])
     height, width = size
     boxes = []
-    for index, node in enumerate(_parse(file).iter('object')):
+    for index, node in enumerate(root.iter('object')):
         name = (node.findtext('name') or '').strip()
         if not name:
             raise DataError(f'{file}: object {index} has no name')
@@ -84,12 +92,13 @@ def read_voc(file: Path, size: tuple[int, int]) -> list[Box]:
         if not is_box:
             raise DataError(
                 f'{file}: bndbox of object {index} takes xmin, ymin, xmax, ymax, the first two below; got {corners}'
+                + ('. If it has polygons, export COCO' if not any(corners) else '')
             )
         left, right = (min(max(value - 1, 0.0), width) for value in (left, right))
         top, bottom = (min(max(value - 1, 0.0), height) for value in (top, bottom))
         is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
         boxes.append(Box(name, (left, top, right - left, bottom - top), is_ignored=is_difficult))
-    return boxes
+    return size, boxes
 
 
 def _parse(file: Path) -> ElementTree.Element:

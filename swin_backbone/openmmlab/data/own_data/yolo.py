@@ -60,12 +60,14 @@ def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     by_lists = (lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
     points = math.prod(settings.get('kpt_shape') or [0])
     own = write_converted(
-        folder, 'YOLO', files, by_lists, lambda file, size: read_yolo(file, size, names, points),
+        folder, 'YOLO', files, by_lists, lambda file, size: (size, read_yolo(file, size, names, points)),
         lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )  # fmt: skip
     without = [picture for picture, file in files.items() if file is None]
     if without:
         own.lines.append(line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background'))
+    if any(len(text.split()) == 6 + points for lines in samples for text in lines):
+        own.lines.append(line('not read', "the number behind a box: a track's id or a score"))
     if unused:
         own.lines.append(line('left out', f'{len(unused)} text files without a picture, as {unused[0]}'))
     own.lines.extend(line('', text) for text in (source, *of_yaml) if text)
@@ -122,6 +124,13 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
                 f'{owners[text]} and {picture} share the labels {text}: give each picture a name and labels of its own'
             )
         files[picture] = text
+    if not any(files.values()):  # in a folder of another name, as makesense's
+        stems: dict[str, list[Path]] = {}
+        for path, text in texts.items():
+            stems.setdefault(path.stem, []).append(text)
+        files = {
+            picture: stems[picture.stem].pop() if len(stems.get(picture.stem, ())) == 1 else None for picture in files
+        }
     return files
 
 
@@ -174,7 +183,8 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
 def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int = 0) -> list[Box]:
     """Return the boxes of a text file: CLASS X Y WIDTH HEIGHT in a line, or CLASS and the points of an outline.
 
-    Positions are shares of the picture's width and height, X and Y the centre.
+    Positions are shares of the picture's width and height, X and Y the centre. A number behind a box is a track's id or
+    a score, which is not read.
 
     Args:
         names: of the classes. None: numbers are the names.
@@ -192,10 +202,9 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
             continue
         values = numbers_of(text)
         is_outline = not points and len(words) >= 7 and len(words) % 2 == 1
-        if values is None or not (is_outline or len(words) == 5 + points):
+        if values is None or not (is_outline or len(words) - 5 - points in (0, 1)):
             raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
-        if points:
-            values = values[:5]
+        values = values if is_outline else values[:5]
         if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
             most = f'to {len(names) - 1}' if names else 'on'
             raise DataError(f'{file}, line {number}: the class is a whole number from 0 {most}, got {words[0]!r}')

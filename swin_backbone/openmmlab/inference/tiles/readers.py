@@ -16,7 +16,7 @@ from PIL import Image
 
 from ....positions import Size
 from ...config.paths import require_file
-from ...data.media import require_whole
+from ...data.media import UPPER_8, require_whole
 from .grid import Window
 
 # GDAL opens some slides as plain TIFFs, and ignores overlaps of tiles. Only openslide reads these suffixes right.
@@ -255,7 +255,7 @@ def _notes(path: Path, channels: int, dtype: Any, bits: int) -> tuple[str, ...]:
         raise OSError(f'{path} has pixels of {dtype}, and uint8 and uint16 are read: convert it')
     notes = []
     if bits > 8:
-        notes.append(f'{path} has {bits} bits a channel, of which the upper 8 are taken')
+        notes.append(f'{path} has {bits} bits a channel, {UPPER_8}')
     if channels == 2 or channels > 3:
         taken = 'the first is taken as grey' if channels == 2 else 'the first three are taken as red, green and blue'
         notes.append(f'{path} has {channels} channels, of which {taken}')

@@ -64,7 +64,12 @@ def test_what_is_missing_is_named(folder, config, options, message):
         load_config(config, None, {'own_data.root': str(folder), **options}, 'none')
 
 
-def test_training_and_validation_must_have_the_same_categories(folder):
-    write_categories(folder, 'val', ['bolt', 'nut'])
-    with pytest.raises(ValueError, match='categories'):
+@pytest.mark.parametrize(('names', 'message'), [
+    (['bolt', 'nut'], "number 1 is 'nut' in the first, and 'bolt' in the second"),
+    (['nut', 'bolt', 'pin'], "number 3 is None in the first, and 'pin' in the second"),
+])  # fmt: skip
+def test_training_and_validation_must_have_the_same_categories(folder, names, message):
+    write_categories(folder, 'val', names)
+    files = f'{folder}/annotations/instances_train.json and {folder}/annotations/instances_val.json'
+    with pytest.raises(ValueError, match=f'{files} must have the same categories in the same order: {message}'):
         load_config(DETECTION, None, {'own_data.root': str(folder)}, 'none')

@@ -18,10 +18,13 @@ from mmengine.config import Config
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
+from pycocotools import mask as coco_mask
+
 from swin_backbone.openmmlab.data.check_data import check_data
 from swin_backbone.openmmlab.data.own_data.config import set_num_classes
 from swin_backbone.openmmlab.data.own_data.splits import draw_split
 from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.openmmlab.runtime import load_config
 from swin_backbone.outputs import Outputs, mark_folder
 
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -50,6 +53,30 @@ def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     )
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert 'num_classes' not in cfg.model.rpn_head
+
+
+def test_pictures_without_objects_are_trained_on(tmp_path, record_fault):
+    root = layouts.made('yolo', tmp_path)
+    (root / 'labels' / 'train' / 'train_0.txt').unlink()
+    cfg = load_config(BOXES, str(tmp_path / 'work'), None, 'none', data=root)
+    assert cfg.val_dataloader.dataset.test_mode
+    report = check_data(cfg)[0]
+    assert (report.rows['pictures'], report.rows['images without objects']) == ('4', '1')
+    record_fault('bad_data')
+
+
+def test_an_rle_is_trained_on_where_a_config_keeps_polygons(tmp_path, record_fault):
+    root = layouts.made('coco', tmp_path)
+    path = root / 'annotations' / 'instances_train.json'
+    data = json.loads(path.read_text())
+    for item in data['annotations']:
+        (polygon,) = item['segmentation']
+        item['segmentation'] = coco_mask.frPyObjects([polygon], layouts.SIZE, layouts.SIZE)[0]
+        item['segmentation']['counts'] = item['segmentation']['counts'].decode()
+    path.write_text(json.dumps(data))
+    cfg, _ = fill(MASKS.replace('_1x', '_poly-1x'), root, tmp_path / 'work')
+    assert check_data(cfg)[0].rows['objects trained on'] == str(len(data['annotations']))
+    record_fault('bad_data')
 
 
 def test_without_a_split_one_is_made_and_written_down(tmp_path):
@@ -332,20 +359,82 @@ def beside_other_files(root):
     return root
 
 
+def in_subfolders(root):
+    """Names without folders in the JSON, an upper-case suffix, and an accent of two characters, as macOS writes it."""
+    folder = root / 'images' / 'train'
+    (folder / 'more').mkdir()
+    (folder / 'train_0.jpg').rename(folder / 'more' / 'train_0.jpg')
+    (folder / 'train_1.jpg').rename(folder / 'train_1.JPG')
+    (root / 'images' / 'val' / 'val_0.jpg').rename(root / 'images' / 'val' / 'a\u0308.jpg')
+    path = root / 'annotations' / 'instances_val.json'
+    path.write_text(path.read_text().replace('val_0.jpg', '\u00e4.jpg'))
+    return root
+
+
+def with_other_categories(root):
+    """Another order, other ids, and a class without objects in the JSON for validation."""
+    path = root / 'annotations' / 'instances_val.json'
+    data = json.loads(path.read_text())
+    data['categories'] = [dict(id=3, name='bolt'), dict(id=5, name='pin'), dict(id=7, name='nut')]
+    for item in data['annotations']:
+        item['category_id'] = 10 - item['category_id']
+    path.write_text(json.dumps(data))
+    return root
+
+
+def with_byte_order_marks(root):
+    """Text files of Windows's programs."""
+    for path in [path for path in root.rglob('*') if path.suffix in ('.json', '.txt', '.xml', '.yaml')]:
+        path.write_text(path.read_text(), 'utf-16' if path.stem.endswith('train') else 'utf-8-sig')
+    return root
+
+
+def without_fields(root):
+    """A script's JSON."""
+    for path in (root / 'annotations').iterdir():
+        data = json.loads(path.read_text())
+        for item in data['annotations']:
+            del item['iscrowd'], item['area'], item['id']
+        path.write_text(json.dumps(data))
+    return root
+
+
+def in_a_folder_of_makesense(root):
+    (root / 'labels').rename(root / 'labels_my-project-name_2024-05-01')
+    return root
+
+
+def with_numbers_for_names(root):
+    for number, path in enumerate(sorted((root / 'Annotations').iterdir())):
+        path.rename(path.with_name(f'{number:06d}.xml'))
+    return root
+
+
+def with_tracks(root):
+    for path in (root / 'labels').rglob('*.txt'):
+        path.write_text(path.read_text().replace('\n', ' 7\n'))
+    return root
+
+
 @pytest.mark.parametrize(('layout', 'change', 'pictures'), [
+    ('coco', in_subfolders, (4, 2)), ('coco', with_other_categories, (4, 2)), ('yolo', with_tracks, (4, 2)),
+    ('coco', without_fields, (4, 2)), ('yolo', in_a_folder_of_makesense, (4, 2)),
+    ('voc', with_numbers_for_names, (4, 2)),
+    *((layout, with_byte_order_marks, (4, 2)) for layout in ('coco', 'yolo', 'voc')),
     ('coco', through_links, (4, 2)), ('yolo', all_in_one_folder, (5, 1)), ('yolo', with_pictures_of_nothing, (6, 2)),
     ('yolo', with_points, (4, 2)), ('yolo', beside_masks, (4, 2)), ('yolo', beside_other_files, (4, 2)),
 ])  # fmt: skip
 def test_folders_as_people_have_them(layout, change, pictures, tmp_path, record_fault):
     def objects_of(cfg):
         results = {**boxes(read(cfg)), **boxes(read(cfg, 'val'))}
-        return {Path(name).stem: objects for name, objects in results.items()}
+        return {Path(name).stem.replace('a\u0308', 'val_0'): objects for name, objects in results.items()}
 
     root = layouts.made(layout, tmp_path)
     expected = objects_of(fill(BOXES, root, tmp_path / 'before')[0])
     cfg, _ = fill(BOXES, change(root), tmp_path / 'work')
     assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
     assert objects_of(cfg) == expected
+    assert not any(report.errors for report in check_data(cfg))
     record_fault('bad_data')
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
 
@@ -499,6 +588,18 @@ def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
     assert any('classes without training data: 1, as brid, nearest bird' in warning for warning in warnings)
     assert any('rare classes, maybe mistyped: 1, as perosn (1), nearest person (23)' in warning for warning in warnings)
     record_fault('bad_data', 2)
+
+
+def test_the_size_of_an_xml_is_compared_with_its_picture(tmp_path, record_fault):
+    root = layouts.made('voc', tmp_path)
+    for name, width in (('train_0', 128), ('train_1', 0)):  # 0: the program did not know it
+        path = root / 'Annotations' / f'{name}.xml'
+        size = f'<size><width>{width}</width><height>64</height></size><object>'
+        path.write_text(path.read_text().replace('<object>', size, 1))
+    (line,) = check_data(fill(BOXES, root, tmp_path / 'work')[0])[0].warnings.sentences()
+    assert line.startswith('pictures of another size than their annotations say: 1, as ')
+    assert line.endswith('train_0.jpg is 64x64, annotated as 128x64')
+    record_fault('bad_data')
 
 
 def test_a_class_without_pixels_is_a_warning(tmp_path, record_fault):
