@@ -14,7 +14,10 @@ from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config
 from swin_backbone.export.export import export
 from swin_backbone.export.picture import bands_of
 from swin_backbone.export.runtime import read_picture
+from swin_backbone.export.verify import is_verified
 from swin_backbone.openmmlab.data import media
+
+NOTHING_COMPARED = 'nothing was compared, since PyTorch finds nothing in the pictures: give --pictures with objects'
 
 
 def parse_args() -> argparse.Namespace:
@@ -68,7 +71,8 @@ def main() -> None:
         print(json.dumps(figures))
     for name, figures in manifest.get('quantization', {}).items():
         print(f'{name}: {json.dumps(figures)}')
-    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, verified')
+    outcome = 'verified' if is_verified(manifest['verification']) else f'not verified: {NOTHING_COMPARED}'
+    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, {outcome}')
 
 
 if __name__ == '__main__':

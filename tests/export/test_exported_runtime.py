@@ -94,7 +94,9 @@ def test_a_whole_model_of_one_size(work):
     manifest = export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
     assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
     assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=False)
-    assert [figure['equal_labels'] > 0.99 for figure in manifest['verification']] == [True]
+    of_test_set = [[64, 90], [64, 90]]
+    assert [figure['picture'] for figure in manifest['verification']] == [*of_test_set, [40, 72]]
+    assert all(figure['equal_labels'] > 0.99 and figure['compared'] for figure in manifest['verification'])
     results = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
     assert [result['labels'].shape for result in results] == SIZES
 
