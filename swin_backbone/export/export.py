@@ -37,7 +37,7 @@ from .predictor import evaluate
 from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
 
-SHOWN, LOOKED_AT = 2, 16  # pictures of a data set for the verification
+SHOWN, LOOKED_AT = 2, 8  # pictures of a data set for the verification
 
 
 def export(
@@ -304,7 +304,7 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
 def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Result]) -> list[NDArray[Any]]:
     """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
     pictures = []
-    with suppress(ExportError):
+    with suppress(ExportError, OSError):
         for picture in dataset_pictures(cfg, phase, LOOKED_AT):
             result = wanted(picture)
             if verify.compare(result, result)['compared']:

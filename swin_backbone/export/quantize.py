@@ -44,7 +44,7 @@ def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[A
             dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
         for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
             yield read_picture(dataset.get_data_info(int(index))['img_path'], bands_of(cfg.model.backbone))
-    except (ValueError, TypeError, OSError, KeyError, IndexError) as error:
+    except Exception as error:  # a data set of a user raises anything
         raise ExportError(f'the {phase} set of the config cannot be read ({error})') from error
 
 

@@ -22,13 +22,15 @@ for package in ('mmdet', 'mmseg', 'onnxscript', 'onnxruntime', 'openvino', 'tiff
 
 KINDS = ('detector', 'segmentor')
 METRICS = dict(detector='coco/segm_mAP_50', segmentor='mIoU')
+MEASURED = {}
 FORMATS = dict(detector='onnx', segmentor='openvino')  # tests/export/test_cells.py (slow) has all
 ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/export/test_bands.py, tests/openmmlab/swap
 GUIDES = [page for page in sorted((ROOT / 'docs' / 'guides').glob('*.md')) if page.name not in ELSEWHERE]
 NOT_RUN = ('make', 'pip', 'docker', 'jupyter', 'bash')  # tests/tools/test_train.py starts processes
-LENGTHS = dict(
-    detector=('train_cfg.max_epochs=30', 'train_cfg.val_interval=30', 'default_hooks.checkpoint.interval=30'),
-    segmentor=('train_cfg.max_iters=30', 'train_cfg.val_interval=30', 'default_hooks.checkpoint.interval=30'),
+LENGTHS = dict(detector='train_cfg.max_epochs=30', segmentor='train_cfg.max_iters=30')
+LEARN = (
+    *('optim_wrapper.optimizer.lr=0.003', 'param_scheduler=[]'),
+    *('train_cfg.val_interval=30', 'default_hooks.checkpoint.interval=30'),
 )
 SMALL = (
     *('--epochs', '1', '--batch', '2', '--shape', '64', '64', '--cfg-options'),
@@ -83,8 +85,7 @@ def work(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for kind, data in zip(KINDS, (detection, segmentation)):
-            learn = ('optim_wrapper.optimizer.lr=0.003', 'param_scheduler=[]', *LENGTHS[kind])
-            run_well('tools/print_config.py', *data(own, *learn), '--save-path', f'{kind}.py')
+            run_well('tools/print_config.py', *data(own, *LEARN, LENGTHS[kind]), '--save-path', f'{kind}.py')
             run_well('tools/train.py', f'{kind}.py', '--work-dir', kind)
             shutil.copy((folder / kind / 'last_checkpoint').read_text(), f'{kind}.pth')
     return folder
@@ -128,7 +129,9 @@ def test_a_command(words, kind, here):
         assert of_test_set['picture'] == [SIZE, SIZE]
         assert of_test_set['compared'] >= 2
     if words[0] == 'tools/test.py':
-        assert float(re.search(rf'^{METRICS[kind]}: ([\d.]+)', result.stdout, re.M)[1]) > 0.5
+        metric = float(re.search(rf'^{METRICS[kind]}: ([\d.]+)', result.stdout, re.M)[1])
+        assert metric > 0.5
+        assert metric == pytest.approx(MEASURED.setdefault(kind, metric), rel=0.01)  # of the checkpoint and the folder
     if words[0] == 'tools/infer.py' and '--tile' not in words:
         check_predictions(here / f'outputs-{kind}', kind, frames=2 + 3 * ('INPUT...' in words))
 
