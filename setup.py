@@ -69,6 +69,9 @@ setup(
         'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
         # tools/visualize.py, tools/plot_log.py and the curves beside a training's log
         'pictures': ['matplotlib>=3.8'],
+        # tools/train.py --vis
+        'tensorboard': ['tensorboard'],
+        'wandb': ['wandb'],
         'tiles': ['rasterio', 'tifffile', 'shapely'],  # tools/infer.py --tile
         'ray': ['ray[data]>=2.50'],  # examples/ray_data.py
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels

@@ -102,14 +102,18 @@ class Model:
         Raises:
             ValueError: without a checkpoint, or for an error in the checkpoint, the config or the data.
         """
+        from .export.predictor import is_exported, set_exported
         from .openmmlab import runtime
         from .openmmlab.config.paths import require_data
         from .openmmlab.config.published import start_from
         from .openmmlab.data.own_data.config import fill_own_data
 
-        cfg = copy.deepcopy(self.cfg)
+        cfg, checkpoint = copy.deepcopy(self.cfg), self._require_checkpoint('test')
         fill_own_data(cfg)
-        start_from(cfg, self._require_checkpoint('test'))
+        if is_exported(checkpoint):
+            set_exported(cfg, checkpoint, self._device or 'cpu')
+        else:
+            start_from(cfg, checkpoint)
         require_data(cfg, ('test',))
         metrics: dict[str, float] = runtime.run(runtime.build_runner(cfg, whole=True), 'test')
         return metrics
@@ -130,11 +134,15 @@ class Model:
         import numpy as np
 
         from .devices import default_device
+        from .export.predictor import ExportedPredictor, is_exported
         from .openmmlab.inference.predict import Predictor
 
         if self._predictor is None:
-            device = self._device or default_device()
-            self._predictor = Predictor(self.cfg, self._require_checkpoint('predict'), device)
+            checkpoint = self._require_checkpoint('predict')
+            if is_exported(checkpoint):
+                self._predictor = ExportedPredictor(checkpoint, self._device or 'cpu')
+            else:
+                self._predictor = Predictor(self.cfg, checkpoint, self._device or default_device())
         predictions = []
         for path, frame in _frames(pictures):
             (sample,) = self._predictor.predict([self._predictor.prepare(frame)])
@@ -175,7 +183,7 @@ def load(
 
     Args:
         config: a path, or `mmdet::...`, `mmseg::...` or `swin_backbone::...`.
-        checkpoint: path or URL of the weights of the whole model.
+        checkpoint: path or URL of the weights of the whole model; or an exported folder, to test and predict.
         backbone: put this Swin in place of the config's backbone; see `swap_backbone`.
         data: your own pictures with annotations: a folder, or a COCO JSON.
         annotations: file or folder of the annotations, if they are not below `data`.

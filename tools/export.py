@@ -12,6 +12,8 @@ import json
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, run, stop_on_user_errors
 
+NOTHING_COMPARED = 'nothing was compared, since PyTorch finds nothing in the pictures: give --pictures with objects'
+
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
@@ -44,6 +46,7 @@ def main() -> None:
     from swin_backbone.export.export import export
     from swin_backbone.export.picture import bands_of
     from swin_backbone.export.runtime import read_picture
+    from swin_backbone.export.verify import is_verified
     from swin_backbone.openmmlab.data import media
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -69,7 +72,8 @@ def main() -> None:
         print(json.dumps(figures))
     for name, figures in manifest.get('quantization', {}).items():
         print(f'{name}: {json.dumps(figures)}')
-    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, verified')
+    outcome = 'verified' if is_verified(manifest['verification']) else f'not verified: {NOTHING_COMPARED}'
+    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, {outcome}')
 
 
 if __name__ == '__main__':

@@ -7,8 +7,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -33,8 +34,10 @@ from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
 from .picture import Normalise, at_one_size
 from .predictor import evaluate
-from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
+from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
+
+SHOWN, LOOKED_AT = 2, 8  # pictures of a data set for the verification
 
 
 def export(
@@ -61,8 +64,8 @@ def export(
         shape: height and width of the model's input, for batch size 1. Pictures are resized to the size without
             regard to proportions. None: batch, height and width stay free.
         precision: from `formats.PRECISIONS`. None: the first precision of the format.
-        pictures: BGR pixels for verification and for int8 calibration. Empty: generated pictures for verification,
-            pictures of the training set for calibration.
+        pictures: BGR pixels for verification and for int8 calibration. Empty: two pictures of the test set and
+            generated ones for verification, pictures of the training set for calibration.
         unsafe_load: see `load_checkpoint`.
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
@@ -93,12 +96,18 @@ def export(
     calibration: Sequence[Feed] = ()
     if precision == 'int8':
         calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
+    wanted = partial(result_of, predictor) if part == 'model' else None
+    if wanted and not pictures:
+        pictures = shown_pictures(cfg, 'test', wanted)
+        if precision == 'int8':  # is calibrated for pictures of this kind, not for generated ones
+            pictures = pictures or shown_pictures(cfg, 'train', wanted)
+        else:
+            pictures += made_pictures(graph)
     meta = dict(
         classes=list(predictor.meta['classes']),
         palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
         **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
     )
-    wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
     metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
     return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite, operators)
 
@@ -151,7 +160,8 @@ def write(
         manifest['versions'] = dict(swin_backbone=__version__, **{name: version(name) for name in packages})
         (folder / MANIFEST).write_text(json.dumps(manifest))
         if wanted is None:
-            figures = verify.verify_maps(open_maps(folder, manifest), graph, precision)
+            images = [feed[0] for feed in calibration[:SHOWN]]
+            figures = verify.verify_maps(open_maps(folder, manifest), graph, precision, images)
         else:
             figures = verify.verify_results(Model(folder), wanted, pictures or made_pictures(graph), precision)
         manifest['verification'] = figures
@@ -289,6 +299,19 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     if 'masks' in instances:
         result['masks'] = instances.masks.astype(bool)
     return result
+
+
+def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Result]) -> list[NDArray[Any]]:
+    """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
+    pictures = []
+    with suppress(ExportError, OSError):
+        for picture in dataset_pictures(cfg, phase, LOOKED_AT):
+            result = wanted(picture)
+            if verify.compare(result, result)['compared']:
+                pictures.append(picture)
+            if len(pictures) == SHOWN:
+                break
+    return pictures
 
 
 def made_pictures(graph: Graph) -> list[NDArray[Any]]:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,9 +17,11 @@ from mmengine.registry import VISUALIZERS, DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from numpy.typing import NDArray
 
+from ..openmmlab.config.check import compare_classes
 from ..openmmlab.config.paths import require_data
 from ..openmmlab.config.published import start_from
 from ..openmmlab.data.media import Frame
+from ..openmmlab.data.own_data.config import fill_own_data
 from ..openmmlab.errors import DataError
 from ..openmmlab.inference.predict import VISUALIZERS_OF, Predictor, with_background
 from ..openmmlab.runtime import build_runner
@@ -31,6 +33,11 @@ from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resi
 def is_exported(path: str) -> bool:
     """Return whether `path` is a folder of tools/export.py."""
     return os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def scope_of(info: Mapping[str, Any]) -> str:
+    """Return the toolbox of an exported model."""
+    return 'mmseg' if info['task'] == 'segmentation' else 'mmdet'
 
 
 class ExportedPredictor(Predictor):
@@ -47,9 +54,9 @@ class ExportedPredictor(Predictor):
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
         self.model: Any = Model(folder, device, threads)
         self.batch = batch
-        self.scope = 'mmseg' if self.model.info['task'] == 'segmentation' else 'mmdet'
+        self.scope = scope_of(self.model.info)
         palette = self.model.info.get('palette') or distinct_colours(len(self.model.classes))
-        self.meta = dict(classes=self.model.classes, palette=palette)
+        self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists
         with DefaultScope.overwrite_default_scope(self.scope):
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
@@ -117,6 +124,9 @@ class ExportedModel(BaseModel):
             except (OSError, RuntimeProblem) as error:
                 raise DataError(f'{sample.img_path}: {error}') from error
             fill(sample, result)
+            for name, instances in sample.items():  # hooks and metrics take tensors, as of mmdet's preprocessor
+                if isinstance(instances, InstanceData) and hasattr(instances.get('bboxes'), 'tensor'):
+                    sample.get(name).bboxes = instances.bboxes.tensor
         return samples
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
@@ -125,18 +135,23 @@ class ExportedModel(BaseModel):
 
 def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
     """Test an exported model with a config's data and metric."""
-    Model(folder, device, threads)  # raises errors before the data are read
+    info = Model(folder, device, threads).info  # raises errors before the data are read
+    scope = scope_of(info)
+    if scope != cfg.get('default_scope', scope):
+        raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
+    compare_classes(cfg, info.get('classes', ()), folder)
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
     start_from(cfg, None)
 
 
 def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
     """Return the metric of an exported model on a config's test set; empty: no test set."""
-    try:
-        require_data(cfg, ('test',))
-    except ValueError:
-        return {}
     cfg = copy.deepcopy(cfg)
+    try:
+        fill_own_data(cfg)
+        require_data(cfg, ('test',))
+    except (ValueError, OSError):
+        return {}
     set_exported(cfg, str(folder))
     with tempfile.TemporaryDirectory() as work_dir:
         cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')

@@ -1,7 +1,8 @@
 """Post-training quantization to int8, by NNCF and onnxruntime. Linear layers and convolutions are quantized; norms,
 softmax, attention's own products and the position bias stay in floating point."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,37 +14,50 @@ from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
 from torch import nn
 
+from ..openmmlab.data.own_data.config import fill_own_data
 from .formats import quiet
 from .graph import ExportError, Graph
 from .picture import Normalise, Padding, bands_of, resize_rule
-from .runtime import RuntimeProblem, openvino_core, read_picture, resize
+from .runtime import openvino_core, read_picture, resize
 
 CALIBRATION_PICTURES = 64
 
 Feed = list[NDArray[Any]]
 
 
+def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[Any]]:
+    """Yield pictures of a config's data set, chosen at equal distances.
+
+    Args:
+        phase: 'train' or 'test'.
+
+    Raises:
+        ExportError: for an unreadable data set.
+    """
+    try:
+        cfg = copy.deepcopy(cfg)
+        fill_own_data(cfg)
+        settings = (cfg.get(f'{phase}_dataloader') or {}).get('dataset')
+        while settings is not None and 'dataset' in settings:  # repeated, or mixed
+            settings = settings['dataset']
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
+        for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
+            yield read_picture(dataset.get_data_info(int(index))['img_path'], bands_of(cfg.model.backbone))
+    except Exception as error:  # a data set of a user raises anything
+        raise ExportError(f'the {phase} set of the config cannot be read ({error})') from error
+
+
 def training_pictures(cfg: Config) -> list[NDArray[Any]]:
-    """Return pictures of a config's training set, chosen at equal distances.
+    """Return pictures of a config's training set.
 
     Raises:
         ExportError: for an unreadable training set.
     """
-    settings = cfg.get('train_dataloader', {}).get('dataset')
-    while settings is not None and 'dataset' in settings:  # repeated, or mixed
-        settings = settings['dataset']
     try:
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
-        chosen = np.unique(np.linspace(0, len(dataset) - 1, CALIBRATION_PICTURES).astype(int))
-        paths = [dataset.get_data_info(int(index))['img_path'] for index in chosen]
-        pictures = [read_picture(path, bands_of(cfg.model.backbone)) for path in paths]
-    except (TypeError, OSError, KeyError, RuntimeProblem) as error:
-        raise ExportError(
-            f'--precision int8 needs pictures to calibrate on: give --pictures, or the training set of the config, '
-            f'which cannot be read ({error})'
-        ) from error
-    return pictures
+        return list(dataset_pictures(cfg, 'train', CALIBRATION_PICTURES))
+    except ExportError as error:
+        raise ExportError(f'--precision int8 needs pictures to calibrate on: give --pictures; {error}') from error
 
 
 def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: nn.Module) -> list[Feed]:

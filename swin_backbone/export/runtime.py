@@ -63,7 +63,7 @@ class Model:
     def __init__(self, folder: Any, device: str = 'cpu', threads: Optional[int] = None):
         self.folder = Path(folder)
         self.info = read_manifest(self.folder)
-        check_files(self.folder, self.info['sha256'])
+        check_files(self.folder, self.info)
         openers = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in openers:
             raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
@@ -187,16 +187,20 @@ def _require(name: str, value: Any, is_right: bool, takes: str) -> None:
         raise RuntimeProblem(f'{name} takes {takes}, got {got}')
 
 
-def check_files(folder: Path, sha256: Mapping[str, str]) -> None:
-    """Check the SHA-256 of a model's files: a damaged file may crash a runtime.
+def check_files(folder: Path, info: Mapping[str, Any]) -> None:
+    """Check names and SHA-256 of a model's files: a damaged file may crash a runtime, and a library is a program.
 
     Raises:
-        RuntimeProblem: if a file is missing or differs.
+        RuntimeProblem: if a file is missing, lies elsewhere, has no SHA-256 or differs.
     """
+    sha256 = info['sha256'] if isinstance(info['sha256'], dict) else {}
+    for entry in {'file', 'library'} & info.keys():
+        if not (isinstance(info[entry], str) and info[entry] in sha256):
+            raise RuntimeProblem(f'{folder / MANIFEST}: {entry} takes a name in sha256, got {info[entry]!r}')
     for name, digest in sha256.items():
         path = folder / name
-        if not path.is_file():
-            raise RuntimeProblem(f'{path} is missing: the folder is not whole')
+        if Path(name).name != name or not path.is_file() or (name == info.get('library') and path.is_symlink()):
+            raise RuntimeProblem(f'{path} is missing, or no file of {folder} itself: the folder is not whole')
         if file_digest(path) != digest:
             raise RuntimeProblem(f'{path} is not the file that was exported: its SHA-256 is not that in {MANIFEST}')
 

@@ -74,8 +74,8 @@ def test_files_that_are_named_exist(page):
 
 
 def commands(page):
-    """Yield the commands of a page's shell blocks as lists of words."""
-    for _, language, text in FENCE.findall(page.read_text(encoding='utf-8')):
+    """Yield the commands of the shell blocks of a page's text as lists of words."""
+    for _, language, text in FENCE.findall(page):
         if language != 'bash':
             text = '\n'.join(line[2:] for line in text.splitlines() if line.startswith('$ '))
         for line in text.replace('\\\n', ' ').splitlines():
@@ -141,7 +141,7 @@ def test_commands_parse(page, tmp_path, monkeypatch, capsys):
     (tmp_path / 'DIR').mkdir()
     (tmp_path / 'DIR' / 'deploy.json').touch()  # the mark of an exported folder
     monkeypatch.chdir(tmp_path)
-    for command in commands(page):
+    for command in commands(page.read_text(encoding='utf-8')):
         try:
             check(command, monkeypatch)
         except (SystemExit, AssertionError) as error:

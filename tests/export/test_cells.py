@@ -23,8 +23,7 @@ def test_a_backbone(format, precision, shape, tmp_path):
     calibration = [[image] for image in images] if precision == 'int8' else ()
     manifest = export.write(one, tmp_path / 'out', format, precision, calibration=calibration)
     assert (manifest['format'], manifest['precision']) == (format, precision)
-    largest = 0.5 if precision == 'int8' else verify.MAP_TOLERANCE[precision]
-    assert all(figures['error'] < largest for figures in manifest['verification'])
+    assert all(figures['error'] < verify.MAP_TOLERANCE[precision] for figures in manifest['verification'])
 
 
 @pytest.mark.parametrize(('format', 'precision'), WHOLE_CELLS)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.export.small_exports import require, small_swin
+from helpers.in_process import run_well
+from helpers.openmmlab.random_models import DETECTION
 from mmengine.config import Config
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
@@ -241,11 +243,11 @@ def test_a_label_that_ties_in_pytorch_is_equal(runner_up, share):
     logits[1], logits[2, 0, 0] = 10, runner_up
     truth = dict(labels=logits.argmax(0), logits=logits)
     got = truth['labels'].astype(np.uint8)
-    assert verify.compare(dict(labels=got), truth) == dict(equal_labels=1.0)
+    assert verify.compare(dict(labels=got), truth)['equal_labels'] == 1
     got[0, 0] = 2
-    assert verify.compare(dict(labels=got), truth) == dict(equal_labels=share)
+    assert verify.compare(dict(labels=got), truth)['equal_labels'] == share
     got[0, 0] = 0
-    assert verify.compare(dict(labels=got), truth) == dict(equal_labels=0.75)
+    assert verify.compare(dict(labels=got), truth)['equal_labels'] == 0.75
 
 
 @pytest.mark.parametrize(
@@ -271,4 +273,53 @@ def test_objects_are_compared_by_boxes_with_area_and_masks(box, pixels, matched,
 
 def test_labels_of_one_logit_are_compared_alone():
     truth = dict(labels=np.array([[0, 1]]), logits=np.array([[[-1.0, 1.0]]]))
-    assert verify.compare(dict(labels=np.array([[1, 1]])), truth) == dict(equal_labels=0.5)
+    assert verify.compare(dict(labels=np.array([[1, 1]])), truth) == dict(compared=2, equal_labels=0.5)
+    assert verify.compare(truth, dict(labels=np.ones((1, 2)))) == dict(compared=0, equal_labels=0.5)
+
+
+def objects(*scores, at=0):
+    """Return objects of a row of boxes."""
+    left = np.arange(len(scores))[:, None] * 20 + at
+    boxes = np.concatenate([left, left * 0, left + 10, left * 0 + 10], 1).astype(np.float32)
+    return dict(boxes=boxes, scores=np.array(scores), labels=np.zeros(len(scores)))
+
+
+@pytest.mark.parametrize(
+    ('got', 'wanted', 'most', 'compared', 'matched'),
+    [
+        (objects(0.9, 0.8), objects(0.9), 100, 3, 2 / 3),  # an object that only the file finds
+        (objects(0.9), objects(0.9, 0.8), 100, 3, 2 / 3),
+        (objects(0.9), objects(), 100, 1, 0),
+        (objects(0.9, 0.0505), objects(0.9), 100, 2, 1),  # rounding moves an object over the threshold
+        (objects(0.04, 0.01, at=3), objects(0.04, 0.01), 100, 2, 0),  # no object is clear
+        (objects(0.04, 0.01), objects(0.04, 0.01), 2, 2, 1),
+        (objects(0.9, 0.5, 0.4, at=0), objects(0.9, 0.5, 0.4), 3, 4, 1),  # the last object may differ
+        (objects(1, 1, at=3), objects(1, 1), 2, 0, None),  # chosen among equals
+        (objects(), objects(), 100, 0, None),
+    ],
+)
+def test_objects_are_compared_both_ways(got, wanted, most, compared, matched):
+    figure = verify.compare(got, wanted, 'fp32', most)
+    assert figure['compared'] == compared
+    assert figure.get('matched') == (matched if matched is None else pytest.approx(matched))
+    assert verify.is_verified([figure]) == (compared > 0)
+
+
+@pytest.mark.parametrize(('precision', 'error'), [('int8', 0.23), ('bf16', 0.23), ('fp16', 0.03), ('fp32', 2e-4)])
+def test_an_error_of_maps_is_refused_in_every_precision(precision, error):
+    one = graph.maps_graph(small_swin(SwinBackbone, depths=(1,)), 'backbone', (8, 12))
+
+    def run(images):
+        (y,) = one.module(torch.from_numpy(images[0]))
+        return [y.numpy() + error * max(1, float(y.abs().max()))]
+
+    with torch.no_grad(), pytest.raises(ExportError, match=f'verification failed: .* and {precision} allows'):
+        verify.verify_maps(run, one, precision)
+
+
+def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    made = dict(verification=[dict(objects=0, found=0, compared=0)] * 2, format='onnx', precision='fp32')
+    monkeypatch.setattr(export, 'export', lambda *_: made)
+    result = run_well('tools/export.py', DETECTION, 'x.pth', '--out-dir', tmp_path)
+    assert result.stdout.splitlines()[-1].startswith(f'{tmp_path}: onnx, fp32, not verified: nothing was compared')

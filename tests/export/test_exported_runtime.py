@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from PIL import Image
 
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -94,7 +93,9 @@ def test_a_whole_model_of_one_size(work):
     manifest = export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
     assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
     assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=False)
-    assert [figure['equal_labels'] > 0.99 for figure in manifest['verification']] == [True]
+    of_test_set = [[64, 90], [64, 90]]
+    assert [figure['picture'] for figure in manifest['verification']] == [*of_test_set, [40, 72]]
+    assert all(figure['equal_labels'] > 0.99 and figure['compared'] for figure in manifest['verification'])
     results = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
     assert [result['labels'].shape for result in results] == SIZES
 
@@ -179,25 +180,6 @@ def run(*arguments, cwd):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-@pytest.mark.slow
-def test_infer_draws_and_writes_as_for_a_checkpoint(work, tmp_path):
-    run(ROOT / 'tools' / 'infer.py', work / 'pictures', work / 'out', '--out-dir', tmp_path / 'a', cwd=tmp_path)
-    predictor = Predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
-    for index, picture in enumerate(pictures_of(work)):
-        labels = np.asarray(Image.open(tmp_path / 'a' / 'labels' / f'{index}.png'))  # cv2 would return colours
-        assert (labels == export.result_of(predictor, picture)['labels']).mean() > 0.999
-        assert cv2.imread(str(tmp_path / 'a' / 'overlays' / f'{index}.jpg')).shape == picture.shape
-
-
-@pytest.mark.slow
-def test_the_metric_is_that_of_pytorch(work, tmp_path):
-    results = []
-    for model in (work / 'model.pth', work / 'out'):
-        printed = run(ROOT / 'tools' / 'test.py', work / 'config.py', model, '--work-dir', tmp_path, cwd=tmp_path)
-        results.append(float(re.search(r'^mIoU: ([\d.]+)', printed, re.M)[1]))
-    assert abs(results[0] - results[1]) < 0.1  # percent
 
 
 def test_there_is_no_metric_without_a_test_set(work):

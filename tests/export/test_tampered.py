@@ -77,6 +77,30 @@ def test_a_file_of_the_model_that_is_damaged(record_fault, folder):
     runtime.load(folder)
 
 
+def test_a_file_outside_the_folder_or_without_a_digest(record_fault, folder, monkeypatch):
+    """A library runs code when it is opened, so it is checked before."""
+    info = json.loads((folder / 'deploy.json').read_text())
+    outside, inside = folder.parent / 'evil.so', folder / 'libswin.so'
+    for path in (outside, inside, folder / 'sub' / 'libswin.so'):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b'evil')
+    (folder / 'link.so').symlink_to(outside)
+    (folder / 'linked').symlink_to(folder.parent)
+    monkeypatch.setattr(runtime.ctypes, 'CDLL', lambda *_: pytest.fail('a library was opened'))
+    digest, model = runtime.file_digest(outside), info['sha256']
+    names = (str(outside), '../evil.so', 'link.so', 'linked/evil.so', 'sub/libswin.so', './libswin.so', 'libswin.so/',
+             '..', '.', '', 'libswin.so\0', None, 5, ['libswin.so'], {}, True)  # fmt: skip
+    changes = [dict(library=name) for name in (*names, 'libswin.so')]  # without a digest
+    changes += [dict(library='libswin.so', sha256={**model, 'libswin.so': wrong}) for wrong in ('0' * 64, '', None, 1)]
+    for name in filter(lambda name: isinstance(name, str), names):
+        changes += [dict(library=name, sha256={**model, name: digest})]
+    changes += [dict(file=name) for name in (*names, 'other.onnx')]
+    changes += [dict(file='../evil.so', sha256={'../evil.so': digest}), dict(sha256=[*model]), dict(sha256=None)]
+    for change in changes:
+        (folder / 'deploy.json').write_text(json.dumps({**info, **change}))
+        refused(folder, record_fault)
+
+
 def test_a_manifest_that_is_no_file(record_fault, folder):
     path = folder / 'deploy.json'
     path.unlink()

@@ -141,7 +141,11 @@ def test_curves_are_drawn_at_each_validation_and_the_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(('name', 'backend'), [('tensorboard', 'TensorboardVisBackend'), ('wandb', 'WandbVisBackend')])
-def test_vis(name, backend):
+def test_vis(name, backend, monkeypatch):
+    monkeypatch.setattr(monitor, 'find_spec', lambda name: None)
+    with pytest.raises(ValueError, match=f'--vis {name} needs .* make install EXTRAS={name}, or pip install {name}'):
+        monitor.enable_vis(Config(dict()), name)
+    monkeypatch.setattr(monitor, 'find_spec', lambda name: name)
     for cfg in (Config.fromfile(DETECTION), Config(dict())):
         for again in (name, name, None):
             monitor.enable_vis(cfg, again)

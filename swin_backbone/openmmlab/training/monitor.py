@@ -1,6 +1,7 @@
 """Views of a training: curves.png beside the log, and mmengine's backends for TensorBoard and W&B."""
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
 
@@ -44,9 +45,14 @@ def enable_vis(cfg: Config, name: Optional[str]) -> None:
 
     Args:
         name: 'tensorboard' or 'wandb'; None changes nothing.
+
+    Raises:
+        ValueError: if the package is not installed.
     """
     if name is None:
         return
+    if find_spec(name) is None:
+        raise ValueError(f'--vis {name} needs a package: make install EXTRAS={name}, or pip install {name}')
     visualizer = cfg.get('visualizer') or dict(type='Visualizer')
     backends = visualizer.get('vis_backends') or [dict(type='LocalVisBackend')]
     if VIS_BACKENDS[name] not in [entry['type'] for entry in backends]:

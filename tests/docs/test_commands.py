@@ -1,0 +1,183 @@
+"""Run the commands of README and of the guides' first blocks, with a trained detector and a trained segmentor."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from helpers import ROOT
+from helpers.in_process import error_of, run_well
+from helpers.openmmlab.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
+from PIL import Image
+from test_site import FENCE, commands
+
+import swin_backbone
+
+pytestmark = pytest.mark.train
+for package in ('mmdet', 'mmseg', 'onnxscript', 'onnxruntime', 'openvino', 'tifffile'):
+    pytest.importorskip(package, reason=f'{package} is not installed')
+
+KINDS = ('detector', 'segmentor')
+METRICS = dict(detector='coco/segm_mAP_50', segmentor='mIoU')
+MEASURED = {}
+FORMATS = dict(detector='onnx', segmentor='openvino')  # tests/export/test_cells.py (slow) has all
+ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/export/test_bands.py, tests/openmmlab/swap
+GUIDES = [page for page in sorted((ROOT / 'docs' / 'guides').glob('*.md')) if page.name not in ELSEWHERE]
+NOT_RUN = ('make', 'pip', 'docker', 'jupyter', 'bash')  # tests/tools/test_train.py starts processes
+LENGTHS = dict(detector='train_cfg.max_epochs=30', segmentor='train_cfg.max_iters=30')
+LEARN = (
+    *('optim_wrapper.optimizer.lr=0.003', 'param_scheduler=[]'),
+    *('train_cfg.val_interval=30', 'default_hooks.checkpoint.interval=30'),
+)
+SMALL = (
+    *('--epochs', '1', '--batch', '2', '--shape', '64', '64', '--cfg-options'),
+    *('model.backbone.init_cfg=None', 'model.backbone.depths=[1,1,1,1]'),
+    *(f'{part}_dataloader.{setting}' for part in ('train', 'val')
+      for setting in ('num_workers=0', 'persistent_workers=False')),
+)  # fmt: skip
+STANDS_FOR = {
+    **{'INPUT...': ['pictures', 'clip.mp4'], 'pictures/': ['pictures'], 'PICTURE': ['city.tif']},
+    **{'slide.svs': ['slide.tif'], '1024': ['64', '--overlap', '32'], '128': ['32']},
+    **{'swin-t': ['swin-nano'], '/data/bolts': ['own'], '/data/streets': ['own'], 'OUT': ['official.pth']},
+}
+
+
+def named_commands():
+    """Return each command with the name of its page."""
+    found = {}
+    for page in (ROOT / 'README.md', *GUIDES):
+        text = page.read_text(encoding='utf-8')
+        if page in GUIDES:
+            text = next((match[0] for match in FENCE.finditer(text) if match[2] == 'bash'), '')
+        for command in commands(text):
+            if command[0] not in NOT_RUN and command[:3] != ['python', '-m', 'pip']:
+                found.setdefault(tuple(command[1:]), page.name)
+    return found.items()
+
+
+@pytest.fixture(scope='module')
+def work(tmp_path_factory):
+    """Make a folder with data and trained models."""
+    folder = tmp_path_factory.mktemp('work')
+    own = make_own_data(folder / 'own')
+    for split in ('train', 'val'):
+        coco = read_coco(own, split)
+        for one in coco['annotations']:
+            one['category_id'] = 3  # the pictures show no difference between the classes
+        write_coco(own, split, coco)
+    (folder / 'pictures').symlink_to(own / 'images' / 'val')
+    (folder / 'configs').symlink_to(ROOT / 'configs')
+    picture = cv2.imread(str(own / 'images' / 'val' / '0.png'))
+    video = cv2.VideoWriter(str(folder / 'clip.mp4'), cv2.VideoWriter_fourcc(*'mp4v'), 10, picture.shape[1::-1])
+    for _ in range(3):
+        video.write(picture)
+    video.release()
+    import tifffile
+
+    with tifffile.TiffWriter(folder / 'slide.tif') as file:  # two levels
+        whole = np.tile(picture[..., ::-1], (4, 4, 1))
+        file.write(whole, tile=(64, 64), photometric='rgb', subifds=1)
+        file.write(whole[::2, ::2], tile=(64, 64), photometric='rgb', subfiletype=1)
+    shutil.copy(folder / 'slide.tif', folder / 'city.tif')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for kind, data in zip(KINDS, (detection, segmentation)):
+            run_well('tools/print_config.py', *data(own, *LEARN, LENGTHS[kind]), '--save-path', f'{kind}.py')
+            run_well('tools/train.py', f'{kind}.py', '--work-dir', kind)
+            shutil.copy((folder / kind / 'last_checkpoint').read_text(), f'{kind}.pth')
+    return folder
+
+
+@pytest.fixture
+def here(work, monkeypatch):
+    monkeypatch.chdir(work)
+    return work
+
+
+def fill(words, kind):
+    """Return the arguments of a command with the files of a model, made short."""
+    own = {'CONFIG': [f'{kind}.py'], 'CKPT': [f'{kind}.pth'], 'IN': [f'{kind}.pth'], 'DIR': [f'exported-{kind}']}
+    filled = []
+    for before, word in zip(('', *words), words):
+        filled += ['own'] if before == '--data' else own.get(word, STANDS_FOR.get(word, [word]))
+    if words[0] == 'tools/train.py':
+        data = () if {'--data', 'CONFIG'} & {*words} else ('--data', 'own')
+        filled += ('--work-dir', kind) if 'CONFIG' in words else (*data, *SMALL)
+    if words[0] == 'tools/export.py':
+        filled += ('--shape', 96, 96)  # the graph of free sizes takes thrice the time
+        filled += ('--format', FORMATS[kind])
+    if words[0] == 'tools/infer.py' and '--out-dir' not in words:
+        filled += ('--out-dir', f'outputs-{kind}', '--overwrite')
+    return [word if word != 'seen' else f'seen-{kind}' for word in filled]
+
+
+@pytest.mark.parametrize(
+    ('words', 'kind'),
+    [
+        pytest.param(words, kind, id=f'{page} {" ".join(words)}, {kind}')
+        for words, page in named_commands()
+        for kind in (KINDS if {'CONFIG', 'DIR'} & {*words} and '--data' not in words else KINDS[:1])
+    ],
+)
+def test_a_command(words, kind, here):
+    result = run_well(*fill(words, kind))
+    if words[0] == 'tools/export.py':
+        of_test_set, *_ = json.loads((here / f'exported-{kind}' / 'deploy.json').read_text())['verification']
+        assert of_test_set['picture'] == [SIZE, SIZE]
+        assert of_test_set['compared'] >= 2
+    if words[0] == 'tools/test.py':
+        metric = float(re.search(rf'^{METRICS[kind]}: ([\d.]+)', result.stdout, re.M)[1])
+        assert metric > 0.5
+        assert metric == pytest.approx(MEASURED.setdefault(kind, metric), rel=0.01)  # of the checkpoint and the folder
+    if words[0] == 'tools/infer.py' and '--tile' not in words:
+        check_predictions(here / f'outputs-{kind}', kind, frames=2 + 3 * ('INPUT...' in words))
+
+
+def check_predictions(out, kind, frames):
+    """Check that each frame has its square."""
+    assert {path.name for path in (out / 'overlays').iterdir()} >= {'0.jpg', '1.jpg'}
+    if kind == 'detector':
+        objects = json.loads((out / 'results.json').read_text())
+        assert {one['image_id'] for one in objects if one['score'] > 0.5} == set(range(1, frames + 1))
+    for path in (out / 'labels').glob('*.png') if kind == 'segmentor' else ():
+        assert 0.2 < np.asarray(Image.open(path)).mean() < 0.4  # the square is a quarter
+
+
+@pytest.fixture
+def exported(here):
+    """The folders that README's command made."""
+    if not Path('exported-segmentor', 'deploy.json').exists():
+        pytest.skip('the command of README did not run')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('weights', ['{}.pth', 'exported-{}'])
+def test_load(kind, weights, exported):
+    model = swin_backbone.load(f'{kind}.py', weights.format(kind))
+    assert model.test()[METRICS[kind]] > 0.5
+    sample = model.predict('pictures')[0].sample
+    assert sample.pred_instances.scores.max() > 0.5 if kind == 'detector' else sample.pred_sem_seg.data.any()
+
+
+def test_accelerate(here):
+    page = (ROOT / 'docs' / 'guides' / 'accelerate.md').read_text(encoding='utf-8')
+    code = next(match[3] for match in FENCE.finditer(page) if match[2] == 'python')
+    for word, file in dict(CONFIG='detector.py', CKPT='detector.pth', PICTURE='pictures/0.png').items():
+        assert word in code
+        code = code.replace(word, file)
+    exec(code, {})
+
+
+def test_a_test_of_an_exported_detector_draws(exported):
+    result = run_well('tools/test.py', 'detector.py', 'exported-detector', '--show-dir', 'drawn-exported')
+    assert '2 pictures in drawn-exported' in result.stdout
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_an_exported_folder_of_another_kind_is_refused(kind, exported, record_fault):
+    other = KINDS[1 - KINDS.index(kind)]
+    assert f'exported-{other} holds a model of mm' in error_of('tools/test.py', f'{kind}.py', f'exported-{other}')
+    record_fault('tampered')
