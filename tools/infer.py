@@ -219,7 +219,7 @@ class Job:
 
     def prepared(self, inputs: Sequence['Medium']) -> Iterator[Prepared]:
         """Yield the readable frames of media, prepared for the model."""
-        from swin_backbone.openmmlab.data.media import read_frames
+        from swin_backbone.openmmlab.data.media import depth_note, read_frames
         from swin_backbone.openmmlab.errors import sentence_of
 
         for medium in inputs:
@@ -229,7 +229,7 @@ class Job:
                 for frame in read_frames(medium, self.max_pixels):
                     if not done and frame.size != frame.pixels.shape[:2]:
                         self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
-                    if not (self.noted or medium.is_video) and (note := media.depth_note(medium.path)):
+                    if not (self.noted or medium.is_video) and (note := depth_note(medium.path)):
                         self.say(f'{medium.path} has {note}', 'yellow')
                         self.noted = True  # the others have too
                     yield frame, self.predictor.prepare(frame)
