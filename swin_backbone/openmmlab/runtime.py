@@ -51,7 +51,7 @@ def load_config(
     annotations: Optional[Union[str, Path]] = None,
     settings: Optional[TrainingSettings] = None,
 ) -> Config:
-    """Read a config and apply the command line: backbone, data, settings, then options.
+    """Read a config and apply the command line: backbone, data, options, then the settings that depend on these.
 
     Args:
         path: a file, or `mmdet::...`.
@@ -83,10 +83,7 @@ def load_config(
             print('\n'.join(own.lines), flush=True)
     elif annotations is not None:
         raise ValueError(f'--annotations {annotations} needs --data, which is missing')
-    if settings is not None and (settings != TrainingSettings() or data is not None):
-        _put_settings(cfg, settings, options, launcher, data is not None)
     apply_options(cfg, options)
-    cfg.work_dir = folder or cfg.work_dir
     if any(key.lstrip('+').startswith('custom_imports') for key in options):
         import_modules_from_strings(**cfg.custom_imports)  # mmengine imports only the modules in the file
     if with_data:
@@ -96,6 +93,9 @@ def load_config(
             filled = setting_of(cfg, key)
             if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
                 raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
+    if settings is not None and (settings != TrainingSettings() or data is not None):
+        _put_settings(cfg, settings, options, launcher, data is not None)
+    cfg.work_dir = folder or cfg.work_dir
     cfg.launcher = launcher
     return cfg
 
@@ -103,27 +103,23 @@ def load_config(
 def _put_settings(
     cfg: Config, settings: TrainingSettings, options: dict[str, Any], launcher: str, has_own_data: bool
 ) -> None:
-    """Put settings into a config, in place, before the options of the command line, and print the changes."""
+    """Put settings into a config with its options, in place, and print the changes. An option overrides a setting."""
     before, lines = copy.deepcopy(cfg), []
 
-    def with_options() -> Config:
-        final = copy.deepcopy(cfg)
-        apply_options(final, options)
-        return final
-
     def pictures() -> int:
-        trained_on = with_options()
+        apply_options(cfg, options)
+        trained_on = copy.deepcopy(cfg)
         fill_own_data(trained_on)
         return count_pictures(trained_on)
 
     apply_settings(cfg, settings, pictures, processes(launcher))
     if settings.epochs is None and 'own_data' in cfg:
         fit_schedule(cfg, pictures(), processes(launcher))
+    apply_options(cfg, options)
     if settings.auto_scale_lr:
-        enable_auto_scale_lr(final := with_options())
-        cfg.auto_scale_lr = final.auto_scale_lr
+        enable_auto_scale_lr(cfg)
     elif settings.batch is not None or has_own_data:
-        lines.append(lr_line(with_options(), processes(launcher)))
+        lines.append(lr_line(cfg, processes(launcher)))
     changes = summarize(before, cfg)
     if changes:
         lines.append(f'changed settings:\n{changes}')

@@ -7,13 +7,16 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.openmmlab import toy_training
+from helpers.openmmlab.own_data import make_own_data
 from mmengine.config import Config
 from mmengine.utils import is_installed
 
 from swin_backbone.cost.flops import build
 from swin_backbone.export import predictor
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config.cfg_options import setting_of
 from swin_backbone.openmmlab.config.published import find_weights, start_from, start_from_weights
+from swin_backbone.openmmlab.config.training_settings import TrainingSettings
 
 CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
@@ -81,6 +84,21 @@ def test_order_of_work_dirs(tmp_path):
     assert runtime.load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
     default = runtime.load_config(MASK_RCNN, None, None, 'none').work_dir
     assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
+
+
+@pytest.mark.parametrize(('batch', 'key', 'value', 'iterations'), [
+    (None, 'train_dataloader.batch_size', 1, 12),
+    (4, 'train_dataloader.batch_size', 2, 6),
+    (2, '+train_dataloader.dataset.indices', 2, 3),
+])  # fmt: skip
+def test_epochs_are_of_the_options_batch_and_data(record_fault, tmp_path, batch, key, value, iterations):
+    """A config that counts iterations, on 4 pictures."""
+    config, data = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py', make_own_data(tmp_path / 'own')
+    settings = TrainingSettings(epochs=3, batch=batch)
+    cfg = runtime.load_config(config, str(tmp_path), {key: value}, 'none', data=data, settings=settings)
+    assert cfg.train_cfg.max_iters == cfg.param_scheduler[0].end == iterations
+    assert setting_of(cfg, key) == value
+    record_fault('bad_commands')
 
 
 def test_amp_takes_the_wrapper_of_the_machine():

@@ -1,6 +1,5 @@
 """Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from functools import wraps
@@ -94,7 +93,7 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
 
 
 def count_pictures(cfg: Config) -> int:
-    """Return the number of pictures of an epoch of training, after repetition and filters.
+    """Return the number of pictures of an epoch of training, after repetition and filters. Building may change `cfg`.
 
     Raises:
         ValueError: if the data is missing, with the key.
@@ -102,7 +101,7 @@ def count_pictures(cfg: Config) -> int:
     """
     require_data(cfg, ('train',))
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        return len(build_dataset(copy.deepcopy(cfg), 'train'))
+        return len(build_dataset(cfg, 'train'))
 
 
 def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:
