@@ -25,7 +25,7 @@ from .config.training_settings import TrainingSettings, apply_settings, enable_a
 from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
-from .errors import ConfigError, DataError, TrainingStopped, sentence_of
+from .errors import ConfigError, DataError, TrainingStopped, kind_of, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank
 from .layers.accelerate import accelerate
 from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
@@ -258,6 +258,8 @@ def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: 
 def enable_tta(cfg: Config) -> None:
     """Test with the config's tta_model and tta_pipeline. Without these, a detector or classifier sees flipped pictures.
 
+    `MaskTTAModel` replaces mmdet's DetTTAModel, which stops at masks.
+
     Raises:
         ValueError: for a segmentor without tta_model and tta_pipeline.
     """
@@ -278,6 +280,10 @@ def enable_tta(cfg: Config) -> None:
             if scope == 'mmdet'
             else dict(type='AverageClsScoreTTA')
         )
+    if kind_of(cfg.tta_model) == 'DetTTAModel':
+        from .inference.tta import MaskTTAModel  # imports mmdet
+
+        cfg.tta_model.type = MaskTTAModel.__name__
     cfg.model = dict(cfg.tta_model, module=cfg.model)
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
 

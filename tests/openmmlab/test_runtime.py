@@ -9,12 +9,15 @@ from helpers import ROOT
 from helpers.openmmlab import toy_training
 from helpers.openmmlab.own_data import make_own_data
 from mmengine.config import Config
+from mmengine.registry import MODELS
+from mmengine.structures import InstanceData
 from mmengine.utils import is_installed
 
 from swin_backbone.cost.flops import build
 from swin_backbone.export import predictor
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.cfg_options import setting_of
+from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.config.published import find_weights, start_from, start_from_weights
 from swin_backbone.openmmlab.config.training_settings import TrainingSettings
 
@@ -143,12 +146,38 @@ def test_drawing_and_predictions_of_both_toolboxes(tmp_path):
         runtime.write_predictions(cfg, 'labels')
 
 
-def test_a_detector_gets_flipping_as_its_test_time_augmentation():
-    cfg = Config.fromfile(MASK_RCNN)
+@pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])
+def test_tta_of_masks(record_fault, name):
+    """A view and its mirror image are the same objects. Of two overlapping objects, the surer keeps box and mask."""
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    from mmdet.structures import DetDataSample
+
+    cfg = read_config(name)
     runtime.enable_tta(cfg)
-    assert cfg.model.type == 'DetTTAModel'
-    assert cfg.model.module.backbone.type == 'SwinBackbone'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
+    module = torch.nn.Identity()
+    module.test_step = None
+    model = MODELS.build(dict(cfg.model, module=module))
+    masks = torch.zeros(2, 6, 10, dtype=torch.bool)
+    masks[0, 1:3, 1:4] = masks[1, 4:6, 6:10] = True
+    objects = dict(bboxes=torch.tensor([[1.0, 1, 4, 3], [6, 4, 10, 6]]), labels=torch.tensor([0, 1]), masks=masks)
+    views = []
+    for direction, scores in ((None, [0.9, 0.4]), ('horizontal', [0.8, 0.5])):
+        flipped = InstanceData(**objects, scores=torch.tensor(scores))
+        if direction:
+            flipped.bboxes = flipped.bboxes.new_tensor([[6, 1, 9, 3], [0, 4, 4, 6]])
+            flipped.masks = masks.flip(-1)
+        views.append(
+            DetDataSample(
+                pred_instances=flipped, metainfo=dict(ori_shape=(6, 10), flip=bool(direction), flip_direction=direction)
+            )
+        )
+    (merged,) = model.merge_preds([views])
+    found = merged.pred_instances
+    assert found.scores.tolist() == pytest.approx([0.9, 0.5])
+    for key, value in objects.items():
+        assert found[key].equal(value), key
+    record_fault('bad_commands')
 
 
 @pytest.mark.parametrize('accelerator', [False, True])

@@ -80,7 +80,8 @@ def test_a_detector_trains_tests_and_draws(tmp_path, own):
     trained = run('tools/train.py', config, *options, '--work-dir', work)
     outputs = ['--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl']
     tested = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, *outputs)
-    for output in (trained, tested):
+    flipped = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, '--tta')
+    for output in (trained, tested, flipped):
         assert 'coco/bbox_mAP_50' in output
         assert 'coco/segm_mAP_50' in output
     assert (tmp_path / 'results.pkl').stat().st_size
