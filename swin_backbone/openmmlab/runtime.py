@@ -10,29 +10,29 @@ import torch
 from mmengine.config import Config
 from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
 from mmengine.hooks import Hook
-from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
 from ..devices import keep_freed_memory
 from ..outputs import mark_folder
-from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
+from .checkpointing.loading import read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_classes
 from .config.files import read_config
+from .config.paths import require_data
+from .config.published import start_from_weights
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
-from .data.guard import count_pictures, guard_runner, label_rule
+from .data.check_data import check_own_data
+from .data.guard import count_pictures, label_rule
 from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, kind_of, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank
-from .layers.accelerate import accelerate
 from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
-from .training.monitor import CurvesHook
-from .training.runner import SafeRunner
+from .training.runner import SafeRunner, runner_class
 
 LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
@@ -127,27 +127,51 @@ def _put_settings(
         print(*filter(None, lines), sep='\n', end='\n' if any(lines) else '', flush=True)
 
 
-def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, skip_unreadable: bool = False) -> Runner:
+def build_training(
+    cfg: Config,
+    weights: Optional[str] = None,
+    resume: Optional[str] = None,
+    unsafe_load: bool = False,
+    skip_unreadable: bool = False,
+) -> SafeRunner:
+    """Return the runner of a training, after a check of the data.
+
+    Args:
+        weights: path, URL or published name of the first weights of the whole model.
+        resume: checkpoint to continue from, or 'auto' for the last one in the working folder; excludes `weights`.
+        unsafe_load, skip_unreadable: see `build_runner`.
+
+    Raises:
+        ValueError: for an error in the config or the data.
+    """
+    if weights is not None:
+        start_from_weights(cfg, weights)
+    if resume is not None:
+        cfg.update(resume=True, load_from=None if resume == 'auto' else resume)
+    require_data(cfg, ('train', 'val'))
+    check_own_data(cfg, skip_unreadable)
+    return build_runner(cfg, unsafe_load, skip_unreadable=skip_unreadable)
+
+
+def build_runner(
+    cfg: Config, unsafe_load: bool = False, whole: bool = False, skip_unreadable: bool = False
+) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
 
     Args:
         unsafe_load: let pickles in checkpoints run code.
         whole: refuse a checkpoint without all weights of the model; for tests.
-        skip_unreadable: continue without unreadable pictures: see `guard_runner`.
+        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
     """
     check_classes(cfg)
     read_checkpoints_safely(unless=unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():
         _distribute_on_cpu(cfg)
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
+    runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg)
+    runner.needs_all_weights, runner.skip_unreadable = whole, skip_unreadable
     mark_folder(runner.log_dir)
     if not _has_accelerator():
         keep_freed_memory()
-        if not isinstance(runner, SafeRunner):  # SafeRunner calls `accelerate` itself
-            accelerate(runner.model)
-    runner.register_hook(FitCheckpointHook(whole))
-    guard_runner(runner, skip_unreadable)
-    runner.register_hook(CurvesHook())
     return runner
 
 
@@ -221,12 +245,6 @@ def enable_amp_of_test(cfg: Config) -> None:
     """Test in `mixed_precision`."""
     cfg.test_cfg.fp16 = True  # without this, mmengine's loop turns autocast off in each step
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__)]
-
-
-def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """Continue from a checkpoint, or by 'auto' from the last checkpoint in the working folder; None changes nothing."""
-    if resume is not None:
-        cfg.update(resume=True, load_from=None if resume == 'auto' else resume)
 
 
 def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:

@@ -18,7 +18,7 @@ from swin_backbone.export import predictor
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.cfg_options import setting_of
 from swin_backbone.openmmlab.config.files import read_config
-from swin_backbone.openmmlab.config.published import find_weights, start_from, start_from_weights
+from swin_backbone.openmmlab.config.published import find_weights, start_from
 from swin_backbone.openmmlab.config.training_settings import TrainingSettings
 
 CONFIGS = ROOT / 'configs'
@@ -118,17 +118,18 @@ def test_amp_takes_the_wrapper_of_the_machine():
 
 
 @pytest.mark.parametrize(('start', 'expected'), [
-    (lambda cfg: runtime.set_resume(cfg, None), (True, 'epoch_4.pth')),
-    (lambda cfg: runtime.set_resume(cfg, 'auto'), (True, None)),
-    (lambda cfg: runtime.set_resume(cfg, 'epoch_1.pth'), (True, 'epoch_1.pth')),
+    (runtime.build_training, (True, 'epoch_4.pth')),
+    (lambda cfg: runtime.build_training(cfg, resume='auto'), (True, None)),
+    (lambda cfg: runtime.build_training(cfg, resume='epoch_1.pth'), (True, 'epoch_1.pth')),
+    (lambda cfg: runtime.build_training(cfg, RECIPE), (False, find_weights(RECIPE))),
     (lambda cfg: start_from(cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
-    (lambda cfg: start_from_weights(cfg, RECIPE), (False, find_weights(RECIPE))),
     (lambda cfg: predictor.set_exported(cfg, 'exported'), (False, None)),
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     monkeypatch.setattr(predictor, 'Model', lambda *_: None)
-    cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))
+    monkeypatch.setattr(runtime, 'build_runner', lambda *_, **__: None)
+    cfg = Config(dict(launcher='none', resume=True, load_from='epoch_4.pth', model=dict()))
     start(cfg)
     assert (cfg.resume, cfg.load_from) == expected
 
