@@ -32,7 +32,8 @@ from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import sentence_of
-from swin_backbone.outputs import Outputs
+from swin_backbone.outputs import check_outputs
+from swin_backbone.whole_files import write_whole
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
 
@@ -88,7 +89,6 @@ def main() -> int:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             args.output_dir.mkdir(parents=True, exist_ok=True)
-            outputs = Outputs(args.output_dir, overwrite=args.overwrite)
         require_data(cfg, (args.phase,))
         dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
     visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
@@ -113,7 +113,8 @@ def main() -> int:
         if args.output_dir:
             with stop_on_user_errors((OSError,), args.debug):
                 path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
-                outputs.write(path, cv2.imencode('.jpg', drawn)[1].tobytes())
+                check_outputs(path, overwrite=args.overwrite)
+                write_whole(path, cv2.imencode('.jpg', drawn)[1].tobytes())
     if args.output_dir:
         print(f'{number - failed} pictures in {args.output_dir}' + (f', {failed} not drawn' if failed else ''))
     return 1 if failed else 0

@@ -28,7 +28,7 @@ a zarr, a JPEG or a PNG. The output is
 
 --shard I/N without --tile runs every Nth input from number I on, for arrays of jobs. The outputs are in D/I-of-N.
 
-Inputs are never replaced, and files of other programs only with --overwrite.
+Inputs are never replaced, and other files only with --overwrite.
 
 Exit status: 0 with results for every input; 1 if an input was skipped or cut short, or an argument is wrong; 130 after
 Ctrl-C.
@@ -65,7 +65,6 @@ from swin_backbone.openmmlab.config.published import find_weights
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.inference.predict import COLOURS, Predictor, Results
-from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
 
 OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
@@ -325,16 +324,15 @@ def main() -> int:
     if args.tile is not None:
         return infer_tiles(args)
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        inputs = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
+        inputs = media.find_media(args.inputs)
         if args.shard:
             number, of = args.shard
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
         args.out_dir.mkdir(parents=True, exist_ok=True)
         predictor = open_predictor(args)
-        read = [args.config, args.weights or args.config, *(medium.path for medium in inputs)]
-        results = Results(Outputs(args.out_dir, read, args.overwrite), predictor, args.score_thr)
-        results.check(inputs)
+        results = Results(args.out_dir, predictor, args.score_thr)
+        results.check(inputs, [args.config, args.weights or args.config], args.overwrite)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))

@@ -11,6 +11,8 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
+from mmengine.dist import barrier
+
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
@@ -24,8 +26,9 @@ from swin_backbone.export.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.config.published import find_weights, start_from
-from swin_backbone.openmmlab.inference.results import OneFileEachHook, own_folder, written_by_others
-from swin_backbone.outputs import claim
+from swin_backbone.openmmlab.inference.results import require_different_names, written_by_others
+from swin_backbone.openmmlab.launchers import rank
+from swin_backbone.outputs import check_outputs, claim_folder
 
 
 def parse_args() -> argparse.Namespace:
@@ -54,6 +57,9 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
         metrics = test(args, places)
+    barrier()  # the files of all ranks are at their places
+    if rank(args.launcher):
+        return
     if args.show_dir:
         print(f'{len(list(Path(args.show_dir).rglob("*.[pj][np]g")))} pictures in {args.show_dir}')
     for name, value in metrics.items():
@@ -62,7 +68,12 @@ def main() -> None:
 
 def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
     """Return the metrics. Other outputs move to their places when `places` close."""
-    hooks = []
+
+    def written_to(folder: str) -> str:
+        if not rank(args.launcher):
+            claim_folder(folder, args.overwrite)
+        return str(places.enter_context(written_by_others(Path(folder))))
+
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
         if args.weights:
@@ -73,12 +84,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:
             start_from(cfg, args.checkpoint)
-        show_dir = None
-        if args.show_dir:
-            outputs = own_folder(Path(args.show_dir), args.overwrite)
-            show_dir = str(places.enter_context(written_by_others(outputs)))
-            if cfg.get('default_scope') == 'mmdet':
-                hooks.append(OneFileEachHook(outputs))
+        show_dir = written_to(args.show_dir) if args.show_dir else None
         if args.show or show_dir:
             runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
         if args.amp:
@@ -87,18 +93,17 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
             if is_exported(args.checkpoint):
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
             runtime.enable_tta(cfg)
-        if args.out and cfg.get('default_scope') == 'mmseg':
-            outputs = own_folder(Path(args.out), args.overwrite)
-            runtime.write_predictions(cfg, str(places.enter_context(written_by_others(outputs))))
-            hooks.append(OneFileEachHook(outputs, '.png'))
+        segments = cfg.get('default_scope') == 'mmseg'
+        if args.out and segments:
+            runtime.write_predictions(cfg, written_to(args.out))
         elif args.out:
-            outputs = claim(args.out, [args.config, args.checkpoint], args.overwrite)
-            beside = places.enter_context(written_by_others(outputs))
+            check_outputs(args.out, inputs=[args.config, args.checkpoint], overwrite=args.overwrite)
+            beside = places.enter_context(written_by_others(Path(args.out).parent))
             runtime.write_predictions(cfg, str(beside / Path(args.out).name))
         require_data(cfg, ('test',))
         runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
-        for hook in hooks:
-            runner.register_hook(hook)
+        if (args.out and segments) or (show_dir and cfg.get('default_scope') == 'mmdet'):
+            require_different_names(runner.test_dataloader.dataset, with_suffix=not segments)
     with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
         metrics: dict[str, float] = runtime.run(runner, 'test')
         return metrics

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import cv2
 import numpy as np
@@ -23,9 +23,10 @@ from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...outputs import Outputs
+from ...outputs import check_outputs, claim_folder, mark_folder
 from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
+from ...whole_files import write_whole
 from ...windows.grid import Size
 from ..checkpointing.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
@@ -192,13 +193,13 @@ class Results:
                              of the classes' colours; for more than 256 classes 16 bits of grey
 
     Args:
-        outputs: owner of the folder.
+        out_dir: the folder.
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object.
     """
 
-    def __init__(self, outputs: Outputs, predictor: Predictor, score_thr: float):
-        self.outputs = outputs
+    def __init__(self, out_dir: Path, predictor: Predictor, score_thr: float):
+        self.out_dir = out_dir
         self.predictor = predictor
         self.score_thr = score_thr
         self.images: list[dict[str, Any]] = []
@@ -206,13 +207,22 @@ class Results:
         self.category_ids = category_ids_of(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
-    def check(self, media: Sequence[Medium]) -> None:
-        """Raise FileExistsError if a result would replace a file of the user."""
+    def check(self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool) -> None:
+        """Mark the folders of results before the work.
+
+        Raises:
+            FileExistsError: if a result would replace a file. See `check_outputs`.
+        """
+        paths = [*self._tables()]
         for medium in media:
-            self.outputs.check(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
-            if self.predictor.scope == 'mmseg' and not medium.is_video:
-                self.outputs.check(self._path('labels', medium.name, '.png'))
-        self.outputs.check(*self._tables())
+            paths.append(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
+            labels = self._path('labels', medium.name, '' if medium.is_video else '.png')
+            paths += labels.rglob('*.png') if medium.is_video else [labels]
+        check_outputs(*paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite)
+        if not any(self.out_dir.glob('*')):
+            mark_folder(self.out_dir)
+        for folder in (self.out_dir / 'overlays', self.out_dir / 'labels'):
+            claim_folder(folder, overwrite=True)
 
     def add(self, frame: Frame, sample: BaseDataElement) -> None:
         """Write the predictions of a frame.
@@ -227,15 +237,15 @@ class Results:
         objects, labels_png = self.data_of(frame, sample, image_id)
         self.objects += objects
         if labels_png is not None:
-            self.outputs.write(self._path('labels', frame.name, '.png'), labels_png)
+            write_whole(self._path('labels', frame.name, '.png'), labels_png)
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
                 self._close_video()
                 path = self._path('overlays', frame.medium.name, '.mp4')
-                self.video = frame.medium, VideoWriter(path, frame.medium, self.outputs)
+                self.video = frame.medium, VideoWriter(path, frame.medium)
             self.video[1].write(overlay)
         else:
-            self.outputs.write(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
+            write_whole(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
 
     def data_of(
         self, frame: Frame, sample: BaseDataElement, image_id: int
@@ -262,18 +272,17 @@ class Results:
         """Finish the video and write the JSON files."""
         self._close_video()
         for path, data in self._tables().items():
-            self.outputs.write(path, json.dumps(data).encode())
+            write_whole(path, json.dumps(data).encode())
 
     def _tables(self) -> dict[Path, Any]:
         """Return the contents of the JSON files, by path."""
-        folder = self.outputs.folder
         tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
             names = zip(self.category_ids, self.predictor.meta['classes'])
             categories = [dict(id=number, name=name) for number, name in names]
-            tables[folder / 'images.json'] = dict(images=self.images, categories=categories)
+            tables[self.out_dir / 'images.json'] = dict(images=self.images, categories=categories)
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
-            tables[folder / 'results.json'] = self.objects
+            tables[self.out_dir / 'results.json'] = self.objects
         return tables
 
     def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict[str, Any]:
@@ -303,7 +312,7 @@ class Results:
             yield result
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
-        return self.outputs.folder / folder / (name + suffix)
+        return self.out_dir / folder / (name + suffix)
 
     def _close_video(self) -> None:
         if self.video is not None:

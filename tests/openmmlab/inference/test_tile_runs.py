@@ -132,7 +132,9 @@ def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
 def test_the_same_command_again_and_resuming_what_is_finished(tmp_path, picture, kind):
     kind, expected = kind
     for settings in (SETTINGS, dict(tile=128, overlap=32), SETTINGS):
-        infer_tiled(kind(), picture, tmp_path, **settings)
+        infer_tiled(kind(), picture, tmp_path, overwrite=True, **settings)
+    with pytest.raises(FileExistsError, match='--overwrite'):
+        infer_tiled(kind(), picture, tmp_path, **SETTINGS)
     assert results(tmp_path) == expected
     predictor = kind()
     assert infer_tiled(predictor, picture, tmp_path, resume=True, **SETTINGS).progress == (30, 30, 0)
