@@ -11,8 +11,6 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from mmengine.dist import barrier
-
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
@@ -56,18 +54,17 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
-        metrics = test(args, places)
-    barrier()  # the files of all ranks are at their places
+        metrics, pictures = test(args, places)
     if rank(args.launcher):
         return
     if args.show_dir:
-        print(f'{len(list(Path(args.show_dir).rglob("*.[pj][np]g")))} pictures in {args.show_dir}')
+        print(f'{pictures} pictures in {args.show_dir}')
     for name, value in metrics.items():
         print(f'{name}: {value}')
 
 
-def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
-    """Return the metrics. Other outputs move to their places when `places` close."""
+def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float], int]:
+    """Return the metrics and the number of pictures. Other outputs move to their places when `places` close."""
 
     def written_to(folder: str) -> str:
         if not rank(args.launcher):
@@ -105,8 +102,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
         if (args.out and segments) or (show_dir and cfg.get('default_scope') == 'mmdet'):
             require_different_names(runner.test_dataloader.dataset, with_suffix=not segments)
     with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
-        metrics: dict[str, float] = runtime.run(runner, 'test')
-        return metrics
+        return runtime.run(runner, 'test'), len(runner.test_dataloader.dataset)
 
 
 if __name__ == '__main__':

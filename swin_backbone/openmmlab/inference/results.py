@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...whole_files import PARTIAL, write_whole_by
+from ...whole_files import PARTIAL
 from ..errors import DataError
 
 
@@ -14,11 +14,8 @@ from ..errors import DataError
 def written_by_others(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder for a toolbox, and move its files to `folder` at the end.
 
-    Each process of a run has a folder of its own. A picture that the sampler repeats to fill the last batch has one
-    name, and the file of one process stays.
-
-    Raises:
-        OSError: see `write_whole_by`.
+    Each process of a run has a folder of its own. Of a picture that the sampler gives to two processes, the file of one
+    stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=PARTIAL, dir=folder) as beside:
@@ -26,8 +23,11 @@ def written_by_others(folder: Path) -> Iterator[Path]:
             yield Path(beside)
         finally:
             for path in sorted(Path(beside).rglob('*')):
-                if path.is_file():
-                    write_whole_by(folder / path.relative_to(beside), path.replace)
+                target = folder / path.relative_to(beside)
+                if path.is_dir():
+                    target.mkdir(exist_ok=True)
+                else:
+                    path.replace(target)
 
 
 def require_different_names(dataset: Any, with_suffix: bool) -> None:
