@@ -32,10 +32,9 @@ from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import sentence_of
+from swin_backbone.openmmlab.inference.predict import VISUALIZERS_OF
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
-
-VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
 
 
 def parse_args() -> argparse.Namespace:
@@ -81,9 +80,8 @@ def main() -> int:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
-        if cfg.get('default_scope') not in VISUALIZERS_OF:
-            known = ' or '.join(VISUALIZERS_OF)
-            raise ValueError(f'the config must be one of {known}, got default_scope={cfg.get("default_scope")!r}')
+        if cfg.get('default_scope') not in ('mmdet', 'mmseg'):
+            raise ValueError(f'the config must be of mmdet or mmseg, got default_scope={cfg.get("default_scope")!r}')
         init_default_scope(cfg.default_scope)
         if cfg.get(f'{args.phase}_dataloader') is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
