@@ -55,6 +55,12 @@ def claim_folder(folder: Union[str, Path], overwrite: bool = False) -> None:
     mark_folder(folder)
 
 
+def make_folder(folder: Union[str, Path]) -> None:
+    """Make a folder for files of a command. An empty folder is marked as a folder of results."""
+    if not os.path.lexists(folder) or not os.listdir(folder):
+        mark_folder(folder)
+
+
 def mark_folder(folder: Union[str, Path]) -> None:
     """Make and mark a folder of results. `--data` and tools/infer.py skip marked folders in other folders."""
     Path(folder).mkdir(parents=True, exist_ok=True)

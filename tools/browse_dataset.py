@@ -33,7 +33,7 @@ from swin_backbone.openmmlab.config.paths import require_data
 from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.inference.predict import VISUALIZERS_OF
-from swin_backbone.outputs import check_outputs
+from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole
 
 
@@ -86,7 +86,7 @@ def main() -> int:
         if cfg.get(f'{args.phase}_dataloader') is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
-            args.output_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(args.output_dir)
         require_data(cfg, (args.phase,))
         dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
     visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))

@@ -329,7 +329,6 @@ def main() -> int:
             number, of = args.shard
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
-        args.out_dir.mkdir(parents=True, exist_ok=True)
         predictor = open_predictor(args)
         results = Results(args.out_dir, predictor, args.score_thr)
         results.check(inputs, [args.config, args.weights or args.config], args.overwrite)

@@ -115,6 +115,8 @@ def _put_settings(
     apply_settings(cfg, settings, pictures, processes(launcher))
     if settings.epochs is None and 'own_data' in cfg:
         fit_schedule(cfg, pictures(), processes(launcher))
+    if len(cfg.get('param_scheduler') or ()) != len(before.get('param_scheduler') or ()):  # indices have moved
+        options = {key: value for key, value in options.items() if not key.startswith('param_scheduler.')}
     apply_options(cfg, options)
     if settings.auto_scale_lr:
         enable_auto_scale_lr(cfg)

@@ -104,6 +104,14 @@ def test_epochs_are_of_the_options_batch_and_data(record_fault, tmp_path, batch,
     record_fault('bad_commands')
 
 
+def test_an_option_of_a_schedule_survives_a_lost_warm_up(tmp_path):
+    options, data = {'param_scheduler.1.gamma': 0.5, 'param_scheduler.0.end': 9}, make_own_data(tmp_path / 'own')
+    config = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+    cfg = runtime.load_config(config, str(tmp_path), options, 'none', data=data, settings=TrainingSettings(1, 4))
+    (steps,) = cfg.param_scheduler
+    assert (steps.type, steps.gamma, steps.end) == ('MultiStepLR', 0.5, 1)
+
+
 def test_amp_takes_the_wrapper_of_the_machine():
     cfg = Config.fromfile(MASK_RCNN)
     runtime.enable_amp(cfg)

@@ -23,7 +23,7 @@ from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...outputs import check_outputs, claim_folder, mark_folder
+from ...outputs import check_outputs, claim_folder, make_folder
 from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
 from ...whole_files import write_whole
@@ -219,8 +219,7 @@ class Results:
             labels = self._path('labels', medium.name, '' if medium.is_video else '.png')
             paths += labels.rglob('*.png') if medium.is_video else [labels]
         check_outputs(*paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite)
-        if not any(self.out_dir.glob('*')):
-            mark_folder(self.out_dir)
+        make_folder(self.out_dir)
         for folder in (self.out_dir / 'overlays', self.out_dir / 'labels'):
             claim_folder(folder, overwrite=True)
 

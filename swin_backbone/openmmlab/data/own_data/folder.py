@@ -69,7 +69,10 @@ class DataFolder(NamedTuple):
         path = self.outputs / name
         content = data if isinstance(data, bytes) else json.dumps(data).encode()
         if not (path.is_file() and path.read_bytes() == content):
-            claim_folder(self.outputs, overwrite=True)
+            try:
+                claim_folder(self.outputs, overwrite=True)
+            except FileExistsError as error:
+                raise DataError(f'{self.outputs} is to have {name}: take another --work-dir ({error})') from error
             write_whole(path, content)
         return path.absolute()
 
