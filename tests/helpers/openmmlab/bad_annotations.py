@@ -47,10 +47,7 @@ MASKS = {
 }  # fmt: skip
 
 # Masks that mmdet skips in training, and COCO's evaluation reads.
-SHORT = {
-    'an empty polygon': [[]],
-    'two points beside another': [SQUARE, [4, 6, 28, 30]],
-}
+SHORT = {'an empty polygon': [[]], 'two points beside another': [SQUARE, [4, 6, 28, 30]]}
 
 
 def changed(table, change):
