@@ -137,11 +137,11 @@ lint: install
 
 SHAPES := data/shapes
 $(SHAPES)/annotations/instances_val.json: tools/make_shapes_dataset.py | $(STAMP)
-	$(RUN) tools/make_shapes_dataset.py $(SHAPES) --shape 256 --train 1000 --visible 0.75
+	$(RUN) tools/make_shapes_dataset.py $(SHAPES) --shape 256 --train 1000 --visible 0.75 --overwrite
 
 CROPS := data/shapes-crops
 $(CROPS)/annotations/crops_val.txt: tools/make_shapes_dataset.py | $(STAMP)
-	$(RUN) tools/make_shapes_dataset.py $(CROPS) --crops
+	$(RUN) tools/make_shapes_dataset.py $(CROPS) --crops --overwrite
 
 # Of each demo: its config, its data, its folder in work_dirs/
 DEMO_det := configs/demo/mask-rcnn_swin-nano_fpn_shapes.py
@@ -157,7 +157,7 @@ demo: install $(or $(needs_$(TASK)),$(SHAPES)/annotations/instances_val.json)
 
 train_demo = $(RUN) tools/train.py $(DEMO_$(1)) --work-dir $(WORK_$(1)) && \
 	$(RUN) tools/test.py $(DEMO_$(1)) "$$(cat $(WORK_$(1))/last_checkpoint)" --work-dir $(WORK_$(1)) \
-		--show-dir $(WORK_$(1))/pictures
+		--show-dir $(WORK_$(1))/pictures --overwrite
 demo_det = $(call train_demo,det)
 demo_seg = $(call train_demo,seg)
 demo_cls = $(call train_demo,cls)
@@ -169,7 +169,7 @@ $(WORK_seg)/last_checkpoint: | $(SHAPES)/annotations/instances_val.json
 # Of each model: export, run in its own runtime, then the metric of the checkpoint and that of the exported folder.
 DEPLOYED := work_dirs/demo-deploy
 deploy_demo = $(RUN) tools/export.py $(DEMO_$(1)) "$$(cat $(WORK_$(1))/last_checkpoint)" --out-dir $(DEPLOYED)/$(2) \
-		--pictures '$(SHAPES)/images/val/*0.png' && \
+		--pictures '$(SHAPES)/images/val/*0.png' --overwrite && \
 	$(RUN) -I swin_backbone/export/runtime.py $(DEPLOYED)/$(2) $(SHAPES)/images/val/*0.png && \
 	for model in "$$(cat $(WORK_$(1))/last_checkpoint)" $(DEPLOYED)/$(2); do \
 		$(RUN) tools/test.py $(DEMO_$(1)) "$$model" --work-dir $(DEPLOYED) | grep $(3): || exit 1; \

@@ -31,8 +31,9 @@ from swin_backbone.export.export import manifest_of, write_model
 from swin_backbone.export.formats import FORMATS, OPERATORS, OPSET, check_format, quiet
 from swin_backbone.export.graph import Graph, maps_graph
 from swin_backbone.export.runtime import MANIFEST, Model
-from swin_backbone.kernels import BACKENDS
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs
+from swin_backbone.replace import BACKENDS
+from swin_backbone.whole_files import write_whole
 
 from . import library_profile, machine, timing
 from .peers import PEERS, Peer, build_peer, largest_difference
@@ -188,7 +189,7 @@ def show(
     console.print(table)
 
 
-def plot(path: Path, rows: list[dict[str, Any]], unit: str, title: str, write: Callable[[Path, bytes], None]) -> None:
+def plot(path: Path, rows: list[dict[str, Any]], unit: str, title: str) -> None:
     from matplotlib.figure import Figure
 
     from swin_backbone.pictures.save import save_figure
@@ -202,7 +203,7 @@ def plot(path: Path, rows: list[dict[str, Any]], unit: str, title: str, write: C
     axes.set_title(textwrap.fill(title, 90), fontsize=9)
     axes.grid(True, which='both', alpha=0.3)
     axes.legend()
-    save_figure(figure, path, 120, write)
+    save_figure(figure, path, 120)
 
 
 def check_quiet(args: argparse.Namespace) -> None:
@@ -227,7 +228,7 @@ def main() -> None:
     what = 'training step' if args.train else 'forward'
     rows = []
     with stop_on_user_errors():
-        figures, picture = (claim(path, overwrite=args.overwrite) if path else None for path in (args.json, args.plot))
+        check_outputs(args.json, args.plot, overwrite=args.overwrite)
         check_quiet(args)
         builders = build_all(args)
         for shape in args.shape:
@@ -247,15 +248,15 @@ def main() -> None:
                     dict(model=name, height=shape[0], width=shape[1], value=medians[name], ratio=best / medians[name])
                     | spread
                 )
-    if figures:
+    if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
         data = json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1)
         with stop_on_user_errors((OSError,)):
-            figures.write(args.json, data.encode())
-    if picture:
+            write_whole(args.json, data.encode())
+    if args.plot:
         title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
         with stop_on_user_errors((OSError,)):
-            plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title, picture.write)
+            plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)
 
 
 def exported_runs(

@@ -25,7 +25,8 @@ if not torch.cuda.is_available():
 
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs
+from swin_backbone.whole_files import write_whole
 
 from . import machine, timing
 from .peers import PEERS, build_peer
@@ -185,7 +186,7 @@ def markdown(row: Row) -> str:
 def main() -> int:
     args = parse_args()
     with stop_on_user_errors():
-        outputs = claim(args.json, overwrite=args.overwrite) if args.json else None
+        check_outputs(args.json, overwrite=args.overwrite)
     rows: list[Row] = []
     is_bad = False
     print('| part | figures |\n|---|---|')
@@ -201,10 +202,10 @@ def main() -> int:
             is_bad = is_bad or row.values.get('good') is False
             print(markdown(row), flush=True)
         rows += results
-    if outputs:
+    if args.json:
         with stop_on_user_errors((OSError,)):
             data = [dict(name=row.name, **row.values) for row in rows]
-            outputs.write(args.json, json.dumps(data, indent=1).encode())
+            write_whole(args.json, json.dumps(data, indent=1).encode())
     return int(is_bad)
 
 

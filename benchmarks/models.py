@@ -42,7 +42,8 @@ from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.layers.accelerate import replace_layers
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs
+from swin_backbone.whole_files import write_whole
 
 from . import machine, timing
 from .one_training import as_ours, as_theirs, restore_layers
@@ -75,7 +76,7 @@ def main() -> None:
     args = parse_args()
     machine.pin_threads(args.threads)
     with stop_on_user_errors(BUILD_ERRORS):
-        outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
+        check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
         if not args.busy_machine:
             machine.require_quiet()
         if args.keep_memory:
@@ -92,10 +93,10 @@ def main() -> None:
         row = f'{s.median * 1e3:.0f}', f'{s.fastest * 1e3:.0f}, {s.slowest * 1e3:.0f}', f'{first / s.median:.2f}'
         table.add_row(name, *row)
     console.print(table)
-    if outputs:
+    if args.json:
         with stop_on_user_errors((OSError,)):
             rows = [dict(model=name, **spread._asdict()) for name, spread in spreads.items()]
-            outputs.write(args.json, json.dumps(dict(machine=processor(), rows=rows), indent=1).encode())
+            write_whole(args.json, json.dumps(dict(machine=processor(), rows=rows), indent=1).encode())
 
 
 def read_picture(path: Optional[str], shape: tuple[int, int]) -> Tensor:

@@ -20,6 +20,7 @@ from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.errors import kind_of, parts_of
 from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES, restore
 from swin_backbone.openmmlab.optim.amp import mixed_precision
 from swin_backbone.whole_files import write_whole, write_whole_by
@@ -163,13 +164,9 @@ def as_ours(theirs: ConfigDict, backend: str) -> ConfigDict:
 
 def restore_layers(node: Any, scope: str) -> None:
     """Replace this package's layers by the toolbox's layers in the config of a model, in place."""
-    if isinstance(node, dict):
-        kind = str(node.get('type'))
-        if kind.startswith('swin_backbone.') and (scope, kind.rpartition('.')[2]) in LAYER_FILES:
-            node['type'] = f'{scope}.{kind.rpartition(".")[2]}'
-    if isinstance(node, (dict, list, tuple)):
-        for child in node.values() if isinstance(node, dict) else node:
-            restore_layers(child, scope)
+    for _, part in parts_of(node, 'model'):
+        if str(part['type']).startswith('swin_backbone.') and (scope, kind_of(part)) in LAYER_FILES:
+            part['type'] = f'{scope}.{kind_of(part)}'
 
 
 def _load(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:

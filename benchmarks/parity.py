@@ -28,7 +28,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -40,8 +40,9 @@ from rich.console import Console
 from rich.progress import track
 
 from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
-from swin_backbone.kernels import BACKENDS
-from swin_backbone.outputs import Outputs
+from swin_backbone.outputs import check_outputs
+from swin_backbone.replace import BACKENDS
+from swin_backbone.whole_files import write_whole
 
 from .one_training import OPTIMIZERS, Spec
 
@@ -103,14 +104,12 @@ def main() -> int:
     with stop_on_user_errors():
         out = Path(args.out_dir)
         written = {kind: out / f'parity.{kind}' for kind in ('json', 'md', 'png')}
-        outputs = Outputs(out, overwrite=args.overwrite)
-        for path in written.values():
-            outputs.check(path)
+        check_outputs(*written.values(), overwrite=args.overwrite)
         compared = compare(args)
-        outputs.write(written['json'], json.dumps([comparison._asdict() for comparison in compared]).encode())
+        write_whole(written['json'], json.dumps([comparison._asdict() for comparison in compared]).encode())
         table = as_table(compared)
-        outputs.write(written['md'], table.encode())
-        draw(compared, partial(outputs.write, written['png']))
+        write_whole(written['md'], table.encode())
+        write_whole(written['png'], draw(compared))
     console.print(table, highlight=False, markup=False)
     console.print(f'see {written["png"]}', highlight=False)
     return int(any(iteration_out_of_band(compared, comparison) for comparison in compared))
@@ -213,8 +212,8 @@ def as_table(compared: Sequence[Comparison]) -> str:
     return '\n'.join(rows) + '\n'
 
 
-def draw(compared: Sequence[Comparison], write: Callable[[bytes], None]) -> None:
-    """Draw losses above and differences from theirs below, a column for every training of the first seed."""
+def draw(compared: Sequence[Comparison]) -> bytes:
+    """Return a PNG of losses above and differences from theirs below, a column for every training of the first seed."""
     from matplotlib.figure import Figure
 
     shown = [comparison for comparison in compared if not comparison.seed]
@@ -236,7 +235,7 @@ def draw(compared: Sequence[Comparison], write: Callable[[bytes], None]) -> None
     axes[1, 0].set_ylabel('difference from theirs')
     file = io.BytesIO()
     figure.savefig(file, format='png', dpi=80)
-    write(file.getvalue())
+    return file.getvalue()
 
 
 if __name__ == '__main__':

@@ -124,11 +124,10 @@ class Model:
     def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
         from swin_backbone.openmmlab import runtime
         from swin_backbone.openmmlab.inference.predict import Predictor, Results
-        from swin_backbone.outputs import Outputs
 
         cfg = runtime.load_config(config, None, None, 'none', with_data=False)
         self.predictor = Predictor(cfg, checkpoint, 'cuda:0' if gpus else 'cpu')
-        self.results = Results(Outputs(Path()), self.predictor, score_thr)  # writes no file
+        self.results = Results(Path(), self.predictor, score_thr)  # writes no file
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[pa.Table]:
         """Yield row by row, so that large pictures need bounded memory."""

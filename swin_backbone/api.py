@@ -76,21 +76,11 @@ class Model:
         """
         from .openmmlab import runtime
         from .openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook
-        from .openmmlab.config.paths import require_data
-        from .openmmlab.config.published import start_from
         from .openmmlab.config.training_settings import TrainingSettings
-        from .openmmlab.data.check_data import check_own_data
-        from .openmmlab.training.lock import only_training_in
 
         cfg = runtime.load_config(**self._arguments, settings=TrainingSettings(epochs, batch, img_scale, lr))
-        runtime.set_resume(cfg, 'auto' if resume else None)
-        if self.checkpoint is not None and not resume:
-            start_from(cfg, self.checkpoint)
-        require_data(cfg, ('train', 'val'))
-        check_own_data(cfg)
-        with only_training_in(cfg.work_dir, 0):
-            runner = runtime.build_runner(cfg)
-            runtime.run(runner, 'train')
+        runner = runtime.build_training(cfg, *((None, 'auto') if resume else (self.checkpoint, None)))
+        runtime.run(runner, 'train')
         hook = find_checkpoint_hook(runner)
         self.cfg, self._predictor = runner.cfg, None
         self.checkpoint = getattr(hook, 'saved_path', None) or self.checkpoint

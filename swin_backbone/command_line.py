@@ -217,10 +217,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--out': dict(type=Path, metavar='F', help='file to write'),
     '--json': dict(type=Path, metavar='F', help='write the figures to F'),
     '--dpi': dict(type=whole(1, 1000), default=100, metavar='N', help='pixels of a PNG per inch (default: 100)'),
-    '--overwrite': dict(
-        action='store_true',
-        help='replace existing files that no tool wrote, too',
-    ),
+    '--overwrite': dict(action='store_true', help='replace existing files'),
     '--cfg-options': dict(
         nargs='+',
         action=CfgOptions,

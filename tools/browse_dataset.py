@@ -26,9 +26,8 @@ from swin_backbone.command_line import (
     run,
     stop_on_user_errors,
 )
-from swin_backbone.outputs import Outputs
-
-VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
+from swin_backbone.outputs import check_outputs, make_folder
+from swin_backbone.whole_files import write_whole
 
 
 def parse_args() -> argparse.Namespace:
@@ -78,18 +77,17 @@ def main() -> int:
     from swin_backbone.openmmlab.config.paths import require_data
     from swin_backbone.openmmlab.data.guard import build_dataset
     from swin_backbone.openmmlab.errors import sentence_of
+    from swin_backbone.openmmlab.inference.predict import VISUALIZERS_OF
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
-        if cfg.get('default_scope') not in VISUALIZERS_OF:
-            known = ' or '.join(VISUALIZERS_OF)
-            raise ValueError(f'the config must be one of {known}, got default_scope={cfg.get("default_scope")!r}')
+        if cfg.get('default_scope') not in ('mmdet', 'mmseg'):
+            raise ValueError(f'the config must be of mmdet or mmseg, got default_scope={cfg.get("default_scope")!r}')
         init_default_scope(cfg.default_scope)
         if cfg.get(f'{args.phase}_dataloader') is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
-            args.output_dir.mkdir(parents=True, exist_ok=True)
-            outputs = Outputs(args.output_dir, overwrite=args.overwrite)
+            make_folder(args.output_dir)
         require_data(cfg, (args.phase,))
         dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
     visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
@@ -114,7 +112,8 @@ def main() -> int:
         if args.output_dir:
             with stop_on_user_errors((OSError,), args.debug):
                 path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
-                outputs.write(path, cv2.imencode('.jpg', drawn)[1].tobytes())
+                check_outputs(path, overwrite=args.overwrite)
+                write_whole(path, cv2.imencode('.jpg', drawn)[1].tobytes())
     if args.output_dir:
         print(f'{number - failed} pictures in {args.output_dir}' + (f', {failed} not drawn' if failed else ''))
     return 1 if failed else 0

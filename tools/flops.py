@@ -9,7 +9,8 @@ import json
 from rich.console import Console
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, run, stop_on_user_errors
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs
+from swin_backbone.whole_files import write_whole
 
 
 def parse_args() -> argparse.Namespace:
@@ -27,13 +28,13 @@ def main() -> None:
     from swin_backbone.cost.report import print_report, report
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
+        check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
         cfg = load_config(args, with_data=False)
         data = report(cfg, args.shape, args.backbone_only)
     print_report(data, Console())
-    if outputs:
+    if args.json:
         with stop_on_user_errors((OSError,), args.debug):
-            outputs.write(args.json, (json.dumps(data, indent=2) + '\n').encode())
+            write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())
 
 
 if __name__ == '__main__':

@@ -29,7 +29,7 @@ a zarr, a JPEG or a PNG. The output is
 
 --shard I/N without --tile runs every Nth input from number I on, for arrays of jobs. The outputs are in D/I-of-N.
 
-Inputs are never replaced, and files of other programs only with --overwrite.
+Inputs are never replaced, and other files only with --overwrite.
 
 Exit status: 0 with results for every input; 1 if an input was skipped or cut short, or an argument is wrong; 130 after
 Ctrl-C.
@@ -60,7 +60,6 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     whole,
 )
-from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
 
 if TYPE_CHECKING:  # imported in functions, for a quick --help
@@ -347,18 +346,15 @@ def main() -> int:
     from swin_backbone.openmmlab.inference.predict import COLOURS, Results
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        inputs = find_media(args.inputs, Outputs(args.out_dir).is_own)
+        inputs = find_media(args.inputs)
         if args.shard:
             number, of = args.shard
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
-        args.out_dir.mkdir(parents=True, exist_ok=True)
         predictor = open_predictor(args)
-        named = (args.config, args.weights, args.ids_of)
-        read = [*filter(None, named), *(medium.path for medium in inputs)]
-        outputs = Outputs(args.out_dir, read, args.overwrite)
-        results = Results(outputs, predictor, args.score_thr, args.first_label, args.ids_of)
-        results.check(inputs)
+        results = Results(args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of)
+        read = [args.config, *filter(None, (args.weights, args.ids_of))]
+        results.check(inputs, read, args.overwrite)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))

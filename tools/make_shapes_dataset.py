@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
 from swin_backbone.command_line import Parser, number, positive, run, stop_on_user_errors, whole
-from swin_backbone.outputs import DATA_RECORD, Outputs
+from swin_backbone.outputs import check_outputs
+from swin_backbone.whole_files import write_whole
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
 MAX_TILT = np.pi / 12
@@ -126,9 +127,13 @@ def crop(number_at: NDArray[np.uint8], number: int) -> Optional[tuple[slice, sli
     return where if np.bincount(number_at[where].ravel())[1:].argmax() == number - 1 else None
 
 
-def write_split(outputs: Outputs, split: str, count: int, args: argparse.Namespace) -> None:
+def write(path: Path, data: bytes, overwrite: bool) -> None:
+    check_outputs(path, overwrite=overwrite)
+    write_whole(path, data)
+
+
+def write_split(out: Path, split: str, count: int, args: argparse.Namespace) -> None:
     """Write the pictures, label maps and annotations of one split, and its crops."""
-    out = outputs.folder
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     cropped: list[str] = []
@@ -139,7 +144,7 @@ def write_split(outputs: Outputs, split: str, count: int, args: argparse.Namespa
         name = f'{index:06d}.png'
         labels = np.array([0, *(1 + shape for shape in classes)], np.uint8)[number_at]
         for folder, pixels in (('images', picture), ('labels', labels)):
-            outputs.write(out / folder / split / name, png(pixels))
+            write(out / folder / split / name, png(pixels), args.overwrite)
         images.append({'id': index, 'file_name': name, 'height': size, 'width': size})
         for position, shape in enumerate(classes):
             annotation = instance(number_at == position + 1, shape + 1)
@@ -147,13 +152,13 @@ def write_split(outputs: Outputs, split: str, count: int, args: argparse.Namespa
             where = crop(number_at, position + 1) if crops else None
             if where is not None:
                 crop_name = f'{SHAPES[shape]}/{index:06d}_{position}.png'
-                outputs.write(out / 'crops' / split / crop_name, png(picture[where]))
+                write(out / 'crops' / split / crop_name, png(picture[where]), args.overwrite)
                 cropped.append(f'{crop_name} {shape}\n')
     categories = [{'id': position + 1, 'name': name} for position, name in enumerate(SHAPES)]
     coco = json.dumps({'images': images, 'annotations': annotations, 'categories': categories})
-    outputs.write(out / 'annotations' / f'instances_{split}.json', coco.encode())
+    write(out / 'annotations' / f'instances_{split}.json', coco.encode(), args.overwrite)
     if crops:
-        outputs.write(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped).encode())
+        write(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped).encode(), args.overwrite)
     seen = f', {len(cropped)} of them cropped' if crops else ''
     print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes{seen}')
 
@@ -191,9 +196,8 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors(debug=args.debug):
-        outputs = Outputs(args.out, overwrite=args.overwrite, record=DATA_RECORD)
         for split, count in (('train', args.train), ('val', args.val)):
-            write_split(outputs, split, count, args)
+            write_split(args.out, split, count, args)
 
 
 if __name__ == '__main__':

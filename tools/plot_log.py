@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from swin_backbone.command_line import Parser, run, stop_on_user_errors
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs
 
 
 def parse_args() -> argparse.Namespace:
@@ -28,8 +28,8 @@ def main() -> None:
     from swin_backbone.pictures.save import save_figure
 
     with stop_on_user_errors(debug=args.debug):
-        outputs = claim(args.out, args.logs, args.overwrite)
-        save_figure(curves_figure([read_log(log) for log in args.logs]), args.out, args.dpi, outputs.write)
+        check_outputs(args.out, inputs=args.logs, overwrite=args.overwrite)
+        save_figure(curves_figure([read_log(log) for log in args.logs]), args.out, args.dpi)
     print(args.out)
 
 

@@ -18,7 +18,8 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     training_settings,
 )
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs
+from swin_backbone.whole_files import write_whole
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,15 +41,15 @@ def main() -> None:
     from mmengine.fileio import dump
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
-        outputs = claim(args.save_path, [args.config], args.overwrite) if args.save_path else None
+        check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
         cfg = load_config(args, with_data=args.data is not None, settings=training_settings(args))
         for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)
         text = cfg.pretty_text
-        if outputs:
+        if args.save_path:
             suffix = args.save_path.suffix
             saved = text if suffix == '.py' else dump(cfg.to_dict(), file_format=suffix[1:])
-            outputs.write(args.save_path, saved.encode())
+            write_whole(args.save_path, saved.encode())
     print(text)
 
 

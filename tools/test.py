@@ -21,7 +21,7 @@ from swin_backbone.command_line import (
     run,
     stop_on_user_errors,
 )
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs, claim_folder
 
 
 def parse_args() -> argparse.Namespace:
@@ -51,25 +51,30 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
-        metrics = test(args, places)
+        metrics, pictures = test(args, places)
+    from swin_backbone.openmmlab.launchers import rank
+
+    if rank(args.launcher):
+        return
     if args.show_dir:
-        print(f'{len(list(Path(args.show_dir).rglob("*.[pj][np]g")))} pictures in {args.show_dir}')
+        print(f'{pictures} pictures in {args.show_dir}')
     for name, value in metrics.items():
         print(f'{name}: {value}')
 
 
-def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
-    """Return the metrics. Other outputs move to their places when `places` close."""
+def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float], int]:
+    """Return the metrics and the number of pictures. Other outputs move to their places when `places` close."""
     from swin_backbone.export.predictor import is_exported, set_exported
     from swin_backbone.openmmlab import runtime
     from swin_backbone.openmmlab.config.paths import require_data
     from swin_backbone.openmmlab.config.published import find_weights, start_from
-    from swin_backbone.openmmlab.inference.results import (
-        OneFileEachHook,
-        WriteLabelsHook,
-        own_folder,
-        written_by_others,
-    )
+    from swin_backbone.openmmlab.inference.results import WriteLabelsHook, require_different_names, written_by_others
+    from swin_backbone.openmmlab.launchers import rank
+
+    def written_to(folder: str) -> Path:
+        if not rank(args.launcher):
+            claim_folder(folder, args.overwrite)
+        return places.enter_context(written_by_others(Path(folder)))
 
     hooks: list[Any] = []
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -82,12 +87,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:
             start_from(cfg, args.checkpoint)
-        show_dir = None
-        if args.show_dir:
-            outputs = own_folder(Path(args.show_dir), args.overwrite)
-            show_dir = str(places.enter_context(written_by_others(outputs)))
-            if cfg.get('default_scope') == 'mmdet':
-                hooks.append(OneFileEachHook(outputs))
+        show_dir = str(written_to(args.show_dir)) if args.show_dir else None
         if args.show or show_dir:
             runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
         if args.amp:
@@ -96,21 +96,21 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
             if is_exported(args.checkpoint):
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
             runtime.enable_tta(cfg)
-        if args.out and cfg.get('default_scope') == 'mmseg':
-            outputs = own_folder(Path(args.out), args.overwrite)
-            beside = places.enter_context(written_by_others(outputs))
-            hooks += [OneFileEachHook(outputs, '.png'), WriteLabelsHook(beside, args.first_label)]
+        segments = cfg.get('default_scope') == 'mmseg'
+        if args.out and segments:
+            hooks.append(WriteLabelsHook(written_to(args.out), args.first_label))
         elif args.out:
-            outputs = claim(args.out, [args.config, args.checkpoint], args.overwrite)
-            beside = places.enter_context(written_by_others(outputs))
+            check_outputs(args.out, inputs=[args.config, args.checkpoint], overwrite=args.overwrite)
+            beside = places.enter_context(written_by_others(Path(args.out).parent))
             runtime.write_predictions(cfg, str(beside / Path(args.out).name))
         require_data(cfg, ('test',))
         runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
         for hook in hooks:
             runner.register_hook(hook)
+        if (args.out and segments) or (show_dir and cfg.get('default_scope') == 'mmdet'):
+            require_different_names(runner.test_dataloader.dataset, with_suffix=not segments)
     with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
-        metrics: dict[str, float] = runtime.run(runner, 'test')
-        return metrics
+        return runtime.run(runner, 'test'), len(runner.test_dataloader.dataset)
 
 
 if __name__ == '__main__':

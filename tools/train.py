@@ -7,7 +7,6 @@ shows loss terms, learning rate and validation metrics.
 """
 
 import argparse
-from contextlib import ExitStack
 
 from swin_backbone.command_line import (
     ARGUMENTS,
@@ -41,26 +40,15 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.openmmlab import runtime
-    from swin_backbone.openmmlab.config.paths import require_data
-    from swin_backbone.openmmlab.config.published import start_from_weights
-    from swin_backbone.openmmlab.data.check_data import check_own_data
-    from swin_backbone.openmmlab.launchers import rank
-    from swin_backbone.openmmlab.training.lock import only_training_in
     from swin_backbone.openmmlab.training.monitor import enable_vis
 
-    with ExitStack() as until_it_ends, stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
+    with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             cfg = load_config(args, settings=training_settings(args))
-            if args.weights:
-                start_from_weights(cfg, args.weights)
             if args.amp:
                 runtime.enable_amp(cfg, args.amp)
             enable_vis(cfg, args.vis)
-            runtime.set_resume(cfg, args.resume)
-            require_data(cfg, ('train', 'val'))
-            check_own_data(cfg, args.skip_unreadable)
-            until_it_ends.enter_context(only_training_in(cfg.work_dir, rank(cfg.launcher)))
-            runner = runtime.build_runner(cfg, args.unsafe_load, skip_unreadable=args.skip_unreadable)
+            runner = runtime.build_training(cfg, args.weights, args.resume, args.unsafe_load, args.skip_unreadable)
         runtime.run(runner, 'train')
 
 

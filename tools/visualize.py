@@ -29,7 +29,8 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     whole,
 )
-from swin_backbone.outputs import claim
+from swin_backbone.outputs import check_outputs
+from swin_backbone.whole_files import write_whole
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
@@ -236,11 +237,11 @@ def main() -> None:
     errors = BUILD_ERRORS if 'config' in args else USER_ERRORS
     with stop_on_user_errors(errors, args.debug):
         read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
-        outputs = claim(args.out, read, args.overwrite)
+        check_outputs(args.out, inputs=read, overwrite=args.overwrite)
         if args.draw is explorer_page:
-            outputs.write(args.out, explorer_page(args))
+            write_whole(args.out, explorer_page(args))
         else:
-            save_figure(args.draw(args), args.out, args.dpi, outputs.write)
+            save_figure(args.draw(args), args.out, args.dpi)
     print(args.out)
 
 

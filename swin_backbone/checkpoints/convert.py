@@ -8,8 +8,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..outputs import Outputs, claim
+from ..outputs import check_outputs
 from ..positions import relative_position_index
+from ..whole_files import write_whole, write_whole_by
 from .adapt import check_numbers
 from .errors import CheckpointError, first_of, naming
 from .formats import TORCHVISION, V1, WRITTEN, Format, from_here
@@ -73,9 +74,7 @@ def convert_checkpoint(
     target = Path(target)
     folder = target if to == 'hf' and is_folder(target) else None
     file = folder / WEIGHTS if folder else target
-    outputs = claim(file, [source], overwrite)
-    if folder:
-        outputs.check(folder / CONFIG)
+    check_outputs(file, folder and folder / CONFIG, inputs=[source], overwrite=overwrite)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     with naming(source):
         tensors = tensors_of(loaded)
@@ -92,9 +91,9 @@ def convert_checkpoint(
         converted = _convert(weights, format)
     if around:
         converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **around}
-    _write(converted, file, format, outputs)
+    _write(converted, file, format)
     if folder:
-        outputs.write(folder / CONFIG, config)
+        write_whole(folder / CONFIG, config)
     left_out = {
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
@@ -152,7 +151,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
     return indices
 
 
-def _write(weights: dict[str, Tensor], target: Path, format: Format, outputs: Outputs) -> None:
+def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
     """Write a complete file or none.
 
     Raises:
@@ -167,7 +166,7 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format, outputs: Ou
             torch.save({container: weights} if container else weights, partial)
 
     try:
-        outputs.write_by(target, write)
+        write_whole_by(target, write)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch and safetensors have their own kinds
         why = error.strerror if isinstance(error, OSError) else None
         if not why:  # torch gives no reason

@@ -26,7 +26,6 @@ from ..kernels.native.library import NAME as LIBRARY
 from ..kernels.native.library import library_path
 from ..openmmlab.data.media import Frame, Medium
 from ..openmmlab.inference.predict import Predictor
-from ..outputs import RECORD, Outputs
 from ..positions import Size
 from ..version import __version__
 from . import formats, verify
@@ -177,10 +176,10 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder. The folder replaces `out` on success, and is deleted on an error.
 
     Args:
-        overwrite: replace deploy.json and the model's files in `out` also if no export wrote them.
+        overwrite: replace an earlier export in `out`.
 
     Raises:
-        ExportError: if `out` is a file, or a folder with anything but an earlier export.
+        ExportError: if `out` is a file, or a folder with anything but an earlier export, or without `overwrite`.
     """
     if os.path.lexists(out):
         _require_export(out, overwrite)
@@ -189,22 +188,19 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         partial = Path(beside, 'new')
         partial.mkdir()
         yield partial
-        Outputs(partial).adopt(*(path for path in sorted(partial.iterdir()) if path.is_file()))
         if out.exists():
             out.replace(Path(beside, 'former'))
         partial.replace(out)
 
 
 def _require_export(out: Path, overwrite: bool) -> None:
-    wanted = f'--out-dir takes a new folder, or one of an earlier export, got {str(out)!r}'
+    wanted = f'--out-dir takes a new folder, or with --overwrite one of an earlier export, got {str(out)!r}'
     if not out.is_dir() or out.is_symlink():
         raise ExportError(wanted)
-    outputs = Outputs(out)
     for path in sorted(out.iterdir()):
         is_ours = path.is_file() and (path.name in (MANIFEST, LIBRARY) or path.match('model.*'))
-        if path.name != RECORD and not outputs.is_own(path) and not (overwrite and is_ours):
-            allowed = ', or allow it by --overwrite' if is_ours else ''
-            raise ExportError(f'{wanted}, where no export wrote {path.name}, or it was changed: move it{allowed}')
+        if not (overwrite and is_ours):
+            raise ExportError(f'{wanted}, with {path.name}' + ('' if is_ours else ', which no export writes'))
 
 
 def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:

@@ -10,33 +10,32 @@ import torch
 from mmengine.config import Config
 from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
 from mmengine.hooks import Hook
-from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
 from ..devices import keep_freed_memory
 from ..outputs import mark_folder
-from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
+from .checkpointing.loading import read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_classes
 from .config.files import read_config
-from .config.paths import datasets_in
+from .config.paths import datasets_in, require_data
+from .config.published import start_from_weights
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
-from .data.guard import count_pictures, guard_runner
+from .data.check_data import check_own_data
+from .data.guard import count_pictures
 from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
-from .errors import ConfigError, DataError, TrainingStopped, sentence_of
+from .errors import ConfigError, DataError, TrainingStopped, kind_of, sentence_of
 from .inference.by_shape import predict_by_shape
 from .inference.results import MaskAreasHook
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank
-from .layers.accelerate import accelerate
 from .optim.amp import Bfloat16OptimWrapper, MixedPrecisionHook, check_amp
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
 from .training.buffers import SameBuffersHook
-from .training.monitor import CurvesHook
-from .training.runner import SafeRunner
+from .training.runner import SafeRunner, runner_class
 
 LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
@@ -55,7 +54,7 @@ def load_config(
     annotations: Optional[Union[str, Path]] = None,
     settings: Optional[TrainingSettings] = None,
 ) -> Config:
-    """Read a config and apply the command line: backbone, data, settings, then options.
+    """Read a config and apply the command line: backbone, data, options, then the settings that depend on these.
 
     Args:
         path: a file, or `mmdet::...`.
@@ -89,10 +88,7 @@ def load_config(
             print('\n'.join(own.lines), flush=True)
     elif annotations is not None:
         raise ValueError(f'--annotations {annotations} needs --data, which is missing')
-    if settings is not None and (settings != TrainingSettings() or data is not None):
-        _put_settings(cfg, settings, options, launcher, data is not None)
     apply_options(cfg, options)
-    cfg.work_dir = folder or cfg.work_dir
     if any(key.lstrip('+').startswith('custom_imports') for key in options):
         import_modules_from_strings(**cfg.custom_imports)  # mmengine imports only the modules in the file
     if with_data:
@@ -102,6 +98,9 @@ def load_config(
             filled = setting_of(cfg, key)
             if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
                 raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
+    if settings is not None and (settings != TrainingSettings() or data is not None):
+        _put_settings(cfg, settings, options, launcher, data is not None)
+    cfg.work_dir = folder or cfg.work_dir
     cfg.launcher = launcher
     return cfg
 
@@ -109,27 +108,25 @@ def load_config(
 def _put_settings(
     cfg: Config, settings: TrainingSettings, options: dict[str, Any], launcher: str, has_own_data: bool
 ) -> None:
-    """Put settings into a config, in place, before the options of the command line, and print the changes."""
+    """Put settings into a config with its options, in place, and print the changes. An option overrides a setting."""
     before, lines = copy.deepcopy(cfg), []
 
-    def with_options() -> Config:
-        final = copy.deepcopy(cfg)
-        apply_options(final, options)
-        return final
-
     def pictures() -> int:
-        trained_on = with_options()
+        apply_options(cfg, options)
+        trained_on = copy.deepcopy(cfg)
         fill_own_data(trained_on)
         return count_pictures(trained_on)
 
     apply_settings(cfg, settings, pictures, processes(launcher))
     if settings.epochs is None and 'own_data' in cfg:
         fit_schedule(cfg, pictures(), processes(launcher))
+    if len(cfg.get('param_scheduler') or ()) != len(before.get('param_scheduler') or ()):  # indices have moved
+        options = {key: value for key, value in options.items() if not key.startswith('param_scheduler.')}
+    apply_options(cfg, options)
     if settings.auto_scale_lr:
-        enable_auto_scale_lr(final := with_options())
-        cfg.auto_scale_lr = final.auto_scale_lr
+        enable_auto_scale_lr(cfg)
     elif settings.batch is not None or has_own_data:
-        lines.append(lr_line(with_options(), processes(launcher)))
+        lines.append(lr_line(cfg, processes(launcher)))
     changes = summarize(before, cfg)
     if changes:
         lines.append(f'changed settings:\n{changes}')
@@ -137,28 +134,52 @@ def _put_settings(
         print(*filter(None, lines), sep='\n', end='\n' if any(lines) else '', flush=True)
 
 
-def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, skip_unreadable: bool = False) -> Runner:
+def build_training(
+    cfg: Config,
+    weights: Optional[str] = None,
+    resume: Optional[str] = None,
+    unsafe_load: bool = False,
+    skip_unreadable: bool = False,
+) -> SafeRunner:
+    """Return the runner of a training, after a check of the data.
+
+    Args:
+        weights: path, URL or published name of the first weights of the whole model.
+        resume: checkpoint to continue from, or 'auto' for the last one in the working folder; excludes `weights`.
+        unsafe_load, skip_unreadable: see `build_runner`.
+
+    Raises:
+        ValueError: for an error in the config or the data.
+    """
+    if weights is not None:
+        start_from_weights(cfg, weights)
+    if resume is not None:
+        cfg.update(resume=True, load_from=None if resume == 'auto' else resume)
+    require_data(cfg, ('train', 'val'))
+    check_own_data(cfg, skip_unreadable)
+    return build_runner(cfg, unsafe_load, skip_unreadable=skip_unreadable)
+
+
+def build_runner(
+    cfg: Config, unsafe_load: bool = False, whole: bool = False, skip_unreadable: bool = False
+) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
 
     Args:
         unsafe_load: let pickles in checkpoints run code.
         whole: refuse a checkpoint without all weights of the model; for tests.
-        skip_unreadable: continue without unreadable pictures: see `guard_runner`.
+        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
     """
     check_classes(cfg)
     read_checkpoints_safely(unless=unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():
         _distribute_on_cpu(cfg)
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
+    runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg)
+    runner.needs_all_weights, runner.skip_unreadable = whole, skip_unreadable
     mark_folder(runner.log_dir)
     if not _has_accelerator():
         keep_freed_memory()
-        if not isinstance(runner, SafeRunner):  # SafeRunner calls `accelerate` itself
-            accelerate(runner.model)
     predict_by_shape(runner.model)
-    runner.register_hook(FitCheckpointHook(whole))
-    guard_runner(runner, skip_unreadable)
-    runner.register_hook(CurvesHook())
     runner.register_hook(SameBuffersHook())
     runner.register_hook(MaskAreasHook())
     return runner
@@ -243,12 +264,6 @@ def enable_amp_of_test(cfg: Config, dtype: str = 'auto') -> None:
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__, dtype=dtype)]
 
 
-def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """Continue from a checkpoint, or by 'auto' from the last checkpoint in the working folder; None changes nothing."""
-    if resume is not None:
-        cfg.update(resume=True, load_from=None if resume == 'auto' else resume)
-
-
 def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
     """Draw predictions on every tested picture, in a window or into `show_dir`.
 
@@ -278,6 +293,8 @@ def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: 
 def enable_tta(cfg: Config) -> None:
     """Test with the config's tta_model and tta_pipeline. Without these, a detector or classifier sees flipped pictures.
 
+    `MaskTTAModel` replaces mmdet's DetTTAModel, which stops at masks.
+
     Raises:
         ValueError: for a segmentor without tta_model and tta_pipeline.
     """
@@ -298,6 +315,10 @@ def enable_tta(cfg: Config) -> None:
             if scope == 'mmdet'
             else dict(type='AverageClsScoreTTA')
         )
+    if kind_of(cfg.tta_model) == 'DetTTAModel':
+        from .inference.tta import MaskTTAModel  # imports mmdet
+
+        cfg.tta_model.type = MaskTTAModel.__name__
     cfg.model = dict(cfg.tta_model, module=cfg.model)
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
 

@@ -2,7 +2,6 @@
 
 import html
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -19,11 +18,8 @@ PAGE = """<!doctype html>
 """
 
 
-def save_figure(figure: Figure, path: Path, dpi: int = 100, write: Callable[[Path, bytes], None] = write_whole) -> None:
+def save_figure(figure: Figure, path: Path, dpi: int = 100) -> None:
     """Write a figure as a PNG, or as an HTML page without other files.
-
-    Args:
-        write: writes bytes to a path.
 
     Raises:
         ValueError: if the path has another suffix.
@@ -36,4 +32,4 @@ def save_figure(figure: Figure, path: Path, dpi: int = 100, write: Callable[[Pat
     if path.suffix == '.html':
         title = html.escape(figure.get_suptitle() or path.stem)
         data = PAGE.format(title=title, drawing=data[data.index(b'<svg') :].decode()).encode()
-    write(path, data)
+    write_whole(path, data)

@@ -11,7 +11,6 @@ from helpers.models.small_models import randomised
 
 from swin_backbone import SwinMLPBackbone, SwinV2Backbone, convert_checkpoint
 from swin_backbone.checkpoints import FORMATS, CheckpointError, read_checkpoint
-from swin_backbone.outputs import RECORD
 
 
 def flat(path):
@@ -20,7 +19,7 @@ def flat(path):
 
 
 def names_in(folder):
-    return {path.name for path in folder.iterdir()} - {RECORD}
+    return {path.name for path in folder.iterdir()}
 
 
 def same(left, right):

@@ -20,7 +20,6 @@ from torch import nn
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, library_path
 from swin_backbone.export import export, graph, runtime, verify
 from swin_backbone.kernels.native.library import load
-from swin_backbone.outputs import RECORD
 
 pytestmark = pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')
 TWO_STAGES = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
@@ -169,7 +168,7 @@ def test_a_position_embedding_is_a_part_of_the_plain_graph(tmp_path):
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
 def test_the_library_lies_in_the_folder_and_runs_without_torch(format, exported, tmp_path):
-    names = {'deploy.json', 'model.onnx', 'model.onnx.data', load()[0]._library._name.rpartition('/')[2], RECORD}
+    names = {'deploy.json', 'model.onnx', 'model.onnx.data', load()[0]._library._name.rpartition('/')[2]}
     assert {path.name for path in exported.iterdir()} == names
     open_in(exported, format, tmp_path / 'out')
     shutil.copy(runtime.__file__, tmp_path / 'runtime.py')

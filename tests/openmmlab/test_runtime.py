@@ -4,20 +4,29 @@ import ast
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT
 from helpers.openmmlab import toy_training
+from helpers.openmmlab.own_data import make_own_data
 from mmengine.config import Config
+from mmengine.registry import MODELS
+from mmengine.structures import InstanceData
 from mmengine.utils import is_installed
 
 from swin_backbone.cost.flops import build
 from swin_backbone.export import predictor
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.published import find_weights, start_from, start_from_weights
+from swin_backbone.openmmlab.config.cfg_options import setting_of
+from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config.published import find_weights, start_from
+from swin_backbone.openmmlab.config.training_settings import TrainingSettings
 
 CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
 RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 MASK_RCNN = str(CONFIGS / 'mask_rcnn' / f'{RECIPE}.py')
+FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
+RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 UPERNET = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')
 
 
@@ -82,6 +91,20 @@ def test_order_of_work_dirs(tmp_path):
     assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
 
 
+@pytest.mark.parametrize(('config', 'batch', 'options', 'end'), [
+    (FCN, None, {'train_dataloader.batch_size': 1}, 12),
+    (FCN, 4, {'train_dataloader.batch_size': 2}, 6),
+    (FCN, 2, {'+train_dataloader.dataset.indices': 2}, 3),
+    (RETINANET, 4, {'param_scheduler.1.gamma': 0.5, 'param_scheduler.0.end': 9}, 3),  # loses the warm-up
+])  # fmt: skip
+def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, options, end):
+    data, settings = make_own_data(tmp_path / 'own'), TrainingSettings(epochs=3, batch=batch)  # 4 pictures
+    cfg = runtime.load_config(config, str(tmp_path), options, 'none', data=data, settings=settings)
+    assert [cfg.train_cfg.get('max_iters', end), cfg.param_scheduler[0].end] == [end, end]
+    assert all(setting_of(cfg, key) == value or cfg.param_scheduler[0].gamma == 0.5 for key, value in options.items())
+    record_fault('bad_commands')
+
+
 FLOAT16 = dict(type='AmpOptimWrapper', loss_scale='dynamic')
 BFLOAT16 = dict(type='Bfloat16OptimWrapper')
 
@@ -122,17 +145,18 @@ def test_what_amp_refuses(monkeypatch):
 
 
 @pytest.mark.parametrize(('start', 'expected'), [
-    (lambda cfg: runtime.set_resume(cfg, None), (True, 'epoch_4.pth')),
-    (lambda cfg: runtime.set_resume(cfg, 'auto'), (True, None)),
-    (lambda cfg: runtime.set_resume(cfg, 'epoch_1.pth'), (True, 'epoch_1.pth')),
+    (runtime.build_training, (True, 'epoch_4.pth')),
+    (lambda cfg: runtime.build_training(cfg, resume='auto'), (True, None)),
+    (lambda cfg: runtime.build_training(cfg, resume='epoch_1.pth'), (True, 'epoch_1.pth')),
+    (lambda cfg: runtime.build_training(cfg, RECIPE), (False, find_weights(RECIPE))),
     (lambda cfg: start_from(cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
-    (lambda cfg: start_from_weights(cfg, RECIPE), (False, find_weights(RECIPE))),
     (lambda cfg: predictor.set_exported(cfg, 'exported'), (False, None)),
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     monkeypatch.setattr(predictor, 'Model', lambda *_: None)
-    cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))
+    monkeypatch.setattr(runtime, 'build_runner', lambda *_, **__: None)
+    cfg = Config(dict(launcher='none', resume=True, load_from='epoch_4.pth', model=dict()))
     start(cfg)
     assert (cfg.resume, cfg.load_from) == expected
 
@@ -146,12 +170,38 @@ def test_drawing_of_both_toolboxes():
         assert target == str(Path('pictures').absolute())
 
 
-def test_a_detector_gets_flipping_as_its_test_time_augmentation():
-    cfg = Config.fromfile(MASK_RCNN)
+@pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])
+def test_tta_of_masks(record_fault, name):
+    """A view and its mirror image are the same objects. Of two overlapping objects, the surer keeps box and mask."""
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    from mmdet.structures import DetDataSample
+
+    cfg = read_config(name)
     runtime.enable_tta(cfg)
-    assert cfg.model.type == 'DetTTAModel'
-    assert cfg.model.module.backbone.type == 'SwinBackbone'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
+    module = torch.nn.Identity()
+    module.test_step = None
+    model = MODELS.build(dict(cfg.model, module=module))
+    masks = torch.zeros(2, 6, 10, dtype=torch.bool)
+    masks[0, 1:3, 1:4] = masks[1, 4:6, 6:10] = True
+    objects = dict(bboxes=torch.tensor([[1.0, 1, 4, 3], [6, 4, 10, 6]]), labels=torch.tensor([0, 1]), masks=masks)
+    views = []
+    for direction, scores in ((None, [0.9, 0.4]), ('horizontal', [0.8, 0.5])):
+        flipped = InstanceData(**objects, scores=torch.tensor(scores))
+        if direction:
+            flipped.bboxes = flipped.bboxes.new_tensor([[6, 1, 9, 3], [0, 4, 4, 6]])
+            flipped.masks = masks.flip(-1)
+        views.append(
+            DetDataSample(
+                pred_instances=flipped, metainfo=dict(ori_shape=(6, 10), flip=bool(direction), flip_direction=direction)
+            )
+        )
+    (merged,) = model.merge_preds([views])
+    found = merged.pred_instances
+    assert found.scores.tolist() == pytest.approx([0.9, 0.5])
+    for key, value in objects.items():
+        assert found[key].equal(value), key
+    record_fault('bad_commands')
 
 
 @pytest.mark.parametrize('accelerator', [False, True])

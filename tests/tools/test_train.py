@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import torch
 from helpers import in_process
 from helpers.in_process import ROOT
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
+from helpers.openmmlab.random_models import save_random_model
 from helpers.openmmlab.toy_training import call_in_ranks, differing, start, wait
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
@@ -80,7 +83,8 @@ def test_a_detector_trains_tests_and_draws(tmp_path, own):
     trained = run('tools/train.py', config, *options, '--work-dir', work)
     outputs = ['--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl']
     tested = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, *outputs)
-    for output in (trained, tested):
+    flipped = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, '--tta')
+    for output in (trained, tested, flipped):
         assert 'coco/bbox_mAP_50' in output
         assert 'coco/segm_mAP_50' in output
     assert (tmp_path / 'results.pkl').stat().st_size
@@ -135,6 +139,22 @@ def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, own):
         'unused': [],
         'wrapper': 'MMDistributedDataParallel',
     }
+
+
+def test_two_processes_test_into_one_folder(tmp_path):
+    """Of three pictures, the sampler gives one to both processes."""
+    own = make_own_data(tmp_path / 'own')
+    for folder in ('images', 'labels'):
+        shutil.copy(own / folder / 'val' / '1.png', own / folder / 'val' / '2.png')
+    (config, *options), log, out = segmentation(own), tmp_path / 'log', tmp_path / 'out'
+    cfg = Config.fromfile(config)
+    cfg.model.backbone.depths = [1, 1, 1, 1]
+    cfg.model.decode_head.num_classes = cfg.model.auxiliary_head.num_classes = 2
+    command = ['tools/test.py', config, save_random_model(cfg, tmp_path), *options, '--work-dir', tmp_path / 'work']
+    ended = call_in_ranks(run_and_exit, *command, '--launcher', 'pytorch', '--out', out, log=log)
+    assert ended == [0, 0], Path(f'{log}0').read_text()[-4000:]
+    assert [Path(f'{log}{rank}').read_text().count('\nmIoU: ') for rank in range(2)] == [1, 0]
+    assert sorted(path.name for path in out.glob('*')) == ['.swin_backbone.results', '0.png', '1.png', '2.png']
 
 
 @pytest.mark.parametrize(('tool', 'words'), [('train', 'CONFIG'), ('test', 'CONFIG CKPT')])

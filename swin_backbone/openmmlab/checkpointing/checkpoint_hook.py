@@ -96,17 +96,29 @@ class WholeCheckpointHook(CheckpointHook):
     @contextmanager
     def _removing_last(self, runner: Runner) -> Iterator[None]:
         """Remove old checkpoints at the end of the context. mmengine removes before it saves."""
-        outdated: list[str] = []
-        remove = self.file_backend.remove
-        self.file_backend.remove = outdated.append
+        backend = self.file_backend
+        late = self.file_backend = _LateRemoval(backend)
         try:
             yield
         finally:
-            self.file_backend.remove = remove
+            self.file_backend = backend
         best = [path for key, path in runner.message_hub.runtime_info.items() if key.startswith('best_ckpt')]
-        for path in outdated:
+        for path in late.outdated:
             if path not in best:  # a new file of the same name
-                remove(path)
+                backend.remove(path)
+
+
+class _LateRemoval:
+    """A file backend that lists the files to remove."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.outdated = backend, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def remove(self, path: str) -> None:
+        self.outdated.append(path)
 
 
 def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:

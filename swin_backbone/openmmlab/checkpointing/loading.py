@@ -74,28 +74,22 @@ class FitCheckpointHook(Hook):
     """Adapt a checkpoint of any origin to the model, before the Runner loads or resumes the checkpoint.
 
     The hook comes before EMAHook, which copies the weights.
-
-    Args:
-        whole: raise an error if weights of the model would stay random.
     """
 
     priority = 'VERY_HIGH'
 
-    def __init__(self, whole: bool = False):
-        self.whole = whole
-
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        name = getattr(runner, 'resumed_from', None) or runner._load_from or f'of {runner.work_dir}'
+        name = runner.resumed_from or runner._load_from or f'of {runner.work_dir}'
         if runner._resume:
             check_resumable(checkpoint, name)
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
-        missing = ANEW if runner._resume else ALLOW_MISSING if self.whole else None
+        missing = ANEW if runner._resume else ALLOW_MISSING if runner.needs_all_weights else None
         fitted = fit_to_model(model, checkpoint, name, missing)
         if fitted is not None:
             checkpoint['state_dict'] = fitted
-        if runner._resume and isinstance(runner, Runner):
+        if runner._resume:
             fit_to_run(runner, checkpoint, name)
 
 

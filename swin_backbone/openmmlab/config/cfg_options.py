@@ -6,7 +6,7 @@ effect; here an unknown key is an error, and `+KEY=VALUE` adds a key.
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,6 +14,8 @@ from mmengine import registry
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.registry import DefaultScope, Registry
 from mmengine.runner import Runner
+
+from ..errors import walk
 
 # Characters of Unicode's private area replace spaces, and commas inside quotes, until DictAction has finished.
 PLACEHOLDERS = {' ': '\ue000', ',': '\ue001'}
@@ -148,17 +150,9 @@ def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> 
     full, parent = '.'.join(path), '.'.join(path[:depth])
     names = [*node, *(_arguments(node['type']) if 'type' in node else ())]
     near = ['.'.join([*path[:depth], name, *path[depth + 1 :]]) for name in get_close_matches(path[depth], names, 1)]
-    near = near or [key for key in _keys(cfg._cfg_dict) if key.endswith(f'.{full}')]  # a key without its beginning
+    near = near or [key for key, _ in walk(cfg) if key.endswith(f'.{full}')]  # a key without its beginning
     return (
         f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'
         + (f'; did you mean {near[0]}?' if near else ';')
         + f' To add the key, write +{full}=...'
     )
-
-
-def _keys(node: Any, prefix: str = '') -> Iterator[str]:
-    """Yield every dotted key of a config."""
-    items: Any = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for name, child in items:
-        yield f'{prefix}{name}'
-        yield from _keys(child, f'{prefix}{name}.')

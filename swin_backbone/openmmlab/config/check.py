@@ -3,13 +3,14 @@
 A training with a wrong number of classes can run without an error. Toolboxes raise the errors of all other settings.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 
-from ..errors import ConfigError
+from ..errors import ConfigError, walk
 from .paths import datasets_in
 
 CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
@@ -33,8 +34,10 @@ def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
     model = cfg.get('model') or {}
     if not classes or any(name in model for name in SEVERAL_CLASSES):
         return
-    for key, number in _heads(model, 'model'):
-        if number != len(classes):
+    for key, head in walk(model, 'model'):
+        name = re.sub(r'(\.\d+)+$', '', key).rpartition('.')[2]  # without indices of lists
+        if name in CLASS_HEADS and isinstance(head, dict) and head.get('num_classes', len(classes)) != len(classes):
+            number = head['num_classes']
             raise ConfigError(f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}')
 
 
@@ -44,15 +47,3 @@ def _classes_of(dataset: dict[str, Any]) -> Sequence[str]:
     if classes is None:
         classes = getattr(DATASETS.get(dataset.get('type')), 'METAINFO', {}).get('classes')
     return classes if isinstance(classes, (list, tuple)) else ()
-
-
-def _heads(node: Any, key: str, is_head: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the key and `num_classes` of each head with the classes of the data."""
-    if isinstance(node, dict):
-        if is_head and 'num_classes' in node:
-            yield key, node['num_classes']
-        for name, child in node.items():
-            yield from _heads(child, f'{key}.{name}', name in CLASS_HEADS)
-    elif isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            yield from _heads(child, f'{key}.{index}', is_head)

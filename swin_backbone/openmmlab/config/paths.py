@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 from mmengine.config import Config
 
-from ..errors import DataError
+from ..errors import DataError, walk
 
 LARGEST_FILE = 2**34  # bytes of a picture or annotation file
 MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -81,17 +81,11 @@ def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ValueError: if a key has no data set, naming the key.
     """
-    if isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            yield from datasets_of(child, f'{where}.{index}')
-    elif not isinstance(node, dict):
-        raise ValueError(f'{where} takes a data set, as dict(type=...), got {node!r}')
-    elif 'dataset' in node:
-        yield from datasets_of(node['dataset'], f'{where}.dataset')
-    elif 'datasets' in node:
-        yield from datasets_of(node['datasets'], f'{where}.datasets')
-    else:
-        yield where, node
+    for key, part in walk(node, where, lambda name, _: name in ('dataset', 'datasets') or name.isdecimal()):
+        if not isinstance(part, (dict, list, tuple)):
+            raise ValueError(f'{key} takes a data set, as dict(type=...), got {part!r}')
+        if isinstance(part, dict) and not ('dataset' in part or 'datasets' in part):
+            yield key, part
 
 
 def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
@@ -101,13 +95,9 @@ def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
 
 def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield keys and metrics of a part of a config, without their evaluators."""
-    if isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            yield from metrics_of(child, f'{where}.{index}')
-    elif isinstance(node, dict) and 'metrics' in node:
-        yield from metrics_of(node['metrics'], f'{where}.metrics')
-    elif isinstance(node, dict):
-        yield where, node
+    for key, part in walk(node, where, lambda name, _: name == 'metrics' or name.isdecimal()):
+        if isinstance(part, dict) and 'metrics' not in part:
+            yield key, part
 
 
 def annotation_file(node: dict[str, Any]) -> Optional[str]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ..errors import ConfigError, kind_of, parts_of
+from ..errors import ConfigError, kind_of, parts_of, walk
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 WARM_UP = 0.1  # largest share of a warm-up in a training
@@ -232,15 +232,10 @@ def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_ep
 
 def _scale_modes(node: Any, factor: float) -> None:
     """Scale the epochs at which hooks and heads change their behaviour."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key in EPOCH_SETTINGS and isinstance(value, int):
-                node[key] = round(value * factor)
-            else:
-                _scale_modes(value, factor)
-    elif isinstance(node, (list, tuple)):
-        for child in node:
-            _scale_modes(child, factor)
+    for _, part in walk(node):
+        for key in EPOCH_SETTINGS if isinstance(part, dict) else ():
+            if isinstance(part.get(key), int):
+                part[key] = round(part[key] * factor)
 
 
 # --- the size of pictures ---------------------------------------------------------------------------------------------

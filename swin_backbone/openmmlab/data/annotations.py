@@ -24,7 +24,7 @@ from mmengine.registry import DATASETS, Registry
 from ...checkpoints.errors import first_of
 from ...checks import check_int, check_number, check_sequence, check_type
 from ..config.paths import LARGEST_FILE, MARKS, annotation_file, decode, read_file
-from ..errors import DataError, Faults
+from ..errors import DataError, Faults, walk
 
 CLASSES_SHOWN = 10  # in an error
 
@@ -120,16 +120,13 @@ def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
 
 def uses_masks(cfg: Config) -> bool:
     """Return whether a config trains or tests on the masks of objects."""
-
-    def uses(node: Any) -> bool:
-        if isinstance(node, dict):
-            metric = node.get('metric')
-            segm = metric == 'segm' or (isinstance(metric, (list, tuple)) and 'segm' in metric)
-            return segm or bool(node.get('with_mask')) or any(map(uses, node.values()))
-        return isinstance(node, (list, tuple)) and any(map(uses, node))
-
     phases = ('train', 'val', 'test')
-    return any(uses(cfg.get(f'{phase}_{part}')) for phase in phases for part in ('dataloader', 'evaluator'))
+    keys = [*(f'{phase}_{part}' for phase in phases for part in ('dataloader', 'evaluator')), 'custom_hooks']
+    return any(
+        isinstance(part, dict) and (part.get('with_mask') or 'segm' in str(part.get('metric')))
+        for key in keys
+        for _, part in walk(cfg.get(key))
+    )
 
 
 def check_annotations(path: Union[str, Path], form: str, with_masks: bool) -> Annotations:

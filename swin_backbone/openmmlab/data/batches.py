@@ -110,9 +110,3 @@ def build_dataloader(
     loader: DataLoader[Any] = runner.build_dataloader(cfg, seed=runner.seed, diff_rank_seed=ranks_differ)
     loader.dataset.__getitems__ = SeededItems(loader.dataset)  # type: ignore[attr-defined]  # torch looks for it
     return loader
-
-
-def is_placed(dataloader: Any) -> bool:
-    """Return whether `build_dataloader` made the config of a data loader."""
-    batch_sampler = (dataloader.get('batch_sampler') or {}) if isinstance(dataloader, dict) else {}
-    return batch_sampler.get('type') is PlacedBatchSampler

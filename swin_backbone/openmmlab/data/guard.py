@@ -1,9 +1,7 @@
 """Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,13 +10,11 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
-from mmengine.dist import all_reduce, get_rank
-from mmengine.evaluator import Evaluator
+from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS, METRICS, DefaultScope
 from mmengine.runner import Runner
-from torch.utils.data import DataLoader
 
 from ..config.paths import annotation_file, datasets_of, metrics_of, require_data, require_file
 from ..errors import DataError, sentence_of
@@ -31,7 +27,6 @@ from .annotations import (
     require_classes,
     uses_masks,
 )
-from .batches import is_placed
 from .check_labels import LabelRule, has_8_bits, read_label
 from .left_out import count_left_out
 from .media import depth_note, picture_size, read_picture, require_whole
@@ -40,48 +35,13 @@ SECONDS = 5  # for the annotations of a data set, before a training
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
 
 
-def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
-    """Make a runner name wrong data in its errors, and count skipped pictures in its log.
-
-    Args:
-        skip_unreadable: leave out pictures that cannot be read, or have unreadable labels. Training draws another
-            picture. Pictures for validation and test are all read once before.
-    """
-    build, build_evaluator = runner.build_dataloader, runner.build_evaluator
-    with_masks = uses_masks(runner.cfg)
-
-    @wraps(build)
-    def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-        if isinstance(dataloader, dict):
-            for sentence in check_datasets(dataloader.get('dataset'), with_masks):
-                if 'own_data' not in runner.cfg:  # check_own_data has printed the sentences of own_data
-                    runner.logger.warning(sentence)
-        # Not by test_mode, which mmseg's configs do not set
-        is_training = dataloader == runner.cfg.get('train_dataloader') or is_placed(dataloader)
-        try:
-            loader: DataLoader[Any] = build(dataloader, *args, **kwargs)
-            if 'own_data' not in runner.cfg and get_rank() == 0:
-                for base in base_datasets(loader.dataset):
-                    for sentence in count_left_out(base, with_masks, is_training, SECONDS)[1].sentences():
-                        runner.logger.warning(f'{base.ann_file} has {sentence}')
-                    if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
-                        runner.logger.warning(note)
-        except Exception as error:
-            raise build_error(dataloader.get('dataset'), error) from error
-        guard_dataset(loader.dataset, runner.cfg, is_training, skip_unreadable)
-        return loader
-
-    @wraps(build_evaluator)
-    def build_guarded_evaluator(evaluator: Any) -> Evaluator:
-        for _, metric in metrics_of(evaluator, 'evaluator'):
-            path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
-            if path and form:
-                require_annotations(path, form, with_masks, ('masks', 'in_evaluation'))
-        return build_evaluator(evaluator)
-
-    runner.build_dataloader = build_guarded
-    runner.build_evaluator = build_guarded_evaluator
-    runner.register_hook(CountSkippedHook())
+def facts_of(dataset: Any, with_masks: bool, is_training: bool) -> Iterator[str]:
+    """Yield sentences on a built data set: objects that no loss sees, and 16 bits of which the upper 8 are used."""
+    for base in base_datasets(dataset):
+        for sentence in count_left_out(base, with_masks, is_training, SECONDS)[1].sentences():
+            yield f'{base.ann_file} has {sentence}'
+        if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
+            yield note
 
 
 def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any:
@@ -97,12 +57,12 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
         built.full_init()
     except Exception as error:
         raise build_error(dataset, error) from error
-    guard_dataset(built, cfg, phase == 'train', skip_unreadable)
+    guard_dataset(built, cfg, phase == 'train', skip_unreadable, has_checked_masks=False)
     return built
 
 
 def count_pictures(cfg: Config) -> int:
-    """Return the number of pictures of an epoch of training, after repetition and filters.
+    """Return the number of pictures of an epoch of training, after repetition and filters. Building may change `cfg`.
 
     Raises:
         ValueError: if the data is missing, with the key.
@@ -110,7 +70,7 @@ def count_pictures(cfg: Config) -> int:
     """
     require_data(cfg, ('train',))
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        return len(build_dataset(copy.deepcopy(cfg), 'train'))
+        return len(build_dataset(cfg, 'train'))
 
 
 def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:
@@ -135,12 +95,31 @@ def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('mas
     return warnings
 
 
-def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
-    """Make a data set name wrong pictures and labels in its errors, in place."""
+def check_evaluator(evaluator: Any, with_masks: bool) -> None:
+    """Check the annotation files of a config's metrics before pycocotools reads them. Raises: see `check_datasets`."""
+    for _, metric in metrics_of(evaluator, 'evaluator'):
+        path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
+        if path and form:
+            require_annotations(path, form, with_masks, ('masks', 'in_evaluation'))
+
+
+def guard_dataset(
+    dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool, has_checked_masks: bool = True
+) -> None:
+    """Make a data set name wrong pictures and labels in its errors, in place.
+
+    Args:
+        skip_unreadable: leave out pictures that cannot be read, or have unreadable labels. Training draws another
+            picture. Pictures for validation and test are all read once before.
+        has_checked_masks: the masks in annotation files of FORM_OF are checked for the annotated sizes of pictures: see
+            `check_datasets`.
+    """
     for base in base_datasets(dataset):
         if skip_unreadable and not is_training:
             _leave_out_unreadable(base)
-        base.pipeline = GuardedPipeline(base, cfg, is_training, skip_unreadable)
+        are_masks_checked = has_checked_masks and bool(form_of(type(base))) and not getattr(base, 'backend_args', None)
+        base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable, are_masks_checked)
+        base.guard.put_on(base)
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
@@ -156,17 +135,21 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
 class GuardedPipeline:
     """The pipeline of a data set with checks, which raises DataError for wrong data.
 
-    In training with `skip_unreadable`, an unreadable picture or label gives None.
+    With `skip_unreadable`, an unreadable picture or label gives None.
     `skipped` has a flag for each picture, in memory shared by worker processes.
     """
 
-    def __init__(self, dataset: BaseDataset, cfg: Config, is_training: bool, skip_unreadable: bool):
-        self.transforms = dataset.pipeline.transforms
+    def __init__(self, dataset: BaseDataset, cfg: Config, skip_unreadable: bool, are_masks_checked: bool):
         self.is_local = not getattr(dataset, 'backend_args', None)
         self.rule = label_rule(cfg)
-        self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in self.transforms)
-        self.skip_unreadable = skip_unreadable and is_training
+        self.skip_unreadable, self.are_masks_checked = skip_unreadable, are_masks_checked
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
+
+    def put_on(self, dataset: BaseDataset) -> None:
+        """Take the place of a data set's pipeline, with its transforms."""
+        if dataset.pipeline is not self:
+            self.transforms, dataset.pipeline = dataset.pipeline.transforms, self
+            self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in self.transforms)
 
     def __call__(self, item: dict[str, Any]) -> Optional[dict[str, Any]]:
         source = dict(item)  # transforms change it
@@ -205,7 +188,9 @@ class GuardedPipeline:
 
     def _check_masks(self, item: dict[str, Any], size: tuple[int, int]) -> None:
         """Raise DataError if pycocotools cannot take the mask of an object. mmdet leaves short polygons out."""
-        for index, instance in enumerate(item.get('instances', ()) if self.loads_masks else ()):
+        if not self.loads_masks or (self.are_masks_checked and size == (item.get('height'), item.get('width'))):
+            return
+        for index, instance in enumerate(item.get('instances', ())):
             fault = mask_fault(instance.get('mask'), size)
             if fault and fault[0] != SHORT_POLYGON:
                 raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
@@ -228,14 +213,24 @@ class GuardedPipeline:
                 raise DataError(f'none of {len(self.skipped)} pictures can be trained on, as: {reason}')
 
 
-class CountSkippedHook(Hook):
-    """Log the number of pictures that training skipped, of all processes."""
+class GuardHook(Hook):
+    """Keep the guards after another hook has set a pipeline, and log the number of skipped pictures of all processes.
+
+    mmdet's PipelineSwitchHook and mmpretrain's SwitchRecipeHook set pipelines.
+    """
+
+    priority = 'LOWEST'
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        for base in base_datasets(runner.train_dataloader.dataset):
+            if hasattr(base, 'guard'):
+                base.guard.put_on(base)
 
     def after_train_epoch(self, runner: Runner) -> None:
         skipped = 0
         for base in base_datasets(runner.train_dataloader.dataset):
-            if isinstance(base.pipeline, GuardedPipeline):
-                flags = base.pipeline.skipped.clone()
+            if hasattr(base, 'guard'):
+                flags = base.guard.skipped.clone()
                 all_reduce(flags, 'max')
                 skipped += int(flags.sum())
         if skipped:

@@ -3,10 +3,10 @@
 import os
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from glob import glob, has_magic
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, TiffImagePlugin
 
-from ...outputs import Outputs
+from ...outputs import RESULTS_MARK
+from ...whole_files import write_whole_by
 from ..config.paths import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
@@ -51,11 +52,10 @@ class Frame(NamedTuple):
         return f'{self.medium.name}/{self.number:06d}' if self.medium.is_video else self.medium.name
 
 
-def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda path: False) -> list[Medium]:
+def find_media(inputs: Sequence[str]) -> list[Medium]:
     """Return the pictures and videos of inputs, each once: of a file, below a folder, or matching a pattern.
 
-    Args:
-        leave_out: returns whether a file in a folder or of a pattern is skipped, as the result of an earlier run.
+    Folders of results inside an input folder are skipped: see `mark_folder`.
 
     Raises:
         ValueError: if an input is no file or folder, or a pattern matches no file.
@@ -65,7 +65,7 @@ def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda
         path = Path(given)
         if path.is_dir():
             inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in PICTURES + VIDEOS and not p.is_dir())
-            inside = [p for p in inside if not leave_out(p)]
+            inside = _without_results(inside, path)
             stems.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in stems)
             if not inside:
                 raise ValueError(f'there is no picture and no video in {given!r}')
@@ -73,7 +73,8 @@ def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda
             stems.setdefault(path, path.stem)
         else:
             matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
-            matched = [p for p in matched if not p.is_dir() and not leave_out(p)]
+            named = Path(*takewhile(lambda part: not has_magic(part), path.parts))
+            matched = _without_results([p for p in matched if not p.is_dir()], named)
             if not matched:
                 is_camera = given.isdecimal() or '://' in given
                 camera = '. A camera or an address is not read: record or download a file first' if is_camera else ''
@@ -92,6 +93,13 @@ def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda
         used.add(_fold(name))
         media.append(Medium(path, name, is_video))
     return media
+
+
+def _without_results(paths: Sequence[Path], root: Path) -> list[Path]:
+    """Return the paths that are in no marked folder below `root`."""
+    folders = {path: set(takewhile(lambda parent: parent != root, path.parents)) for path in paths}
+    marked = {folder for folder in set().union(*folders.values()) if (folder / RESULTS_MARK).exists()}
+    return [path for path in paths if not folders[path] & marked]
 
 
 def _fold(name: str) -> str:
@@ -269,15 +277,10 @@ class VideoWriter:
     Args:
         path: of the MP4, complete after `close`.
         source: the video.
-        outputs: owner of the file.
-
-    Raises:
-        FileExistsError: if a file may not be replaced.
     """
 
-    def __init__(self, path: Path, source: Medium, outputs: Outputs):
-        outputs.check(path)
-        self.path, self.outputs = path, outputs
+    def __init__(self, path: Path, source: Medium):
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.beside = tempfile.TemporaryDirectory(prefix='.partial-', dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')
@@ -306,4 +309,4 @@ class VideoWriter:
                 self.writer.release()
                 if count_frames(Medium(self.partial, '', True)) < self.frames:
                     raise OSError(f'{self.path} cannot be written: not all of its {self.frames} frames are there')
-                self.outputs.write_by(self.path, self.partial.replace)
+                write_whole_by(self.path, self.partial.replace)

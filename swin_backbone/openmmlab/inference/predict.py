@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import cv2
 import numpy as np
@@ -23,10 +23,11 @@ from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 from PIL import Image
 
-from ...outputs import Outputs
+from ...outputs import check_outputs, claim_folder, make_folder
 from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
 from ...positions import Size
+from ...whole_files import write_whole
 from ..checkpointing.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..config.check import compare_classes
@@ -190,7 +191,7 @@ class Results:
         labels/NAME.png      of a segmentor or panoptic head: see `encode_labels`
 
     Args:
-        outputs: owner of the folder.
+        out_dir: the folder.
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object.
         first_label: value of the first class in labels.
@@ -203,13 +204,13 @@ class Results:
 
     def __init__(
         self,
-        outputs: Outputs,
+        out_dir: Path,
         predictor: Predictor,
         score_thr: float,
         first_label: int = 0,
         annotations: Optional[str] = None,
     ):
-        self.outputs = outputs
+        self.out_dir = out_dir
         self.predictor = predictor
         self.score_thr = score_thr
         self.first_label = first_label
@@ -224,20 +225,24 @@ class Results:
             self.category_ids = self.ids.categories
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
-    def check(self, media: Sequence[Medium]) -> None:
-        """Check the media before the first prediction.
+    def check(self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool) -> None:
+        """Check the media, and mark the folders of results, before the first prediction.
 
         Raises:
-            FileExistsError: if a result would replace a file of the user.
+            FileExistsError: if a result would replace a file. See `check_outputs`.
             DataError: if a picture has no id in the annotations.
         """
         if self.ids is not None:
             self.ids.check([medium.path for medium in media])
+        paths = [*self._tables()]
         for medium in media:
-            self.outputs.check(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
-            if self.predictor.scope == 'mmseg' and not medium.is_video:
-                self.outputs.check(self._path('labels', medium.name, '.png'))
-        self.outputs.check(*self._tables())
+            paths.append(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
+            labels = self._path('labels', medium.name, '' if medium.is_video else '.png')
+            paths += labels.rglob('*.png') if medium.is_video else [labels]
+        check_outputs(*paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite)
+        make_folder(self.out_dir)
+        for folder in (self.out_dir / 'overlays', self.out_dir / 'labels'):
+            claim_folder(folder, overwrite=True)
 
     def add(self, frame: Frame, sample: BaseDataElement) -> None:
         """Write the predictions of a frame.
@@ -252,15 +257,15 @@ class Results:
         objects, labels_png = self.data_of(frame, sample, image_id)
         self.objects += objects
         if labels_png is not None:
-            self.outputs.write(self._path('labels', frame.name, '.png'), labels_png)
+            write_whole(self._path('labels', frame.name, '.png'), labels_png)
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
                 self._close_video()
                 path = self._path('overlays', frame.medium.name, '.mp4')
-                self.video = frame.medium, VideoWriter(path, frame.medium, self.outputs)
+                self.video = frame.medium, VideoWriter(path, frame.medium)
             self.video[1].write(overlay)
         else:
-            self.outputs.write(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
+            write_whole(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
 
     def data_of(
         self, frame: Frame, sample: BaseDataElement, image_id: int
@@ -286,20 +291,19 @@ class Results:
         """Finish the video and write the JSON files."""
         self._close_video()
         for path, data in self._tables().items():
-            self.outputs.write(path, json.dumps(data).encode())
+            write_whole(path, json.dumps(data).encode())
 
     def _tables(self) -> dict[Path, Any]:
         """Return the contents of the JSON files, by path."""
-        folder = self.outputs.folder
         tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
             names = zip(self.category_ids, self.predictor.meta['classes'])
             categories = [dict(id=number, name=name) for number, name in names]
             source = f'ids of {self.ids.path}' if self.ids else 'ids of this file alone, numbers from 1'
             info = dict(description=source)
-            tables[folder / 'images.json'] = dict(info=info, images=self.images, categories=categories)
+            tables[self.out_dir / 'images.json'] = dict(info=info, images=self.images, categories=categories)
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
-            tables[folder / 'results.json'] = self.objects
+            tables[self.out_dir / 'results.json'] = self.objects
         return tables
 
     def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict[str, Any]:
@@ -329,7 +333,7 @@ class Results:
             yield result
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
-        return self.outputs.folder / folder / (name + suffix)
+        return self.out_dir / folder / (name + suffix)
 
     def _close_video(self) -> None:
         if self.video is not None:

@@ -11,7 +11,6 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from ...outputs import RECORD, Outputs
 from ...pictures.colours import distinct_colours
 from ...whole_files import PARTIAL, write_whole
 from ..errors import DataError
@@ -19,63 +18,41 @@ from .predict import encode_labels
 
 
 @contextmanager
-def written_by_others(outputs: Outputs) -> Iterator[Path]:
-    """Yield a temporary folder for a toolbox, and move its files to the folder of `outputs` at the end.
+def written_by_others(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder for a toolbox, and move its files to `folder` at the end.
 
-    Raises:
-        OSError: see `Outputs.write_by`.
+    Each process of a run has a folder of its own. Of a picture that the sampler gives to two processes, the file of one
+    stays.
     """
-    outputs.folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=PARTIAL, dir=outputs.folder) as beside:
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=PARTIAL, dir=folder) as beside:
         try:
             yield Path(beside)
         finally:
             for path in sorted(Path(beside).rglob('*')):
-                if path.is_file():
-                    outputs.write_by(outputs.folder / path.relative_to(beside), path.replace)
+                target = folder / path.relative_to(beside)
+                if path.is_dir():
+                    target.mkdir(exist_ok=True)
+                else:
+                    path.replace(target)
 
 
-def own_folder(folder: Path, overwrite: bool) -> Outputs:
-    """Return the outputs below a folder.
-
-    Raises:
-        FileExistsError: if the folder has a file of the user, unless `overwrite` is set.
-    """
-    outputs = Outputs(folder, overwrite=overwrite)
-    for path in sorted(folder.rglob('*')):
-        is_partial = path.relative_to(folder).parts[0].startswith(PARTIAL)  # of a test that was killed
-        if not (path.is_dir() or path.name == RECORD or is_partial):
-            outputs.check(path)
-    return outputs
-
-
-class OneFileEachHook(Hook):
-    """Before a test, check that pictures of the data set have different names and are not overwritten.
+def require_different_names(dataset: Any, with_suffix: bool) -> None:
+    """Check that the pictures of a data set have different names, by which the toolboxes name their files.
 
     Args:
-        outputs: owner of the files.
-        suffix: of the files; '': as the picture.
+        with_suffix: the names of files have the suffix of the picture.
 
     Raises:
-        DataError: if the results of two pictures have one name.
-        FileExistsError: if a result would replace a file of the user.
+        DataError: with two pictures of one name.
     """
-
-    def __init__(self, outputs: Outputs, suffix: str = ''):
-        self.outputs, self.suffix = outputs, suffix
-
-    def before_test(self, runner: Runner) -> None:
-        dataset = runner.test_loop.dataloader.dataset
-        pictures: dict[str, str] = {}
-        for index in range(len(dataset)):
-            item = dataset.get_data_info(index)
-            picture = Path(item['img_path'])
-            name = picture.stem + self.suffix if self.suffix else picture.name
-            other = pictures.setdefault(name.casefold(), str(picture))
-            if other != str(picture):
-                raise DataError(f'{other} and {picture} would be written to one file, {self.outputs.folder / name}')
-            self.outputs.protect(*(item[key] for key in ('img_path', 'seg_map_path') if item.get(key)))
-        self.outputs.check(*(self.outputs.folder / name for name in pictures))
+    pictures: dict[str, str] = {}
+    for index in range(len(dataset)):
+        path = dataset.get_data_info(index)['img_path']
+        name = Path(path).name if with_suffix else Path(path).stem
+        other = pictures.setdefault(name.casefold(), path)
+        if other != path:
+            raise DataError(f'{other} and {path} would be written to one file')
 
 
 class MaskAreasHook(Hook):

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from mmengine.config import ConfigDict
 
-from ..errors import kind_of
+from ..errors import kind_of, walk
 from .probe import Level, neck_levels
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: these heads read every map, and ignore in_index
+HEADS_OF_MAPS = ('decode_head', 'auxiliary_head', 'kernel_generate_head')  # in mmseg's segmentors and heads
 READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')  # necks that work with any start_level
 
 
@@ -178,17 +179,10 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     return emitted
 
 
-def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
+def _segmentation_heads(model: ConfigDict, key: str) -> Iterator[tuple[str, ConfigDict]]:
     """Yield the heads that read maps: all heads of a cascade, and the head of K-Net that makes the kernels."""
-    for part in ('decode_head', 'auxiliary_head', 'kernel_generate_head'):
-        child = node.get(part)
-        children = child if isinstance(child, (list, tuple)) else [child]
-        for index, head in enumerate(children):
-            if isinstance(head, dict):
-                path = f'{key}.{part}' + (f'[{index}]' if children is child else '')
-                if 'in_channels' in head:
-                    yield path, head
-                yield from _segmentation_heads(head, path)
+    heads = walk(model, key, lambda name, _: name.isdecimal() or name in HEADS_OF_MAPS)
+    return ((path, head) for path, head in heads if isinstance(head, dict) and 'in_channels' in head)
 
 
 def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:

@@ -13,7 +13,7 @@ from ...archs import ARCHS
 from ...checks import check_choice
 from ...cost.meta import on_device
 from ..config.files import read_config
-from ..errors import kind_of
+from ..errors import kind_of, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .diff import summarize
@@ -101,7 +101,7 @@ def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str
     model = cfg.get('model')
     if not isinstance(model, dict):
         raise ValueError(f'model takes a dict with a backbone, got {model!r:.80}')
-    backbones = list(_backbones('model', model))
+    backbones = _backbones(model)
     keys = [f'{key}.{part}' for key, _, part in backbones]
     if at is not None:
         if at not in keys:
@@ -113,17 +113,14 @@ def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str
     return backbones[0]
 
 
-def _backbones(key: str, node: Any) -> Iterator[tuple[str, ConfigDict, str]]:
-    if isinstance(node, dict):
-        names = [
-            name
-            for name, child in node.items()
-            if name.endswith('backbone') and isinstance(child, dict) and 'type' in child
-        ]
-        yield from ((key, node, name) for name in names)
-        if not names:
-            for name, child in node.items():
-                yield from _backbones(f'{key}.{name}', child)
+def _backbones(model: ConfigDict) -> list[tuple[str, ConfigDict, str]]:
+    """Return the outermost dicts with backbones: key, dict and name of the backbone."""
+    found: list[tuple[str, ConfigDict, str]] = []
+    for key, node in walk(model, 'model', lambda _, child: isinstance(child, dict)):
+        if not any(f'{key}.'.startswith(f'{outer}.') for outer, *_ in found):
+            names = [name for name, child in node.items() if isinstance(child, dict) and 'type' in child]
+            found += [(key, node, name) for name in names if name.endswith('backbone')]
+    return found
 
 
 def _task(cfg: Config, model: ConfigDict) -> Task:
@@ -186,7 +183,7 @@ def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, ta
     for outer in _path_to(cfg.model, key):
         if 'Pretrained' in str(outer.get('init_cfg')):  # a checkpoint with the old backbone
             del outer.init_cfg
-    others = [f'{other}.{name}' for other, _, name in _backbones('model', cfg.model) if (other, name) != (key, part)]
+    others = [f'{other}.{name}' for other, _, name in _backbones(cfg.model) if (other, name) != (key, part)]
     for outer in (cfg, *_path_to(cfg.model, key)):
         before = copy.deepcopy(outer.get('data_preprocessor'))
         _normalize_as_imagenet(outer.get('data_preprocessor'))

@@ -1,14 +1,15 @@
-"""The Runner of tools/train.py and tools/test.py: mmengine's Runner with safe checkpoints and exact resume."""
+"""The Runner of tools/train.py and tools/test.py: mmengine's Runner with guards for checkpoints and data."""
 
-import io
 import logging
 from functools import partial
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.device import get_device
+from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import RUNNERS
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
@@ -16,9 +17,14 @@ from torch.utils.data import DataLoader
 from ...whole_files import CANNOT_WRITE
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from ..checkpointing.latest import EPOCHS, newest_whole_checkpoint
+from ..checkpointing.loading import FitCheckpointHook
 from ..checkpointing.loops import placed
-from ..errors import TrainingStopped
+from ..data.annotations import uses_masks
+from ..data.guard import GuardHook, build_error, check_datasets, check_evaluator, facts_of, guard_dataset
+from ..errors import ConfigError, TrainingStopped
 from ..layers.accelerate import accelerate
+from .lock import only_training_in
+from .monitor import CurvesHook
 from .signals import SignalHook, init_worker
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
@@ -32,12 +38,18 @@ MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_sch
 
 
 class SafeRunner(Runner):
-    """mmengine's Runner with loops, checkpoint hook and data loaders of this package. Arguments: see mmengine.
+    """mmengine's Runner with loops, checkpoint hook, data loaders and guards of this package. Arguments: see mmengine.
 
     Environment, config, hooks and rates of parameters are only in the log file. log_level='DEBUG' prints them.
+
+    Attributes:
+        needs_all_weights: refuse a checkpoint without all weights of the model.
+        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
+        resumed_from: the checkpoint.
     """
 
-    resumed_from: Optional[str] = None  # the checkpoint
+    needs_all_weights = skip_unreadable = is_building_training = False
+    resumed_from: Optional[str] = None
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # mmengine removes a default hook that is None
@@ -48,13 +60,16 @@ class SafeRunner(Runner):
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 
+    def register_hooks(self, *args: Any, **kwargs: Any) -> None:
+        super().register_hooks(*args, **kwargs)
+        for hook in (FitCheckpointHook(), GuardHook(), CurvesHook()):
+            self.register_hook(hook)
+
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
-        for handler in logger.handlers:
-            if isinstance(handler, logging.FileHandler):
-                if isinstance(handler.stream, io.TextIOWrapper):
-                    handler.stream.reconfigure(errors='backslashreplace')  # for file names that are not UTF-8
-                handler.handleError = _raise  # type: ignore[method-assign]  # logging itself prints a traceback for each line on a full disk
+        for index, handler in enumerate(logger.handlers):
+            if type(handler) is logging.FileHandler:
+                logger.handlers[index] = LogFile(handler)
             elif logger.log_file and handler.level >= logging.INFO:
                 handler.addFilter(lambda record: not record.getMessage().startswith(FOR_THE_FILE))
         if logger.log_file:
@@ -82,16 +97,40 @@ class SafeRunner(Runner):
             self.cfg.sync_bn = sync_bn  # the saved config keeps the setting
         return wrapped
 
-    @staticmethod
-    def build_dataloader(
-        dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
+    def build_dataloader(  # a static method of mmengine's
+        self, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
     ) -> DataLoader[Any]:
-        loader: DataLoader[Any] = Runner.build_dataloader(dataloader, *args, **kwargs)
+        """Build a data loader that names wrong data in its errors.
+
+        Raises:
+            DataError: for wrong annotations, and if the data set cannot be built.
+        """
+        dataset = dataloader.get('dataset') if isinstance(dataloader, dict) else None
+        for sentence in check_datasets(dataset, uses_masks(self.cfg)) if dataset is not None else ():
+            if 'own_data' not in self.cfg:  # check_own_data has printed the sentences of own_data
+                self.logger.warning(sentence)
+        try:
+            loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
+            if 'own_data' not in self.cfg and self.rank == 0:
+                for sentence in facts_of(loader.dataset, uses_masks(self.cfg), self.is_building_training):
+                    self.logger.warning(sentence)
+        except Exception as error:
+            raise build_error(dataset, error) from error
+        guard_dataset(loader.dataset, self.cfg, self.is_building_training, self.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
         return loader
 
+    def build_evaluator(self, evaluator: Any) -> Evaluator:
+        """Build an evaluator. Raises: see `check_evaluator`."""
+        check_evaluator(evaluator, uses_masks(self.cfg))
+        return super().build_evaluator(evaluator)
+
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
-        return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
+        self.is_building_training = True
+        try:
+            return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
+        finally:
+            self.is_building_training = False
 
     def load_or_resume(self) -> None:
         if self._has_loaded or not self._resume or self._load_from is not None:
@@ -118,13 +157,15 @@ class SafeRunner(Runner):
             hook.saved_iter, hook.saved_path = self.iter, filename
 
     def train(self) -> nn.Module:
-        """Train, as mmengine.
+        """Train, as mmengine, while no other training is in the folder.
 
         Raises:
-            TrainingStopped: on a full disk, or after too many losses that are not finite.
+            TrainingStopped: if another process trains in the folder, on a full disk, or after too many losses that are
+                not finite.
         """
         try:
-            trained: nn.Module = super().train()
+            with only_training_in(self.work_dir, self.rank):
+                trained: nn.Module = super().train()
             return trained
         except OSError as error:
             if error.errno not in CANNOT_WRITE:
@@ -139,5 +180,27 @@ class SafeRunner(Runner):
                     hook.restore_handlers()
 
 
-def _raise(record: logging.LogRecord) -> NoReturn:
-    raise
+class LogFile(logging.FileHandler):
+    """The log file of another handler. An error of the disk is raised; logging prints a traceback for each line."""
+
+    def __init__(self, handler: logging.FileHandler):
+        handler.close()
+        super().__init__(handler.baseFilename, errors='backslashreplace')  # for file names that are not UTF-8
+        self.setFormatter(handler.formatter)
+        self.setLevel(handler.level)
+        self.filters = handler.filters
+
+    def handleError(self, record: logging.LogRecord) -> NoReturn:
+        raise
+
+
+def runner_class(kind: str) -> type[SafeRunner]:
+    """Return SafeRunner, as a subclass of a config's own `runner_type`.
+
+    Raises:
+        ConfigError: if the class is no subclass of mmengine's Runner.
+    """
+    own = RUNNERS.get(kind)
+    if not isinstance(own, type) or not issubclass(own, Runner):
+        raise ConfigError(f"runner_type takes a subclass of mmengine's Runner, got {kind!r}")
+    return SafeRunner if own is Runner else type(f'Safe{own.__name__}', (SafeRunner, own), {})

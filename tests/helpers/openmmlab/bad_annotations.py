@@ -2,18 +2,16 @@
 
 import json
 import logging
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.evaluator import Evaluator
-from mmengine.runner import Runner
 from pycocotools import mask as coco_mask
 
-from swin_backbone.openmmlab.data.guard import build_dataset, guard_runner
+from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.openmmlab.training.runner import SafeRunner
 
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
@@ -49,10 +47,7 @@ MASKS = {
 }  # fmt: skip
 
 # Masks that mmdet skips in training, and COCO's evaluation reads.
-SHORT = {
-    'an empty polygon': [[]],
-    'two points beside another': [SQUARE, [4, 6, 28, 30]],
-}
+SHORT = {'an empty polygon': [[]], 'two points beside another': [SQUARE, [4, 6, 28, 30]]}
 
 
 def changed(table, change):
@@ -118,12 +113,9 @@ def config(root):
 
 
 def guarded_runner(cfg):
-    """Return the parts of a Runner that read annotations: data loader and evaluator."""
-    runner = SimpleNamespace(
-        cfg=cfg, logger=logging.getLogger('bad_annotations'), register_hook=lambda hook: None,
-        build_dataloader=Runner.build_dataloader, build_evaluator=Evaluator,
-    )  # fmt: skip
-    guard_runner(runner)
+    """Return a runner that builds data loaders and evaluators alone."""
+    runner = object.__new__(SafeRunner)
+    runner.cfg, runner.logger = cfg, logging.getLogger('bad_annotations')
     return runner
 
 

@@ -13,6 +13,7 @@ from mmengine.structures import InstanceData, PixelData
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.errors import walk
 
 # Family: config. test_swap_every_config.py trains all families.
 PLACED = {
@@ -75,26 +76,20 @@ SMALL = dict(num=16, nms_pre=100, max_per_img=20, max_num=20, num_points=64)
 
 def shrink(node):
     """Lower the numbers of proposals, samples and queries in place, to save time."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if isinstance(value, int) and value > SMALL.get(key, value):
-                node[key] = SMALL[key]
-            shrink(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            shrink(value)
+    for _, part in walk(node):
+        if isinstance(part, dict):
+            part.update({key: min(part[key], most) for key, most in SMALL.items() if isinstance(part.get(key), int)})
 
 
 def alone(node):
     """Remove settings that need several processes, the network or fairscale, in place."""
-    if isinstance(node, dict):
-        if node.get('type') == 'MMSyncBN':
-            node['type'] = 'BN'
-        if 'num_cp' in node:
-            node['num_cp'] = 0
-        node.pop('teacher_ckpt', None)
-    for value in node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ():
-        alone(value)
+    for _, part in walk(node):
+        if isinstance(part, dict):
+            if part.get('type') == 'MMSyncBN':
+                part['type'] = 'BN'
+            if 'num_cp' in part:
+                part['num_cp'] = 0
+            part.pop('teacher_ckpt', None)
 
 
 def build(cfg, initialise=True, side=SIDE):
@@ -188,13 +183,7 @@ def _of_detection(cfg, batch, side):
 def _values(node, key):
     """Yield 2 ** 30, then the ints at all keys `key` of a config."""
     yield 1 << 30
-    if isinstance(node, dict):
-        node, inner = list(node.values()), node.get(key)
-        if isinstance(inner, int):
-            yield inner
-    if isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _values(value, key)
+    yield from (value for path, value in walk(node) if path.rpartition('.')[2] == key and isinstance(value, int))
 
 
 def train_one_step(cfg, model, data):

@@ -28,7 +28,7 @@ from torch import nn
 
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.errors import TrainingStopped
+from swin_backbone.openmmlab.errors import TrainingStopped, walk
 
 IMAGES = 16
 
@@ -262,19 +262,8 @@ def call_in_ranks(function, *args, ranks=2, log=None):
 def tensors_of(checkpoint):
     """Return all tensors of a checkpoint's weights, optimizer and moving average, by path."""
     loaded = torch.load(checkpoint, weights_only=False)
-
-    def walk(value, path):
-        if isinstance(value, torch.Tensor):
-            yield path, value
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                yield from walk(inner, (*path, key))
-        elif isinstance(value, (list, tuple)):
-            for key, inner in enumerate(value):
-                yield from walk(inner, (*path, key))
-
     parts = {key: loaded[key] for key in ('state_dict', 'optimizer', 'ema_state_dict') if key in loaded}
-    return dict(walk(parts, ()))
+    return {path: value for path, value in walk(parts) if isinstance(value, torch.Tensor)}
 
 
 def differing(first, second):

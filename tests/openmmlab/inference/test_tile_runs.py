@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import re
 import resource
+import shutil
 import signal
 import tracemalloc
 from functools import partial
@@ -89,9 +90,12 @@ def test_another_model_or_setting_is_refused(record_fault, tmp_path, picture):
     infer_tiled(Segmentor(), picture, tmp_path, shard=(0, 2), **SETTINGS)
     changed = tmp_path / picture.name
     cv2.imencode('.png', noise((330, 380), 1))[1].tofile(changed)
+    (tmp_path / 'later').mkdir()
+    later = shutil.copy(picture, tmp_path / 'later')  # pixels in the middle of a large file may have changed
     others = [
         (Segmentor('other'), picture, {}, 'model'),
         (Segmentor(), changed, {}, 'picture'),
+        (Segmentor(), later, {}, 'picture'),
         (Segmentor(), picture, dict(tile=128), 'tile'),
         (Segmentor(), picture, dict(overlap=16), 'overlap'),
         (Segmentor(), picture, dict(skip_blank=0), 'skip_blank'),
@@ -128,7 +132,9 @@ def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
 def test_the_same_command_again_and_resuming_what_is_finished(tmp_path, picture, kind):
     kind, expected = kind
     for settings in (SETTINGS, dict(tile=128, overlap=32), SETTINGS):
-        infer_tiled(kind(), picture, tmp_path, **settings)
+        infer_tiled(kind(), picture, tmp_path, overwrite=True, **settings)
+    with pytest.raises(FileExistsError, match='--overwrite'):
+        infer_tiled(kind(), picture, tmp_path, **SETTINGS)
     assert results(tmp_path) == expected
     predictor = kind()
     assert infer_tiled(predictor, picture, tmp_path, resume=True, **SETTINGS).progress == (30, 30, 0)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from swin_backbone import SwinBackbone, mixed_precision
 from swin_backbone.mmcv_ops import ext
+from swin_backbone.openmmlab.errors import walk
 from swin_backbone.openmmlab.layers.accelerate import accelerate
 from swin_backbone.openmmlab.optim.amp import BEHIND_FORWARD
 
@@ -116,11 +117,7 @@ def recorded(model, monkeypatch):
 
 
 def tensors(value):
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from tensors(one)
+    return (one for _, one in walk(value) if isinstance(one, torch.Tensor))
 
 
 def table():

@@ -7,8 +7,9 @@ import signal
 import time
 
 import pytest
-from helpers.openmmlab.toy_training import start, wait
+from helpers.openmmlab.toy_training import config, start, wait
 
+from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.openmmlab.training.lock import HOLDER, only_training_in
 
@@ -41,13 +42,15 @@ def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fau
     for _ in range(2):
         with pytest.raises(TrainingStopped, match=who), only_training_in(str(tmp_path)):
             pass
+    with pytest.raises(TrainingStopped, match=who):
+        runtime.run(runtime.build_runner(config(tmp_path, epochs=1)), 'train')
     with only_training_in(str(tmp_path), rank=1):  # rank 0 holds the lock
         pass
     (tmp_path / HOLDER).unlink()
     with pytest.raises(TrainingStopped, match=r'^another process trains in'), only_training_in(str(tmp_path)):
         pass
     wait_killed(holder)
-    record_fault('locks', 3)
+    record_fault('locks', 4)
 
 
 def wait_killed(process):

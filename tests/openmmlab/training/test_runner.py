@@ -7,11 +7,14 @@ import pytest
 import torch
 from helpers.openmmlab.toy_training import config
 from mmengine.logging import MMLogger
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
 from mmengine.utils.dl_utils import collect_env
 
 from swin_backbone.compat import import_torchvision
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.training.runner import FOR_THE_FILE
+from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.openmmlab.training.runner import FOR_THE_FILE, SafeRunner
 
 
 @pytest.fixture
@@ -40,6 +43,19 @@ def test_what_is_hundreds_of_lines_goes_to_the_file_alone(build_runner):
 def test_log_level_debug_prints_it_too(build_runner):
     printed, _log = build_runner(log_level='DEBUG')
     assert all(beginning in printed for beginning in FOR_THE_FILE)
+
+
+def test_a_runner_type_of_the_user_has_the_guards(tmp_path, record_fault):
+    @RUNNERS.register_module(force=True)
+    class OwnRunner(Runner):
+        pass
+
+    runner = runtime.build_runner(config(tmp_path, epochs=1, runner_type='OwnRunner'))
+    assert isinstance(runner, OwnRunner)
+    assert isinstance(runner, SafeRunner)
+    with pytest.raises(ConfigError, match="subclass of mmengine's Runner, got 'FlexibleRunner'"):
+        runtime.build_runner(config(tmp_path, epochs=1, runner_type='FlexibleRunner'))
+    record_fault('bad_commands')
 
 
 @pytest.fixture

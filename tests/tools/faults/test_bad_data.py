@@ -185,6 +185,20 @@ def test_train_skips_and_counts_unreadable_pictures(record_fault, own, words, tm
     record_fault('bad_data', 4)
 
 
+def test_a_new_pipeline_is_guarded(record_fault, own, tmp_path):
+    """RTMDet's PipelineSwitchHook sets another pipeline for the last epochs."""
+    from swin_backbone.openmmlab import runtime
+
+    truncate(own / 'images' / 'train' / '1.png')
+    cfg = config(detection(own, 'train_cfg.max_epochs=2', 'train_cfg.val_interval=9'))
+    switch_pipeline = cfg.train_dataloader.dataset.pipeline
+    cfg.custom_hooks = [dict(type='PipelineSwitchHook', switch_epoch=1, switch_pipeline=switch_pipeline)]
+    cfg.work_dir = str(tmp_path)
+    runtime.run(runtime.build_runner(cfg, skip_unreadable=True), 'train')
+    assert '1 pictures were skipped' in log_of(tmp_path)
+    record_fault('bad_data')
+
+
 def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_path):
     """The check before training opens fewer pictures."""
     path = own / 'labels' / 'train' / '0.png'

@@ -1,4 +1,4 @@
-"""The tools never replace files of the user or their own inputs, and do replace their own outputs."""
+"""The tools never replace files of the user or their own inputs."""
 
 import json
 import os
@@ -72,11 +72,11 @@ def test_a_tool_that_writes_a_file(record_fault, tmp_path, tool):
     words, name = WRITERS[tool]
     out, (program, *subcommand) = tmp_path / name, tool.split()
     command = [f'tools/{program}.py', *subcommand, *(str(word).format(folder=tmp_path) for word in words), out]
+    run_well(*command)
     out.write_bytes(MINE)
     assert_spared(record_fault, out, *command, words=('is there already', '--overwrite'))
     run_well(*command, '--overwrite')
     assert out.read_bytes() != MINE
-    run_well(*command)  # its own
 
 
 def test_a_checkpoint_is_not_converted_onto_itself(record_fault, tmp_path):
@@ -92,9 +92,9 @@ def test_tools_that_write_a_folder(record_fault, tmp_path):
     own = make_own_data(tmp_path / 'own')
     shapes = ('tools/make_shapes_dataset.py', tmp_path, '--train', 1, '--val', 1, '--shape', 64)
     pictures = ('tools/browse_dataset.py', '--output-dir', tmp_path, '--not-show', '--show-number', 1, *detection(own))
-    for command, name in ((shapes, 'labels/train/000000.png'), (pictures, '000000_0.jpg')):
-        for _ in range(2):
-            run_well(*command)
+    for command, name in ((shapes, 'images/train/000000.png'), (pictures, '000000_0.jpg')):
+        run_well(*command)
+        run_well(*command, '--overwrite')
         (tmp_path / name).write_bytes(MINE)
         assert_spared(record_fault, tmp_path / name, *command)
 
@@ -103,16 +103,29 @@ def test_infer_into_the_folder_of_the_data(record_fault, tmp_path):
     model, data = exported(tmp_path / 'model'), tmp_path / 'data'
     picture, labels, overlay = write_picture(data / 'x.png'), data / 'labels' / 'x.png', data / 'overlays' / 'x.jpg'
     more = (model, '--out-dir', data)
-    for _ in range(2):  # the second run reads no output of the first run
-        assert '1 pictures and frames of 1 files' in run_well('tools/infer.py', data, *more).stdout
+    for overwrite in ((), ('--overwrite',)):  # the second run reads no output of the first run
+        assert '1 pictures and frames of 1 files' in run_well('tools/infer.py', data, *more, *overwrite).stdout
     assert not list(data.rglob('.partial-*'))
     for mine in (labels, overlay):
-        written = mine.read_bytes()
+        (labels if mine is overlay else overlay).unlink(missing_ok=True)
         mine.write_bytes(MINE)  # corrected by hand, say
-        assert_spared(record_fault, mine, 'tools/infer.py', picture, *more, words=('changed since',))
-        mine.write_bytes(written)
+        assert_spared(record_fault, mine, 'tools/infer.py', picture, *more)
     write_picture(data / 'overlays' / 'x.png')
     assert f'{overlay} is read here' in error_of('tools/infer.py', overlay, *more, '--overwrite')
+    record_fault('outputs')
+
+
+def test_a_shard_reads_no_overlay_of_an_earlier_run(record_fault, tmp_path, monkeypatch):
+    model = exported(tmp_path / 'model')
+    for name in 'abcd':
+        write_picture(tmp_path / 'data' / f'{name}.png')
+    monkeypatch.chdir(tmp_path / 'data')
+    for overwrite in ((), ('--overwrite',)):
+        result = run_well('tools/infer.py', '.', model, '--shard', '0/2', *overwrite)
+        assert '2 pictures and frames of 2 files' in result.stdout
+    assert len(media.find_media(['**/*.png'])) == 4
+    for named in ('outputs/0-of-2/overlays', 'outputs/0-of-2/overlays/*.jpg'):
+        assert len(media.find_media([named])) == 2
     record_fault('outputs')
 
 
@@ -148,8 +161,9 @@ def test_what_a_test_writes(record_fault, tmp_path, testing):
     command += ['--out', mine.parent, *options]
     assert_spared(record_fault, mine, *command)
     mine.unlink()
-    for _ in range(2):
-        run_well(*command)
+    run_well(*command)
+    assert_spared(record_fault, mine, *command, content=mine.read_bytes())
+    run_well(*command, '--overwrite')
     assert len(list(mine.parent.glob('*.png'))) == 2
     assert not list(tmp_path.rglob('.partial-*'))
 
@@ -162,7 +176,7 @@ def test_pictures_of_one_name_share_no_label(record_fault, tmp_path, testing):
             (folder / f'{number}.png').rename(folder / name / 'x.png')
     error = error_of(*command, '--out', tmp_path / 'found', *options)
     assert 'a/x.png and ' in error
-    assert f'would be written to one file, {tmp_path}/found/x.png' in error
+    assert 'would be written to one file' in error
     record_fault('outputs')
 
 
@@ -189,17 +203,8 @@ def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
     assert result.returncode == 1
     assert 'Traceback' not in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith('skipped: ')]
-    bad = (
-        'dot.png',
-        'large.png',
-        'empty.png',
-        'text.jpg',
-        'text.mp4',
-        've.png',
-        'pipe.png',
-        'zero.mkv',
-        'dangling.png',
-    )
+    bad = ['dot.png', 'large.png', 'empty.png', 'text.jpg', 'text.mp4', 've.png', 'pipe.png', 'zero.mkv',
+           'dangling.png']  # fmt: skip
     for name in bad:
         assert any(name in line for line in lines), name
     assert len(lines) == len(bad)

@@ -72,7 +72,7 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
         images, lines = images[:1], lines + split_lines
     if written:
         paths = [folder.write(f'{split}.json', data) for split, data in zip(('train', 'val'), contents)]
-        lines.append(line('written', f'{folder.outputs.folder}/{{train,val}}.json'))
+        lines.append(line('written', f'{folder.outputs}/{{train,val}}.json'))
     splits = {
         split: (path.absolute(), place, len(data['images']))
         for split, path, place, data in zip(('train', 'val'), paths, [*images, *images], contents)

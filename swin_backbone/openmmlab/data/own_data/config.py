@@ -26,7 +26,7 @@ from mmengine.config import Config, ConfigDict
 
 from ....pictures.colours import distinct_colours
 from ...config.paths import metrics_in
-from ...errors import ConfigError
+from ...errors import ConfigError, parts_of, walk
 from ..annotations import check_annotations, uses_masks
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
@@ -214,39 +214,29 @@ def _replace_metrics(cfg: Config, kind: str, default: dict[str, Any], **settings
         cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
 
 
-def _transforms(node: Any, in_pipeline: bool = False) -> Iterator[ConfigDict]:
+def _transforms(cfg: Config) -> Iterator[ConfigDict]:
     """Yield each transform of the pipelines of a config, also nested ones."""
-    if isinstance(node, Config):
-        node = node._cfg_dict
-    if isinstance(node, dict):
-        if in_pipeline and 'type' in node:
-            yield node
-        for name, child in node.items():
-            yield from _transforms(child, in_pipeline or str(name).endswith('pipeline'))
-    elif isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _transforms(child, in_pipeline)
+    return (part for key, part in parts_of(cfg) if 'pipeline.' in f'{key}.')
 
 
-def set_num_classes(node: Any, number: int) -> None:
+def set_num_classes(model: Any, number: int) -> None:
     """Write the number of classes into each part of a model's config, in place, and adapt weights by class.
 
     Equal weights are repeated; the background keeps its own. Different weights belong to other classes and are removed.
     """
-    if isinstance(node, (list, tuple)):
-        for child in node:
-            set_num_classes(child, number)
-        return
-    if not isinstance(node, dict) or 'language_model' in node or node.get('type') == EDGES:
-        return
-    if 'num_classes' in node:
-        node['num_classes'] = number
-    if node.get('out_channels') == 1 and 'num_classes' in node and number != 2:  # two classes, by a threshold
-        node.update(out_channels=number)
-        node.pop('threshold', None)
-    if isinstance(node.get('class_weight'), (list, tuple)):
-        *weights, background = node['class_weight']
-        node['class_weight'] = [*weights[:1] * number, background] if len(set(weights)) == 1 else None
-    for name, child in node.items():
-        if name not in FIXED_CLASSES:
-            set_num_classes(child, number)
+
+    def enters(name: str, part: Any) -> bool:
+        is_fixed = isinstance(part, dict) and ('language_model' in part or part.get('type') == EDGES)
+        return name not in FIXED_CLASSES and not is_fixed
+
+    for _, part in walk([model], enters=enters):
+        if not isinstance(part, dict):
+            continue
+        if 'num_classes' in part:
+            part['num_classes'] = number
+            if part.get('out_channels') == 1 and number != 2:  # two classes, by a threshold
+                part.update(out_channels=number)
+                part.pop('threshold', None)
+        if isinstance(part.get('class_weight'), (list, tuple)):
+            *weights, background = part['class_weight']
+            part['class_weight'] = [*weights[:1] * number, background] if len(set(weights)) == 1 else None

@@ -64,7 +64,7 @@ def write_converted(
     for phase, pictures in (('train', split.train), ('val', split.val)):
         data = _to_coco({picture: objects[picture] for picture in pictures}, names)
         splits[phase] = (folder.write(f'{phase}.json', data), '.', len(pictures))
-    written = line('written', f"{folder.outputs.folder}/{{train,val}}.json, the same in COCO's format")
+    written = line('written', f"{folder.outputs}/{{train,val}}.json, the same in COCO's format")
     return describe_boxes(folder, layout, splits, names, [*split.lines, written])
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from ....outputs import RECORD, RESULTS_MARK, Outputs
+from ....outputs import RESULTS_MARK, claim_folder
+from ....whole_files import write_whole
 from ...config.paths import read_text
 from ...errors import DataError
 from ..media import PICTURES
@@ -40,8 +41,8 @@ class DataFolder(NamedTuple):
         files: below `root`, relative to it.
         ann_root: folder of the annotations.
         ann_files: below `ann_root`, relative to it.
-        outputs: for splits and converted annotations.
-        results: unread files and folders of earlier commands.
+        outputs: folder for splits and converted annotations.
+        results: unread folders of earlier commands.
         one_file: the only annotation file or data.yaml to read.
         names: classes from the command line.
     """
@@ -50,7 +51,7 @@ class DataFolder(NamedTuple):
     files: list[Path]
     ann_root: Path
     ann_files: list[Path]
-    outputs: Outputs
+    outputs: Path
     results: list[str]
     one_file: Optional[Path]
     names: Optional[Sequence[str]] = None
@@ -65,10 +66,14 @@ class DataFolder(NamedTuple):
 
     def write(self, name: str, data: Any) -> Path:
         """Write bytes, or an object as JSON, and return the absolute path. An equal file stays."""
-        path = self.outputs.folder / name
+        path = self.outputs / name
         content = data if isinstance(data, bytes) else json.dumps(data).encode()
         if not (path.is_file() and path.read_bytes() == content):
-            self.outputs.write(path, content)
+            try:
+                claim_folder(self.outputs, overwrite=True)
+            except FileExistsError as error:
+                raise DataError(f'{self.outputs} is to have {name}: take another --work-dir ({error})') from error
+            write_whole(path, content)
         return path.absolute()
 
     def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
@@ -119,14 +124,13 @@ def is_picture(path: Path) -> bool:
 def list_files(root: Path) -> tuple[list[Path], list[str]]:
     """List the files below a folder, as sorted relative paths. Links are followed.
 
-    Hidden files, folders called work_dirs, folders with a mark of results and recorded outputs are left out.
+    Hidden files, folders called work_dirs and folders with a mark of results are left out.
 
     Returns:
-        The files, and the omitted results: folders, and a number of files.
+        The files, and the omitted folders of results.
     """
     files: list[Path] = []
     results: list[str] = []
-    written: set[Path] = set()
     seen: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
@@ -140,12 +144,7 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
             continue
         folders[:] = sorted(name for name in folders if not name.startswith('.') and name != 'work_dirs')
         files += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
-        if RECORD in names:
-            written.update(Path(os.path.relpath(path, root)) for path in Outputs(folder).own_files())
-    written &= set(files)
-    if written:
-        results.append(f'{len(written)} files, as {min(written)}')
-    return sorted(path for path in files if path not in written), results
+    return sorted(files), results
 
 
 def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:

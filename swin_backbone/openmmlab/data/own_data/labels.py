@@ -59,7 +59,7 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
         lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
     if classes.places is not None:
         pairs = {picture: _write_label(folder, picture, label, classes) for picture, label in pairs.items()}
-        lines.append(line('written', f'{folder.outputs.folder}/labels, the values of the classes'))
+        lines.append(line('written', f'{folder.outputs}/labels, the values of the classes'))
     split = split_pictures(list(pairs), *read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation'))
     own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(classes.names), ignore_index=classes.ignore_index)
     head = [f'data in {folder.root}: pictures and labels']

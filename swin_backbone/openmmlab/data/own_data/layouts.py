@@ -11,7 +11,6 @@ from typing import Optional, Union
 from filelock import FileLock
 from mmengine.config import Config
 
-from ....outputs import Outputs, mark_folder
 from ...errors import DataError
 from .coco import find_coco
 from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
@@ -55,10 +54,9 @@ def find_data(
     for argument, given in (('--data', data), ('--annotations', annotations)):
         if given is not None and not Path(given).exists():
             raise ValueError(f'{argument}: there is no {str(given)!r}')
-    outputs = Outputs(folder)
-    outputs.folder.mkdir(parents=True, exist_ok=True)
-    mark_folder(outputs.folder)
-    with FileLock(outputs.folder / '.lock'):  # each process of a distributed run writes the same
+    outputs = Path(folder)
+    outputs.mkdir(parents=True, exist_ok=True)
+    with FileLock(outputs / '.lock'):  # each process of a distributed run writes the same
         return _find(scope, _list(Path(data), None if annotations is None else Path(annotations), outputs, names))
 
 
@@ -87,7 +85,7 @@ def _find(scope: str, folder: DataFolder) -> OwnData:
     )
 
 
-def _list(data: Path, annotations: Optional[Path], outputs: Outputs, names: Optional[Sequence[str]]) -> DataFolder:
+def _list(data: Path, annotations: Optional[Path], outputs: Path, names: Optional[Sequence[str]]) -> DataFolder:
     one_file = next((path for path in (annotations, data) if path is not None and not path.is_dir()), None)
     if one_file is not None and one_file.suffix.lower() not in ('.json', '.yaml', '.yml'):
         raise DataError(f"{one_file} is no annotation file: it takes a COCO JSON, or YOLO's data.yaml, or a folder")
@@ -96,7 +94,7 @@ def _list(data: Path, annotations: Optional[Path], outputs: Outputs, names: Opti
     if not data.is_dir() and not any(is_picture(path) for path in files):
         root = root.parent  # of annotations/instances_train.json
         files, results = list_files(root)
-    results = [name for name in results if (root / name).resolve() != outputs.folder.resolve()]  # of this run
+    results = [name for name in results if (root / name).resolve() != outputs.resolve()]  # of this run
     ann_root, ann_files = root, files
     if annotations is not None:
         ann_root = annotations if annotations.is_dir() else annotations.parent

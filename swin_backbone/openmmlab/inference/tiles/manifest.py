@@ -90,6 +90,10 @@ class Manifest:
         if finished < count:
             raise ValueError(f'{self.folder} has {finished} of {count} tiles: run all shards, or --resume them')
 
+    def is_begun(self) -> bool:
+        """Return whether a run has begun."""
+        return self._file.exists()
+
     def is_merged(self) -> bool:
         """Return whether the tiles were merged into the results.
 

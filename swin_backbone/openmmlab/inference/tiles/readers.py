@@ -72,10 +72,15 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
 
 
 def digest_of(path: Path) -> str:
-    """Return a digest of a picture without reading the whole: of a file's length, first MiB and last MiB."""
-    digest = hashlib.sha256()
+    """Return a digest of a picture without reading the whole.
+
+    The digest is of time of modification, length, first MiB and last MiB of a file. Of a folder, it is of all times and
+    of zarr's metadata.
+    """
+    digest = hashlib.sha256(b'%d' % path.stat().st_mtime_ns)
     if path.is_dir():
         for one in sorted(path.rglob('*')):
+            digest.update(b'%d' % one.stat().st_mtime_ns)
             if one.name in ('zarr.json', '.zarray', '.zattrs'):
                 digest.update(one.read_bytes())
         return digest.hexdigest()

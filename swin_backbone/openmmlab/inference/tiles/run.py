@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from ....outputs import Outputs
-from ....whole_files import write_whole
+from ....outputs import check_outputs, claim_folder
+from ....whole_files import write_whole, write_whole_by
 from ...data.media import Frame, Medium
 from ..predict import Predictor, category_ids_of
 from . import writers
@@ -118,21 +118,21 @@ class TiledInference:
         Args:
             shard: number from 0, and number of shards; `merge` writes the results.
             resume: continue after the finished tiles.
-            overwrite: replace files of the user, and finished tiles.
+            overwrite: replace results and finished tiles.
             report: called after each tile.
 
         Raises:
             ValueError: for finished tiles of another model or of other settings; for any finished tiles without
                 `resume` and `overwrite`; and if a second process works on the picture.
-            FileExistsError: if a result would replace a file of the user; see `Outputs`.
+            FileExistsError: if a result would replace a file; see `check_outputs` and `claim_folder`.
             OSError: if the picture cannot be read, or the results cannot be written.
         """
         number, count = shard or (0, 1)
-        outputs = Outputs(self.out_dir, [self.path], overwrite)
-        outputs.check(*self.files)
+        overwrite_results = overwrite or (resume and self.manifest.is_begun())  # maybe killed while it was writing them
+        self._check(overwrite_results)
         tiles, name, blank = self.grid.shard(number, count), f'{number}-of-{count}', 0
         with _name_in_errors(self.manifest.folder), self.manifest.lock(name):
-            if resume and self.manifest.is_merged() and all(map(outputs.is_own, self.files)):
+            if resume and self.manifest.is_merged() and all(path.exists() for path in self.files):
                 return Finished(Progress(len(tiles), len(tiles), 0), self.files)
             done = self.manifest.begin(tiles, resume, overwrite and not resume)
             report(Progress(done, len(tiles), blank))
@@ -140,7 +140,7 @@ class TiledInference:
                 write_whole(self.manifest.tile(index), data)
                 done, blank = done + 1, blank + is_blank
                 report(Progress(done, len(tiles), blank))
-            return Finished(Progress(done, len(tiles), blank), [] if shard else self.merge(overwrite))
+            return Finished(Progress(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
 
     def merge(self, overwrite: bool = False) -> list[Path]:
         """Write the results of all shards, and delete their tiles.
@@ -149,12 +149,15 @@ class TiledInference:
             ValueError: if a tile is missing, or of another model or other settings.
             FileExistsError, OSError: see `run`.
         """
-        outputs = Outputs(self.out_dir, [self.path], overwrite)
-        outputs.check(*self.files)
+        self._check(overwrite)
         self.manifest.require_all(len(self.grid))
-        (self._write_labels if self.segments else self._write_objects)(outputs)
+        (self._write_labels if self.segments else self._write_objects)()
         self.manifest.mark_merged()
         return self.files
+
+    def _check(self, overwrite: bool) -> None:
+        check_outputs(*self.files, inputs=[self.path], overwrite=overwrite)
+        claim_folder(self.files[0].parent, overwrite=True)
 
     def _predict(self, tiles: range) -> Iterator[tuple[int, bytes, bool]]:
         """Yield the number of each tile, the result, and whether the tile was skipped."""
@@ -211,7 +214,7 @@ class TiledInference:
                 float(instances.scores[number]), int(instances.labels[number]), runs,
             )  # fmt: skip
 
-    def _write_labels(self, outputs: Outputs) -> None:
+    def _write_labels(self) -> None:
         def blocks() -> Iterator[NDArray[Any]]:
             for index, window in self.grid.blocks():
                 cell = self.grid.cell(index)
@@ -219,22 +222,22 @@ class TiledInference:
                 yield labels_HW[window.within(cell)]
 
         palette = self.predictor.meta['palette']
-        outputs.write_by(
+        write_whole_by(
             self.files[0],
             lambda partial: writers.write_labels(partial, self.grid, blocks(), palette, self.classes, self.picture),
         )
 
-    def _write_objects(self, outputs: Outputs) -> None:
+    def _write_objects(self) -> None:
         ids, (height, width) = category_ids_of(self.classes), self.grid.size
         lines, images, *geojson = self.files
-        outputs.write_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
+        write_whole_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
         for path in geojson:
-            outputs.write_by(
+            write_whole_by(
                 path, lambda partial: writers.write_geojson(partial, self._merged(), self.picture, self.classes)
             )
         image = dict(id=1, file_name=str(self.path), height=height, width=width)
         categories = [dict(id=number, name=name) for number, name in zip(ids, self.classes)]
-        outputs.write(images, json.dumps(dict(images=[image], categories=categories)).encode())
+        write_whole(images, json.dumps(dict(images=[image], categories=categories)).encode())
 
     def _merged(self) -> Iterator[Object]:
         merger = Merger(self.grid)
