@@ -72,6 +72,16 @@ def symbolic_views() -> AbstractContextManager[Any]:
     return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
 
 
+@constant_when_compiled  # torch.compile cannot trace `fp32_precision`
+def allows_tf32() -> bool:
+    """Return whether CUDA multiplies matrices of float32 in TF32.
+
+    Since torch 2.9 there are two settings. Once `fp32_precision` is set, a read of the older `allow_tf32` raises.
+    """
+    matmul = torch.backends.cuda.matmul
+    return matmul.fp32_precision == 'tf32' if hasattr(matmul, 'fp32_precision') else bool(matmul.allow_tf32)
+
+
 # Return the active fake tensor mode, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 

@@ -128,6 +128,8 @@ def _processor() -> str:
 def _cuda() -> str:
     import torch
 
+    from .compat import allows_tf32
+
     if torch.version.cuda is None:
         return 'torch is a build without CUDA'
     if not torch.cuda.is_available():
@@ -137,7 +139,7 @@ def _cuda() -> str:
         facts = torch.cuda.get_device_properties(index)
         gib = facts.total_memory / 2**30
         names.append(f'cuda:{index} {facts.name}, compute capability {facts.major}.{facts.minor}, {gib:.1f} GiB')
-    tf32 = 'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'
+    tf32 = 'on' if allows_tf32() else 'off'
     return f'{"; ".join(names)}; CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, TF32 {tf32}'
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..compat import (
+    allows_tf32,
     constant_when_compiled,
     has_global_hooks,
     is_exporting,
@@ -94,7 +95,7 @@ def takes_triton(backend: str, x: Tensor, bias_hNN: Tensor, windows: Windows, dr
     if backend in ('torch', 'native') or (backend == 'auto' and x.device.type != 'cuda'):
         return False
     dtype, head_dim = linear_dtype(x), x.shape[-1] // len(bias_hNN)
-    if backend == 'auto' and dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+    if backend == 'auto' and dtype == torch.float32 and not allows_tf32():
         return False
     unfit = why_unfit(recorder_of(x), dtype, windows.window_size, dropout)
     reason = unfit or why_unusable(x.device, dtype, windows.window_size, head_dim)

@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ...compat import allows_tf32
 from ...windows.grid import Size, Windows
 from .attention import attend_in_windows, attend_in_windows_backward
 
@@ -32,7 +33,7 @@ def why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_
 
 
 def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
-    limit = LIMITS[torch.float16 if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else dtype]
+    limit = LIMITS[torch.float16 if dtype == torch.float32 and allows_tf32() else dtype]
     N, C, generator = window_size[0] * window_size[1], NUM_HEADS * head_dim, torch.Generator().manual_seed(0)
     height, width = (2 * side - max(1, side // 3) for side in window_size)  # with little padding: tokens attend to it
     shapes = (height * width, 3 * C), (3 * C,), (NUM_HEADS, N, N), (height * width, C)

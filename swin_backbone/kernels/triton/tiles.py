@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...compat import allows_tf32
+
 PROGRAMS_OF_A_CPU = 8  # the interpreter runs programs in turn
 PROGRAMS_OF_A_MULTIPROCESSOR = 4  # of 4 warps; compiled for sm_80 to sm_120, registers allow 2 to 4. Not tuned on a GPU
 ONE_TILE = 64  # the most places of a window in a single tile
@@ -70,7 +72,7 @@ class Tiles:
         from triton import language
 
         padded = any(count * window > length for count, window, length in zip(self.counts, self.window_size, self.size))
-        tf32 = self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+        tf32 = self.dtype == torch.float32 and allows_tf32()
         return dict(
             HEAD_DIM=self.channels // self.heads,
             WINDOW_H=self.window_size[0],

@@ -5,7 +5,7 @@ from typing import Optional
 
 import torch
 
-from ...compat import constant_when_compiled
+from ...compat import allows_tf32, constant_when_compiled
 from ...windows.grid import Size
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -36,7 +36,7 @@ def why_unfit(recorder: Optional[str], dtype: torch.dtype, window_size: Size, dr
 @constant_when_compiled
 def why_unusable(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
     """Return why the kernels must not run on `device`; None: the kernels agreed with torch in a trial."""
-    allow_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    allow_tf32 = dtype == torch.float32 and allows_tf32()
     return _try(device, dtype, tuple(window_size), head_dim, allow_tf32)
 
 

@@ -139,17 +139,36 @@ def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tr
     for dtype in (torch.float16, torch.bfloat16):
         assert takes('auto', cuda, dtype)
         assert not takes('torch', cuda, dtype)
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    try:
-        for allow in (False, True):
-            torch.backends.cuda.matmul.allow_tf32 = allow
-            assert takes('auto', cuda) == allow
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         for changes in (dict(dropout=0.1), dict(window_size=(24, 24)), dict(device=torch.device('cpu'))):
             assert not takes('auto', **{**dict(device=cuda, dtype=torch.float16), **changes})
+
+
+OLD_TORCH = SimpleNamespace(allow_tf32=False)
+
+
+@pytest.mark.parametrize(
+    ('of_torch', 'setting', 'values'),
+    [
+        (torch.backends.cuda.matmul, 'allow_tf32', (True, False)),
+        (torch.backends.cuda.matmul, 'fp32_precision', ('tf32', 'ieee')),
+        (OLD_TORCH, 'allow_tf32', (True, False)),
+    ],
+)
+def test_auto_takes_the_kernel_in_float32_where_tf32_is_allowed(monkeypatch, nothing_tried, of_torch, setting, values):
+    if not hasattr(of_torch, setting):
+        pytest.skip('since torch 2.9')
+    monkeypatch.setattr(trial, '_try', lambda *args: None)
+    if of_torch is OLD_TORCH:
+        monkeypatch.setattr(torch.backends.cuda, 'matmul', OLD_TORCH)
+    before = getattr(of_torch, setting)
+    try:
+        for value in values:
+            setattr(of_torch, setting, value)
+            assert takes('auto', torch.device('cuda', 0)) == (value == values[0])
+    finally:
+        setattr(of_torch, setting, before)
 
 
 def test_one_warning_says_why_the_expected_kernel_is_not_used(monkeypatch, nothing_tried):
