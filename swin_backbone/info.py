@@ -178,7 +178,8 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from .kernels.choose import takes_triton, why_not_native
+    from .kernels.choose import why_not_native
+    from .kernels.triton.can_run import can_run
     from .windows.grid import Windows
 
     kind, x = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device)
@@ -186,12 +187,12 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
         if kind == 'cpu':
             reason = why_not_native(x)
             return f'torch: {reason}' if reason else 'native'
-        attention = x, x.new_empty(3, 49, 49), Windows(7, 7, (7, 7)), 0.0
+        attention = x, x.new_empty(3, 49, 49), Windows(7, 7, (7, 7), (3, 3)), 0.0
         try:
-            takes_triton('triton', *attention)
+            can_run(*attention, raise_error=True)
         except ValueError as error:
             return f'torch: {str(error).partition(": ")[2]}'
-        return 'triton' if takes_triton('auto', *attention) else 'torch: TF32 is off'
+        return 'triton' if can_run(*attention) else 'torch: TF32 is off'
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {

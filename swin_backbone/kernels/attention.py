@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..compat import without_cudnn_attention
 from ..windows.grid import Windows
-from .choose import recorder_of, takes_triton
+from .choose import recorder_of
+from .triton.can_run import can_run
 
 
 def attend(
@@ -33,7 +34,7 @@ def attend(
         dropout: the probability of dropping an attention weight.
         backend: 'auto', 'torch' or 'triton'; 'triton' raises a ValueError if the kernel cannot compute the attention.
     """
-    if takes_triton(backend, x_BHWC, bias_hNN, windows, dropout):
+    if backend in ('auto', 'triton') and can_run(x_BHWC, bias_hNN, windows, dropout, raise_error=backend == 'triton'):
         return _attend_by_triton(x_BHWC, project, bias_hNN, scale, windows)
     q, k, v, bias_LhNN = _in_windows(x_BHWC, project, bias_hNN, windows)
     if takes_fused_attention(q):

@@ -3,26 +3,21 @@
 A layer calls the functions once in a forward. A refusal is a reason in a sentence.
 """
 
-import warnings
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from typing import Optional
 
 import torch
 from torch import Tensor
 
 from ..compat import (
-    allows_tf32,
     constant_when_compiled,
     has_global_hooks,
     is_exporting,
     is_transformed,
     num_dispatch_modes,
 )
-from ..windows.grid import Windows
 from .native.availability import why_not_in
 from .native.memory import is_readable
-from .triton.trial import why_unfit, why_unusable
 
 BACKENDS = ('auto', 'native', 'torch', 'triton')
 # Backends of earlier releases, with replacements.
@@ -82,35 +77,3 @@ def why_not_native(x: Tensor) -> Optional[str]:
     if not is_readable(x):
         return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
     return why_not_in(linear_dtype(x))
-
-
-def takes_triton(backend: str, x: Tensor, bias_hNN: Tensor, windows: Windows, dropout: float) -> bool:
-    """Return whether the Triton kernel computes attention for `x`.
-
-    'auto' takes the kernel on CUDA, except in float32 without TF32: tensor cores do not compute in plain float32.
-
-    Raises:
-        ValueError: if `backend` is 'triton' and the kernel cannot compute attention. The message has the reason.
-    """
-    if backend in ('torch', 'native') or (backend == 'auto' and x.device.type != 'cuda'):
-        return False
-    dtype, head_dim = linear_dtype(x), x.shape[-1] // len(bias_hNN)
-    if backend == 'auto' and dtype == torch.float32 and not allows_tf32():
-        return False
-    unfit = why_unfit(recorder_of(x), dtype, windows.window_size, dropout)
-    reason = unfit or why_unusable(x.device, dtype, windows.window_size, head_dim)
-    if reason is not None and backend == 'triton':
-        raise ValueError(f"backend='triton' cannot compute this: {reason}")
-    if reason is not None and unfit is None:
-        _warn_once(f"backend='auto' computes without the Triton kernel: {reason}")
-    return reason is None
-
-
-@constant_when_compiled
-def _warn_once(message: str) -> None:
-    _warn(message)
-
-
-@lru_cache(maxsize=256)
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
