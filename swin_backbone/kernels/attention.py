@@ -79,13 +79,10 @@ def _attend_by_triton(
 
     B, H, W, C = x_BHWC.shape
     Wh, Ww = windows.window_size
+    qkv_T3C = project(x_BHWC.reshape(B * H * W, C))
     # A graph for all sizes must not compare sizes with the window.
-    if torch.compiler.is_compiling() or H % Wh or W % Ww:
-        qkv_T3C, row_13C = project(F.pad(x_BHWC.reshape(B * H * W, C), (0, 0, 0, 1))).split((B * H * W, 1))
-        padding_3C = row_13C[0]
-    else:
-        qkv_T3C = project(x_BHWC.reshape(B * H * W, C))
-        padding_3C = qkv_T3C.new_zeros(qkv_T3C.shape[1])
+    is_padded = torch.compiler.is_compiling() or H % Wh or W % Ww
+    padding_3C = project(x_BHWC.new_zeros(1, C))[0] if is_padded else qkv_T3C.new_zeros(qkv_T3C.shape[1])
     sizes = B, H, W, [Wh, Ww], list(windows.shift), windows.mask_padding
     y_TC: Tensor = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *sizes, scale)[0]
     return y_TC.view(B, H, W, y_TC.shape[-1])

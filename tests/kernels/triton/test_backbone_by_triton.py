@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.paper import Traffic
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
 from swin_backbone.kernels.triton import can_run, check
@@ -64,6 +65,15 @@ def test_padding_has_what_another_qkv_gives_for_zeros():
             attention.qkv = other
         results.append(maps_and_gradients(model, x))
     assert_near(*results, 1e-4)
+
+
+@needs_triton
+def test_padding_costs_no_copy_of_a_map():
+    model, x = make_backbone('triton'), torch.randn(1, 3, 36, 40, device=DEVICE)
+    with Traffic() as traffic:
+        maps_and_gradients(model, x)
+    assert traffic.kernels['attend_in_windows'] == traffic.kernels['attend_in_windows_backward'] == 2
+    assert not {'constant_pad_nd', 'cat', 'slice_backward', 'split_with_sizes_copy'} & traffic.kernels.keys()
 
 
 @needs_triton
