@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..outputs import Outputs, claim
-from ..windows.position import relative_position_index
+from ..windows.position import relative_position_bias
 from .adapt import check_numbers
 from .errors import CheckpointError, first_of, naming
 from .formats import TORCHVISION, V1, WRITTEN, Format, from_here
@@ -147,7 +147,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
             window = weights.windows.get(key) or window_of_table(table)
             if window is None:
                 raise CheckpointError(f'{key} is for no square window, and for which rectangle it does not say')
-            index = relative_position_index(window, window, torch.device('cpu'))
+            index = relative_position_bias(torch.arange(len(table))[:, None], window)
             indices[key.replace('_bias_table', '_index')] = index.flatten()
     return indices
 
