@@ -10,9 +10,10 @@ import shutil
 import sys
 import tempfile
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from pathlib import Path
 from threading import Lock
 from typing import Any, Optional, TypeVar
@@ -21,7 +22,6 @@ import torch
 from torch import nn
 
 Function = TypeVar('Function', bound=Callable[..., Any])
-Table = TypeVar('Table')
 
 # --- torch ------------------------------------------------------------------------------------------------------------
 
@@ -84,28 +84,64 @@ def symbolic_views() -> AbstractContextManager[Any]:
     return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
 
 
+@constant_when_compiled  # torch.compile cannot trace `fp32_precision`
+def allows_tf32() -> bool:
+    """Return whether CUDA multiplies matrices of float32 in TF32.
+
+    Since torch 2.9 there are two settings. Once `fp32_precision` is set, a read of the older `allow_tf32` raises.
+    """
+    matmul = torch.backends.cuda.matmul
+    return matmul.fp32_precision == 'tf32' if hasattr(matmul, 'fp32_precision') else bool(matmul.allow_tf32)
+
+
 # Return the active fake tensor mode, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
-CACHED_TABLES = 16  # of each kind: one input size has 8 grids, two shifts in each of four stages
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph captures the current stream. A build without CUDA cannot be asked."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def cached_table(build: Callable[..., Table]) -> Callable[..., Table]:
+CACHED_BYTES = 2**26  # of each kind of tables: 40 sizes of pictures about 800x1344
+CACHED_TABLES = 16  # kept in any case: one size of pictures has 8 grids, two shifts in each of four stages
+
+
+def cached_table(build: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Decorate a function of sizes: cache its tables, but build them anew where a graph is recorded.
 
-    Fake tensors have no values and serve their own fake mode alone.
+    Fake tensors have no values and serve their own fake mode alone. A CUDA graph reads the tables of its capture at
+    every replay: the process keeps them. A table that is built during a capture has no values before a replay.
     """
+    tables: OrderedDict[tuple[Any, ...], torch.Tensor] = OrderedDict()  # the least recently used first
+    captured: dict[tuple[Any, ...], torch.Tensor] = {}
+    lock = Lock()
 
-    @lru_cache(maxsize=CACHED_TABLES)
-    def cached(_fake_mode: Any, *sizes: Any) -> Table:
+    def find_cached(*key: Any) -> torch.Tensor:
+        is_read_again = is_capturing()
+        with lock:
+            table = captured.get(key, tables.get(key))
+            if table is not None:
+                if is_read_again:
+                    captured[key] = table
+                elif key in tables:
+                    tables.move_to_end(key)
+                return table
         with torch.inference_mode(False):  # backward cannot save an inference tensor
-            return build(*sizes)
+            table = build(*key[1:])
+        if not is_read_again:
+            with lock:
+                tables[key] = table
+                size = sum(one.nbytes for one in tables.values())
+                while size > CACHED_BYTES and len(tables) > CACHED_TABLES:
+                    size -= tables.popitem(last=False)[1].nbytes
+        return table
 
     @wraps(build)
-    def find(*sizes: Any) -> Table:
+    def find(*sizes: Any) -> torch.Tensor:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
             return build(*sizes)
-        return cached(fake_mode(), *sizes)
+        return find_cached(fake_mode(), *sizes)
 
     return find
 

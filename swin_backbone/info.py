@@ -130,6 +130,8 @@ def _processor() -> str:
 def _cuda() -> str:
     import torch
 
+    from .compat import allows_tf32
+
     if torch.version.cuda is None:
         return 'torch is a build without CUDA'
     if not torch.cuda.is_available():
@@ -139,7 +141,7 @@ def _cuda() -> str:
         facts = torch.cuda.get_device_properties(index)
         gib = facts.total_memory / 2**30
         names.append(f'cuda:{index} {facts.name}, compute capability {facts.major}.{facts.minor}, {gib:.1f} GiB')
-    tf32 = 'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'
+    tf32 = 'on' if allows_tf32() else 'off'
     return f'{"; ".join(names)}; CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, TF32 {tf32}'
 
 
@@ -179,22 +181,21 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     import torch
 
     from . import SwinBackbone
-    from .kernels import native
-    from .kernels.triton import attend
+    from .kernels import native, triton
     from .models.windows import Windows
     from .replace import CannotRun
 
-    kind, x, windows = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device), Windows(7, 7, (7, 7))
+    kind, x, windows = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device), Windows(7, 7, (7, 7), (3, 3))
     attention = SwinBackbone(depths=(1,), num_heads=(3,), out_indices=(0,)).stages[0].blocks[0].attn.w_msa
     with torch.autocast(kind, getattr(torch, dtype_name), enabled=dtype_name != 'float32'):
         try:
             if kind == 'cpu':
                 native.can_run(x, raise_error=True)
                 return 'native'
-            attend.can_run(attention, x, windows, raise_error=True)
+            triton.can_run(attention, x, windows, raise_error=True)
         except CannotRun as error:
             return f'torch: {error.reason}'
-        return 'triton' if attend.can_run(attention, x, windows) else 'torch: TF32 is off'
+        return 'triton' if triton.can_run(attention, x, windows) else 'torch: TF32 is off'
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {

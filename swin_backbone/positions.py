@@ -10,23 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .compat import cached_table
+from .compat import cached_table, constant_when_compiled
 
 Size = tuple[int, int]  # (height, width)
-
-
-@cached_table
-def relative_position_index(window_size: Size, table_window: Size, device: torch.device) -> Tensor:
-    """Return the row of the bias table for each pair of places (query, key) of a window: (N*N,).
-
-    The table of `table_window` holds every offset from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1); a smaller
-    `window_size` uses the table's centre.
-    """
-    height, width = table_window
-    y, x = (torch.arange(length, device=device) for length in window_size)
-    place_N = (y[:, None] * (2 * width - 1) + x).flatten()
-    centre = (height - 1) * (2 * width - 1) + width - 1  # the row of the offset (0, 0)
-    return (place_N[:, None] - place_N + centre).flatten()
 
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:
@@ -49,26 +35,42 @@ def resize_relative_position_bias_table(table_Rh: Tensor, source_window: Size, t
     return resized[0].flatten(1).t().contiguous()
 
 
-@cached_table
-def log_spaced_coordinates(window_size: Size, pretrained_window: Size, device: torch.device) -> Tensor:
-    """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2) in float64.
+@constant_when_compiled  # no operators on a CPU in a graph of another device
+def log_spaced_coordinates(
+    window_size: Size, pretrained_window: Size, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2).
 
     As in microsoft/Swin-Transformer, the largest offset of `pretrained_window` is 8 before the logarithm and 1.057
-    behind it; offsets of a larger window reach further.
+    behind it; offsets of a larger window reach further. Computed in float64 on the CPU: MPS has no float64.
     """
+    return _log_spaced_coordinates(window_size, pretrained_window, device, dtype)
+
+
+@cached_table
+def _log_spaced_coordinates(
+    window_size: Size, pretrained_window: Size, device: torch.device, dtype: torch.dtype
+) -> Tensor:
     axes = []
     for length, pretrained in zip(window_size, pretrained_window):
-        offsets = torch.arange(1 - length, length, device=device, dtype=torch.float64) * (8 / max(1, pretrained - 1))
+        offsets = torch.arange(1 - length, length, device='cpu', dtype=torch.float64) * (8 / max(1, pretrained - 1))
         axes.append(offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(8))
-    return torch.cartesian_prod(*axes)
+    return torch.cartesian_prod(*axes).to(dtype).to(device)
 
 
 def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
     """Return the bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h).
 
+    The table has every offset of query and key, from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1). An index would sum the
+    table's gradient with atomic adds on CUDA, in any order; views sum in a fixed order.
+
     Args:
         table_window: the window of the table; a smaller `window_size` reads the table's centre.
     """
-    N = window_size[0] * window_size[1]
-    index = relative_position_index(window_size, table_window or window_size, table_Rh.device)
-    return table_Rh.t().index_select(1, index).view(-1, N, N)
+    (Th, Tw), (Wh, Ww) = table_window or window_size, window_size
+    offsets_YXh = table_Rh.unflatten(0, (2 * Th - 1, 2 * Tw - 1))
+    offsets_YXh = offsets_YXh.narrow(0, Th - Wh, 2 * Wh - 1).narrow(1, Tw - Ww, 2 * Ww - 1)
+    # The offset in row y + y' is that of query y and key Wh - 1 - y'.
+    bias_yxhyx = offsets_YXh.unfold(0, Wh, 1).unfold(1, Ww, 1).flip(3, 4)
+    bias_hNN: Tensor = bias_yxhyx.permute(2, 0, 1, 3, 4).reshape(-1, Wh * Ww, Wh * Ww)
+    return bias_hNN

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton reads the variable at the definition of each function, its own included. With a CUDA build of torch, the
+    # next imports import Triton.
+    os.environ.setdefault('TRITON_INTERPRET', '1')
+
 from helpers.faults import KINDS
 from hypothesis import HealthCheck, settings
 
@@ -19,13 +25,11 @@ keep_freed_memory()  # saves a tenth of the processor time, as in the tools
 # A forked process collects nothing of its parent: an ONNX Runtime session would wait for threads, and a fork has none.
 os.register_at_fork(after_in_child=gc.freeze)
 os.environ.setdefault('OMP_NUM_THREADS', '2')
-if not torch.cuda.is_available():  # Triton reads the variable at the definition of a kernel
-    os.environ.setdefault('TRITON_INTERPRET', '1')
-    if find_spec('triton'):
-        from triton.runtime.interpreter import interpreter_builder
+if not torch.cuda.is_available() and find_spec('triton'):
+    from triton.runtime.interpreter import interpreter_builder
 
-        # The overflow check takes half of the interpreter's time. A GPU has no such check.
-        interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
+    # The overflow check takes half of the interpreter's time. A GPU has no such check.
+    interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 
 if find_spec('torchvision'):  # mmdet imports torchvision through mmpretrain
     from swin_backbone.compat import import_torchvision

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..outputs import check_outputs
-from ..positions import relative_position_index
+from ..positions import relative_position_bias
 from ..whole_files import write_whole, write_whole_by
 from .adapt import check_numbers
 from .errors import CheckpointError, first_of, naming
@@ -146,7 +146,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
             window = weights.windows.get(key) or window_of_table(table)
             if window is None:
                 raise CheckpointError(f'{key} is for no square window, and for which rectangle it does not say')
-            index = relative_position_index(window, window, torch.device('cpu'))
+            index = relative_position_bias(torch.arange(len(table))[:, None], window)
             indices[key.replace('_bias_table', '_index')] = index.flatten()
     return indices
 

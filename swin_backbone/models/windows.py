@@ -116,12 +116,12 @@ class Windows(NamedTuple):
 
 
 @cached_table
-def edge_masks(window_size: Size, shift: Size, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the masks of windows at the bottom, at the right and in the corner, three times (N, N)."""
+def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
+    """Return the masks of windows at the bottom, at the right and in the corner: (3, N, N)."""
     at_cut = [torch.arange(n, device=device) >= n - cut for n, cut in zip(window_size, shift)]
     row_N, column_N = (region.flatten() for region in torch.meshgrid(*at_cut, indexing='ij'))
     bottom, right = (region_N[:, None] == region_N for region_N in (row_N, column_N))
-    return bottom, right, bottom & right
+    return torch.stack([bottom, right, bottom & right])
 
 
 @cached_table

@@ -51,6 +51,6 @@ def bias_tables(
 
 def _continuous(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:
     """Return Swin V2's bias of each offset (Liu et al. 2022, equations 3 and 4): (R, h)."""
-    coordinates_R2 = log_spaced_coordinates(window_size, trained, torch.device('cpu')).float()
+    coordinates_R2 = log_spaced_coordinates(window_size, trained, torch.device('cpu'), torch.float32)
     hidden = F.linear(coordinates_R2, weights['cpb_mlp.0.weight'].float(), weights['cpb_mlp.0.bias'].float()).relu()
     return 16 * F.linear(hidden, weights['cpb_mlp.2.weight'].float()).sigmoid()

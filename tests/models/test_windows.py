@@ -3,6 +3,9 @@
 tests/models/layers/test_blocks.py compares masks, position biases and the windows of Swin-MLP with the reference.
 """
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +13,7 @@ from helpers import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swin_backbone import compat
 from swin_backbone.compat import CACHED_TABLES, cached_table
 from swin_backbone.models.windows import Windows
 
@@ -47,21 +51,51 @@ def test_gradients_of_partition_and_reverse(rolls):
     torch.autograd.gradgradcheck(lambda x: windows.partition(x) ** 2, x_BHWC)
 
 
-def test_sizes_are_cached_in_a_bounded_cache():
-    built = []
+@pytest.fixture
+def built():
+    """Return a cached table of `size` numbers, and the sizes that were built."""
+    sizes = []
 
     @cached_table
     def build(size):
-        built.append(size)
+        sizes.append(size)
         return torch.arange(size)
 
-    assert build(3) is build(3)
+    return build, sizes
+
+
+def test_a_bounded_cache_serves_forty_sizes_of_pictures(built, monkeypatch):
+    build, sizes = built
+    tokens = [
+        (H // 2**stage) * (W // 2**stage) for H in range(150, 206, 8) for W in range(296, 344, 8) for stage in range(4)
+    ]
+    for _ in range(2):
+        for one in tokens[:160]:
+            build(one), build(one + 1)  # without and with a shift
+    assert len(sizes) == len(set(sizes))
+    monkeypatch.setattr(compat, 'CACHED_BYTES', 0)
+    sizes.clear()
     for size in range(CACHED_TABLES + 10):
-        build(size)
+        assert build(size) is build(size)
+    assert len(sizes) == CACHED_TABLES + 10
     build(CACHED_TABLES + 9)
-    assert len(built) == CACHED_TABLES + 10
     build(0)
-    assert len(built) == CACHED_TABLES + 11
+    assert len(sizes) == CACHED_TABLES + 11
+
+
+def test_what_a_cuda_graph_captured_stays(built, monkeypatch):
+    build, _ = built
+    monkeypatch.setattr(compat, 'CACHED_BYTES', 0)
+    read = weakref.ref(build(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(compat, 'is_capturing', lambda: True)
+        build(3)
+        in_the_graph = build(4)  # has no values before a replay
+    assert build(4) is not in_the_graph
+    for size in range(5, CACHED_TABLES + 10):
+        build(size)
+    gc.collect()
+    assert build(3) is read() is not None
 
 
 def test_tables_of_inference_mode_serve_a_later_backward():

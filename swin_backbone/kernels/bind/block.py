@@ -177,8 +177,8 @@ def _compute(w: Mapping[str, Any], offsets: Offsets) -> dict[str, Any]:
     """Return the fields of `BlockWeights` that are computed from parameters; Swin V2 also has a `qkv_bias`."""
     if LOGIT_SCALE not in w:
         return dict(position_bias_hNN=relative_position_bias(w[TABLE], *offsets))
-    coordinates_R2 = log_spaced_coordinates(*offsets, torch.device('cpu'))
-    bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2.float()), offsets[0])
+    coordinates_R2 = log_spaced_coordinates(*offsets, torch.device('cpu'), torch.float32)
+    bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2), offsets[0])
     return dict(position_bias_hNN=bias_hNN, cosine_scale_h=cosine_scale(w[LOGIT_SCALE]), qkv_bias=qkv_bias(w))
 
 

@@ -1,7 +1,10 @@
 """Attention inside windows by a Triton kernel, for CUDA."""
 
-from ...models.attention import attend as attend_by_torch
+from ...models.attention import attend
 from ...replace import register
-from . import attend
+from .attend import run
+from .can_run import can_run
 
-register(attend_by_torch, 'triton', attend.can_run, attend.run)
+__all__ = ['can_run']
+
+register(attend, 'triton', can_run, run)

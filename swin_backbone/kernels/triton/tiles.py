@@ -4,21 +4,45 @@ Layout: T tokens, C channels, h heads, N places of a window.
 """
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...compat import allows_tf32
+from ...positions import Size
+
 PROGRAMS_OF_A_CPU = 8  # the interpreter runs programs in turn
 PROGRAMS_OF_A_MULTIPROCESSOR = 4  # of 4 warps; compiled for sm_80 to sm_120, registers allow 2 to 4. Not tuned on a GPU
+INT32_OFFSETS = 2**31
 ONE_TILE = 64  # the most places of a window in a single tile
 STAGED_BYTES = 64  # bytes of a head's channels; for more bytes, two stages of all queries need too much shared memory
+
+
+class Variant(NamedTuple):
+    """What kernels are compiled for. The size of a map is none of it.
+
+    Attributes:
+        is_wide: whether offsets are int64.
+        tf32: whether float32 is multiplied in TF32.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    window_size: Size
+    shift: Size
+    mask_padding: bool
+    is_wide: bool
+    tf32: bool
 
 
 class Tiles:
     """The sizes of all launches.
 
     Args: see `attend_in_windows`.
+        programs: for the windows of a head; 0: enough to keep the device busy.
+        is_wide: whether to compute offsets in int64 for small maps too.
     """
 
     def __init__(
@@ -32,9 +56,12 @@ class Tiles:
         shift: list[int],
         mask_padding: bool,
         programs: int = 0,
+        is_wide: bool = False,
     ):
         self.programs = programs
-        self.size, self.window_size, self.shift, self.mask_padding = (height, width), window_size, shift, mask_padding
+        self.size, self.window_size, self.shift = (height, width), window_size, shift
+        is_padded = bool(height % window_size[0] or width % window_size[1])
+        self.mask_padding = mask_padding and is_padded
         self.counts = tuple(-(-length // window) for length, window in zip(self.size, window_size))
         self.num_windows = batch * self.counts[0] * self.counts[1]
         self.num_tokens = batch * height * width
@@ -42,12 +69,19 @@ class Tiles:
         self.heads, self.channels = bias_hNN.shape[0], qkv_T3C.shape[1] // 3
         self.head_tile = _tile(self.channels // self.heads)
         self.dtype, self.device = qkv_T3C.dtype, qkv_T3C.device
-        self.row_stride = max(3 * self.channels, qkv_T3C.stride(0))
+        self.tf32 = self.dtype == torch.float32 and allows_tf32()
+        # Offsets of elements of q, k and v, or of a place's log-sum-exp
+        offsets = (
+            self.num_tokens * max(3 * self.channels, qkv_T3C.stride(0)),
+            self.num_windows * self.places * self.heads,
+        )
+        self.is_wide = is_wide or max(offsets) >= INT32_OFFSETS
 
     @property
-    def is_wide(self) -> bool:
-        """Whether offsets of elements of q, k and v, or of a place's log-sum-exp, do not fit in int32."""
-        return max(self.num_tokens * self.row_stride, self.num_windows * self.places * self.heads) >= 2**31
+    def variant(self) -> Variant:
+        (Wh, Ww), (down, right) = self.window_size, self.shift
+        of_maps = (Wh, Ww), (down, right), self.mask_padding, self.is_wide
+        return Variant(self.device, self.dtype, self.channels // self.heads, *of_maps, self.tf32)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -69,8 +103,6 @@ class Tiles:
         """Return the compile-time constants of a kernel, without tile sizes."""
         from triton import language
 
-        padded = any(count * window > length for count, window, length in zip(self.counts, self.window_size, self.size))
-        tf32 = self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
         return dict(
             HEAD_DIM=self.channels // self.heads,
             WINDOW_H=self.window_size[0],
@@ -78,9 +110,9 @@ class Tiles:
             SHIFT_H=self.shift[0],
             SHIFT_W=self.shift[1],
             MASK_PADDING=self.mask_padding,
-            MASKED=any(self.shift) or (self.mask_padding and padded),
+            MASKED=any(self.shift) or self.mask_padding,
             D=self.head_tile,
-            PRECISION='tf32' if tf32 else 'ieee',
+            PRECISION='tf32' if self.tf32 else 'ieee',
             WIDEN=self.dtype == torch.bfloat16 and is_interpreted(),
             INDEX=language.int64 if self.is_wide else language.int32,
         )

@@ -79,7 +79,7 @@ class WindowAttentionV2(BaseModule):
         """
         device, dtype = self.logit_scale.device, self.logit_scale.dtype
         wide = torch.promote_types(dtype, torch.float32)
-        coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device).to(wide)
+        coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device, wide)
         with without_autocast(device.type):
             if dtype == wide:
                 table_Rh = self.cpb_mlp(coordinates_R2)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from swin_backbone.kernels.bind import accelerate as swap
 from swin_backbone.models.windows import Windows
-from swin_backbone.positions import log_spaced_coordinates, relative_position_index
+from swin_backbone.positions import log_spaced_coordinates, relative_position_bias
 
 SIZE, WINDOW, DIM = (9, 13), 4, 16
 
@@ -22,8 +22,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.scale, self.sdpa, self.attn_drop_prob = heads, (DIM // heads) ** -0.5, sdpa, 0.0
         self.relative_position_bias_table = nn.Parameter(torch.randn((2 * WINDOW - 1) ** 2, heads))
-        index = relative_position_index((WINDOW, WINDOW), (WINDOW, WINDOW), torch.device('cpu'))
-        self.register_buffer('relative_position_index', index.view(WINDOW**2, WINDOW**2))
+        index = relative_position_bias(torch.arange((2 * WINDOW - 1) ** 2)[:, None], (WINDOW, WINDOW))
+        self.register_buffer('relative_position_index', index[0])
         self.qkv, self.proj, self.attn_drop = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), nn.Dropout(0.0)
 
     def bias(self):
@@ -55,7 +55,8 @@ class AttentionV2(Attention):
         del self.relative_position_bias_table, self.scale
         self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
         self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(inplace=True), nn.Linear(512, heads, bias=False))
-        offsets = log_spaced_coordinates((WINDOW, WINDOW), (pretrained_window,) * 2, torch.device('cpu')).float()
+        cpu_float32 = torch.device('cpu'), torch.float32
+        offsets = log_spaced_coordinates((WINDOW, WINDOW), (pretrained_window,) * 2, *cpu_float32)
         self.register_buffer('relative_coords_table', offsets.view(1, 7, 7, 2))
         self.qkv = nn.Linear(DIM, 3 * DIM, bias=False)
         self.q_bias, self.v_bias = nn.Parameter(torch.randn(DIM)), nn.Parameter(torch.randn(DIM))

@@ -11,15 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.paper import Traffic
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.triton import attend, check, trial
+from swin_backbone.kernels.triton import can_run, check
+from swin_backbone.kernels.triton.tiles import Variant
 from swin_backbone.models.windows import Windows
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
 needs_triton = pytest.mark.skipif(
-    trial._try(DEVICE, torch.float32, (7, 7), 16, False) is not None, reason='the Triton kernel does not run here'
+    can_run.find_fault(Variant(DEVICE, torch.float32, 16, (7, 7), (3, 3), False, False, False)) is not None,
+    reason='the Triton kernel does not run here',
 )
 
 
@@ -65,6 +68,15 @@ def test_padding_has_what_another_qkv_gives_for_zeros():
 
 
 @needs_triton
+def test_padding_costs_no_copy_of_a_map():
+    model, x = make_backbone('triton'), torch.randn(1, 3, 36, 40, device=DEVICE)
+    with Traffic() as traffic:
+        maps_and_gradients(model, x)
+    assert traffic.kernels['attend_in_windows'] == traffic.kernels['attend_in_windows_backward'] == 2
+    assert not {'constant_pad_nd', 'cat', 'slice_backward', 'split_with_sizes_copy'} & traffic.kernels.keys()
+
+
+@needs_triton
 @pytest.mark.parametrize('dynamic', [False, True])
 def test_compiles_whole(dynamic):
     model = make_backbone('triton', depths=(1,))
@@ -105,17 +117,13 @@ def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=
     """Return `can_run` for maps with device, dtype and shape alone."""
     x = SimpleNamespace(device=device, dtype=dtype, shape=(1, 7, 7, 2 * head_dim))
     attention = SimpleNamespace(num_heads=2, attn_drop_rate=dropout, training=True)
-    return attend.can_run(attention, x, Windows(7, 7, window_size), raise_error=backend == 'triton')
+    return can_run.can_run(attention, x, Windows(7, 7, window_size), raise_error=backend == 'triton')
 
 
 @pytest.fixture
-def nothing_tried():
-    caches = attend._warn, trial._try  # the functions, before a test replaces them
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
+def nothing_tried(monkeypatch):
+    monkeypatch.setattr(can_run, 'FAULTS', {})
+    monkeypatch.setattr(can_run, 'WARNED', set())
 
 
 @needs_triton
@@ -134,28 +142,46 @@ def test_what_the_kernel_does_not_take_is_refused(changes, said):
 
 
 def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tried):
-    monkeypatch.setattr(trial, '_try', lambda *args: None)
+    monkeypatch.setattr(can_run, '_try', lambda *args: None)
     cuda = torch.device('cuda', 0)
     for dtype in (torch.float16, torch.bfloat16):
         assert takes('auto', cuda, dtype)
-        assert not takes('torch', cuda, dtype)
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    try:
-        for allow in (False, True):
-            torch.backends.cuda.matmul.allow_tf32 = allow
-            assert takes('auto', cuda) == allow
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         for changes in (dict(dropout=0.1), dict(window_size=(24, 24)), dict(device=torch.device('cpu'))):
             assert not takes('auto', **{**dict(device=cuda, dtype=torch.float16), **changes})
 
 
+OLD_TORCH = SimpleNamespace(allow_tf32=False)
+
+
+@pytest.mark.parametrize(
+    ('of_torch', 'setting', 'values'),
+    [
+        (torch.backends.cuda.matmul, 'allow_tf32', (True, False)),
+        (torch.backends.cuda.matmul, 'fp32_precision', ('tf32', 'ieee')),
+        (OLD_TORCH, 'allow_tf32', (True, False)),
+    ],
+)
+def test_auto_takes_the_kernel_in_float32_where_tf32_is_allowed(monkeypatch, nothing_tried, of_torch, setting, values):
+    if not hasattr(of_torch, setting):
+        pytest.skip('since torch 2.9')
+    monkeypatch.setattr(can_run, '_try', lambda *args: None)
+    if of_torch is OLD_TORCH:
+        monkeypatch.setattr(torch.backends.cuda, 'matmul', OLD_TORCH)
+    before = getattr(of_torch, setting)
+    try:
+        for value in values:
+            setattr(of_torch, setting, value)
+            assert takes('auto', torch.device('cuda', 0)) == (value == values[0])
+    finally:
+        setattr(of_torch, setting, before)
+
+
 def test_one_warning_says_why_the_expected_kernel_is_not_used(monkeypatch, nothing_tried):
-    monkeypatch.setattr(trial, '_try', lambda *args: 'The kernel does not run (because).')
+    monkeypatch.setattr(can_run, '_try', lambda *args: 'The kernel does not run (because).')
     with pytest.warns(
-        UserWarning, match="'auto' computes without the Triton kernel: The kernel does not run"
+        UserWarning, match='Torch computes .* in place of the Triton kernel: The kernel does not run'
     ) as warned:
         assert [takes('auto', torch.device('cuda', 0), torch.float16) for _ in range(2)] == [False, False]
     assert len(warned) == 1
@@ -172,6 +198,6 @@ def test_where_it_does_not_compile_it_says_so(monkeypatch, nothing_tried):
     def fail(*args):
         raise RuntimeError('ptxas says no\nand more')
 
-    monkeypatch.setattr(check, 'attend_in_windows_backward', fail)
+    monkeypatch.setattr(check, 'launch_backward', fail)
     with pytest.raises(ValueError, match=r'The kernel does not run \(RuntimeError: ptxas says no\)'):
         make_backbone('triton')(torch.randn(1, 3, 36, 36, device=DEVICE))

@@ -7,31 +7,31 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_backbone import SwinBackbone
-from swin_backbone.kernels.triton import check, trial
-from swin_backbone.kernels.triton.tiles import Tiles
+from swin_backbone import SwinBackbone, kernels
+from swin_backbone.kernels.triton import attention, can_run, check
+from swin_backbone.kernels.triton.tiles import Tiles, Variant
 
-pytest.importorskip('triton', reason='triton is not installed')
+OutOfResources = pytest.importorskip('triton.runtime', reason='triton is not installed').OutOfResources
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-FORWARD, BACKWARD = 'attend_in_windows', 'attend_in_windows_backward'
+FORWARD, BACKWARD = 'launch_forward', 'launch_backward'
 
 
 @pytest.fixture(autouse=True)
-def nothing_tried():
-    trial._try.cache_clear()
-    yield
-    trial._try.cache_clear()
+def nothing_tried(monkeypatch):
+    monkeypatch.setattr(can_run, 'FAULTS', {})
+    monkeypatch.setattr(can_run, 'WARNED', set())
 
 
-def why_not(dtype=torch.float32, window_size=(3, 3)):
-    return trial.why_unusable(DEVICE, dtype, window_size, 16)
+def find_fault(dtype=torch.float32, window_size=(3, 3), shift=(1, 1), mask_padding=False, is_wide=False):
+    return can_run.find_fault(Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False))
 
 
-@pytest.mark.parametrize('dtype', trial.DTYPES)
+@pytest.mark.parametrize('dtype', can_run.DTYPES)
 @pytest.mark.parametrize('window_size', [(3, 3), (2, 1), (1, 1)])
 def test_the_kernels_pass(dtype, window_size):
-    assert why_not(dtype, window_size) is None
+    for settings in (dict(), dict(shift=(0, 0)), dict(mask_padding=True), dict(is_wide=True)):
+        assert find_fault(dtype, window_size, **settings) is None
 
 
 FAULTS = {
@@ -63,7 +63,7 @@ def make_wrong(monkeypatch):
 @pytest.mark.parametrize('fault', FAULTS)
 def test_a_wrong_kernel_is_not_used(make_wrong, fault):
     make_wrong(fault)
-    reason = why_not()
+    reason = find_fault()
     assert FAULTS[fault][2] in reason
     assert 'is off by' in reason
     assert ('nan' in reason) == ('NaN' in fault)
@@ -72,7 +72,7 @@ def test_a_wrong_kernel_is_not_used(make_wrong, fault):
 def test_a_kernel_without_masks_is_caught_in_shifted_windows(monkeypatch):
     constants = Tiles.constants
     monkeypatch.setattr(Tiles, 'constants', lambda tiles: {**constants(tiles), 'MASKED': False})
-    assert 'output is off by' in why_not()
+    assert 'output is off by' in find_fault()
 
 
 def test_a_backbone_that_names_it_refuses(make_wrong):
@@ -87,13 +87,40 @@ def test_a_backbone_that_names_it_refuses(make_wrong):
     assert all(output.isfinite().all() for output in model(x))
 
 
+@pytest.mark.parametrize('module', [check, attention])
+@pytest.mark.parametrize('name', [FORWARD, BACKWARD])
+def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, module, name):
+    def fail(*arguments):
+        raise OutOfResources(196608, 101376, 'shared memory')
+
+    arguments = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), window_size=3, drop_path_rate=0.0)
+    model = SwinBackbone(backend='torch', mask_padding=True, **arguments).to(DEVICE)
+    x, results = torch.randn(1, 3, 36, 28, device=DEVICE), []
+    with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as patch:
+        patch.setattr(module, name, fail)
+        patch.setattr(kernels.attention, 'can_run', lambda *_, **__: True)  # of a graph that was compiled before
+        warnings.simplefilter('always')
+        for model.backend in ('torch', 'triton', 'triton'):
+            (y,) = model(x)
+            results.append([y, *torch.autograd.grad(y.square().sum(), model.parameters())])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-4, atol=1e-4)
+    assert [str(warning.message) for warning in caught if 'Triton' in str(warning.message)] == [
+        'Torch computes attention in place of the Triton kernel: The kernel does not run (OutOfResources: out of '
+        'resource: shared memory, Required: 196608, Hardware limit: 101376. Reducing block sizes or `num_stages` may '
+        'help.).'
+    ]
+    with pytest.raises(ValueError, match=r"'triton' cannot compute this: .* \(OutOfResources: .*196608"):
+        model(x)
+
+
 def test_it_is_remembered(monkeypatch):
     calls = []
-    monkeypatch.setattr(check, '_why_wrong', lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(check, '_find_error', lambda *arguments: calls.append(arguments))
     for _ in range(3):
-        assert why_not(torch.bfloat16) is None
+        assert find_fault(torch.bfloat16) is None
     assert len(calls) == 1
-    why_not(torch.bfloat16, (3, 4))
+    find_fault(torch.bfloat16, (3, 4))
     assert len(calls) == 2
 
 
@@ -117,7 +144,7 @@ def test_it_disturbs_nobody(grad):
         stack.enter_context(SeesNothing())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter('error')
-        assert why_not() is None
+        assert find_fault() is None
         assert torch.is_grad_enabled() == (grad == 'enabled')
         assert torch.is_autocast_enabled(DEVICE.type)
     assert torch.equal(torch.get_rng_state(), state)

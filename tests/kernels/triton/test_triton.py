@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from swin_backbone.kernels.triton import attention, tiles
 from swin_backbone.kernels.triton.attention import attend_in_windows, attend_in_windows_backward
-from swin_backbone.kernels.triton.check import attend_by_torch
+from swin_backbone.kernels.triton.by_torch import attend_by_torch, attend_by_torch_backward
 from swin_backbone.kernels.triton.tiles import Tiles
 
 pytest.importorskip('triton', reason='triton is not installed')
@@ -13,6 +14,11 @@ DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 # Rounding errors, relative to the largest value of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 HALF = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def nothing_falls_back(monkeypatch):
+    monkeypatch.setattr(attention, 'run_or', lambda fallback, launch, tiles: launch(tiles))
 
 
 def make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim, dtype=torch.float32):
@@ -28,7 +34,7 @@ def make_case(batch, height, width, window_size, shifted, mask_padding, heads, h
 def assert_equal_with_gradients(qkv_T3C, padding_3C, bias_hNN, settings, tolerance):
     inputs = [x.requires_grad_() for x in (qkv_T3C, padding_3C, bias_hNN)]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    outputs = attend_in_windows(*inputs, *settings)[0], attend_by_torch(*exact, *settings)
+    outputs = attend_in_windows(*inputs, *settings)[0], attend_by_torch(*exact, *settings)[0]
     weight = torch.randn_like(outputs[0])
     results = [[x, *torch.autograd.grad(x, i, weight.to(x.dtype))] for x, i in zip(outputs, (inputs, exact))]
     names = 'output', 'gradient of qkv', 'gradient of padding', 'gradient of the bias'
@@ -62,6 +68,15 @@ def test_outputs_and_gradients_equal_torchs(batch, height, width, window_size, h
     assert_equal_with_gradients(*case, TOLERANCE[torch.float32])
 
 
+@pytest.mark.parametrize('mask_padding', [False, True])
+def test_gradients_by_torch_equal_autograds(mask_padding):
+    *inputs, settings = make_case(2, 9, 8, (4, 6), True, mask_padding, 2, 16, torch.float64)
+    out_TC, _ = attend_by_torch(*[x.requires_grad_() for x in inputs], *settings)
+    grad_TC = torch.randn_like(out_TC)
+    expected = torch.autograd.grad(out_TC, inputs, grad_TC)
+    torch.testing.assert_close(attend_by_torch_backward(grad_TC, *inputs, *settings, True), expected)
+
+
 @pytest.mark.parametrize('dtype', HALF)
 @pytest.mark.parametrize(('window_size', 'head_dim'), [((7, 7), 32), ((4, 6), 24), ((12, 12), 16)])
 def test_half_precision_sums_in_float32(window_size, head_dim, dtype):
@@ -73,13 +88,13 @@ def test_logits_beyond_half_precision_and_far_apart():
     qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.float16)
     qkv_T3C[:, :64] *= 60  # q k^T reaches beyond 65504
     out_TC, lse_LhN = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *settings)
-    literal = attend_by_torch(qkv_T3C.double(), padding_3C.double(), bias_hNN.double(), *settings)
+    literal, _ = attend_by_torch(qkv_T3C.double(), padding_3C.double(), bias_hNN.double(), *settings)
     assert lse_LhN.isfinite().all()
     assert (out_TC.double() - literal).abs().max() < 2e-3 * literal.abs().max()
 
 
 def test_offsets_beyond_int32(monkeypatch):
-    monkeypatch.setattr(Tiles, 'is_wide', True)
+    monkeypatch.setattr(tiles, 'INT32_OFFSETS', 0)
     assert_equal_with_gradients(*make_case(2, 9, 5, (4, 6), True, True, 2, 16), TOLERANCE[torch.float32])
     assert_equal_with_gradients(*make_case(1, 9, 12, (9, 9), True, False, 1, 16), TOLERANCE[torch.float32])
 
@@ -100,8 +115,8 @@ def test_rows_need_not_lie_one_behind_the_other():
 
 def test_sums_of_several_programs_are_deterministic():
     case = make_case(2, 15, 16, (7, 7), True, False, 2, 16)
-    tiles = Tiles(case[0], case[2], *case[3][:-1])
-    _, programs, _ = tiles.grid(tiles.backward())
+    cut = Tiles(case[0], case[2], *case[3][:-1])
+    _, programs, _ = cut.grid(cut.backward())
     if DEVICE.type == 'cpu':
         assert 1 < programs < 2 * 3 * 3
     inputs = [tensor.requires_grad_() for tensor in case[:3]]
@@ -134,7 +149,7 @@ def test_opcheck(window_size, size):
     torch.library.opcheck(attend_in_windows, (*(x.detach().requires_grad_() for x in inputs), *settings))
     out_TC, lse_LhN = attend_in_windows(*inputs, *settings)
     for needs_padding in (True, False):
-        arguments = torch.ones_like(out_TC), *inputs, out_TC, lse_LhN, *settings, 0, needs_padding
+        arguments = torch.ones_like(out_TC), *inputs, out_TC, lse_LhN, *settings, needs_padding
         torch.library.opcheck(attend_in_windows_backward, arguments)
 
 
@@ -158,5 +173,5 @@ def test_a_second_derivative_is_refused():
 )
 def test_where_offsets_need_int64(batch, width, row_stride, is_wide):
     qkv_13C = torch.empty(1, row_stride, device='meta')[:, :288]
-    tiles = Tiles(qkv_13C, torch.empty(3, 49, 49, device='meta'), batch, 1, width, [7, 7], [0, 0], False)
-    assert tiles.is_wide == is_wide
+    cut = Tiles(qkv_13C, torch.empty(3, 49, 49, device='meta'), batch, 1, width, [7, 7], [0, 0], False)
+    assert cut.is_wide == is_wide

@@ -1,0 +1,129 @@
+"""Whether the Triton kernels can compute an attention: settings, and a trial of each variant on the device."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Optional, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...compat import allows_tf32, constant_when_compiled
+from ...models.windows import Windows
+from ...modes import linear_dtype, recorder_of
+from ...positions import Size
+from ...replace import refuse
+from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LARGEST_WINDOW = 16  # the compiler takes minutes for larger tiles
+Result = TypeVar('Result')
+SMALLEST_CAPABILITY = (8, 0)  # Triton's compiler ends the process on some older GPUs
+
+
+FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentence; None: it passed
+WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants that a warning named
+
+
+def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = False) -> bool:
+    """Return whether the Triton kernels compute the attention of maps `x`; see `replace.Replacement`.
+
+    By default ('auto') only on CUDA, and in float32 only with TF32: tensor cores do not compute in plain float32. If a
+    kernel fails in its trial on a CUDA device, a single warning has the reason.
+
+    Args:
+        attention, x, windows: see `models.attention.attend`.
+        raise_error: for backend='triton': `CannotRun` in place of False.
+    """
+    dtype = linear_dtype(x)
+    if not raise_error and (x.device.type != 'cuda' or (dtype == torch.float32 and not allows_tf32())):
+        return False
+    dropout = attention.attn_drop_rate if attention.training else 0.0
+    reason = _find_limit(recorder_of(x), dtype, windows.window_size, dropout)
+    if reason is None:
+        (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
+        if not torch.compiler.is_compiling():  # a graph for all sizes compares none; its operator asks again
+            mask_padding = mask_padding and bool(H % Wh or W % Ww)
+            is_wide = 3 * B * H * W * C >= INT32_OFFSETS
+        variant = x.device, dtype, C // attention.num_heads, (Wh, Ww), windows.shift, mask_padding, is_wide
+        reason = _find_fault(*variant)
+        if reason is not None and not raise_error:
+            _warn_once(*variant[:4], reason)
+    return reason is None or refuse('triton', reason, raise_error)
+
+
+def _find_limit(recorder: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float) -> Optional[str]:
+    """Return the limit of the kernels that excludes an attention on every GPU, in a sentence; None: no limit does."""
+    if recorder not in (None, 'torch.compile', 'torch.export'):
+        return f'The kernel has no version for {recorder}.'
+    if dropout:
+        return f'The kernel drops no attention weights, and attn_drop_rate is {dropout}.'
+    if dtype not in DTYPES:
+        return f'The kernel takes half precision and float32, not {dtype}.'
+    if max(window_size) > LARGEST_WINDOW:
+        return (
+            f'The kernel takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {"x".join(map(str, window_size))}.'
+        )
+    return None
+
+
+@constant_when_compiled
+def _find_fault(device: torch.device, dtype: torch.dtype, *others: Any) -> Optional[str]:
+    return find_fault(Variant._make([device, dtype, *others, dtype == torch.float32 and allows_tf32()]))
+
+
+def find_fault(variant: Variant) -> Optional[str]:
+    """Return the fault of a variant on its device, found in a trial before the first use; None: it has no fault."""
+    if variant not in FAULTS:
+        FAULTS[variant] = _try(variant)
+    return FAULTS[variant]
+
+
+def _try(variant: Variant) -> Optional[str]:
+    if not is_interpreted():
+        if variant.device.type != 'cuda':
+            return (
+                f'The kernel needs a CUDA device, not {variant.device.type}, or TRITON_INTERPRET=1 to be interpreted.'
+            )
+        capability = torch.cuda.get_device_capability(variant.device)
+        if capability < SMALLEST_CAPABILITY:
+            return f'The kernel needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}.'
+    try:
+        from .check import find_error
+
+        error = find_error(variant)
+    except torch.cuda.OutOfMemoryError:  # the kernel may be right
+        raise
+    except Exception as exception:
+        return _describe(exception)
+    return error and f'On this device the kernel differs from torch: {error}.'
+
+
+def run_or(fallback: Callable[[], Result], launch: Callable[[Tiles], Result], tiles: Tiles) -> Result:
+    """Return the result of a launch, or of `fallback` if a launch of the variant fails, now or before.
+
+    After a failure, with a warning, `can_run` refuses the variant.
+    """
+    variant = tiles.variant
+    if find_fault(variant) is None:
+        try:
+            return launch(tiles)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as exception:
+            FAULTS[variant] = _describe(exception)
+    _warn_once(*variant[:4], FAULTS[variant])
+    return fallback()
+
+
+def _describe(exception: Exception) -> str:
+    """Return a failure in a sentence. Errors of Triton's compiler have no common type."""
+    first_line = (str(exception).strip() or 'no message').splitlines()[0]
+    return f'The kernel does not run ({type(exception).__name__}: {first_line}).'
+
+
+@constant_when_compiled
+def _warn_once(*variant_and_reason: Any) -> None:
+    *variant, reason = variant_and_reason
+    if tuple(variant) not in WARNED:
+        WARNED.add(tuple(variant))
+        warnings.warn(f'Torch computes attention in place of the Triton kernel: {reason}', stacklevel=4)

@@ -1,0 +1,63 @@
+"""Position biases: the gradient has a fixed order of sums, and coordinates need no float64 of a device."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swin_backbone import SwinV2Backbone
+from swin_backbone.positions import log_spaced_coordinates, relative_position_bias
+
+
+@pytest.mark.parametrize(
+    ('window_size', 'table_window'), [((7, 7), (7, 7)), ((3, 5), (3, 5)), ((1, 4), (1, 4)), ((2, 3), (4, 4))]
+)
+def test_the_bias_and_its_gradient_equal_a_lookup(window_size, table_window):
+    (Wh, Ww), (Th, Tw) = window_size, table_window
+    table_Rh = torch.randn((2 * Th - 1) * (2 * Tw - 1), 3, requires_grad=True, dtype=torch.float64)
+    y, x = (place.flatten() for place in torch.meshgrid(torch.arange(Wh), torch.arange(Ww), indexing='ij'))
+    index_NN = (y[:, None] - y + Th - 1) * (2 * Tw - 1) + x[:, None] - x + Tw - 1
+    expected, bias = table_Rh[index_NN].permute(2, 0, 1), relative_position_bias(table_Rh, window_size, table_window)
+    assert torch.equal(bias, expected)
+    grad = torch.randn_like(bias)
+    torch.testing.assert_close(*(torch.autograd.grad(x, table_Rh, grad) for x in (bias, expected)))
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names, self.dtypes = set(), set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.names.add(func._schema.name)
+        self.dtypes.add((out.device.type, out.dtype))
+        return out
+
+
+def test_the_gradient_of_the_table_has_no_atomic_adds():
+    table_Rh = torch.randn(169, 3, requires_grad=True)
+    with Operators() as operators:
+        relative_position_bias(table_Rh, (7, 7)).square().sum().backward()
+    assert not {name for name in operators.names if 'index' in name or 'scatter' in name}
+
+
+def test_coordinates_are_never_float64_on_a_device():
+    with Operators() as operators:
+        log_spaced_coordinates((9, 5), (7, 7), torch.device('meta'), torch.float32)
+    assert ('meta', torch.float32) in operators.dtypes
+    assert ('meta', torch.float64) not in operators.dtypes
+
+
+def test_a_compiled_backbone_has_the_coordinates_as_a_constant():
+    arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=4, backend='torch')
+    model, graphs = SwinV2Backbone(**arguments).eval(), []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    x = torch.randn(1, 3, 36, 28)
+    (y,) = torch.compile(model, fullgraph=True, backend=keep)(x)
+    torch.testing.assert_close(y, model(x)[0])
+    assert 'float64' not in graphs[0].code
+    torch._dynamo.reset()
