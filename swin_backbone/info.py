@@ -181,7 +181,8 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     import torch
 
     from . import SwinBackbone
-    from .kernels import native, triton
+    from .kernels import native
+    from .kernels.triton.can_run import can_run
     from .models.windows import Windows
     from .replace import CannotRun
 
@@ -192,10 +193,10 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
             if kind == 'cpu':
                 native.can_run(x, raise_error=True)
                 return 'native'
-            triton.can_run(attention, x, windows, raise_error=True)
+            can_run(attention, x, windows, raise_error=True)
         except CannotRun as error:
             return f'torch: {error.reason}'
-        return 'triton' if triton.can_run(attention, x, windows) else 'torch: TF32 is off'
+        return 'triton' if can_run(attention, x, windows) else 'torch: TF32 is off'
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {

@@ -1,10 +1,7 @@
 """Attention inside windows by a Triton kernel, for CUDA."""
 
-from ...models.attention import attend
+from ...models import attention
 from ...replace import register
-from .attend import run
-from .can_run import can_run
+from . import attend, can_run
 
-__all__ = ['can_run']
-
-register(attend, 'triton', can_run, run)
+register(attention.attend, 'triton', can_run.can_run, attend.run)
