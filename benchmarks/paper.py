@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from swin_backbone.kernels import attention
+from swin_backbone.models import attention
 
 NO_KERNELS = {'_unsafe_view', 'empty', 'empty_like', 'empty_strided', 'new_empty', 'lift_fresh', 'device'}
 

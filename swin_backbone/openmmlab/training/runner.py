@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.device import get_device
+from mmengine.dist import get_rank
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger
@@ -111,7 +112,7 @@ class SafeRunner(Runner):
                 self.logger.warning(sentence)
         try:
             loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
-            if 'own_data' not in self.cfg and self.rank == 0:
+            if 'own_data' not in self.cfg and get_rank() == 0:
                 for sentence in facts_of(loader.dataset, uses_masks(self.cfg), self.is_building_training):
                     self.logger.warning(sentence)
         except Exception as error:
