@@ -69,8 +69,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
     parser.add_argument('--runs', type=positive, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--dry', action='store_true', help='show on a CPU, with a tiny model, that the program works')
+    parser.add_argument('--paper', action='store_true', help='count kernels and bytes of a forward, without a GPU')
     args = parser.parse_args()
-    if args.dry:
+    if args.paper:
+        pass
+    elif args.dry:
         args.arch, args.shape, args.batch, args.runs = 'nano', (64, 64), 1, 1
     elif not torch.cuda.is_available():
         parser.error(f'torch {torch.__version__} sees no GPU; --dry runs on a CPU')
@@ -164,8 +167,25 @@ def _parts(once: Callable[[], None], device: torch.device, runs: int) -> dict[st
     return {**{f'{part}, ms': seconds[part] for part in PARTS if seconds[part]}, 'kernels': calls}
 
 
+def count(name: str, args: argparse.Namespace) -> Iterator[Row]:
+    """Yield kernels and bytes of a forward under autocast, and in float32."""
+    from . import paper
+
+    values: dict[str, Any] = {}
+    for dtype_name in (args.dtype, 'float32'):
+        traffic = paper.count(build(name, args.arch), (args.batch, 3, *args.shape), getattr(torch, dtype_name))
+        values[f'{dtype_name}, GiB'] = sum(traffic.bytes.values()) / 2**30
+        values[f'{dtype_name}, kernels'] = sum(traffic.kernels.values())
+    yield Row(f'on paper, {name}', values)
+
+
 def parts(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
     """Yield the parts of the report with their names."""
+    peers = tuple(filter(None, args.peers.split(',')))
+    if args.paper:
+        for name in ('swin_backbone', 'swin_backbone, torch', *peers):
+            yield name, partial(count, name, args)
+        return
     device, dtype = torch.device('cpu' if args.dry else 'cuda'), getattr(torch, args.dtype)
     x_BCHW = torch.randn(args.batch, 3, *args.shape, device=device)
     yield 'machine', partial(describe, device, dtype)
@@ -173,7 +193,7 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Iterator
         yield f'precision, {name}', partial(compare, name, args, x_BCHW, dtype)
     for train in (False, True):
         for compiled in (False, True) if args.compile else (False,):
-            for name in (*OURS, *filter(None, args.peers.split(','))):
+            for name in (*OURS, *peers):
                 yield name, partial(measure, name, args, x_BCHW, dtype, train, compiled)
 
 

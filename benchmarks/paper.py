@@ -120,6 +120,7 @@ def _gpu_without_gpu() -> Iterator[None]:
     """Let autocast and the Triton kernel take fake CUDA tensors."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch('torch.cuda.amp.common.amp_definitely_not_available', return_value=False))
+        stack.enter_context(mock.patch('torch.cuda.is_bf16_supported', return_value=True))
         stack.enter_context(mock.patch.object(attention, 'can_run', return_value=True))
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .compat import cached_table, constant_when_compiled
+from .compat import cached_table
 
 Size = tuple[int, int]  # (height, width)
 
@@ -35,25 +35,20 @@ def resize_relative_position_bias_table(table_Rh: Tensor, source_window: Size, t
     return resized[0].flatten(1).t().contiguous()
 
 
-@constant_when_compiled  # no operators on a CPU in a graph of another device
+@cached_table
 def log_spaced_coordinates(
     window_size: Size, pretrained_window: Size, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2).
 
     As in microsoft/Swin-Transformer, the largest offset of `pretrained_window` is 8 before the logarithm and 1.057
-    behind it; offsets of a larger window reach further. Computed in float64 on the CPU: MPS has no float64.
+    behind it; offsets of a larger window reach further.
     """
-    return _log_spaced_coordinates(window_size, pretrained_window, device, dtype)
-
-
-@cached_table
-def _log_spaced_coordinates(
-    window_size: Size, pretrained_window: Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+    # In float64 on the CPU, since MPS has no float64. A graph for another device has no operators on the CPU.
+    source = device if torch.compiler.is_compiling() and device.type != 'mps' else torch.device('cpu')
     axes = []
     for length, pretrained in zip(window_size, pretrained_window):
-        offsets = torch.arange(1 - length, length, device='cpu', dtype=torch.float64) * (8 / max(1, pretrained - 1))
+        offsets = torch.arange(1 - length, length, device=source, dtype=torch.float64) * (8 / max(1, pretrained - 1))
         axes.append(offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(8))
     return torch.cartesian_prod(*axes).to(dtype).to(device)
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_backbone import SwinV2Backbone
 from swin_backbone.positions import log_spaced_coordinates, relative_position_bias
 
 
@@ -46,18 +45,3 @@ def test_coordinates_are_never_float64_on_a_device():
         log_spaced_coordinates((9, 5), (7, 7), torch.device('meta'), torch.float32)
     assert ('meta', torch.float32) in operators.dtypes
     assert ('meta', torch.float64) not in operators.dtypes
-
-
-def test_a_compiled_backbone_has_the_coordinates_as_a_constant():
-    arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=4, backend='torch')
-    model, graphs = SwinV2Backbone(**arguments).eval(), []
-
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    x = torch.randn(1, 3, 36, 28)
-    (y,) = torch.compile(model, fullgraph=True, backend=keep)(x)
-    torch.testing.assert_close(y, model(x)[0])
-    assert 'float64' not in graphs[0].code
-    torch._dynamo.reset()

@@ -120,7 +120,9 @@ def guarded_runner(cfg):
 
 
 def train(cfg):
-    return list(guarded_runner(cfg).build_dataloader(cfg.train_dataloader))
+    runner = guarded_runner(cfg)
+    runner.is_building_training = True
+    return list(runner.build_dataloader(cfg.train_dataloader))
 
 
 def evaluate(cfg):
