@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from swin_backbone.models import attention
+from swin_backbone.models.attention import attend
+from swin_backbone.replace import Replacement
 
 NO_KERNELS = {'_unsafe_view', 'empty', 'empty_like', 'empty_strided', 'new_empty', 'lift_fresh', 'device'}
 
@@ -87,6 +88,8 @@ class _AnyBuild(TorchFunctionMode):
         if func is Tensor.contiguous:
             x = args[0]
             return x if x.is_contiguous(**kwargs) else x.clone(**{'memory_format': torch.contiguous_format, **kwargs})
+        if func is Tensor.copy_:
+            return torch.ops.aten.copy_.default(*args)
         if func is Tensor.__invert__:
             return torch.bitwise_not(*args)
         if func is Tensor.__getitem__:
@@ -121,7 +124,9 @@ def _gpu_without_gpu() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch('torch.cuda.amp.common.amp_definitely_not_available', return_value=False))
         stack.enter_context(mock.patch('torch.cuda.is_bf16_supported', return_value=True))
-        stack.enter_context(mock.patch.object(attention, 'can_run', return_value=True))
+        replacements: list[Replacement] = attend.replacements  # type: ignore[attr-defined]
+        stack.callback(replacements.__setitem__, 0, replacements[0])
+        replacements[0] = replacements[0]._replace(can_run=lambda *_, **__: True)
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield

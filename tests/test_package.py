@@ -93,6 +93,7 @@ def test_a_cuda_torchvision_stops_no_toolbox(tmp_path):
 TABLE = ROOT / 'CONTRIBUTING.md'
 ARROW = re.compile(r'^\| `(\w+)/?` \| (.+?) \| (.+?) \|$', re.MULTILINE)
 DECIDERS = 'is_compiling', 'is_tracing', 'is_available('
+COMPUTE = {'kernels', 'models', 'compat.py', 'modes.py', 'positions.py'}
 # Modules that list devices, and compute nothing.
 ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'pictures', 'cost', 'export'}
 
@@ -161,12 +162,7 @@ def test_only_backends_decide_how_a_layer_is_computed():
     for path in sorted(PACKAGE.rglob('*.py')):
         inside = path.relative_to(PACKAGE).parts[0]
         deciders = DECIDERS[:2] if inside in ASK_FOR_DEVICES else DECIDERS
-        if inside not in (
-            'kernels',
-            'models',
-            'compat.py',
-            'modes.py',
-        ):  # a graph records tables, and no cache serves them
+        if inside not in COMPUTE:  # graphs take other ways
             assert not [word for word in deciders if word in path.read_text(encoding='utf-8')], path
 
 

@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,7 +155,8 @@ def test_what_amp_refuses(monkeypatch):
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
-    monkeypatch.setattr(predictor, 'Model', lambda *_: None)
+    info = dict(classes=(), task='maps')
+    monkeypatch.setattr(predictor, 'Model', lambda *_: SimpleNamespace(info=info))
     monkeypatch.setattr(runtime, 'build_runner', lambda *_, **__: None)
     cfg = Config(dict(launcher='none', resume=True, load_from='epoch_4.pth', model=dict()))
     start(cfg)
