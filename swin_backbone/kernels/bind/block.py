@@ -124,7 +124,10 @@ def run(
     cache = cache_of(block)
     offsets = _offsets(attention, windows.window_size)
     derive = partial(_derive, [*tensors], offsets, None if torch.is_grad_enabled() else cache)
-    stores = torch.is_grad_enabled() and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
+    has_gradients = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (x_BHWC, *tensors.values())
+    )
+    stores = has_gradients and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
     operator = Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out)
     by_torch = partial(forward_by_torch, block, [*tensors], random_state)
     return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors.values(), derive=derive)
