@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -118,18 +119,36 @@ def test_a_block_that_computes_otherwise_stays(change):
     assert 'stages.0.blocks.1' in accelerated(model)
 
 
-def test_a_subclass_with_another_forward_fails_its_trial():
+@pytest.mark.parametrize(
+    ('change', 'reason'),
+    [
+        (lambda y: 2 * y, r'The results differ by \d'),
+        (lambda y: (y, 'attention'), r'The output is .*, and the original returns TreeSpec\(tuple'),  # as in EsViT
+    ],
+)
+def test_a_subclass_with_another_forward_fails_its_trial(change, reason):
     model = build('mmdet')
     block = model.stages[0].blocks[0]
 
-    class Doubled(type(block)):
+    class Changed(type(block)):
         def forward(self, x, hw_shape):
-            return 2 * super().forward(x, hw_shape)
+            return change(super().forward(x, hw_shape))
 
-    block.__class__ = Doubled
+    block.__class__ = Changed
     lines = swap.accelerate_swin(model)
-    assert any('unchanged: The results differ by' in line for line in lines)
+    assert any(re.search(f'1 x block: unchanged: {reason}', line) for line in lines)
     assert len(accelerated(model)) == 7
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_another_dtype_stay_and_get_an_advice(dtype):
+    model = build('mmdet', eval=True).to(dtype)
+    lines = swap.accelerate_swin(model)
+    assert len(lines) == 4  # embedding, blocks, merging, norms
+    for line in lines:
+        assert 'float32' in line
+        assert (dtype is torch.float64) or line.endswith('; autocast computes in half precision with float32 weights.')
+    assert not accelerated(model)
 
 
 @pytest.mark.parametrize('mode', [torch.inference_mode, torch.no_grad, lambda: torch.autocast('cpu', torch.bfloat16)])
