@@ -117,6 +117,9 @@ def test_hooks_inside_dropout_and_other_modules_are_obeyed(calls):
         lambda model: model.stages[0].blocks[0].ffn.layers[0].__setitem__(1, nn.GELU('tanh')),
         lambda model: setattr(model.stages[0].downsample.reduction, 'bias', nn.Parameter(torch.linspace(-1, 1, 32))),
         lambda model: setattr(model.patch_embed.projection, 'dilation', (2, 2)),
+        lambda model: setattr(model.stages[0].blocks[1].ffn, 'add_identity', False),
+        lambda model: setattr(model.stages[0].blocks[1].attn.w_msa, 'scale', 0.9),
+        lambda model: setattr(model.stages[0].blocks[1].norm2, 'eps', 0.5),
     ],
 )
 def test_a_layer_that_changes_afterwards_computes_as_changed(change):
