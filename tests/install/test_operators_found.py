@@ -22,17 +22,28 @@ print(in_use())
 """
 
 
-def run(folder, code):
-    return run_python('-c', READ_PTH.format(folder=str(folder)) + code, folder=folder, path=folder).stdout
+OFF = dict(SWIN_BACKBONE_STAND_INS='0')
+
+
+def run(folder, code, **environment):
+    return run_python(
+        '-c', READ_PTH.format(folder=str(folder)) + code, folder=folder, path=folder, **environment
+    ).stdout
+
+
+def build(source, folder, **environment):
+    """Return the wheel of an editable installation."""
+    code = f'from setuptools import build_meta; build_meta.build_editable({str(folder)!r})'
+    run_python('-c', code, folder=source, SWIN_BACKBONE_NATIVE='0', **environment)
+    (wheel,) = folder.glob('*.whl')
+    return wheel
 
 
 @pytest.fixture(scope='module')
 def editable(source, tmp_path_factory):
     """Folder with the site-packages files of an editable installation."""
     folder = tmp_path_factory.mktemp('editable')
-    code = f'from setuptools import build_meta; build_meta.build_editable({str(folder)!r})'
-    run_python('-c', code, folder=source, SWIN_BACKBONE_NATIVE='0')
-    (wheel,) = folder.glob('*.whl')
+    wheel = build(source, folder)
     zipfile.ZipFile(wheel).extractall(folder / 'site')
     return folder / 'site'
 
@@ -60,6 +71,25 @@ def test_mmcv_finds_operators_before_this_package(request, kind, first):
 def test_python_starts_without_torch(installed):
     code = "print(sorted(n for n in sys.modules if n.split('.')[0] in ('torch', 'mmcv', 'mmengine', 'swin_backbone')))"
     assert run(installed, code) == '[]\n'
+
+
+def test_an_installation_without_stand_ins(source, tmp_path):
+    with zipfile.ZipFile(build(source, tmp_path, **OFF)) as wheel:
+        assert not FILES & set(wheel.namelist())
+
+
+def test_stand_ins_are_switched_off(installed, tmp_path):
+    pytest.importorskip('mmcv.ops', exc_type=ImportError)
+    (tmp_path / 'torchvision').mkdir()
+    (tmp_path / 'torchvision' / '__init__.py').write_text("raise RuntimeError('for another torch')\n")
+    code = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+import swin_backbone
+from swin_backbone.mmcv_ops import in_use
+print('torchvision' in sys.modules, 'mmcv._ext' in sys.modules, in_use())
+"""
+    assert run(installed, code).splitlines()[-1].startswith("True True swin_backbone's own")
+    assert run(installed, code, **OFF) == 'False False none: SWIN_BACKBONE_STAND_INS=0 is set\n'
 
 
 def test_a_compiled_module_beside_mmcv_wins(installed, tmp_path):
