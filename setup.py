@@ -21,10 +21,14 @@ class BuildPackage(build_py):
     def run(self):
         super().run()
         editable = getattr(self, 'editable_mode', False)
-        if os.environ.get('SWIN_BACKBONE_STAND_INS') != '0':
-            site = Path(self.get_finalized_command('install').install_lib if editable else self.build_lib)
-            self.copy_file('swin_backbone/mmcv_ops/finder.py', str(site / '_swin_backbone_mmcv.py'))
-            (site / '_swin_backbone_mmcv.pth').write_text('import _swin_backbone_mmcv\n')
+        site = Path(self.get_finalized_command('install').install_lib if editable else self.build_lib)
+        finder, start = site / '_swin_backbone_mmcv.py', site / '_swin_backbone_mmcv.pth'
+        if os.environ.get('SWIN_BACKBONE_STAND_INS') == '0':
+            finder.unlink(missing_ok=True)  # of an earlier build
+            start.unlink(missing_ok=True)
+        else:
+            self.copy_file('swin_backbone/mmcv_ops/finder.py', str(finder))
+            start.write_text('import _swin_backbone_mmcv\n')
         mim = (HERE if editable else Path(self.build_lib)) / 'swin_backbone' / '.mim'
         mim.mkdir(parents=True, exist_ok=True)
         for name in ('configs', 'tools', 'model-index.yml'):

@@ -31,9 +31,9 @@ def run(folder, code, **environment):
     ).stdout
 
 
-def build(source, folder, **environment):
-    """Return the wheel of an editable installation."""
-    code = f'from setuptools import build_meta; build_meta.build_editable({str(folder)!r})'
+def build(kind, source, folder, **environment):
+    """Return a wheel, or the wheel of an editable installation."""
+    code = f'from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})'
     run_python('-c', code, folder=source, SWIN_BACKBONE_NATIVE='0', **environment)
     (wheel,) = folder.glob('*.whl')
     return wheel
@@ -43,7 +43,7 @@ def build(source, folder, **environment):
 def editable(source, tmp_path_factory):
     """Folder with the site-packages files of an editable installation."""
     folder = tmp_path_factory.mktemp('editable')
-    wheel = build(source, folder)
+    wheel = build('editable', source, folder)
     zipfile.ZipFile(wheel).extractall(folder / 'site')
     return folder / 'site'
 
@@ -73,8 +73,9 @@ def test_python_starts_without_torch(installed):
     assert run(installed, code) == '[]\n'
 
 
+@pytest.mark.usefixtures('installed')  # the folder of the build has the files already
 def test_an_installation_without_stand_ins(source, tmp_path):
-    with zipfile.ZipFile(build(source, tmp_path, **OFF)) as wheel:
+    with zipfile.ZipFile(build('wheel', source, tmp_path, **OFF)) as wheel:
         assert not FILES & set(wheel.namelist())
 
 
