@@ -15,12 +15,14 @@ BATCHES = (1, 2)
 # The allowed error of maps, relative to the largest value or 1.
 MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': 2e-1}
 # The least share of equal labels and of matched objects.
+# Rounding decides if an object near the threshold of suppression is dropped.
 LEAST = {
     'equal_labels': {'fp32': 0.999, 'fp16': 0.99, 'bf16': 0.95, 'int8': 0.8},
-    'matched': {'fp32': 1.0, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5},
+    'matched': {'fp32': 0.95, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5},
 }
 MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
 SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.25}
+SAME_CORNERS = 0.05  # pixels
 CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
 FEW_OBJECTS = 10  # the best are compared if no object is clear
 TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
@@ -157,6 +159,8 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
     if not len(same):
         return 0.0, float('inf'), 0.0
     (ious,) = bbox_overlaps(wanted['boxes'][index : index + 1], got['boxes'][same])
+    shifts = np.abs(wanted['boxes'][index] - got['boxes'][same]).max(1)
+    ious = np.where(shifts <= SAME_CORNERS, 1.0, ious)  # the IoU of a box of few pixels falls with rounding
     errors = np.abs(got['scores'][same] - wanted['scores'][index])
     best = same[np.lexsort((errors, -np.round(ious, 3)))[0]]
     mask_iou = 1.0

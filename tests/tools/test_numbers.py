@@ -24,7 +24,6 @@ from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.cfg_options import parse_options
 from swin_backbone.openmmlab.inference.predict import Results
 from swin_backbone.openmmlab.inference.results import MaskAreasHook
-from swin_backbone.outputs import Outputs
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -116,7 +115,7 @@ def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault
         assert re.search(message, error), error
         record_fault('annotations')
     with pytest.raises(ValueError, match='--annotations takes a detector'):
-        Results(Outputs(tmp_path), SimpleNamespace(scope='mmseg', meta=dict(classes=())), 0.3, annotations=truth)
+        Results(tmp_path, SimpleNamespace(scope='mmseg', meta=dict(classes=())), 0.3, annotations=truth)
 
 
 def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):
