@@ -60,13 +60,13 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
     parser.add(
-        'batch shape json overwrite',
+        'batch shape compile json overwrite',
         batch=dict(default=2, help='images (default: 2)'),
         shape=dict(default=(800, 1344), help='default: 800 1344'),
+        compile=dict(help='measure all backbones with torch.compile too'),
     )
     parser.add_argument('--dtype', choices=['bfloat16', 'float16'], default='bfloat16', help='type of autocast')
     parser.add_argument('--peers', default='mmdet,timm', help=f'of {",".join(PEERS)} (default: mmdet,timm)')
-    parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
     parser.add_argument('--runs', type=positive, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--dry', action='store_true', help='show on a CPU, with a tiny model, that the program works')
     parser.add_argument('--paper', action='store_true', help='count kernels and bytes of a forward, without a GPU')
