@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 from runpy import run_path
@@ -13,15 +14,21 @@ class BuildPackage(build_py):
     """Build the package with two things beside its modules.
 
     `.mim` gets configs, tools and the model index: mim and mmengine look there. An editable installation has links to
-    the checkout. Site-packages gets the finder of mmcv's operators, and a `.pth` file that imports this finder.
+    the checkout. Site-packages gets the finder of mmcv's operators, and a `.pth` file that imports this finder, unless
+    `SWIN_BACKBONE_STAND_INS=0` is set.
     """
 
     def run(self):
         super().run()
         editable = getattr(self, 'editable_mode', False)
         site = Path(self.get_finalized_command('install').install_lib if editable else self.build_lib)
-        self.copy_file('swin_backbone/mmcv_ops/finder.py', str(site / '_swin_backbone_mmcv.py'))
-        (site / '_swin_backbone_mmcv.pth').write_text('import _swin_backbone_mmcv\n')
+        finder, start = site / '_swin_backbone_mmcv.py', site / '_swin_backbone_mmcv.pth'
+        if os.environ.get('SWIN_BACKBONE_STAND_INS') == '0':
+            finder.unlink(missing_ok=True)  # of an earlier build
+            start.unlink(missing_ok=True)
+        else:
+            self.copy_file('swin_backbone/mmcv_ops/finder.py', str(finder))
+            start.write_text('import _swin_backbone_mmcv\n')
         mim = (HERE if editable else Path(self.build_lib)) / 'swin_backbone' / '.mim'
         mim.mkdir(parents=True, exist_ok=True)
         for name in ('configs', 'tools', 'model-index.yml'):

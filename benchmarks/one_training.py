@@ -19,9 +19,10 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
+from swin_backbone.kernels.bind.accelerate import restore_swin
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.errors import kind_of, parts_of
-from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES, restore
+from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES
 from swin_backbone.openmmlab.optim.amp import mixed_precision
 from swin_backbone.whole_files import write_whole, write_whole_by
 
@@ -73,7 +74,7 @@ def run_in_process(spec: Spec) -> list[float]:
     runner = runtime.build_runner(cfg)
     model = runner.model
     if spec.swin == 'theirs':
-        restore(model)
+        restore_swin(model)  # the layers behind stay as ours: rounding of them is no difference of the Swins
     if not spec.iterations:
         model.init_weights()
         write_whole_by(Path(spec.start), lambda part: torch.save(model.state_dict(), part))

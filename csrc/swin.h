@@ -209,7 +209,8 @@ typedef struct swin_convolution {
   const float* bias;                               /* (N); null: zeros */
 } swin_convolution;
 
-/* The numbers of the packed weight of a convolution: (tile + 2)^2 N C. 0 if outside 1 to 2^31 - 1. */
+/* The numbers of the packed weight of a convolution: (tile + 2)^2 N C. 0 for sizes that swin_pack_convolution refuses.
+ */
 SWIN_API int64_t swin_packed_convolution_size(int32_t tile, int64_t outputs, int64_t channels);
 /* Pack a weight (N, 3, 3, C). */
 SWIN_API int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs, int64_t channels,

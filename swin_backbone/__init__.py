@@ -13,6 +13,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .interface import *  # noqa: F403
+    from .kernels.native.library import library_path as library_path
 
 
 def register() -> None:
@@ -48,8 +49,9 @@ if not _is_command():
 
 
 def __getattr__(name: str) -> Any:
-    """Import layers of mmdet's and mmseg's models at first use. Configs name them 'swin_backbone.UPerHead'."""
-    modules = {'SingleRoIExtractor': 'roi_extractor', 'UPerHead': 'uper_head'}
+    """Import at first use: layers of mmdet's and mmseg's models, which configs name 'swin_backbone.UPerHead'."""
+    modules = {'library_path': 'kernels.native.library'}
+    modules |= {'SingleRoIExtractor': 'openmmlab.layers.roi_extractor', 'UPerHead': 'openmmlab.layers.uper_head'}
     if name not in modules:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(import_module(f'.openmmlab.layers.{modules[name]}', __name__), name)
+    return getattr(import_module(f'.{modules[name]}', __name__), name)

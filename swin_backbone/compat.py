@@ -270,8 +270,10 @@ def import_torchvision() -> None:
     works, as the transforms of mmpretrain and mmrotate need. The operators themselves stay missing.
 
     If torchvision still cannot be imported, the log has a warning, and torchvision counts as not installed: mmengine
-    writes versions to the log, and catches an ImportError alone.
+    writes versions to the log, and catches an ImportError alone. `SWIN_BACKBONE_STAND_INS=0` switches all of this off.
     """
+    if os.environ.get('SWIN_BACKBONE_STAND_INS') == '0':
+        return
     error = _try_torchvision()
     if error is not None and 'torchvision::' in str(error):
         _declare_torchvision_operators()
@@ -280,7 +282,8 @@ def import_torchvision() -> None:
         sys.modules['torchvision'] = None  # type: ignore[assignment]  # its import raises ModuleNotFoundError now
         warnings.warn(
             f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch than the '
-            f'one here, {torch.__version__}. Replace or uninstall torchvision; only mmpretrain and mmrotate need it',
+            f'one here, {torch.__version__}. Replace or uninstall torchvision; only mmpretrain and mmrotate need it. '
+            'SWIN_BACKBONE_STAND_INS=0 leaves torchvision as it is',
             stacklevel=2,
         )
 

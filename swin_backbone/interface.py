@@ -1,6 +1,7 @@
 """The names of the package. An import takes seconds, and registers the backbones in mmengine's registry."""
 
 import warnings
+from pathlib import Path
 
 try:
     import mmengine  # noqa: F401
@@ -24,8 +25,6 @@ from .api import Model, load
 from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
 from .checkpoints import convert_checkpoint, load_checkpoint
 from .compat import give_numba_a_cache, import_torchvision
-from .kernels import bind, triton  # noqa: F401 - the replacements of models' forwards
-from .kernels.native.library import library_path
 from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from .openmmlab.config.files import register_prefixes
 from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
@@ -34,6 +33,9 @@ from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
 from .openmmlab.optim.nan_guard import NonFiniteGuardHook
 from .openmmlab.swap.replace import swap_backbone
 from .version import __version__
+
+if (Path(__file__).parent / 'kernels' / '__init__.py').is_file():  # without this folder torch computes everything
+    from .kernels import bind, triton  # noqa: F401 - the replacements of models' forwards
 
 register_prefixes()
 give_numba_a_cache()  # before mmdet
@@ -53,7 +55,6 @@ __all__ = [
     '__version__',
     'accelerate',
     'convert_checkpoint',
-    'library_path',
     'load',
     'load_checkpoint',
     'mixed_precision',

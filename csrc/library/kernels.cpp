@@ -41,11 +41,6 @@ class Defaults {
   Memory memory;
 };
 
-int64_t size_of_packed(int32_t dtype, int64_t N, int64_t K) {
-  if (dtype == SWIN_FLOAT32) return N * K;
-  return SWIN_HAS_BF16 ? N * round_up(K, 2) : 2 * N * K;  // a rounded number has 4 bytes
-}
-
 void pack_weight(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed,
                  int64_t threads, void* packed) {
   dispatch(dtype, [&](auto type) {
@@ -253,11 +248,10 @@ void convolution_forward(const swin_convolution& of, const void* x, void* y) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,        size_of_packed,   pack_weight,
-                      checksum_of,         block_saved_size,     block_forward,    block_backward,
-                      embed_forward,       embed_backward,       merge_forward,    merge_backward,
-                      output_norm_forward, output_norm_backward, pack_convolution, convolution_forward,
-                      roi_align_forward,   roi_align_backward,   suppress,         deformable_forward,
-                      deformable_backward};
+const Kernels kernels{SWIN_NAME(SWIN_ISA),  SWIN_HAS_BF16,    pack_weight,         checksum_of,
+                      block_saved_size,     block_forward,    block_backward,      embed_forward,
+                      embed_backward,       merge_forward,    merge_backward,      output_norm_forward,
+                      output_norm_backward, pack_convolution, convolution_forward, roi_align_forward,
+                      roi_align_backward,   suppress,         deformable_forward,  deformable_backward};
 
 }  // namespace swin::SWIN_ISA

@@ -119,16 +119,16 @@ void exists(const char* name, const void* pointer) {
 class Arrays {
  public:
   void read(const char* name, const void* first, int64_t count, int64_t size = sizeof(float)) {
-    add(name, first, count, size, size, false);
+    add(name, first, count, size, size, nullptr);
   }
   void read_if(const char* name, const void* first, int64_t count) {
     if (first) read(name, first, count);
   }
-  void write(const char* name, const void* first, int64_t count, int64_t size = sizeof(float)) {
-    add(name, first, count, size, size, true);
+  void write(const char* name, void* first, int64_t count, int64_t size = sizeof(float)) {
+    add(name, first, count, size, size, first);
   }
   void aligned(const char* name, const void* first, int64_t bytes, bool written) {
-    add(name, first, bytes, 1, 64, written);
+    add(name, first, bytes, 1, 64, written ? const_cast<void*>(first) : nullptr);
   }
   void check_overlaps() const {
     for (int i = 0; i < count; i++)
@@ -138,16 +138,20 @@ class Arrays {
           fail(SWIN_INVALID, "%s is written, and must not overlap with %s", a.name, b.name);
       }
   }
+  void write_zeros() const {
+    for (int i = 0; i < count; i++)
+      if (arrays[i].written) std::memset(arrays[i].written, 0, arrays[i].bytes);
+  }
 
  private:
   struct Array {
     const char* name;
     uintptr_t first;
     uint64_t bytes;
-    bool written;
+    void* written;  // the array, or null for an array to read
   };
 
-  void add(const char* name, const void* first, int64_t numbers, int64_t size, int64_t alignment, bool written) {
+  void add(const char* name, const void* first, int64_t numbers, int64_t size, int64_t alignment, void* written) {
     if (!numbers) return;
     exists(name, first);
     if (numbers < 0 || numbers > MAX_BYTES / size)
@@ -173,15 +177,35 @@ int64_t size_of_packed(const Kernels& kernels, int32_t dtype) { return kernels.h
 // The number of packed numbers of a weight, of `size_of_packed` bytes each.
 int64_t packed_numbers(const Kernels& kernels, int32_t dtype, int64_t N, int64_t K) {
   const bool pairs = dtype == SWIN_BFLOAT16 && kernels.has_bf16;
+  within("a weight's outputs", N, 1, MAX_COUNT);
+  within("a weight's inputs", K, 1, MAX_COUNT);
   return product_within("the numbers of a weight", N, pairs ? K + K % 2 : K, 1, MAX_COUNT);
 }
 
-// Return the numbers of maps (B, H, W, C). The batch may be empty, a map may not.
-int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
+// The batch may be empty, a map may not.
+void check_sizes(int64_t batch, int64_t height, int64_t width, int64_t channels, int64_t least_channels) {
   within("batch", batch, 0, MAX_COUNT);
   within("height", height, 1, MAX_SIZE);
   within("width", width, 1, MAX_SIZE);
-  within("channels", channels, 1, MAX_SIZE);
+  within("channels", channels, least_channels, MAX_SIZE);
+}
+
+// Return the numbers from the first to the last of an array with strides.
+int64_t check_strides(const char* name, const int64_t (&sizes)[4], const int64_t (&strides)[4]) {
+  int64_t span = 1;
+  for (int i = 0; i < 4; i++) {
+    within("a stride", strides[i], 0, MAX_BYTES);
+    const int64_t steps = std::max<int64_t>(sizes[i] - 1, 0);
+    if (steps && strides[i] > (MAX_BYTES - span) / steps)
+      fail(SWIN_INVALID, "the strides of %s reach out of all memory", name);
+    span += strides[i] * steps;
+  }
+  return span;
+}
+
+// Return the numbers of maps (B, H, W, C).
+int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
+  check_sizes(batch, height, width, channels, 1);
   return product_within("the number of tokens", batch, height, width, MAX_COUNT) * channels;
 }
 
@@ -193,6 +217,7 @@ const char* const TRANSPOSED_NAMES[] = {"qkv's transposed weight", "proj's trans
 int64_t outputs_of(const swin_block& b, int i) {
   return i == SWIN_QKV ? 3 * b.channels : i == SWIN_FC1 ? b.hidden : b.channels;
 }
+int64_t numbers_of(const swin_block& b) { return b.batch * b.height * b.width * b.channels; }
 int64_t inputs_of(const swin_block& b, int i) { return i == SWIN_FC2 ? b.hidden : b.channels; }
 
 // Check all fields but the memory of the maps, and return the kernels. `arrays` gets the arrays to read.
@@ -257,26 +282,13 @@ int64_t tokens_of_patches(const swin_images& of) {
 int64_t check_images(const swin_images* images, Arrays& arrays) {
   exists("images", images);
   const swin_images& of = *images;
-  within("batch", of.batch, 0, MAX_COUNT);
-  within("channels", of.channels, 1, MAX_SIZE);
-  within("height", of.height, 1, MAX_SIZE);
-  within("width", of.width, 1, MAX_SIZE);
+  check_sizes(of.batch, of.height, of.width, of.channels, 1);
   within("a side of the patch", of.patch_height, 1, MAX_SIZE);
   within("a side of the patch", of.patch_width, 1, MAX_SIZE);
   const int64_t K = product_within("the numbers of a patch", of.channels, of.patch_height, of.patch_width, MAX_SIZE);
   tokens_of_patches(of);
-  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
-  int64_t last = 0;  // the index of the last number
-  for (int i = 0; i < 4; i++) {
-    within("a stride", of.stride[i], 0, MAX_BYTES);
-    if (sizes[i] > 1) {
-      const int64_t steps = sizes[i] - 1;
-      if (of.stride[i] > (MAX_BYTES - last) / steps)
-        fail(SWIN_INVALID, "the strides of images reach out of all memory");
-      last += of.stride[i] * steps;
-    }
-  }
-  arrays.read("pixels", of.pixels, of.batch ? last + 1 : 0);
+  const int64_t span = check_strides("images", {of.batch, of.channels, of.height, of.width}, of.stride);
+  arrays.read("pixels", of.pixels, of.batch ? span : 0);
   return K;
 }
 
@@ -301,12 +313,9 @@ const Kernels& check_projection(const swin_projection* projection, int64_t K, bo
   return kernels;
 }
 
-// Return the arrays to write.
-const swin_projection_gradients& check_projection_gradients(const Kernels& kernels, const swin_projection& p, int64_t K,
-                                                            bool norm_after, const void* transposed,
-                                                            const float* grad_y, int64_t tokens, int64_t inputs,
-                                                            const swin_projection_gradients* gradients,
-                                                            Arrays& arrays) {
+void check_projection_gradients(const Kernels& kernels, const swin_projection& p, int64_t K, bool norm_after,
+                                const void* transposed, const float* grad_y, int64_t tokens, int64_t inputs,
+                                const swin_projection_gradients* gradients, Arrays& arrays) {
   exists("gradients", gradients);
   if (p.outputs % 2)
     fail(SWIN_INVALID, "a token must have an even number of channels, got %lld", static_cast<long long>(p.outputs));
@@ -323,28 +332,13 @@ const swin_projection_gradients& check_projection_gradients(const Kernels& kerne
     arrays.write("the gradient of the norm's bias", gradients->norm_bias, norm_after ? p.outputs : K);
   }
   arrays.check_overlaps();
-  return *gradients;
 }
-
-// The points of a tile, or 0 for an unknown tile. A packed weight has N C numbers for each point.
-int64_t points_of(int32_t tile) { return tile == 4 || tile == 6 ? (tile + 2) * (tile + 2) : 0; }
 
 int64_t convolution_numbers(int32_t tile, int64_t outputs, int64_t channels) {
-  if (!points_of(tile)) fail(SWIN_INVALID, "tile must be 4 or 6, got %d", tile);
+  if (tile != 4 && tile != 6) fail(SWIN_INVALID, "tile must be 4 or 6, got %d", tile);
   within("outputs", outputs, 1, MAX_SIZE);
   within("channels", channels, 1, MAX_SIZE);
-  return product_within("the numbers of a packed weight", outputs, channels, points_of(tile), MAX_COUNT);
-}
-
-void zero(float* to, int64_t count) { std::memset(to, 0, count * sizeof(float)); }
-
-void zero_projection_gradients(const swin_projection& p, int64_t K, bool norm_after,
-                               const swin_projection_gradients& to) {
-  zero(to.linear, p.outputs * K);
-  zero(to.bias, p.outputs);
-  if (!p.has_norm) return;
-  zero(to.norm_weight, norm_after ? p.outputs : K);
-  zero(to.norm_bias, norm_after ? p.outputs : K);
+  return product_within("the numbers of a packed weight", outputs, channels, (tile + 2) * (tile + 2), MAX_COUNT);
 }
 
 int64_t tokens_of_merged(const swin_maps& of) { return of.batch * ((of.height + 1) / 2) * ((of.width + 1) / 2); }
@@ -368,25 +362,16 @@ int64_t check_roi_align(swin_roi_align& of, Arrays& arrays) {
   if (of.dtype != SWIN_FLOAT32 && of.dtype != SWIN_BFLOAT16)
     fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", of.dtype);
   within("threads", of.threads, 1, MAX_THREADS);
-  within("batch", of.batch, 0, MAX_COUNT);
-  within("channels", of.channels, 0, MAX_SIZE);
-  within("height", of.height, 1, MAX_SIZE);
-  within("width", of.width, 1, MAX_SIZE);
+  check_sizes(of.batch, of.height, of.width, of.channels, 0);
   within("bins down", of.bins_height, 1, MAX_BINS);
   within("bins across", of.bins_width, 1, MAX_BINS);
   within("samples", of.samples, 0, MAX_SAMPLES);
   within("regions", of.regions, 0, MAX_COUNT);
   arrays.read("boxes", of.boxes, 5 * of.regions);
   const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
-  int64_t extent = 1;
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 4; i++)
     if (sizes[i] <= 1) of.stride[i] = 1;
-    within("a stride", of.stride[i], 0, MAX_BYTES);
-    const int64_t steps = std::max<int64_t>(sizes[i] - 1, 0);
-    if (steps && of.stride[i] > (MAX_BYTES - extent) / steps)
-      fail(SWIN_INVALID, "the strides of maps reach out of all memory");
-    extent += of.stride[i] * steps;
-  }
+  const int64_t extent = check_strides("maps", sizes, of.stride);
   if (of.stride[3] != 1 && of.stride[1] != 1)
     fail(SWIN_INVALID, "the stride of columns or that of channels must be 1, got %lld and %lld",
          static_cast<long long>(of.stride[3]), static_cast<long long>(of.stride[1]));
@@ -487,10 +472,12 @@ int32_t swin_use_isa(const char* name) {
 const char* swin_why_not(int32_t dtype) { return why_not(dtype); }
 
 int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
-  if (N < 1 || K < 1 || N > MAX_COUNT || K > MAX_COUNT || (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16)) return 0;
-  const Kernels* kernels = chosen();
-  if (!kernels || N * (dtype == SWIN_BFLOAT16 && kernels->has_bf16 ? K + K % 2 : K) > MAX_COUNT) return 0;
-  return kernels->packed_size(dtype, N, K);
+  int64_t size = 0;
+  guarded([&] {
+    const Kernels& kernels = kernels_for(dtype);
+    size = packed_numbers(kernels, dtype, N, K) * size_of_packed(kernels, dtype) / size_of(dtype);
+  });
+  return size;
 }
 
 int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit, int32_t transposed,
@@ -498,13 +485,11 @@ int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t colu
   return guarded([&] {
     const Kernels& kernels = kernels_for(dtype);
     within("threads", threads, 1, MAX_THREADS);
-    within("rows", rows, 1, MAX_COUNT);
-    within("columns", columns, 1, MAX_COUNT);
     within("unit", unit, 1, MAX_UNIT);
     const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
     Arrays arrays;
-    arrays.read("weight", weight, rows * columns);
     arrays.write("packed", packed, packed_numbers(kernels, dtype, N, K), size_of_packed(kernels, dtype));
+    arrays.read("weight", weight, rows * columns);
     arrays.check_overlaps();
     kernels.pack(dtype, weight, N, K, unit, transposed != 0, threads, packed);
   });
@@ -544,7 +529,7 @@ int32_t swin_block_forward(const swin_block* block, const float* x, float* y, vo
   return guarded([&] {
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
-    const int64_t numbers = check_maps(block->batch, block->height, block->width, block->channels);
+    const int64_t numbers = numbers_of(*block);
     if (x != y) arrays.read("x", x, numbers);
     arrays.write("y", y, numbers);
     if (!numbers) return;
@@ -564,8 +549,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     exists("transposed", transposed), exists("gradients", gradients);
     const swin_block& b = *block;
     const swin_block_gradients& to = *gradients;
-    const int64_t numbers = check_maps(b.batch, b.height, b.width, b.channels), C = b.channels;
-    const int64_t N = b.window_height * b.window_width;
+    const int64_t numbers = numbers_of(b), N = b.window_height * b.window_width;
     arrays.read("x", x, numbers);
     arrays.read("grad_y", grad_y, numbers);
     arrays.write("x's gradient", to.x, numbers);
@@ -575,25 +559,14 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
       arrays.write("a weight's gradient", to.linear[i], size);
       arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
     }
-    float* const norms[] = {to.norm1_weight, to.norm1_bias,   to.norm2_weight,
-                            to.norm2_bias,   to.norm3_weight, to.norm3_bias};
-    for (float* norm : norms) arrays.write("a norm's gradient", norm, C);
+    for (float* norm : {to.norm1_weight, to.norm1_bias, to.norm2_weight, to.norm2_bias, to.norm3_weight, to.norm3_bias})
+      arrays.write("a norm's gradient", norm, b.channels);
     arrays.write("position_bias's gradient", to.position_bias, b.heads * N * N);
     arrays.write("cosine_scale's gradient", to.cosine_scale, b.heads);
-    if (!numbers) {
-      arrays.check_overlaps();
-      for (int i = 0; i < SWIN_LINEARS; i++) {
-        zero(to.linear[i], outputs_of(b, i) * inputs_of(b, i));
-        zero(to.bias[i], outputs_of(b, i));
-      }
-      for (float* norm : norms) zero(norm, C);
-      zero(to.position_bias, b.heads * N * N);
-      zero(to.cosine_scale, b.heads);
-      return;
-    }
     const Windows windows = windows_of(b);
-    check_saved(kernels, b, windows, saved, groups, false, arrays);
+    if (numbers) check_saved(kernels, b, windows, saved, groups, false, arrays);
     arrays.check_overlaps();
+    if (!numbers) return arrays.write_zeros();
     kernels.block_backward(b, windows, transposed, x, grad_y, static_cast<char*>(const_cast<void*>(saved)), groups, to);
   });
 }
@@ -617,12 +590,9 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
     const Kernels& kernels = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
     const int64_t numbers = product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
-    const auto& to = check_projection_gradients(kernels, *projection, K, true, transposed, grad_y, tokens, numbers,
-                                                gradients, arrays);
-    if (tokens)
-      kernels.embed_backward(*images, *projection, transposed, grad_y, to);
-    else
-      zero_projection_gradients(*projection, K, true, to);
+    check_projection_gradients(kernels, *projection, K, true, transposed, grad_y, tokens, numbers, gradients, arrays);
+    if (!tokens) return arrays.write_zeros();
+    kernels.embed_backward(*images, *projection, transposed, grad_y, *gradients);
   });
 }
 
@@ -645,13 +615,11 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
     const int64_t K = check_merged(maps, arrays);
     const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
-    const int64_t numbers = check_maps(maps->batch, maps->height, maps->width, maps->channels);
-    const auto& to = check_projection_gradients(kernels, *projection, K, maps->norm_after, transposed, grad_y, tokens,
-                                                numbers, gradients, arrays);
-    if (tokens)
-      kernels.merge_backward(*maps, *projection, transposed, grad_y, to);
-    else
-      zero_projection_gradients(*projection, K, maps->norm_after, to);
+    const int64_t numbers = maps->batch * maps->height * maps->width * maps->channels;
+    check_projection_gradients(kernels, *projection, K, maps->norm_after, transposed, grad_y, tokens, numbers,
+                               gradients, arrays);
+    if (!tokens) return arrays.write_zeros();
+    kernels.merge_backward(*maps, *projection, transposed, grad_y, *gradients);
   });
 }
 
@@ -677,16 +645,16 @@ int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t b
     arrays.write("grad_weight", grad_weight, channels);
     arrays.write("grad_bias", grad_bias, channels);
     arrays.check_overlaps();
-    if (!batch) return zero(grad_weight, channels), zero(grad_bias, channels);
+    if (!batch) return arrays.write_zeros();
     kernels.output_norm_backward(x, grad_y, batch, area, channels, weight, eps, threads, grad_x, grad_weight,
                                  grad_bias);
   });
 }
 
 int64_t swin_packed_convolution_size(int32_t tile, int64_t outputs, int64_t channels) {
-  const int64_t points = points_of(tile);
-  const bool fits = points && outputs > 0 && channels > 0 && outputs <= MAX_COUNT / points / channels;
-  return fits ? points * outputs * channels : 0;
+  int64_t size = 0;
+  guarded([&] { size = convolution_numbers(tile, outputs, channels); });
+  return size;
 }
 
 int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs, int64_t channels, int32_t threads,

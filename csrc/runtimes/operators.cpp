@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <sstream>
@@ -17,7 +18,7 @@ namespace {
 
 using Shape = std::array<int64_t, 4>;
 
-constexpr int64_t MAX_SIZE = 1 << 20, MAX_PATCH = 1 << 10, MAX_WINDOW = 16;  // products of these are int64_t
+constexpr int64_t MAX_SIZE = 1 << 20;  // products of three are int64_t; the library checks the rest
 
 // A packed weight, on cache lines of its own.
 struct Panels {
@@ -46,7 +47,7 @@ class Node {
     attribute_names >> name;
     return static_cast<float>(*attributes++);
   }
-  int64_t whole(int64_t least, int64_t most) {
+  int64_t whole(int64_t least = 0, int64_t most = MAX_SIZE) {
     attribute_names >> name;
     const double value = *attributes++;
     if (!(value >= static_cast<double>(least) && value <= static_cast<double>(most)))
@@ -55,20 +56,20 @@ class Node {
     return static_cast<int64_t>(value);
   }
   // A copy of the next weight.
-  std::vector<float> vector(int64_t count) {
-    const float* first = take(count);
-    return {first, first + count};
+  std::vector<float> vector(std::initializer_list<int64_t> shape) {
+    const float* first = take(shape);
+    return {first, first + counts[-1]};
   }
   // The next weight (N, K), packed.
   Panels packed(int32_t dtype, int64_t N, int64_t K, int64_t unit) {
-    const float* weight = take(N * K);
+    const float* weight = take({N, K});
     Panels panels(swin_packed_size(dtype, N, K) * (dtype == SWIN_BFLOAT16 ? 2 : 4));
     if (swin_pack(dtype, weight, N, K, unit, 0, 1, panels.data())) throw std::invalid_argument(swin_error());
     return panels;
   }
   // The next weight (N, 3, 3, C) of a convolution, packed.
   Panels packed_convolution(int64_t tile, int64_t N, int64_t C) {
-    const float* weight = take(N * 9 * C);
+    const float* weight = take({N, 9, C});
     Panels panels(swin_packed_convolution_size(static_cast<int32_t>(tile), N, C) * 4);
     auto* packed = reinterpret_cast<float*>(panels.data());
     if (swin_pack_convolution(weight, static_cast<int32_t>(tile), N, C, 1, packed))
@@ -77,13 +78,18 @@ class Node {
   }
 
  private:
-  const float* take(int64_t count) {
+  const float* take(std::initializer_list<int64_t> shape) {
     weight_names >> name;
     const int64_t given = *counts++;
     const float* weight = *weights++;
-    if (given != count || !weight)
-      throw std::invalid_argument(name + " must have " + std::to_string(count) + " numbers, got " +
-                                  std::to_string(given));
+    int64_t left = given;  // to divide by each size: a product may overflow
+    std::string sizes;
+    for (const int64_t size : shape) {
+      left = size > 0 && left % size == 0 ? left / size : 0;
+      sizes += (sizes.empty() ? "" : " x ") + std::to_string(size);
+    }
+    if (left != 1 || !weight)
+      throw std::invalid_argument(name + " must have " + sizes + " numbers, got " + std::to_string(given));
     return weight;
   }
 
@@ -120,14 +126,14 @@ struct Block : swin_operator {
 
   explicit Block(Node& node) {
     const int64_t version = node.whole(1, 2);
-    block.dtype = static_cast<int32_t>(node.whole(0, 1));
-    const int64_t C = expected_channels = block.channels = node.whole(1, MAX_SIZE);
-    const int64_t D = block.hidden = node.whole(1, MAX_SIZE);
-    const int64_t h = block.heads = node.whole(1, C);
-    block.window_height = node.whole(1, MAX_WINDOW);
-    block.window_width = node.whole(1, MAX_WINDOW);
-    block.shift_height = node.whole(0, MAX_WINDOW);
-    block.shift_width = node.whole(0, MAX_WINDOW);
+    block.dtype = static_cast<int32_t>(node.whole());
+    const int64_t C = expected_channels = block.channels = node.whole();
+    const int64_t D = block.hidden = node.whole();
+    const int64_t h = block.heads = node.whole(1);  // the divisor of C
+    block.window_height = node.whole();
+    block.window_width = node.whole();
+    block.shift_height = node.whole();
+    block.shift_width = node.whole();
     block.padding = static_cast<int32_t>(node.whole(0, SWIN_PADDING_MASKED));
     block.scale = node.number();
     block.eps1 = node.number();
@@ -136,10 +142,10 @@ struct Block : swin_operator {
     block.has_norm3 = block.eps3 >= 0;
     const int64_t outputs[] = {3 * C, C, D, C}, inputs[] = {C, C, C, D}, N = block.window_height * block.window_width;
     for (int i = 0; i < SWIN_LINEARS; i++) linear[i] = node.packed(block.dtype, outputs[i], inputs[i], i ? 1 : C / h);
-    for (int i = 0; i < SWIN_LINEARS; i++) bias[i] = node.vector(outputs[i]);
-    for (auto& norm : norms) norm = node.vector(C);
-    position_bias = node.vector(h * N * N);
-    cosine_scale = node.vector(h);
+    for (int i = 0; i < SWIN_LINEARS; i++) bias[i] = node.vector({outputs[i]});
+    for (auto& norm : norms) norm = node.vector({C});
+    position_bias = node.vector({h, N, N});
+    cosine_scale = node.vector({h});
     for (int i = 0; i < SWIN_LINEARS; i++) block.linear[i] = linear[i].data(), block.bias[i] = bias[i].data();
     const float** const places[] = {&block.norm1_weight, &block.norm1_bias,   &block.norm2_weight,
                                     &block.norm2_bias,   &block.norm3_weight, &block.norm3_bias};
@@ -166,9 +172,9 @@ struct Projected : swin_operator {
   void read(Node& node, int64_t K, bool has_bias, bool norm_after) {
     const int64_t N = projection.outputs;
     linear = node.packed(projection.dtype, N, K, 1);
-    if (has_bias) bias = node.vector(N);
-    norm_weight = node.vector(norm_after ? N : K);
-    norm_bias = node.vector(norm_after ? N : K);
+    if (has_bias) bias = node.vector({N});
+    norm_weight = node.vector({norm_after ? N : K});
+    norm_bias = node.vector({norm_after ? N : K});
     projection.linear = linear.data();
     projection.bias = bias.data();
     projection.has_norm = projection.eps >= 0;
@@ -192,11 +198,11 @@ struct Embed : Projected {
   static constexpr const char* WEIGHTS = "weight bias norm_weight norm_bias";
 
   explicit Embed(Node& node) {
-    projection.dtype = static_cast<int32_t>(node.whole(0, 1));
-    expected_channels = node.whole(1, MAX_SIZE);
-    projection.outputs = node.whole(1, MAX_SIZE);
-    height = node.whole(1, MAX_PATCH);
-    width = node.whole(1, MAX_PATCH);
+    projection.dtype = static_cast<int32_t>(node.whole());
+    expected_channels = node.whole();
+    projection.outputs = node.whole();
+    height = node.whole(1);
+    width = node.whole(1);
     projection.eps = node.number();
     read(node, expected_channels * height * width, true, true);
   }
@@ -220,9 +226,9 @@ struct Merge : Projected {
   static constexpr const char* WEIGHTS = "weight norm_weight norm_bias";
 
   explicit Merge(Node& node) {
-    projection.dtype = static_cast<int32_t>(node.whole(0, 1));
-    expected_channels = node.whole(1, MAX_SIZE);
-    projection.outputs = node.whole(1, MAX_SIZE);
+    projection.dtype = static_cast<int32_t>(node.whole());
+    expected_channels = node.whole();
+    projection.outputs = node.whole();
     norm_after = static_cast<int32_t>(node.whole(0, 1));
     projection.eps = node.number();
     read(node, 4 * expected_channels, false, norm_after);
@@ -245,10 +251,10 @@ struct OutputNorm : swin_operator {
   static constexpr const char* WEIGHTS = "weight bias";
 
   explicit OutputNorm(Node& node) {
-    expected_channels = node.whole(1, MAX_SIZE);
+    expected_channels = node.whole();
     eps = node.number();
-    weight = node.vector(expected_channels);
-    bias = node.vector(expected_channels);
+    weight = node.vector({expected_channels});
+    bias = node.vector({expected_channels});
   }
   Shape output_shape(const Shape& shape) const override { return {shape[0], shape[3], shape[1], shape[2]}; }
   int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const override {
@@ -267,12 +273,12 @@ struct Convolution : swin_operator {
   static constexpr const char* WEIGHTS = "weight bias";
 
   explicit Convolution(Node& node) {
-    expected_channels = convolution.channels = node.whole(1, MAX_SIZE);
-    convolution.outputs = node.whole(1, MAX_SIZE);
+    expected_channels = convolution.channels = node.whole();
+    convolution.outputs = node.whole();
     convolution.dtype = SWIN_FLOAT32;
     convolution.tile = 4;
     weight = node.packed_convolution(convolution.tile, convolution.outputs, expected_channels);
-    bias = node.vector(convolution.outputs);
+    bias = node.vector({convolution.outputs});
     convolution.weight = reinterpret_cast<const float*>(weight.data());
     convolution.bias = bias.data();
   }

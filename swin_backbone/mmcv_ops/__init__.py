@@ -13,17 +13,22 @@ of mmdet, mmseg and mmrotate call these operators.
 
 import importlib
 import importlib.util
+import os
 import sys
 
+SWITCH = 'SWIN_BACKBONE_STAND_INS'
 NAME = 'mmcv._ext'
 
 
 def put_in_place() -> None:
-    """Let `ext.py` be `mmcv._ext`, if this mmcv has `mmcv.ops` and no compiled module that loads."""
+    """Let `ext.py` be `mmcv._ext`, if this mmcv has `mmcv.ops` and no compiled module that loads.
+
+    `SWIN_BACKBONE_STAND_INS=0` switches this off.
+    """
     import mmcv
     import torch  # noqa: F401 - the compiled one is linked to its libraries
 
-    if importlib.util.find_spec('mmcv.ops') is None:
+    if os.environ.get(SWITCH) == '0' or importlib.util.find_spec('mmcv.ops') is None:
         return
     try:
         spec = importlib.import_module(NAME).__spec__
@@ -41,7 +46,7 @@ def in_use() -> str:
     """Return the origin of the operators of `mmcv.ops`, in one line."""
     module = sys.modules.get(NAME)
     if module is None:
-        return 'none: this mmcv has no mmcv.ops'
+        return f'none: {SWITCH}=0 is set' if os.environ.get(SWITCH) == '0' else 'none: this mmcv has no mmcv.ops'
     if module.__name__ == NAME:
         return 'compiled'
     condition = '' if '_swin_backbone_mmcv' in sys.modules else ' once swin_backbone is imported'

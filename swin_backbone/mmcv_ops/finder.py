@@ -1,10 +1,12 @@
 """Find `mmcv._ext` if mmcv has no compiled operators, also before `swin_backbone` is imported.
 
 `setup.py` installs a copy of this file into site-packages, and a `.pth` file that imports the copy at each start of
-Python. Therefore this file imports `sys` alone, and an operator imports `swin_backbone` at its first call. All other
-finders come first: a compiled `mmcv._ext` takes precedence.
+Python. Therefore this file imports no module that Python has not loaded, and an operator imports `swin_backbone` at its
+first call. All other finders come first: a compiled `mmcv._ext` takes precedence. `SWIN_BACKBONE_STAND_INS=0` switches
+the finder off, and an installation with this variable has neither file.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -47,4 +49,5 @@ class OperatorsFinder:
         module.__getattr__ = make_operator
 
 
-sys.meta_path.append(OperatorsFinder)
+if os.environ.get('SWIN_BACKBONE_STAND_INS') != '0':
+    sys.meta_path.append(OperatorsFinder)

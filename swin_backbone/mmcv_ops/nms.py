@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.detection import regions
-from ..kernels.native.library import DTYPES
 from . import providers, rotated
 from .bags import wide
 
@@ -33,7 +31,9 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     if not len(boxes):
         return torch.empty(0, dtype=torch.long, device=boxes.device)
     order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv
-    if providers.library_takes(boxes, (*DTYPES, torch.float16)):
+    if providers.library_takes(boxes, (*providers.DTYPES, torch.float16)):
+        from ..kernels.detection import regions
+
         return regions.nms(boxes.float(), order, iou_threshold, offset)
     if not offset and boxes.is_cuda and providers.torchvision_takes('nms', boxes):
         kept: Tensor = torch.ops.torchvision.nms(wide(boxes), wide(scores), iou_threshold)

@@ -6,17 +6,31 @@ Letters: R regions, P bins of all regions; bags.py has further letters.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels.detection import regions
-from ..kernels.detection.regions import Pooling
 from . import providers
 from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, parts, pool_bags, unpool_bags, wide
 
 MAX_SAMPLES = 2**24  # of a region: 2 GiB of memory
+
+
+class Pooling(NamedTuple):
+    """Settings of RoIAlign.
+
+    Attributes:
+        bins: of a region, down and across.
+        scale: side of a region on the map, divided by the side in `rois_R5`.
+        sampling_ratio: samples of a bin along each axis; 0 for a sample per pixel of the bin's length.
+        aligned: whether the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
+    """
+
+    bins: tuple[int, int]
+    scale: float
+    sampling_ratio: int
+    aligned: bool
 
 
 def roi_align_forward(
@@ -30,6 +44,8 @@ def roi_align_forward(
     """
     pooling = _pooling(*settings, **named)
     if providers.library_takes(input):
+        from ..kernels.detection import regions
+
         regions.roi_align(input, rois, output, pooling)
     elif input.is_cuda and providers.torchvision_takes('roi_align', input):  # on CPUs: one thread, and no bfloat16
         sizes = pooling.scale, *pooling.bins, pooling.sampling_ratio, pooling.aligned
@@ -50,6 +66,8 @@ def roi_align_backward(
     """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
     pooling = _pooling(*settings, **named)
     if providers.library_takes(grad_input):
+        from ..kernels.detection import regions
+
         regions.roi_align_backward(grad_output, rois, grad_input, pooling)
     elif grad_input.is_cuda and providers.torchvision_takes('_roi_align_backward', grad_input):
         sizes = pooling.scale, *pooling.bins, *grad_input.shape, pooling.sampling_ratio, pooling.aligned

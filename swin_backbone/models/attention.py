@@ -32,16 +32,16 @@ def attend(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     grid = x_BHWC.shape[0], *windows.counts()
     if takes_fused_attention(q):
         y_LNC = _fused_attention(q, k, v, bias_LhNN, attention.scale, dropout)
-        for rows, columns, mask_NN in edges:  # again, with the mask
+        for rows, columns, apart_NN in edges:  # again, with the mask
             q_e, k_e, v_e = (x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in (q, k, v))
-            bias_1hNN = bias_LhNN.masked_fill(~mask_NN, -torch.inf)
+            bias_1hNN = bias_LhNN.masked_fill(apart_NN, -torch.inf)
             part_LNC = _fused_attention(q_e, k_e, v_e, bias_1hNN, attention.scale, dropout)
             at_edge = y_LNC.unflatten(0, grid)[:, rows, columns]
             at_edge.copy_(part_LNC.view_as(at_edge))
     else:
         logits_LhNN = (q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN
-        for rows, columns, mask_NN in edges:  # a masked weight is 0, and so is its gradient: autograd needs no record
-            logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(~mask_NN, -torch.inf)
+        for rows, columns, apart_NN in edges:  # a masked weight is 0, and so is its gradient: autograd needs no record
+            logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(apart_NN, -torch.inf)
         # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
         weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
         y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)

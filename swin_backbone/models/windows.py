@@ -69,14 +69,14 @@ class Windows(NamedTuple):
         """Return the windows that the cut of a roll divides, at the bottom, at the right and in the corner.
 
         Returns:
-            Rows and columns of windows, and the pairs of places in one region, (N, N). All pairs of other windows are
-            in one region, except with `mask_padding`.
+            Rows and columns of windows, and the pairs of places in two regions, (N, N). Other windows have none,
+            except with `mask_padding`.
         """
         if not self.rolls or not any(self.shift):
             return []
         before, last = slice(None, -1), slice(-1, None)
         parts = (last, before), (before, last), (last, last)
-        return [(*part, mask) for part, mask in zip(parts, edge_masks(self.window_size, self.shift, device))]
+        return [(*part, apart) for part, apart in zip(parts, pairs_apart(self.window_size, self.shift, device))]
 
     def counts(self) -> Size:
         """Return the numbers of windows in a column and in a row."""
@@ -116,12 +116,12 @@ class Windows(NamedTuple):
 
 
 @cached_table
-def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return the masks of windows at the bottom, at the right and in the corner: (3, N, N)."""
+def pairs_apart(window_size: Size, shift: Size, device: torch.device) -> Tensor:
+    """Return the pairs of places in two regions: of windows at the bottom, right and in the corner, (3, N, N)."""
     at_cut = [torch.arange(n, device=device) >= n - cut for n, cut in zip(window_size, shift)]
     row_N, column_N = (region.flatten() for region in torch.meshgrid(*at_cut, indexing='ij'))
-    bottom, right = (region_N[:, None] == region_N for region_N in (row_N, column_N))
-    return torch.stack([bottom, right, bottom & right])
+    bottom, right = (region_N[:, None] != region_N for region_N in (row_N, column_N))
+    return torch.stack([bottom, right, bottom | right])
 
 
 @cached_table

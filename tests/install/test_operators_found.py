@@ -22,17 +22,28 @@ print(in_use())
 """
 
 
-def run(folder, code):
-    return run_python('-c', READ_PTH.format(folder=str(folder)) + code, folder=folder, path=folder).stdout
+OFF = dict(SWIN_BACKBONE_STAND_INS='0')
+
+
+def run(folder, code, **environment):
+    return run_python(
+        '-c', READ_PTH.format(folder=str(folder)) + code, folder=folder, path=folder, **environment
+    ).stdout
+
+
+def build(kind, source, folder, **environment):
+    """Return a wheel, or the wheel of an editable installation."""
+    code = f'from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})'
+    run_python('-c', code, folder=source, SWIN_BACKBONE_NATIVE='0', **environment)
+    (wheel,) = folder.glob('*.whl')
+    return wheel
 
 
 @pytest.fixture(scope='module')
 def editable(source, tmp_path_factory):
     """Folder with the site-packages files of an editable installation."""
     folder = tmp_path_factory.mktemp('editable')
-    code = f'from setuptools import build_meta; build_meta.build_editable({str(folder)!r})'
-    run_python('-c', code, folder=source, SWIN_BACKBONE_NATIVE='0')
-    (wheel,) = folder.glob('*.whl')
+    wheel = build('editable', source, folder)
     zipfile.ZipFile(wheel).extractall(folder / 'site')
     return folder / 'site'
 
@@ -60,6 +71,18 @@ def test_mmcv_finds_operators_before_this_package(request, kind, first):
 def test_python_starts_without_torch(installed):
     code = "print(sorted(n for n in sys.modules if n.split('.')[0] in ('torch', 'mmcv', 'mmengine', 'swin_backbone')))"
     assert run(installed, code) == '[]\n'
+
+
+@pytest.mark.usefixtures('installed')  # the folder of the build has the files already
+def test_an_installation_without_stand_ins(source, tmp_path):
+    with zipfile.ZipFile(build('wheel', source, tmp_path, **OFF)) as wheel:
+        assert not FILES & set(wheel.namelist())
+
+
+@pytest.mark.parametrize(('environment', 'found'), [({}, 'True'), (OFF, 'False')])
+def test_the_finder_is_switched_off(installed, environment, found):
+    code = "print('OperatorsFinder' in [getattr(finder, '__name__', '') for finder in sys.meta_path])"
+    assert run(installed, code, **environment) == f'{found}\n'
 
 
 def test_a_compiled_module_beside_mmcv_wins(installed, tmp_path):

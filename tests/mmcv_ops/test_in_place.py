@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import ROOT, run_python
 
+from swin_backbone import compat
 from swin_backbone.mmcv_ops import ext, in_use, providers, put_in_place
 
 WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
@@ -72,6 +73,22 @@ def test_operators_that_do_not_load_are_replaced(tmp_path):
     (package / '_ext.py').write_text(BROKEN)
     result = run_python('-c', 'import swin_backbone' + CALLS, path=os.pathsep.join([str(tmp_path), str(ROOT)]))
     assert result.stdout.splitlines()[-1] == 'swin_backbone.mmcv_ops.ext'
+
+
+def test_stand_ins_are_switched_off(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'torchvision', torch)
+    monkeypatch.setattr(compat, '_try_torchvision', lambda: RuntimeError('built for another torch'))
+    monkeypatch.setitem(sys.modules, 'mmcv._ext', None)
+    monkeypatch.setenv('SWIN_BACKBONE_STAND_INS', '0')
+    put_in_place()
+    compat.import_torchvision()
+    assert sys.modules['mmcv._ext'] is None
+    assert in_use() == 'none: SWIN_BACKBONE_STAND_INS=0 is set'
+    assert sys.modules['torchvision'] is torch
+    monkeypatch.setenv('SWIN_BACKBONE_STAND_INS', '1')
+    with pytest.warns(UserWarning, match='SWIN_BACKBONE_STAND_INS=0 leaves torchvision as it is'):
+        compat.import_torchvision()
+    assert sys.modules['torchvision'] is None
 
 
 def test_a_missing_operator_is_named_with_what_to_do():

@@ -8,6 +8,7 @@ from helpers.kernels.errors import relative_error
 from helpers.models.small_models import randomised
 from mmcv.cnn.bricks.drop import DropPath
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 
@@ -148,6 +149,62 @@ def test_a_bias_where_there_was_none_is_not_forgotten(backbone):
     nn.init.normal_(other.bias)
     merging.reduction = other
     assert not torch.allclose(maps(model, x)[1], before[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ('backbone', 'register'),
+    [*[(kind, 'register_forward_hook') for kind in BACKBONES], (SwinBackbone, 'register_forward_pre_hook')],
+)
+@torch.no_grad()
+def test_a_tensor_that_a_hook_kept_stays(backbone, register):
+    """Grad-CAM, distillation and extraction of features keep outputs or inputs of a module, and read them later."""
+    model, x = make(backbone, backend='torch'), torch.randn(1, 3, 40, 50)
+    modules = dict(model.named_modules())
+
+    def hook(name):
+        def tensors(_, inputs, *output):
+            found = [one for one in tree_leaves(output or inputs) if isinstance(one, torch.Tensor)]
+            kept[name] += [one.clone() for one in found] if model.backend == 'torch' else found
+
+        kept[name] = []
+        return getattr(modules[name], register)(tensors)
+
+    truth = kept = {}
+    handles, expected = [hook(name) for name in modules], maps(model, x)
+    for handle in handles:
+        handle.remove()
+    model.backend, kept = 'auto', {}
+    for name in modules:
+        handle, outputs = hook(name), model(x)
+        handle.remove()
+        assert len(kept[name]) == len(truth[name]), name
+        for one, other in zip([*outputs, *kept[name]], [*expected, *truth[name]]):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+@torch.no_grad()
+def test_the_users_own_tokens_stay(backbone):
+    model = make(backbone)
+    tokens_BHWC = torch.randn(1, 8, 8, 32)
+    before = tokens_BHWC.clone()
+    for _ in range(2):
+        model(torch.randn(1, 3, 32, 32), hide=lambda _: tokens_BHWC)
+    assert torch.equal(tokens_BHWC, before)
+
+
+@pytest.mark.parametrize('name', ['ffn.add_identity', 'attn.w_msa.scale', 'norm2.eps', 'attn.w_msa.attn_drop_rate'])
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_an_attribute_that_is_set_late_counts(backbone, name):
+    model, x = make(backbone).train(), torch.randn(1, 3, 40, 50)
+    owner, _, attribute = name.rpartition('.')
+    maps(model, x)
+    setattr(model.stages[0].blocks[1].get_submodule(owner), attribute, 0.3)
+    found = []
+    for model.backend in ('auto', 'torch'):
+        torch.manual_seed(1)
+        found.append(maps(model, x))
+    assert relative_error(*found) < 1e-5
 
 
 @pytest.mark.parametrize('backbone', BACKBONES)

@@ -36,6 +36,7 @@ RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 Values = dict[str, Any]  # arguments of a call, by name
 Names = dict[str, str]  # of a block's tensors: ours, and in the block
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
+SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
 MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'input_dimensions'])
 BLOCK, INDEX = 'stages.0.blocks.0.', f'{ATTENTION}relative_position_index'  # our names
@@ -58,6 +59,7 @@ class Record(NamedTuple):
 
     compute: Callable[[Any, 'Record', Values], Any]  # `forward`; None: call the original
     kinds: dict[str, type[nn.Module]]  # of the modules inside, when the layer was accelerated
+    settings: list[Any]  # of these modules
     channels: int  # of the input
     names: Names  # of a block
     origin: Any = None  # of a block: `Origin`
@@ -129,20 +131,23 @@ BLOCKS = (
 
 def find_layer(module: Any) -> Optional[Record]:
     """Return the computation of a layer of a Swin; None for other modules."""
-    arguments, kinds = _arguments(module), {name: type(one) for name, one in modules_inside(module)}
+    arguments, built = (
+        _arguments(module),
+        ({name: type(one) for name, one in modules_inside(module)}, _settings(module)),
+    )
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
-        return Record(compute_merging, kinds, module.reduction.in_features // 4, {})
+        return Record(compute_merging, *built, module.reduction.in_features // 4, {})
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
-        return Record(compute_embedding, kinds, module.projection.in_channels, {})
+        return Record(compute_embedding, *built, module.projection.in_channels, {})
     if type(module) is nn.LayerNorm:
-        return Record(compute_norm, kinds, module.normalized_shape[-1], {})
+        return Record(compute_norm, *built, module.normalized_shape[-1], {})
     for origin in BLOCKS:
         has_drop_paths = all(hasattr(module, path.partition('.')[0]) for path in origin.drop_paths.split())
         if arguments == origin.arguments.split() and has_drop_paths:
             names = _names_in_block(module, origin)
             if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.V1):
                 channels = next(len(one.weight) for one in module.modules() if isinstance(one, nn.LayerNorm))
-                return Record(compute_block, kinds, channels, names, origin)
+                return Record(compute_block, *built, channels, names, origin)
     return None
 
 
@@ -164,8 +169,8 @@ def can_run(layer: Any, x: Any, raise_error: bool = False) -> bool:
         return refuse('native', 'The first argument is no tensor.', raise_error)
     if not is_as_built(layer, record.kinds, raise_error):
         return False
-    if any(vars(one).get('approximate', 'none') != 'none' for _, one in modules_inside(layer)):
-        return refuse('native', 'The compiled library has one activation, exact GELU.', raise_error)
+    if _settings(layer) != record.settings:
+        return refuse('native', f'One of {", ".join(SETTINGS)} has changed.', raise_error)
     if any(owner.training and getattr(owner, name) for owner, name in rates_in(layer, record)):
         return refuse('native', 'The compiled library has no dropout, and a dropout rate is above 0.', raise_error)
     return True
@@ -232,6 +237,10 @@ def _by_torch(
         return y
 
     return forward_by_torch(layer, names, random_state, x, *tensors, forward=forward)
+
+
+def _settings(layer: nn.Module) -> list[Any]:
+    return [vars(one).get(name) for _, one in modules_inside(layer) for name in SETTINGS]
 
 
 def rates_in(layer: nn.Module, record: Record) -> list[tuple[Any, str]]:

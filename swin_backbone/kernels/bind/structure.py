@@ -49,11 +49,11 @@ def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[T
 
 
 def can_read_map(x: Optional[Tensor], raise_error: bool = False) -> bool:
-    """Return whether the library computes a layer for the map `x`: float32, or any dtype under autocast."""
+    """Return whether the library computes a layer for the map `x`: float32, or a floating dtype under autocast."""
     if x is None:
         return True
-    if x.dtype is not torch.float32 and autocast_dtype(x.device.type) is None:
-        reason = f'The compiled library takes maps of float32, and of every dtype under autocast, not {x.dtype}.'
+    if x.dtype is not torch.float32 and not (x.is_floating_point() and autocast_dtype(x.device.type)):
+        reason = f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
         return refuse('native', reason, raise_error)
     return native.can_run(x, raise_error)
 

@@ -4,7 +4,7 @@ Letters: R regions, I and J bins down and across.
 """
 
 from ctypes import byref, c_int64
-from typing import NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -13,29 +13,14 @@ from ..native.library import RoiAlign
 from ..native.memory import address, dtype_number, library
 
 
-class Pooling(NamedTuple):
-    """Settings of RoIAlign.
-
-    Attributes:
-        bins: of a region, down and across.
-        scale: side of a region on the map, divided by the side in `rois_R5`.
-        sampling_ratio: samples of a bin along each axis; 0 for a sample per pixel of the bin's length.
-        aligned: whether the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
-    """
-
-    bins: tuple[int, int]
-    scale: float
-    sampling_ratio: int
-    aligned: bool
-
-
-def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: Pooling) -> None:
+def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: Any) -> None:
     """Write RoIAlign into `pooled_RCIJ`: the mean of a bin's samples.
 
     Args:
         maps_BCHW: float32 or bfloat16, dense in rows or in channels; for different strides, the function makes a copy.
         rois_R5: index of a map, x1, y1, x2, y2.
         pooled_RCIJ: contiguous, of the maps' dtype.
+        pooling: `mmcv_ops.roi.Pooling`.
 
     Raises:
         ValueError: an argument does not fit.
@@ -46,7 +31,7 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     library().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled)
 
 
-def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Pooling) -> None:
+def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Any) -> None:
     """Add the gradient of `roi_align` to `grad_maps_BCHW`, of the dtype of `grad_RCIJ`.
 
     Sums are in float32. The order is equal for any number of threads.
@@ -92,7 +77,7 @@ def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
     return address('maps', x, x.shape, x.dtype)
 
 
-def _describe(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Pooling) -> RoiAlign:
+def _describe(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlign:
     """Return the library's description. The description holds the address of `rois_R5`: keep `rois_R5` alive."""
     bins, scale, samples, aligned = pooling
     return RoiAlign(

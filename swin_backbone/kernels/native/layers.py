@@ -7,6 +7,7 @@ Layout: B batch, H W height and width of a map, C channels, D hidden channels, h
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_int64, c_void_p
 from typing import Any, NamedTuple, Optional, Protocol
 
@@ -117,12 +118,24 @@ def _gradients_by_autograd(
         # If two layers share a weight, a tensor may depend on the weight. Views separate the tensors: the gradient of a
         # weight excludes the path through the input.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
-        y = function(*views).view(grad.shape)  # some layers return tokens without the shape of the map
+        y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
+        y = y.view(grad.shape)  # some layers return tokens without the shape of the map
     inputs = [view for view, n in zip(views, needed) if n]
     gradients = iter(
         torch.autograd.grad(y, inputs, grad, create_graph=create_graph, allow_unused=True)  # type: ignore[arg-type]
     )
     return [next(gradients) if n else None for n in needed]
+
+
+def _outside_vmap(function: Callable[..., Tensor], *tensors: Optional[Tensor]) -> Tensor:
+    """Call a function in a new thread, which has no vmap: under vmap, no random numbers of drop path can be drawn."""
+
+    def call() -> Tensor:
+        with torch.enable_grad():
+            return function(*tensors)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
 class BlockWeights(NamedTuple):

@@ -7,7 +7,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from ...kernels.bind.accelerate import accelerate_swin, find_swins, restore_swin
 from .maps import prepare_convolutions, restore_convolutions
 
 Model = TypeVar('Model', bound=nn.Module)
@@ -33,7 +32,12 @@ def accelerate(model: Model, dry_run: bool = False) -> Model:
 
     Returns:
         `model`.
+
+    Raises:
+        ImportError: without the folder `swin_backbone/kernels`.
     """
+    from ...kernels.bind.accelerate import accelerate_swin, find_swins
+
     accelerate_swin(model, dry_run)
     if not dry_run and all(parameter.device.type == 'cpu' for parameter in model.parameters()):
         replace_layers(model)
@@ -54,6 +58,8 @@ def replace_layers(model: nn.Module) -> None:
 
 def restore(model: Model) -> Model:
     """Undo `accelerate`, in place, and return the model."""
+    from ...kernels.bind.accelerate import restore_swin
+
     restore_swin(model)
     restore_convolutions(model)
     for module in model.modules():

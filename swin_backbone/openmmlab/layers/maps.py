@@ -6,7 +6,6 @@ from torch import nn
 
 from ...mmcv_ops import in_use
 from ...models.pyramid import SwinPyramid
-from .conv3x3 import restore_class, use_channels_last
 
 # Layers of mmdet and mmseg that were tested with channels_last maps. CenterNet's head calls `view`, and fails on them.
 TESTED = {
@@ -43,6 +42,8 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
     Args:
         swins: backbones of other packages, whose convolutions do not change.
     """
+    from .conv3x3 import use_channels_last  # needs kernels/
+
     own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
     own.update(id(one) for swin in swins for one in swin.modules())
     for module in model.modules():
@@ -58,6 +59,8 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
 
 def restore_convolutions(model: nn.Module) -> None:
     """Undo `prepare_convolutions`, in place."""
+    from .conv3x3 import restore_class
+
     for module in model.modules():
         restore_class(module)
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -46,6 +47,26 @@ def test_outputs_gradients_and_random_numbers_stay(toolbox, with_cp, calls):
     swin_backbone.restore(model)
     assert not accelerated(model)
     assert all(torch.equal(a, b) for a, b in zip(results(model, X), expected))
+
+
+def test_second_derivatives_and_batches_of_gradients(calls):
+    """Torch computes them with the original's forward, in each kind of layer, with equal draws of drop path."""
+    model = build('mmdet', drop_path_rate=0.3)
+
+    def derivatives():
+        torch.manual_seed(1)
+        leaves = [X[..., :33, :40].clone().requires_grad_(), *model.parameters()]
+        y = torch.cat([one.flatten() for one in model(leaves[0])])
+        once = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+        twice = torch.autograd.grad(sum(one.square().sum() for one in once), leaves)
+        y = torch.cat([one[:, :2].mean((2, 3)).flatten() for one in model(leaves[0])])
+        return [*once, *twice, *torch.autograd.grad(y, leaves, torch.eye(len(y)), is_grads_batched=True)]
+
+    expected = derivatives()
+    assert len(accelerated(swin_backbone.accelerate(model))) == 8
+    calls.clear()
+    assert_close(derivatives(), expected)
+    assert len(calls) == 8
 
 
 def test_a_dry_run_and_a_second_call_change_nothing():
@@ -96,6 +117,9 @@ def test_hooks_inside_dropout_and_other_modules_are_obeyed(calls):
         lambda model: model.stages[0].blocks[0].ffn.layers[0].__setitem__(1, nn.GELU('tanh')),
         lambda model: setattr(model.stages[0].downsample.reduction, 'bias', nn.Parameter(torch.linspace(-1, 1, 32))),
         lambda model: setattr(model.patch_embed.projection, 'dilation', (2, 2)),
+        lambda model: setattr(model.stages[0].blocks[1].ffn, 'add_identity', False),
+        lambda model: setattr(model.stages[0].blocks[1].attn.w_msa, 'scale', 0.9),
+        lambda model: setattr(model.stages[0].blocks[1].norm2, 'eps', 0.5),
     ],
 )
 def test_a_layer_that_changes_afterwards_computes_as_changed(change):
@@ -118,18 +142,36 @@ def test_a_block_that_computes_otherwise_stays(change):
     assert 'stages.0.blocks.1' in accelerated(model)
 
 
-def test_a_subclass_with_another_forward_fails_its_trial():
+@pytest.mark.parametrize(
+    ('change', 'reason'),
+    [
+        (lambda y: 2 * y, r'The results differ by \d'),
+        (lambda y: (y, 'attention'), r'The output is .*, and the original returns TreeSpec\(tuple'),  # as in EsViT
+    ],
+)
+def test_a_subclass_with_another_forward_fails_its_trial(change, reason):
     model = build('mmdet')
     block = model.stages[0].blocks[0]
 
-    class Doubled(type(block)):
+    class Changed(type(block)):
         def forward(self, x, hw_shape):
-            return 2 * super().forward(x, hw_shape)
+            return change(super().forward(x, hw_shape))
 
-    block.__class__ = Doubled
+    block.__class__ = Changed
     lines = swap.accelerate_swin(model)
-    assert any('unchanged: The results differ by' in line for line in lines)
+    assert any(re.search(f'1 x block: unchanged: {reason}', line) for line in lines)
     assert len(accelerated(model)) == 7
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_another_dtype_stay_and_get_an_advice(dtype):
+    model = build('mmdet', eval=True).to(dtype)
+    lines = swap.accelerate_swin(model)
+    assert len(lines) == 4  # embedding, blocks, merging, norms
+    for line in lines:
+        assert 'float32' in line
+        assert (dtype is torch.float64) or line.endswith('; autocast computes in half precision with float32 weights.')
+    assert not accelerated(model)
 
 
 @pytest.mark.parametrize('mode', [torch.inference_mode, torch.no_grad, lambda: torch.autocast('cpu', torch.bfloat16)])

@@ -10,8 +10,9 @@ import torch
 
 from swin_backbone.kernels.detection import regions
 from swin_backbone.kernels.native.library import load
+from swin_backbone.mmcv_ops.roi import Pooling
 
-POOLING = regions.Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
+POOLING = Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
 
 
 def some_rois(number=20, images=2, side=100.0, seed=0):

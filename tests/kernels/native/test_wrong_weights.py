@@ -1,6 +1,7 @@
 """Weights of wrong shape, dtype or memory in a layer: the result or the error is torch's."""
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -132,3 +133,21 @@ def test_numbers_that_are_not_in_a_tensors_own_memory(kind, elsewhere, record_fa
         ours = functional_call(model, {name: ELSEWHERE[elsewhere](value) for name, value in weights.items()}, (x,))
         assert relative_error(ours, expected) < 1e-5
     record_fault('wrong_weights', 3)
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_saved_tensors_at_odd_addresses(kind):
+    """Hooks of saved tensors may keep bytes, also those that a wide block stores for the backward pass."""
+    torch.manual_seed(0)
+    sizes = dict(embed_dims=192, depths=(1, 2), num_heads=(6, 12), strides=(4, 2), out_indices=(1,))
+    model, x = kind(**sizes, drop_path_rate=0.0).train(), torch.randn(1, 3, 40, 50)
+    moved, results = [], []
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.detach(), lambda t: moved.append(1) or at_an_odd_address(t)
+    )
+    for mode in (nullcontext(), hooks):
+        with mode:
+            (y,) = model(x)
+        results.append(torch.autograd.grad(y.sin().sum(), list(model.parameters())))
+    assert len(moved) > 20
+    assert all(map(torch.equal, *results))

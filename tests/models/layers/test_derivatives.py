@@ -16,7 +16,7 @@ WAYS = [dict(), dict(with_cp=True), dict(backend='torch'), dict(backend='torch',
 
 
 def make(backbone, **arguments):
-    return randomised(kind=backbone, **TWO_STAGES, **arguments)
+    return randomised(kind=backbone, **{**TWO_STAGES, **arguments})
 
 
 def assert_near(found, expected):
@@ -79,6 +79,17 @@ def test_jacobians_and_hessians(backbone, way):
     expected = torch.func.hessian(loss)(torch.zeros(3))
     for vectorize in vectorizes:
         assert_near(functional.hessian(loss, torch.zeros(3), vectorize=vectorize), expected)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_a_batch_of_gradients_has_the_forwards_drop_path(backbone):
+    model, image = make(backbone, drop_path_rate=0.5).train(), torch.randn(4, 3, 20, 36, requires_grad=True)
+    found = []
+    for model.backend in ('auto', 'torch'):
+        torch.manual_seed(1)
+        y = model(image)[1].mean((2, 3))[:, :3].flatten()
+        found.append(torch.autograd.grad(y, image, torch.eye(len(y)), is_grads_batched=True)[0])
+    assert_near(*found)
 
 
 @pytest.mark.parametrize('way', WAYS, ids=str)

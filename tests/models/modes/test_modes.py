@@ -1,13 +1,18 @@
 """AMP, torch.compile and export: counted, not timed."""
 
+from contextlib import nullcontext
+from itertools import product
+
 import pytest
 import torch
+from helpers.kernels import refusal
 from helpers.kernels.errors import relative_error
 from helpers.models.small_models import TWO_STAGES, randomised
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.replace import CannotRun
 
 KINDS = [SwinBackbone, SwinV2Backbone, SwinMLPBackbone]
 WINDOW_AREA = 49
@@ -43,6 +48,26 @@ def test_autocast_makes_no_float32_detour_in_attention(dtype, training):
         if training:
             output.float().sum().backward()
     assert seen.dtypes == {dtype}
+
+
+@pytest.mark.parametrize('autocast', [None, *CPU_AUTOCAST])
+@pytest.mark.parametrize('kind', KINDS)
+@torch.no_grad()
+def test_dtypes_of_weights_and_images(kind, autocast):
+    """An image has the dtype of the weights; under autocast it has any floating dtype. Else torch's error is raised."""
+    floating = torch.float64, torch.float32, torch.bfloat16, torch.float16
+    has_library = kind is not SwinMLPBackbone and refusal(autocast or torch.float32) is None
+    model, image = kind(**TWO_STAGES, embed_dims=32), torch.ones(1, 3, 20, 24)
+    for of_weights, of_image in product(floating, (*floating, torch.uint8, torch.complex64)):
+        runs = of_image == of_weights
+        if autocast is not None:
+            runs = of_image.is_floating_point and of_weights in (torch.float32, autocast)
+        by_library = runs and has_library and of_weights is torch.float32
+        for backend, expected in (('auto', runs), ('torch', runs), ('native', by_library)):
+            model.to(of_weights).backend = backend
+            error = nullcontext() if expected else pytest.raises((RuntimeError, CannotRun))
+            with torch.autocast('cpu', autocast, enabled=autocast is not None), error:
+                assert all(y.isfinite().all() and y.is_floating_point() for y in model(image.to(of_image)))
 
 
 @pytest.mark.parametrize('kind', KINDS)

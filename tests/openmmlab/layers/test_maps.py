@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from helpers.kernels.errors import relative_error
 from helpers.openmmlab.breadth import PLACED, build, pictures_and_truth, predict, swapped
+from mmengine.registry import MODELS
 
-from swin_backbone import accelerate, mmcv_ops
+from swin_backbone import accelerate, mmcv_ops, restore
 from swin_backbone.openmmlab.layers import maps
 from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, ConvTranspose2d
 
@@ -61,20 +63,32 @@ def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
 
 @pytest.mark.usefixtures('one_process')
 @pytest.mark.parametrize('first', ['wrap', 'accelerate'])
-def test_gradients_in_distributed_training_are_not_permuted(first):
-    torch.manual_seed(0)
-    plain = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3, padding=1))
+def test_a_training_goes_on_through_accelerate_and_restore(first):
+    """A fused optimizer and DistributedDataParallel have seen the memory of the parameters."""
+    from mmdet.models.necks import FPN
+
+    arguments = dict(depths=(1, 1), num_heads=(1, 2), strides=(4, 2), out_indices=(0, 1), window_size=4)
+    swin = MODELS.build(dict(type='mmdet.SwinTransformer', embed_dims=16, drop_path_rate=0.0, **arguments))
+    plain = torch.nn.Sequential(swin, FPN([16, 32], 8, 2))
     model = copy.deepcopy(plain)
     if first == 'accelerate':
-        maps.prepare_convolutions(model)
+        accelerate(model)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    maps.prepare_convolutions(wrapped)
+    optimizers = [torch.optim.AdamW(one.parameters(), 1e-2, eps=1e-3, fused=True) for one in (plain, model)]
+    memory = [(one.data_ptr(), one.stride()) for one in model.parameters()]
     for step in range(6):  # DistributedDataParallel builds its buckets again after the first step
-        if step == 3:
-            maps.restore_convolutions(wrapped)
-        x = torch.randn(2, 8, 9, 9)
-        for one in (plain, wrapped):
-            one.zero_grad()
-            one(x).square().sum().backward()
-        for one, other in zip(plain.parameters(), model.parameters()):
-            torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-4)
+        if step == 2:
+            accelerate(wrapped.module)
+            assert exchanged(model)
+        if step == 4:
+            restore(wrapped.module)
+            assert not exchanged(model)
+        x = torch.randn(2, 3, 32, 40)
+        for one, optimizer in zip((plain, wrapped), optimizers):
+            optimizer.zero_grad()
+            sum((y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum() for y in one(x)).backward()
+            optimizer.step()
+        assert memory == [(one.data_ptr(), one.stride()) for one in model.parameters()]
+        for tensors in zip(*([p.grad for p in one.parameters()] for one in (model, plain))):
+            assert relative_error(*([one] for one in tensors)) < 1e-3
+    assert relative_error(list(model.parameters()), list(plain.parameters())) < 1e-4
