@@ -57,9 +57,10 @@ class Shapes(Shape):
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        'batch shape device threads json overwrite',
+        'batch shape compile device threads json overwrite',
         batch=dict(default=1, help='images in a batch (default: 1)'),
         shape=dict(default=[], action=Shapes, help='once for each size (default: 512 512)'),
+        compile=dict(help='also measure all with torch.compile'),
         device=dict(default='cpu', help='where to measure (default: cpu)'),
     )
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
@@ -69,7 +70,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
     parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
-    parser.add_argument('--compile', action='store_true', help='also measure all with torch.compile')
     parser.add_argument(
         '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
     )

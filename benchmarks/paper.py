@@ -137,14 +137,14 @@ def count(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Traff
 
     Args:
         shape: of the images, (B, 3, H, W).
-        dtype: of autocast; float32: without autocast.
+        dtype: of autocast; float32: without autocast, in the dtype of the weights.
     """
     for module in model.modules():
         module.training = False  # mmdet's `train` leaves some modules alone
     with _gpu_without_gpu(), torch.no_grad(), _AnyBuild():
         named = [*model.named_parameters(), *model.named_buffers()]
         tensors = {name: torch.empty(x.shape, dtype=x.dtype, device='cuda') for name, x in named}
-        x_BCHW = torch.empty(shape, device='cuda')
+        x_BCHW = torch.empty(shape, dtype=named[0][1].dtype, device='cuda')
         for _ in range(2):
             traffic = Traffic(tensors.values())
             with torch.autocast('cuda', dtype, enabled=dtype != torch.float32), traffic:

@@ -70,6 +70,21 @@ def constant_when_compiled(function: Function) -> Function:
     return function
 
 
+def prepare_compiler() -> None:
+    """Set up torch.compile of a part of a model.
+
+    torch cannot split a graph with checkpointed blocks for the buckets of DistributedDataParallel: the part stays one
+    graph. The graph of backward is compiled in the first forward, where an error can be caught. Without the second
+    setting of torch, an error is raised in backward.
+    """
+    from torch._dynamo import config as tracer
+    from torch._functorch import config as autograd
+
+    tracer.optimize_ddp = False
+    if hasattr(autograd, 'force_non_lazy_backward_lowering'):
+        autograd.force_non_lazy_backward_lowering = True
+
+
 def symbolic_views() -> AbstractContextManager[Any]:
     """Let `torch.export` record views of free lengths without checks of divisibility.
 

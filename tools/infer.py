@@ -74,7 +74,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
     parser.add(
-        f'{CONFIG} annotations batch weights amp score_thr device threads first_label out_dir overwrite '
+        f'{CONFIG} annotations batch weights amp compile score_thr device threads first_label out_dir overwrite '
         'allow_missing unsafe_load timeout',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
         annotations=dict(dest='ids_of', help='COCO JSON with the ids of pictures and categories for results.json'),
@@ -147,17 +147,21 @@ def open_predictor(args: argparse.Namespace) -> 'Predictor':
     from swin_backbone.export.predictor import ExportedPredictor
     from swin_backbone.openmmlab.config.published import find_weights
     from swin_backbone.openmmlab.inference.predict import Predictor
+    from swin_backbone.openmmlab.layers.compile import compile_model
 
     exported = args.weights is None
     device = args.device or ('cpu' if exported else default_device())
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
     if exported:
-        if args.amp:
-            raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
+        if args.amp or args.compile:
+            raise ValueError('--amp and --compile take a checkpoint: an exported model has the precision of its export')
         return ExportedPredictor(args.config, device, args.threads, args.batch)
     cfg = load_config(args, with_data=False)
-    return Predictor(cfg, find_weights(args.weights), device, args.unsafe_load, args.allow_missing, args.amp)
+    predictor = Predictor(cfg, find_weights(args.weights), device, args.unsafe_load, args.allow_missing, args.amp)
+    if args.compile:
+        compile_model(predictor.model)
+    return predictor
 
 
 def reduced(frame: 'Frame') -> str:

@@ -27,7 +27,7 @@ from swin_backbone.outputs import check_outputs, claim_folder
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint data annotations weights amp device threads first_label work_dir out overwrite '
+        f'{CONFIG} checkpoint data annotations weights amp compile device threads first_label work_dir out overwrite '
         'skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
@@ -70,6 +70,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float],
     from swin_backbone.openmmlab.config.published import find_weights, start_from
     from swin_backbone.openmmlab.inference.results import WriteLabelsHook, require_different_names, written_by_others
     from swin_backbone.openmmlab.launchers import rank
+    from swin_backbone.openmmlab.layers.compile import compile_model
 
     def written_to(folder: str) -> Path:
         if not rank(args.launcher):
@@ -81,9 +82,11 @@ def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float],
         cfg = load_config(args)
         if args.weights:
             args.checkpoint = find_weights(args.weights)
-        if args.amp and is_exported(args.checkpoint):
-            raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
         if is_exported(args.checkpoint):
+            if args.amp or args.compile:
+                raise ValueError(
+                    '--amp and --compile take a checkpoint: an exported model has the precision of its export'
+                )
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:
             start_from(cfg, args.checkpoint)
@@ -105,6 +108,8 @@ def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float],
             runtime.write_predictions(cfg, str(beside / Path(args.out).name))
         require_data(cfg, ('test',))
         runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
+        if args.compile:
+            compile_model(runner.model)
         for hook in hooks:
             runner.register_hook(hook)
         if (args.out and segments) or (show_dir and cfg.get('default_scope') == 'mmdet'):

@@ -24,8 +24,8 @@ from swin_backbone.command_line import (
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} {TRAINING_OPTIONS} data annotations weights resume amp work_dir skip_unreadable unsafe_load timeout '
-        'launcher local_rank',
+        f'{CONFIG} {TRAINING_OPTIONS} data annotations weights resume amp compile work_dir skip_unreadable unsafe_load '
+        'timeout launcher local_rank',
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
     parser.add_argument(
@@ -40,6 +40,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.openmmlab import runtime
+    from swin_backbone.openmmlab.layers.compile import compile_model
     from swin_backbone.openmmlab.training.monitor import enable_vis
 
     with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
@@ -49,6 +50,8 @@ def main() -> None:
                 runtime.enable_amp(cfg, args.amp)
             enable_vis(cfg, args.vis)
             runner = runtime.build_training(cfg, args.weights, args.resume, args.unsafe_load, args.skip_unreadable)
+            if args.compile:
+                compile_model(runner.model)
         runtime.run(runner, 'train')
 
 

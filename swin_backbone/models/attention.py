@@ -16,9 +16,6 @@ from ..modes import recorder_of
 from ..replace import replaceable
 from .windows import Windows
 
-MAX_LOGIT_SCALE = math.log(100)
-EPS = 1e-12  # of torch.nn.functional.normalize
-
 
 @replaceable
 def attend(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
@@ -88,7 +85,8 @@ def _fused_attention(q: Tensor, k: Tensor, v: Tensor, bias_LhNN: Tensor, scale: 
 def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
     """Return the factors on cosines, exp(logit_scale), at most 100: (h,), in float32 at least."""
     scale_h = logit_scale_h11.flatten()
-    return scale_h.to(_wide(scale_h)).clamp(max=MAX_LOGIT_SCALE).exp()
+    # torch.compile of dynamic sizes makes a global float a symbol, which no checkpointed block can take (torch 2.13).
+    return scale_h.to(_wide(scale_h)).clamp(max=math.log(100)).exp()
 
 
 def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
@@ -100,7 +98,7 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _wide(qkv_T3C)
     qk_T2hd = qkv_T3hd[..., :2, :, :]
     lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
-    is_short_T2h = lengths_T2h <= EPS
+    is_short_T2h = lengths_T2h <= 1e-12  # as torch.nn.functional.normalize; no global float, see `cosine_scale`
     # The second derivative of a zero's length is NaN, even if no result depends on the length. A traced graph serves
     # grad mode and no_grad.
     if torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..checks import check_choice, check_int, refusal
-from ..compat import is_exporting, is_hooked, is_transformed, symbolic_views
-from ..modes import autocast_dtype
+from ..compat import is_exporting, is_hooked, symbolic_views
+from ..modes import autocast_dtype, recorder_of
 from ..positions import Size, resize_absolute_position_embedding
 from ..replace import BACKENDS, replaceable
 from .arguments import InitCfg, Sizes, check_patches, check_stages
@@ -55,7 +55,8 @@ class SwinStage(BaseModule):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
-        recomputes = self.with_cp and torch.is_grad_enabled() and not is_transformed()
+        is_function = recorder_of(x_BHWC) in ('torch.export', 'torch.func')
+        recomputes = self.with_cp and torch.is_grad_enabled() and not is_function
         for block in self.blocks:
             x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
         return x_BHWC

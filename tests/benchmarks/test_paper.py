@@ -37,6 +37,7 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     assert gpu.main() == 0
     ours, _, mmdet = json.loads((tmp_path / 'gpu.json').read_text())
     assert ours['name'] == 'on paper, swin_backbone'
+    assert ours['bfloat16 weights, kernels'] == ours['float32, kernels'] < 0.6 * ours['bfloat16, kernels']  # no casts
     if 'left out' not in mmdet:
         assert ours['bfloat16, GiB'] < 0.7 * mmdet['bfloat16, GiB']
         assert ours['bfloat16, kernels'] < 0.7 * mmdet['bfloat16, kernels']

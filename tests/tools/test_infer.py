@@ -61,7 +61,7 @@ def test_detector_on_a_folder_with_a_video_and_a_broken_file(tmp_path, checkpoin
 
     out = tmp_path / 'out'
     result = run('tools/infer.py', pictures, *trained(DETECTION, checkpoints), '--out-dir', out, '--batch', 3,
-                 '--score-thr', 0.01)  # fmt: skip
+                 '--score-thr', 0.01, '--compile')  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert f'skipped: {pictures / "broken.jpg"}' in result.stderr.replace('\n', '')
     assert '8 pictures and frames of 4 files' in result.stdout

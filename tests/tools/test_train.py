@@ -80,12 +80,13 @@ def test_a_kill_and_a_signal_change_no_bit(tmp_path, own, record_fault):
 
 def test_a_detector_trains_tests_and_draws(tmp_path, own):
     (config, *options), work = detection(own), tmp_path / 'work'
-    trained = run('tools/train.py', config, *options, '--work-dir', work)
+    trained = run('tools/train.py', config, *options, '--work-dir', work, '--compile')
     outputs = ['--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl']
-    tested = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, *outputs)
+    tested = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, *outputs, '--compile')
     flipped = run('tools/test.py', config, work / 'epoch_1.pth', *options, '--work-dir', work, '--tta')
     for output in (trained, tested, flipped):
         assert 'coco/bbox_mAP_50' in output
+        assert (output is flipped) != ('--compile has no effect: on a CPU' in output)
         assert 'coco/segm_mAP_50' in output
     assert (tmp_path / 'results.pkl').stat().st_size
     assert sorted(path.name for path in (tmp_path / 'pictures').glob('*.png')) == ['0.png', '1.png']

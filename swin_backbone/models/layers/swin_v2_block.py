@@ -42,7 +42,6 @@ class WindowAttentionV2(BaseModule):
     """
 
     backend = 'auto'
-    scale = 1.0  # of q k^T; `cosine_scale` is in the length of q
 
     def __init__(
         self,
@@ -56,6 +55,7 @@ class WindowAttentionV2(BaseModule):
     ):
         super().__init__()
         self.num_heads = num_heads
+        self.scale = 1.0  # of q k^T; `cosine_scale` is in the length of q
         self.window_size = window_size
         self.pretrained_window = pretrained_window
         self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10)))

@@ -30,13 +30,13 @@ def test_unknown_keys_and_broken_options_are_refused(record_fault, tmp_path, too
     record_fault('bad_commands', 2)
 
 
-@pytest.mark.parametrize('tool', ['test', 'infer'])
-def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, tool):
+@pytest.mark.parametrize(('tool', 'option'), [('test', '--amp'), ('infer', '--compile')])
+def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, tool, option):
     (tmp_path / 'exported').mkdir()
     (tmp_path / 'exported' / 'deploy.json').write_text('{}')
     before = ROOT / 'docs' / 'images' / 'predictions.jpg' if tool == 'infer' else CHECKPOINT
-    error = error_of(f'tools/{tool}.py', before, tmp_path / 'exported', '--amp')
-    assert error.endswith('--amp takes a checkpoint: an exported model has the precision of its export')
+    error = error_of(f'tools/{tool}.py', before, tmp_path / 'exported', option)
+    assert error.endswith('--amp and --compile take a checkpoint: an exported model has the precision of its export')
     record_fault('bad_commands')
 
 

@@ -1,0 +1,55 @@
+"""`--compile` of the tools: torch.compile of the backbone and the neck of a whole model."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Union
+
+import torch
+from mmengine.logging import print_log
+from torch import nn
+
+from ...compat import prepare_compiler
+
+
+def compile_model(model: nn.Module) -> None:
+    """Compile backbone and neck on a GPU, see `compile_parts`. On a CPU nothing changes, and a line reports this."""
+    if all(parameter.device.type == 'cpu' for parameter in model.parameters()):
+        reason = 'on a CPU the compiled library, which is no part of a graph, takes less time'
+        print_log(f'--compile has no effect: {reason}', 'current', logging.WARNING)
+    else:
+        compile_parts(model)
+
+
+def compile_parts(model: nn.Module, backend: Union[str, Callable[..., Any]] = 'inductor') -> None:
+    """Compile backbones and necks, in place, for pictures of any size. The compilation runs in the first forward.
+
+    Names of parameters, classes and checkpoints stay; copies of the model are not compiled. A part that torch cannot
+    compile, forward or backward, runs as before, with one warning.
+
+    Args:
+        backend: of torch.compile.
+    """
+    prepare_compiler()
+    for name, module in model.named_modules():
+        if name.rpartition('.')[2] in ('backbone', 'neck'):
+            module.compile(dynamic=True, backend=backend)
+            module._compiled_call_impl = _or_eager(module, name)
+
+
+def _or_eager(module: nn.Module, name: str) -> Callable[..., Any]:
+    compiled: Any = module._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # errors of compilers have no common type
+            outputs = module._call_impl(*args, **kwargs)  # raises the error of a wrong input
+            module._compiled_call_impl = None
+            reason = ' '.join(str(error).splitlines()[:2])
+            text = f'--compile has no effect on {name}: torch cannot compile it ({type(error).__name__}: {reason})'
+            print_log(text, 'current', logging.WARNING)
+            return outputs
+
+    return call
