@@ -201,7 +201,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         help='mixed precision; auto, the default, is float16 on a GPU and bfloat16 on a CPU',
     ),
     '--compile': dict(
-        action='store_true', help='compile backbone and neck by torch.compile, for all sizes of pictures; on a GPU'
+        action='store_true', help='compile backbone and neck by torch.compile, with free sizes of pictures; on a GPU'
     ),
     '--score-thr': dict(
         type=number(0, 1), default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
