@@ -1,7 +1,7 @@
 """The layers of each origin: their structure, an example input, and their computation by the compiled library.
 
 The names of the weights (`checkpoints/formats.py`) and the arguments of `forward` identify an origin, so copies of a
-package's code count as that package. `swap.py` compares each computation with the original.
+package's code have its origin. `accelerate.py` compares each computation with the original.
 
 Layout: B batch, T = H*W tokens of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
@@ -34,7 +34,7 @@ from .structure import can_read_map, forward_by_torch, is_as_built, modules_insi
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 Values = dict[str, Any]  # arguments of a call, by name
-Names = dict[str, str]  # of a block's tensors: ours, and in the block
+Names = dict[str, str]  # from our names of a block's tensors to the names in the block
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
@@ -50,20 +50,23 @@ class Origin(NamedTuple):
     format: Format  # of checkpoints: the names of weights
     block: str  # name of a block in the format
     arguments: str  # of `forward`, without OPTIONAL
-    windows: Callable[[Any, Values, Size], Optional[Windows]]  # of a map; None: the original computes
-    drop_paths: str = 'drop_path drop_path'  # attributes: modules of attention, and of the MLP if any; '': no support
+    windows: Callable[[Any, Values, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
+    drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': not computed
 
 
 class Record(NamedTuple):
     """The computation of a layer by the compiled library."""
 
-    compute: Callable[[Any, 'Record', Values], Any]  # `forward`; None: call the original
+    compute: Callable[[Any, 'Record', Values], Any]  # returns the output; None: call the original
     kinds: dict[str, type[nn.Module]]  # of the modules inside, when the layer was accelerated
     settings: list[Any]  # of these modules
     channels: int  # of the input
     names: Names  # of a block
     origin: Any = None  # of a block: `Origin`
     stages: Stages = TINY  # of the Swin around the layer
+
+
+# The values of `Origin.windows`: windows by the attributes of an origin's block.
 
 
 def _padded(block: Any, values: Values, size: Size) -> Windows:
@@ -73,7 +76,7 @@ def _padded(block: Any, values: Values, size: Size) -> Windows:
 
 def _toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:
     windows = _padded(block, values, size)
-    if getattr(block.attn, 'pad_small_map', True) or min(size) > block.attn.window_size:  # mmpretrain alone shrinks
+    if getattr(block.attn, 'pad_small_map', True) or min(size) > block.attn.window_size:  # only mmpretrain shrinks
         return windows
     return windows._replace(shift=(0, 0)) if min(size) == block.attn.window_size else None
 
@@ -131,10 +134,8 @@ BLOCKS = (
 
 def find_layer(module: Any) -> Optional[Record]:
     """Return the computation of a layer of a Swin; None for other modules."""
-    arguments, built = (
-        _arguments(module),
-        ({name: type(one) for name, one in modules_inside(module)}, _settings(module)),
-    )
+    arguments = _list_arguments(module)
+    built = {name: type(one) for name, one in modules_inside(module)}, _settings(module)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
         return Record(compute_merging, *built, module.reduction.in_features // 4, {})
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
@@ -152,13 +153,13 @@ def find_layer(module: Any) -> Optional[Record]:
 
 
 def _names_in_block(block: nn.Module, origin: Origin) -> Names:
-    """Return our names of the tensors of a block."""
+    """Return our name of each tensor of a block, with the name in the block."""
     names: Names = {}
     for path, one in modules_inside(block):
         for attribute in (*one._parameters, *one._buffers):
-            here = name_here(f'{origin.block}{path}.{attribute}', origin.format)
-            if here:
-                names[here.removeprefix(BLOCK)] = f'{path}.{attribute}'
+            ours = name_here(f'{origin.block}{path}.{attribute}', origin.format)
+            if ours:
+                names[ours.removeprefix(BLOCK)] = f'{path}.{attribute}'
     return names
 
 
@@ -182,8 +183,8 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
         return None
     windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
     modules = dict(modules_inside(block))
-    owners = {here: modules[path.rpartition('.')[0]] for here, path in record.names.items()}
-    tensors = {here: getattr(owners[here], path.rpartition('.')[2]) for here, path in record.names.items()}
+    owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
+    tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     derive = partial(_derive, origin.format, [*tensors])
     with torch.no_grad():
         weights = derive(*tensors.values())
@@ -205,7 +206,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
     if origin.format.name != 'hf':
         return y
-    return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # from release 5: two
+    return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
 
 
 def _derive(format: Format, names: list[str], *tensors: Any) -> BlockWeights:
@@ -225,7 +226,7 @@ def _derive(format: Format, names: list[str], *tensors: Any) -> BlockWeights:
 def _by_torch(
     layer: Any, names: list[str], values: Values, shape: torch.Size, random_state: Any, x: Tensor, *tensors: Any
 ) -> Tensor:
-    """Return the layer's own forward of `x` in the given shape: the first tensor of the output.
+    """Return the first tensor of the layer's own forward, which takes `x` in the given shape.
 
     Args:
         names: of the tensors in the layer.
@@ -244,7 +245,7 @@ def _settings(layer: nn.Module) -> list[Any]:
 
 
 def rates_in(layer: nn.Module, record: Record) -> list[tuple[Any, str]]:
-    """Return owner and name of each rate that the library does not know: dropout, and drop path of some origins."""
+    """Return owner and attribute of each rate that must be 0 in training: dropout, and drop path of some origins."""
     names = (*RATES, 'drop_prob') if record.origin and not record.origin.drop_paths else RATES
     rates = [(one, name) for _, one in modules_inside(layer) for name in names if vars(one).get(name)]
     return rates + [(one, 'p') for _, one in modules_inside(layer) if isinstance(one, nn.Dropout)]
@@ -261,7 +262,7 @@ def _position_bias(w: dict[str, Tensor]) -> Tensor:
 
 
 def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optional[Tensor]:
-    """Return the factors of both branches, (2, B), from the original's modules and random numbers; None: 1."""
+    """Return the factors of both branches, (2, B), drawn by the original's modules; None: all are 1."""
     modules = [block.get_submodule(name) for name in origin.drop_paths.split()]
     if all(type(module) is nn.Identity or not module.training for module in modules):
         return None
@@ -310,7 +311,7 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
 
 
 def compute_norm(norm: Any, record: Record, values: Values) -> Any:
-    """Return tokens (B, T, C) in memory of (B, C, T): views of the original as a contiguous map copy nothing."""
+    """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
     x_BTC = values['input']
     if x_BTC.dim() != 3 or not can_read([norm.weight, norm.bias]):
         return None
@@ -321,8 +322,8 @@ def compute_norm(norm: Any, record: Record, values: Values) -> Any:
 _signature_of = cache(inspect.signature)
 
 
-def _arguments(module: Any) -> list[str]:
-    """Return the names of `forward`'s arguments without OPTIONAL."""
+def _list_arguments(module: Any) -> list[str]:
+    """Return the names of the arguments of `forward`, except those of OPTIONAL."""
     _, *parameters = _signature_of(type(module).forward).parameters.values()
     return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in OPTIONAL]
 
@@ -350,7 +351,7 @@ def _map_of(module: Any, values: Values) -> Optional[Tensor]:
 
 def make_example(module: Any, record: Record, generator: torch.Generator) -> list[Any]:
     """Return random arguments for a copy of a layer."""
-    names = _arguments(module)
+    names = _list_arguments(module)
     if record.compute is compute_embedding:
         height, width = module.projection.kernel_size
         return [torch.randn(2, record.channels, 5 * height + 1, 7 * width + 1, generator=generator)]
