@@ -66,67 +66,71 @@ class Record(NamedTuple):
     stages: Stages = TINY  # of the Swin around the layer
 
 
-# The values of `Origin.windows`: windows by the attributes of an origin's block.
-
-
-def _padded(block: Any, values: Values, size: Size) -> Windows:
+def _read_windows(block: Any, values: Values, size: Size) -> Windows:
+    """Return the windows of a block that pads the map, then rolls."""
     owner = block if hasattr(block, 'window_size') else block.attn
     return Windows(*size, tuple(to_2tuple(owner.window_size)), tuple(to_2tuple(owner.shift_size)))
 
 
-def _toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = _padded(block, values, size)
+def _read_toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _read_windows(block, values, size)
     if getattr(block.attn, 'pad_small_map', True) or min(size) > block.attn.window_size:  # only mmpretrain shrinks
         return windows
     return windows._replace(shift=(0, 0)) if min(size) == block.attn.window_size else None
 
 
-def _detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = _padded(block, values, size)
-    mask_LNN, given_LNN = _mask(windows), values['mask_matrix']
+def _read_detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _read_windows(block, values, size)
+    mask_LNN, given_LNN = _find_mask(windows), values['mask_matrix']
     is_known = mask_LNN is None or (given_LNN is not None and torch.equal(given_LNN == 0, mask_LNN))
     return windows if is_known else None
 
 
 @lru_cache(maxsize=8)
-def _mask(windows: Windows) -> Optional[Tensor]:
+def _find_mask(windows: Windows) -> Optional[Tensor]:
     mask_L1NN = windows.mask(torch.device('cpu'))
     return None if mask_L1NN is None else mask_L1NN[:, 0]
 
 
-def _timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = _padded(block, values, size)._replace(pads_first=False)
+def _read_timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _read_windows(block, values, size)._replace(pads_first=False)
     height, width = block.input_resolution
     has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
     return None if has_mask and windows.counts() != windows._replace(height=height, width=width).counts() else windows
 
 
-def _torchvision(block: Any, values: Values, size: Size) -> Windows:
-    windows = _padded(block, values, size)
+def _read_torchvision(block: Any, values: Values, size: Size) -> Windows:
+    windows = _read_windows(block, values, size)
     rows, columns = (0 if n <= w else s for n, w, s in zip(size, windows.window_size, windows.shift))
     return windows._replace(shift=(rows, columns))
 
 
-def _transformers(block: Any, values: Values, size: Size) -> Optional[Windows]:
+def _read_transformers(block: Any, values: Values, size: Size) -> Optional[Windows]:
     if not values.get('always_partition', True):
         block.set_shift_and_window_size(size)
     config = getattr(block.attention, 'config', None)  # only sdpa returns no weights
-    return _padded(block, values, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
+    return _read_windows(block, values, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
 
 
-_TOOLBOX = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _toolbox, 'attn.drop ffn.dropout_layer')
-_OFFICIAL = Origin('official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _detection)
-_FIXED = _OFFICIAL._replace(name='official classification code', arguments='x', windows=_padded)
+_TOOLBOX = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _read_toolbox, 'attn.drop ffn.dropout_layer')
+_OFFICIAL = Origin('official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _read_detection)
+_FIXED = _OFFICIAL._replace(name='official classification code', arguments='x', windows=_read_windows)
 _TRANSFORMERS = Origin(
-    'transformers', formats.HUGGING_FACE, 'encoder.layers.0.blocks.0.', 'hidden_states input_dimensions', _transformers
+    'transformers',
+    formats.HUGGING_FACE,
+    'encoder.layers.0.blocks.0.',
+    'hidden_states input_dimensions',
+    _read_transformers,
 )
 BLOCKS = (
     _TOOLBOX._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
     _TOOLBOX,
-    _FIXED._replace(name='timm', windows=_timm, drop_paths='drop_path1 drop_path2'),
+    _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2'),
     _OFFICIAL,
     _FIXED,
-    Origin('torchvision', formats.TORCHVISION, 'features.1.0.', 'x', _torchvision, 'stochastic_depth stochastic_depth'),
+    Origin(
+        'torchvision', formats.TORCHVISION, 'features.1.0.', 'x', _read_torchvision, 'stochastic_depth stochastic_depth'
+    ),
     _TRANSFORMERS._replace(format=formats.HUGGING_FACE_V2),
     _TRANSFORMERS._replace(drop_paths='drop_path'),
 )
@@ -178,7 +182,7 @@ def can_run(layer: Any, x: Any, raise_error: bool = False) -> bool:
 
 
 def compute_block(block: Any, record: Record, values: Values) -> Any:
-    x_BHWC, origin = _map_of(block, values), record.origin
+    x_BHWC, origin = _find_map(block, values), record.origin
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
     windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
@@ -271,7 +275,7 @@ def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Opti
 
 
 def compute_merging(module: Any, record: Record, values: Values) -> Any:
-    x_BHWC, (*norm, eps), channels = _map_of(module, values), norm_values(module.norm), module.reduction.in_features
+    x_BHWC, (*norm, eps), channels = _find_map(module, values), norm_values(module.norm), module.reduction.in_features
     tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
     if x_BHWC is None or module.reduction.bias is not None or not can_read(tensors):
         return None
@@ -336,7 +340,7 @@ def bind(module: nn.Module, args: Any, kwargs: Any) -> Values:
     return {**{name: value for name, value in values if name != 'kwargs'}, **bound.arguments.get('kwargs', {})}
 
 
-def _map_of(module: Any, values: Values) -> Optional[Tensor]:
+def _find_map(module: Any, values: Values) -> Optional[Tensor]:
     """Return the first argument as a map (B, H, W, C); None: the size is unknown or wrong."""
     x: Tensor = next(iter(values.values()))
     if x.dim() == 4:
@@ -356,7 +360,7 @@ def make_example(module: Any, record: Record, generator: torch.Generator) -> lis
         height, width = module.projection.kernel_size
         return [torch.randn(2, record.channels, 5 * height + 1, 7 * width + 1, generator=generator)]
     is_map = names == ['x'] and (not hasattr(module, 'input_resolution') or hasattr(module, 'drop_path1'))  # of timm
-    Wh, Ww = _padded(module, {}, (1, 1)).window_size if record.origin else (4, 4)
+    Wh, Ww = _read_windows(module, {}, (1, 1)).window_size if record.origin else (4, 4)
     size = 2 * Wh + 1, Ww + max(1, Ww // 2)
     if hasattr(module, 'set_input_size'):
         module.set_input_size(size, (Wh, Ww))
@@ -365,7 +369,7 @@ def make_example(module: Any, record: Record, generator: torch.Generator) -> lis
     values: Values = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
     if 'mask_matrix' in names:
         module.H, module.W = size
-        mask_LNN = _mask(_padded(module, {}, size))
+        mask_LNN = _find_mask(_read_windows(module, {}, size))
         values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
     shape = size if is_map else (math.prod(size),)
     return [torch.randn(2, *shape, record.channels, generator=generator), *(values[name] for name in names[1:])]

@@ -62,20 +62,22 @@ class _Function(torch.autograd.Function):
         # Hooks of saved tensors may return tensors at any address.
         stored = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
         needed = ctx.needs_input_grad[3:]
+        needed_x, needed_parameters = needed[0], needed[1:]
         (x, *parameters), more = stored[: len(needed)], stored[len(needed) :]
         grad = grad.resolve_neg().contiguous()
         # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
         if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
             return None, None, None, *_gradients_by_autograd(ctx.by_torch, [x, *parameters], needed, grad)
         with torch.enable_grad():
-            leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed[1:])]
+            leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed_parameters)]
             weights = ctx.derive(*leaves)
         detached, needed_weights = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
-        of_x, *of_weights = ctx.operator.gradients(grad, [needed[0], *needed_weights], x, *detached, *more)
+        of_x, *of_weights = ctx.operator.gradients(grad, [needed_x, *needed_weights], x, *detached, *more)
         pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, needed_weights) if is_needed]
-        inputs = [leaf for leaf, n in zip(leaves, needed[1:]) if n]
+        inputs = [leaf for leaf, n in zip(leaves, needed_parameters) if n]
         of_inputs = iter(_apply_chain_rule(pairs, inputs))
-        return None, None, None, of_x if needed[0] else None, *(next(of_inputs) if n else None for n in needed[1:])
+        of_parameters = [next(of_inputs) if n else None for n in needed_parameters]
+        return None, None, None, of_x if needed_x else None, *of_parameters
 
 
 def _is_needed(weight: Optional[Tensor]) -> bool:
@@ -115,8 +117,8 @@ def _gradients_by_autograd(
     """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # If two layers share a weight, a tensor may depend on the weight. Views separate the tensors: the gradient of a
-        # weight excludes the path through the input.
+        # If two layers share a weight, the input may depend on the weight. Views separate the tensors, so the gradient
+        # of the weight excludes the path through the input.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
         y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
         y = y.view(grad.shape)  # some layers return tokens without the shape of the map
