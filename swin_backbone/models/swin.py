@@ -53,12 +53,12 @@ class SwinBackbone(SwinPyramid):
             microsoft/Swin-Transformer's classifiers.
         mask_padding: mask the padding, zeros that fill a map to whole windows: no token attends to it. All published
             weights were trained with False.
-        backend: the way to compute the layers, chosen anew for every layer and forward. 'auto': the compiled library
-            ('native') for the layers of the library, and plain torch ('torch') for the rest. On CUDA, in half precision
-            or TF32, a kernel ('triton') computes attention. A named backend raises a ValueError with the reason if the
-            backend cannot compute. `python -m swin_backbone info` lists all backends. 'native': CPUs, float32 and
-            autocast to bfloat16 (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows
-            of at most 16x16 and heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
+        backend: the way to compute the layers, chosen anew for every layer and forward. 'auto': on CPUs the compiled
+            library ('native') for the layers of the library, on CUDA in half precision or TF32 a kernel ('triton') for
+            attention, and plain torch ('torch') for the rest. 'native': CPUs, float32 and autocast to bfloat16
+            (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows of at most 16x16 and
+            heads of 16, 24, 32 or 64 channels; the kernel has no second derivative. A named backend raises a
+            ValueError with the reason if the backend cannot compute. `python -m swin_backbone info` lists all backends.
 
     Raises:
         ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.
