@@ -93,7 +93,7 @@ def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> 
 
 
 def num_heads(w: Mapping[str, Any]) -> int:
-    """Return the number of heads of a block, from its tensors; the number in the module may precede a pruning."""
+    """Return the number of heads of a block, from its tensors, which pruning may have changed."""
     return len(w[LOGIT_SCALE]) if LOGIT_SCALE in w else w[TABLE].shape[-1]
 
 

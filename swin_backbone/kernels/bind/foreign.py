@@ -51,7 +51,7 @@ class Origin(NamedTuple):
     block: str  # name of a block in the format
     arguments: str  # of `forward`, without OPTIONAL
     windows: Callable[[Any, Values, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
-    drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': not computed
+    drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
 
 
 class Record(NamedTuple):

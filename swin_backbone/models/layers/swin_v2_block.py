@@ -42,7 +42,7 @@ class WindowAttentionV2(BaseModule):
     """
 
     backend = 'auto'
-    scale = 1.0  # of q k^T; `project` multiplies q by the cosine scale
+    scale = 1.0  # of q k^T; the cosine scale is the length of q, see `project`
 
     def __init__(
         self,

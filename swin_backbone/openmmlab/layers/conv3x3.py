@@ -1,4 +1,4 @@
-"""Convolutions behind a Swin on a CPU, with maps in channels_last memory. Parameters keep their memory format."""
+"""Convolutions behind a Swin on a CPU, with maps in channels_last memory. Parameters stay in place in memory."""
 
 from typing import Any, Optional
 

@@ -35,9 +35,9 @@ def takes_float32_maps(module: nn.Module) -> bool:
 def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:
     """Let the convolutions behind a Swin compute channels_last maps, which takes less time on a CPU.
 
-    Convolutions get a subclass of their class. Outputs differ by rounding. Parameters keep their memory, since
-    optimizers and DistributedDataParallel may refer to it. Models with untested layers, or with operators that misread
-    the maps, do not change.
+    Convolutions get a subclass of their class. Outputs differ by rounding. Parameters stay in place in memory, since
+    optimizers and DistributedDataParallel may refer to them. Models with untested layers, or with operators that
+    misread the maps, do not change.
 
     Args:
         swins: backbones of other packages, whose convolutions do not change.
