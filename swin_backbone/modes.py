@@ -10,7 +10,7 @@ from .compat import constant_when_compiled, is_exporting, is_transformed
 
 
 def recorder_of(x: Tensor) -> Optional[str]:
-    """Return the name of the recorder or transform of operations on `x`; None: operations just run."""
+    """Return the name of what records or transforms operations on `x`; None: operations run eagerly."""
     if torch.compiler.is_compiling():
         return 'torch.export' if is_exporting() else 'torch.compile'
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch

@@ -1,4 +1,4 @@
-"""Relative positions of the places of a window, the position bias, and position tables resized.
+"""The relative position bias of a window, and resized position embeddings and bias tables.
 
 Layout: T tokens, C channels, R offsets between places of a window, N places of a window, h heads.
 """
@@ -17,7 +17,7 @@ Size = tuple[int, int]  # (height, width)
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:
     """Resize an embedding of source (height, width) tokens to `target`, bicubic: (1, T', C)."""
-    if all(isinstance(side, int) for side in target) and source == target:  # a comparison of symbols limits a graph
+    if all(isinstance(side, int) for side in target) and source == target:  # comparing symbols limits a graph
         return embedding_1TC
     embedding_1CHW = embedding_1TC.transpose(1, 2).unflatten(2, source)
     resized = F.interpolate(embedding_1CHW, size=target, mode='bicubic', align_corners=False)
@@ -41,10 +41,10 @@ def log_spaced_coordinates(
 ) -> Tensor:
     """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2).
 
-    As in microsoft/Swin-Transformer, the largest offset of `pretrained_window` is 8 before the logarithm and 1.057
-    behind it; offsets of a larger window reach further.
+    As in microsoft/Swin-Transformer, the largest offset of `pretrained_window` is scaled to 8 before the logarithm, and
+    is 1.057 after the logarithm. A larger window has larger offsets.
     """
-    # In float64 on the CPU, since MPS has no float64. A graph for another device has no operators on the CPU.
+    # float64 on the CPU, because MPS has no float64. A compiled graph computes on its own device, except on MPS.
     source = device if torch.compiler.is_compiling() and device.type != 'mps' else torch.device('cpu')
     axes = []
     for length, pretrained in zip(window_size, pretrained_window):
@@ -56,8 +56,8 @@ def log_spaced_coordinates(
 def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
     """Return the bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h).
 
-    The table has every offset of query and key, from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1). An index would sum the
-    table's gradient with atomic adds on CUDA, in any order; views sum in a fixed order.
+    A row of the table is an offset, query minus key, from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1). The bias is made
+    of views: their gradient is a sum in a fixed order. On CUDA, an index would sum its gradient in any order.
 
     Args:
         table_window: the window of the table; a smaller `window_size` reads the table's centre.
@@ -65,7 +65,7 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
     (Th, Tw), (Wh, Ww) = table_window or window_size, window_size
     offsets_YXh = table_Rh.unflatten(0, (2 * Th - 1, 2 * Tw - 1))
     offsets_YXh = offsets_YXh.narrow(0, Th - Wh, 2 * Wh - 1).narrow(1, Tw - Ww, 2 * Ww - 1)
-    # The offset in row y + y' is that of query y and key Wh - 1 - y'.
+    # Row y + y' is the offset of query y and key Wh - 1 - y', so `flip` turns y' into the key.
     bias_yxhyx = offsets_YXh.unfold(0, Wh, 1).unfold(1, Ww, 1).flip(3, 4)
     bias_hNN: Tensor = bias_yxhyx.permute(2, 0, 1, 3, 4).reshape(-1, Wh * Ww, Wh * Ww)
     return bias_hNN

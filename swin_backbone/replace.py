@@ -1,4 +1,4 @@
-"""The door between a model's forward and what computes it faster.
+"""Replacements of a forward: functions that compute an equal result in less time.
 
 `models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call of a
 marked forward runs the first replacement of the module's backend that can run, and the forward itself otherwise.
@@ -13,12 +13,12 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 
 
 class Replacement(NamedTuple):
-    """What computes in the place of a marked forward.
+    """A function that runs in place of a marked forward.
 
     Attributes:
-        can_run: `can_run(module, x, *args, raise_error=False)`, with the arguments of the marked forward: whether the
-            replacement computes this call. With `raise_error` a refusal is `CannotRun`.
-        run: called with the arguments of the marked forward.
+        can_run: `can_run(module, x, *args, raise_error=False)` takes the arguments of the marked forward, and returns
+            whether `run` can compute the call. With `raise_error`, a refusal raises `CannotRun`.
+        run: takes the arguments of the marked forward, and returns the result.
     """
 
     backend: str
@@ -29,7 +29,7 @@ class Replacement(NamedTuple):
 def replaceable(forward: Forward) -> Forward:
     """Mark `forward(module, x, *args)`; `module.backend` is one of `BACKENDS`.
 
-    The marked function raises `CannotRun`, a ValueError, if the module names a backend with a replacement that cannot
+    The marked forward raises `CannotRun`, a ValueError, if `module.backend` is the backend of a replacement that cannot
     run.
     """
     replacements: list[Replacement] = []
@@ -47,7 +47,7 @@ def replaceable(forward: Forward) -> Forward:
 
 
 def register(forward: Callable[..., Any], backend: str, can_run: Callable[..., bool], run: Callable[..., Any]) -> None:
-    """Let `run` compute a marked forward for the backend where `can_run` allows it."""
+    """Add a replacement to a marked forward: `run` computes the calls that `can_run` allows."""
     forward.replacements.append(Replacement(backend, can_run, run))  # type: ignore[attr-defined]
 
 
@@ -60,7 +60,7 @@ class CannotRun(ValueError):
 
 
 def refuse(backend: str, reason: str, raise_error: bool) -> bool:
-    """Return False, or raise `CannotRun`: the last line of a `can_run`."""
+    """Return False, or raise `CannotRun` if `raise_error`. A `can_run` returns the result."""
     if raise_error:
         raise CannotRun(backend, reason)
     return False

@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 def check_sizes(
     archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any, depths: Any, num_heads: Any, window_size: Any
 ) -> Sizes:
-    """Return the sizes of the stages: those of the arch, or of 'tiny', where no size is given."""
+    """Return the sizes of the stages. A size of None is that of `arch`, and of 'tiny' without `arch`."""
     published = archs[str(check_choice('arch', 'tiny' if arch is None else arch, archs))]
     width = published.embed_dims if embed_dims is None else check_int('embed_dims', embed_dims, least=1)
     depths = published.depths if depths is None else _check_ints('depths', depths)
@@ -56,7 +56,7 @@ def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple
 
 
 def check_patches(strides: object, patch_size: object, num_stages: int) -> tuple[tuple[int, ...], Size]:
-    """Check strides and the size of patches. The default strides serve fewer stages too."""
+    """Check strides and the size of patches. Fewer stages take the first of the default strides."""
     numbers = _check_ints('strides', strides)
     numbers = _check_ints('strides', numbers[:num_stages] if numbers == DEFAULT_STRIDES else numbers, num_stages)
     patch = numbers[0]
@@ -76,7 +76,7 @@ def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:
 
 
 def check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[Size], ...]:
-    """Check the windows of the stages in pre-training. None and 0 become None: the stage's window."""
+    """Check the windows of the stages in pre-training. None and 0 become None, the stage's own window."""
     name, allowed = 'pretrained_window_sizes', f'a list of {num_stages} windows, one for each stage, or None'
     entries = check_sequence(name, (0,) * num_stages if value is None else value, allowed, num_stages)
     return tuple(None if entry == 0 else check_size(f'{name}[{stage}]', entry) for stage, entry in enumerate(entries))

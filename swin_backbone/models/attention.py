@@ -1,7 +1,7 @@
 """Attention inside the windows of maps.
 
-Layout: B batch, H W height and width of a map, C channels, L windows, n m rows and columns of windows, N places of a
-window, h heads, d channels of a head.
+Layout: B batch, H W height and width of a map, T tokens, C channels, L windows of all images, N places of a window,
+h heads, d channels of a head.
 """
 
 import math
@@ -23,24 +23,26 @@ def attend(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
 
     Args:
         attention: `WindowAttention` or `WindowAttentionV2`; `project` makes query, key and value, concatenated.
-        x_BHWC: tokens. Padding is zeros: `project` gives a padded token the biases.
+        x_BHWC: tokens. Padding is zeros, so `project` gives padding nothing but its biases.
     """
-    has_masks = windows.mask_padding or recorder_of(x_BHWC) is not None  # a graph must not compare numbers of windows
-    q, k, v, bias_LhNN = _in_windows(attention, x_BHWC, windows, has_masks)
-    edges = [] if has_masks else windows.edges(q.device)
+    # Either all windows have a mask, or only the windows at the edges. A graph must not compare numbers of windows.
+    mask_all = windows.mask_padding or recorder_of(x_BHWC) is not None
+    q, k, v, bias_LhNN = _project_windows(attention, x_BHWC, windows, mask_all)
+    edges = [] if mask_all else windows.edges(q.device)
     dropout = attention.attn_drop_rate if attention.training else 0.0
     grid = x_BHWC.shape[0], *windows.counts()
     if takes_fused_attention(q):
         y_LNC = _fused_attention(q, k, v, bias_LhNN, attention.scale, dropout)
-        for rows, columns, apart_NN in edges:  # again, with the mask
-            q_e, k_e, v_e = (x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in (q, k, v))
+        for rows, columns, apart_NN in edges:  # attend there again, with the mask
+            q_edge, k_edge, v_edge = (x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in (q, k, v))
             bias_1hNN = bias_LhNN.masked_fill(apart_NN, -torch.inf)
-            part_LNC = _fused_attention(q_e, k_e, v_e, bias_1hNN, attention.scale, dropout)
-            at_edge = y_LNC.unflatten(0, grid)[:, rows, columns]
-            at_edge.copy_(part_LNC.view_as(at_edge))
+            edge_LNC = _fused_attention(q_edge, k_edge, v_edge, bias_1hNN, attention.scale, dropout)
+            y_edge = y_LNC.unflatten(0, grid)[:, rows, columns]
+            y_edge.copy_(edge_LNC.view_as(y_edge))
     else:
         logits_LhNN = (q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN
-        for rows, columns, apart_NN in edges:  # a masked weight is 0, and so is its gradient: autograd needs no record
+        for rows, columns, apart_NN in edges:
+            # `detach`: a masked weight is 0, so the gradient of its logit is 0 without a record.
             logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(apart_NN, -torch.inf)
         # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
         weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
@@ -49,27 +51,27 @@ def attend(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
 
 
 def takes_fused_attention(q: Tensor) -> bool:
-    """Return whether torch's scaled_dot_product_attention computes. On a CPU two batched products take less time."""
+    """Return whether to call torch's scaled_dot_product_attention. On a CPU, two batched products take less time."""
     return q.device.type != 'cpu' and recorder_of(q) is None
 
 
 def attention_weights(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     """Return the attention weights of `attend`, (L, h, N, N): rows sum to 1."""
-    q, k, _, bias_LhNN = _in_windows(attention, x_BHWC, windows, has_masks=True)
+    q, k, _, bias_LhNN = _project_windows(attention, x_BHWC, windows, mask_all=True)
     return torch.softmax((q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
 
 
-def _in_windows(
-    attention: Any, x_BHWC: Tensor, windows: Windows, has_masks: bool
+def _project_windows(
+    attention: Any, x_BHWC: Tensor, windows: Windows, mask_all: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return query, key and value, three times (L, h, N, d), and the bias, (1, h, N, N).
 
-    With `has_masks` each window has a bias of its own, (L, h, N, N), with its mask.
+    With `mask_all` each window has a bias of its own, (L, h, N, N), with its mask.
     """
     bias_hNN = attention.position_bias(windows.window_size)
     qkv_LN3C = attention.project(windows.partition(x_BHWC))
     q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-    bias_LhNN, mask_L1NN = bias_hNN.to(q.dtype)[None], windows.mask(q.device) if has_masks else None
+    bias_LhNN, mask_L1NN = bias_hNN.to(q.dtype)[None], windows.mask(q.device) if mask_all else None
     if mask_L1NN is not None:
         bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
     return q, k, v, bias_LhNN
@@ -86,7 +88,7 @@ def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
     """Return the factors on cosines, exp(logit_scale), at most 100: (h,), in float32 at least."""
     scale_h = logit_scale_h11.flatten()
     # torch.compile of dynamic sizes makes a global float a symbol, which no checkpointed block can take (torch 2.13).
-    return scale_h.to(_wide(scale_h)).clamp(max=math.log(100)).exp()
+    return scale_h.to(_wide_dtype(scale_h)).clamp(max=math.log(100)).exp()
 
 
 def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
@@ -95,12 +97,12 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     Lengths are computed in float32 at least: no square overflows. A vector shorter than 1e-12, for example a key of
     padding, has no direction. The result for a short vector is 0, without gradient.
     """
-    qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _wide(qkv_T3C)
+    qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _wide_dtype(qkv_T3C)
     qk_T2hd = qkv_T3hd[..., :2, :, :]
     lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     is_short_T2h = lengths_T2h <= 1e-12  # as torch.nn.functional.normalize; no global float, see `cosine_scale`
-    # The second derivative of a zero's length is NaN, even if no result depends on the length. A traced graph serves
-    # grad mode and no_grad.
+    # The second derivative of the length of a zero vector is NaN, even if no result depends on the length. A traced
+    # graph serves grad mode and no_grad.
     if torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         qk_T2hd = qk_T2hd.masked_fill(is_short_T2h[..., None], 1.0)
         lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
@@ -111,5 +113,5 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     return normalised_T3hd.flatten(-3)
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _wide_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)

@@ -1,6 +1,6 @@
 """The network of Swin V1, V2 and Swin-MLP: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030).
 
-Stages for necks and heads have a norm and an output.
+A stage of `out_indices` has a norm for its output.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -28,13 +28,13 @@ WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
 
 
 class SwinStage(BaseModule):
-    """Blocks at a resolution, every second block with shifted windows, and a patch merging after or before the blocks.
+    """Blocks at one resolution, and a patch merging before or after the blocks. Every second block shifts its windows.
 
-    `forward` runs the blocks alone; the pyramid calls the patch merging.
+    `forward` runs only the blocks; the pyramid calls the patch merging.
 
     Args:
-        with_cp: whether a training step stores the input of each block alone, and recomputes the rest.
-        sizes: channels and blocks of each stage of the backbone; what a training step stores depends on them.
+        with_cp: whether a training step stores only the input of each block, and recomputes the rest.
+        sizes: (channels, number of blocks) of each stage of the backbone. They decide what a training step stores.
     """
 
     backend = 'auto'
@@ -126,7 +126,7 @@ class SwinPyramid(BaseModule):
         self.stages = ModuleList()
         for stage, depth in enumerate(sizes.depths):
             blocks = [make_block(stage, index, next(rates)) for index in range(depth)]
-            coarser = stage if merging_first else stage + 1  # the stage after the patch merging of `stage`
+            coarser = stage if merging_first else stage + 1  # the stage that the patch merging of `stage` leads to
             downsample = None
             if 0 < coarser < num_stages:
                 width, cfg = sizes.widths[coarser], None if merging_norm == 'none' else norm_cfg
@@ -194,7 +194,7 @@ class SwinPyramid(BaseModule):
                     else:
                         outputs.append(self._write_output(x_BHWC, norm, out[len(outputs)]))
                 if index == stages[-1]:
-                    break  # later stages have no output
+                    break  # no later stage has an output
                 x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
         return tuple(outputs)
 
@@ -202,9 +202,9 @@ class SwinPyramid(BaseModule):
     def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
         """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
 
-        The map is no channels_last view: mmcv's RoIAlign treats any memory like contiguous (B, C, H, W).
+        The map is not a channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
         """
-        # `clone`: `contiguous` compares sizes, a guard of torch.compile
+        # `clone`, because `contiguous` compares sizes, which is a guard of torch.compile
         y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
         return y_BCHW
 

@@ -17,7 +17,8 @@ class SwinBackbone(SwinPyramid):
     """Swin Transformer for detection and segmentation, with the arguments of mmdet's `SwinTransformer`.
 
     Args:
-        pretrain_img_size: height and width of the pre-training images; sizes the absolute position embedding.
+        pretrain_img_size: height and width of the pre-training images; gives the size of the absolute position
+            embedding.
         in_channels: channels of the input.
         embed_dims: channels of the first stage; every further stage has twice the channels. Default: of `arch`, or 96.
         patch_size: side of a patch in pixels; must equal strides[0], since patches do not overlap.
@@ -38,7 +39,7 @@ class SwinBackbone(SwinPyramid):
         drop_path_rate: stochastic depth of the last block; the rate rises linearly from 0 over all blocks.
         use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
         act_cfg: activation of the MLPs.
-        norm_cfg: all norms, over the last dimension: every token is normalised alone.
+        norm_cfg: all norms. A norm takes the last dimension: each token is normalised by itself.
         with_cp: recompute blocks in backward instead of storing activations.
         pretrained: deprecated in mmdet; equal to init_cfg=dict(type='Pretrained', checkpoint=pretrained).
         convert_weights: accepted, but has no effect: official weights are recognised by parameter names.
@@ -50,14 +51,14 @@ class SwinBackbone(SwinPyramid):
         small_map: the treatment of a map smaller than the window. 'pad': the map is padded to the window, as in mmdet
             and mmseg. 'shrink': the window becomes the map's smaller side and does not shift, as in
             microsoft/Swin-Transformer's classifiers.
-        mask_padding: keep tokens from attending to zeros around a map (padding to whole windows). All published weights
-            were trained with False.
-        backend: the way to compute the layers, chosen anew for every layer and forward. 'auto': the compiled library
-            ('native') for the layers of the library, and plain torch ('torch') for the rest. On CUDA, in half precision
-            or TF32, a kernel ('triton') computes attention. A named backend raises a ValueError with the reason if the
-            backend cannot compute. `python -m swin_backbone info` lists all backends. 'native': CPUs, float32 and
-            autocast to bfloat16 (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows
-            of at most 16x16 and heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
+        mask_padding: mask the padding, zeros that fill a map to whole windows: no token attends to it. All published
+            weights were trained with False.
+        backend: the way to compute the layers, chosen anew for every layer and forward. 'auto': on CPUs the compiled
+            library ('native') for the layers of the library, on CUDA in half precision or TF32 a kernel ('triton') for
+            attention, and plain torch ('torch') for the rest. 'native': CPUs, float32 and autocast to bfloat16
+            (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows of at most 16x16 and
+            heads of 16, 24, 32 or 64 channels; the kernel has no second derivative. A named backend raises a
+            ValueError with the reason if the backend cannot compute. `python -m swin_backbone info` lists all backends.
 
     Raises:
         ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.

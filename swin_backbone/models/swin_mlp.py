@@ -15,15 +15,15 @@ from .pyramid import SwinPyramid
 class SwinMLPBackbone(SwinPyramid):
     """Swin-MLP for detection and segmentation: a linear layer over the places of a window replaces attention.
 
-    A head has a linear layer for all channels of the head. All windows are treated alike, without mask and position
-    bias. Padding is zeros and adds nothing. Windows shift by padding: windows of side w, shifted by w // 2, begin w - w
-    // 2 places before the map. Parameters are named as in `SwinBackbone`, and `spatial_mlp` as in the official code.
-    For arguments not listed here see `SwinBackbone`.
+    All channels of a head share a linear layer. All windows are treated alike, without mask and position bias. Padding
+    is zeros and adds nothing. Windows shift by padding: windows of side w, shifted by w // 2, begin w - w // 2 places
+    before the map. Parameters are named as in `SwinBackbone`, and `spatial_mlp` as in the official code. For arguments
+    not listed here see `SwinBackbone`.
 
     Args:
         pretrain_img_size: see `SwinBackbone`.
-        window_size: see `SwinBackbone`. Published weights have window 8, or 7 for 'base'; the weights load into no
-            window of a different size.
+        window_size: see `SwinBackbone`. Published weights have window 8, or 7 for 'base'; the weights do not
+            load into a window of another size.
         num_heads: groups of channels in each stage, with a mixing layer for every group.
         patch_norm: whether the patch embedding has a norm. Patch merging always has a norm, as in
             microsoft/Swin-Transformer.

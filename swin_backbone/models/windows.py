@@ -1,11 +1,12 @@
 """Windows of a batch of maps: the token at each place, and the mask of attention between places.
 
 A map of H x W tokens is padded with zeros at right and bottom to whole windows. In a shifted block the padded map is
-rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). Maps of indices are padded, rolled
-and tiled here. A graph records the operators for any size; a plain forward caches the indices.
+rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). Here only a map of token numbers
+is padded, rolled and tiled; one `index_select` by the result takes the tokens. A forward in eager mode caches the
+result. A graph computes it, for maps of any size.
 
 Layout: B batch, H W height and width of a map, C channels, T = H*W tokens, L windows of all images, N = Wh*Ww places of
-a window, n windows of an axis, P Q height and width of a padded map.
+a window, P Q height and width of a padded map.
 """
 
 from typing import NamedTuple, Optional
@@ -27,8 +28,8 @@ class Windows(NamedTuple):
         shift: (rows, columns) of the shift; (0, 0) in a block without shift.
         mask_padding: whether padding is a region of its own, which no token attends to. All published weights were
             trained with False.
-        rolls: whether a shift rolls the map, or pads `window - shift` places before it (Swin-MLP).
-        pads_first: whether a shift rolls the padded map, or the map before it is padded (timm).
+        rolls: True: a shift rolls the map. False: a shift pads `window - shift` places above and left of it (Swin-MLP).
+        pads_first: True: the map is padded, then rolled. False: the map is rolled, then padded (timm).
     """
 
     height: int
@@ -44,7 +45,7 @@ class Windows(NamedTuple):
         B, H, W, C = x_BHWC.shape
         tokens_BTC = x_BHWC.reshape(B, H * W, C)
         if self._has_padding():
-            tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))
+            tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))  # token T: zeros, for padding
         (rows, columns), (Wh, Ww) = self.counts(), self.window_size
         token_at = find_tokens(self, x_BHWC.device)
         return tokens_BTC.index_select(1, token_at).view(B * rows * columns, Wh * Ww, C)
@@ -57,20 +58,23 @@ class Windows(NamedTuple):
         return tokens_BTC.view(batch, self.height, self.width, C)
 
     def mask(self, device: torch.device) -> Optional[Tensor]:
-        """Return the pairs of places in one region, for the windows of one image: (L, 1, N, N); None: all pairs."""
+        """Return whether two places attend to each other, by window of one image: (L, 1, N, N); None: all do.
+
+        Places attend to each other inside a region, see `regions`.
+        """
         if not self.rolls or not (any(self.shift) or self.mask_padding):
             return None
         (rows, columns), (Wh, Ww) = self.counts(), self.window_size
-        rows_nW, columns_nW = self.regions(0, device), self.regions(1, device)
-        region_LN = (rows_nW[:, None, :, None] * 3 + columns_nW[None, :, None, :]).view(rows * columns, Wh * Ww)
+        of_rows, of_columns = self.regions(0, device), self.regions(1, device)
+        region_LN = (of_rows[:, None, :, None] * 3 + of_columns[None, :, None, :]).view(rows * columns, Wh * Ww)
         return (region_LN[:, :, None] == region_LN[:, None])[:, None]
 
     def edges(self, device: torch.device) -> list[tuple[slice, slice, Tensor]]:
-        """Return the windows that the cut of a roll divides, at the bottom, at the right and in the corner.
+        """Return the windows with tokens of opposite edges of the map: last row, last column, and the corner of both.
 
         Returns:
-            Rows and columns of windows, and the pairs of places in two regions, (N, N). Other windows have none,
-            except with `mask_padding`.
+            For each of the three parts, rows and columns of its windows, and `pairs_apart`, (N, N). All places of
+            another window are in one region, except with `mask_padding`.
         """
         if not self.rolls or not any(self.shift):
             return []
@@ -94,14 +98,17 @@ class Windows(NamedTuple):
         return above, left
 
     def _has_padding(self) -> bool:
-        """Return whether some place is padding; True in a graph of symbols, which must not compare them."""
+        """Return whether a place may be padding. True in a graph, which must not compare sizes."""
         has_symbols = not (isinstance(self.height, int) and isinstance(self.width, int))
         if has_symbols or torch.compiler.is_dynamo_compiling() or any(self._places_before()):
             return True
         return bool(self.height % self.window_size[0] or self.width % self.window_size[1])
 
     def regions(self, axis: int, device: torch.device) -> Tensor:
-        """Return the region of each place of an axis: 0, behind the cut of the roll 1, in masked padding 2: (n, W)."""
+        """Return the region of each place along an axis: (windows, places of a window).
+
+        Region 1 is what the roll moved to the end of the axis, region 2 masked padding, and region 0 the rest.
+        """
         window, shift, count = self.window_size[axis], self.shift[axis], self.counts()[axis]
         place_P = torch.arange(count * window, device=device)
         region_P = (place_P >= count * window - shift).long()
@@ -111,37 +118,38 @@ class Windows(NamedTuple):
         return region_P.view(count, window)
 
     def rolls_map(self, is_padded: bool) -> bool:
-        """Return whether a shift rolls the map with padding, or without."""
+        """Return whether a shift rolls the map at this step: after padding if `is_padded`, else before."""
         return self.rolls and any(self.shift) and self.pads_first == is_padded
 
 
 @cached_table
 def pairs_apart(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return the pairs of places in two regions: of windows at the bottom, right and in the corner, (3, N, N)."""
-    at_cut = [torch.arange(n, device=device) >= n - cut for n, cut in zip(window_size, shift)]
-    row_N, column_N = (region.flatten() for region in torch.meshgrid(*at_cut, indexing='ij'))
-    bottom, right = (region_N[:, None] != region_N for region_N in (row_N, column_N))
+    """Return whether two places are in different regions: (3, N, N), in the last row, the last column, the corner."""
+    regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
+    of_row_N, of_column_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
+    bottom, right = (region_N[:, None] != region_N for region_N in (of_row_N, of_column_N))
     return torch.stack([bottom, right, bottom | right])
 
 
 @cached_table
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
-    """Return the token at each place, T for padding: (L * N,) of one image."""
+    """Return the number of the token at each place of one image, from 0 to T - 1, or T at padding: (L * N,)."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows._places_before()
-    back = [-shift for shift in windows.shift]
-    token_HW = torch.arange(-H * W, 0, device=device).view(H, W)  # from -T to -1: padding adds 0
+    up_left = [-shift for shift in windows.shift]
+    # `F.pad` pads with 0, and padding has the number T. So the numbers lack T until the end: tokens are -T to -1.
+    token_HW = torch.arange(-H * W, 0, device=device).view(H, W)
     if windows.rolls_map(is_padded=False):
-        token_HW = token_HW.roll(back, (0, 1))
+        token_HW = token_HW.roll(up_left, (0, 1))
     token_PQ = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
     if windows.rolls_map(is_padded=True):
-        token_PQ = token_PQ.roll(back, (0, 1))
+        token_PQ = token_PQ.roll(up_left, (0, 1))
     return _swap_middle(token_PQ.view(rows, Wh, columns, Ww)).view(-1) + H * W
 
 
 @cached_table
 def find_places(windows: Windows, device: torch.device) -> Tensor:
-    """Return the place of each token: (T,). The inverse of `find_tokens`."""
+    """Return the place of each token in the windows of one image: (T,). The inverse of `find_tokens`."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows._places_before()
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
@@ -163,15 +171,16 @@ def _swap_middle(x: Tensor) -> Tensor:
 def windows_of(x_BHWC: Tensor, window_size: Size, shift: Size, small_map: str, mask_padding: bool) -> Windows:
     """Return the windows of maps; for the arguments see `SwinBlock`."""
     H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
-    if small_map == 'shrink':  # 'pad' reads no size: a comparison is a guard of torch.compile
+    if small_map == 'shrink':  # 'pad' compares no sizes: a comparison is a guard of torch.compile
         window_size, shift = fit_window(H, W, window_size, shift)
     return Windows(H, W, window_size, shift, mask_padding)
 
 
 def fit_window(height: int, width: int, window_size: Size, shift: Size) -> tuple[Size, Size]:
-    """Return the window and shift for a map under `small_map='shrink'`, as microsoft/Swin-Transformer's classifiers.
+    """Return window and shift for a map under `small_map='shrink'`, as in microsoft/Swin-Transformer's classifiers.
 
-    If a side of the map is no longer than the window's, the window becomes the map's smaller side and has no shift.
+    If a side of the map is no longer than the window's, no side of the window exceeds the map's smaller side, and the
+    window does not shift.
     """
     if height > window_size[0] and width > window_size[1]:
         return window_size, shift

@@ -27,16 +27,16 @@ from .foreign import RECORD, Record
 from .structure import is_as_built
 
 BASE = '_swin_backbone_base'
-# Differences from the original by rounding, as parts of the largest number.
+# Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
-    ours = {id(one) for pyramid in model.modules() if isinstance(pyramid, SwinPyramid) for one in pyramid.modules()}
+    ours = {id(part) for one in model.modules() if isinstance(one, SwinPyramid) for part in one.modules()}
     modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
     layers = {name: record for name, one in modules.items() if (record := foreign.find_layer(one)) is not None}
-    swins = defaultdict(list)  # names of the blocks
+    swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
     for name, record in layers.items():
         if record.origin is not None:
             swins[_root_of(name), record.origin.name].append(name)
@@ -48,20 +48,20 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     for (root, origin), blocks in swins.items():
         stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
         # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.
-        norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
+        output_norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
         outcomes = defaultdict(list)
         for name, record in layers.items():
             module, prefix = modules[name], f'{root}.' if root else ''
-            is_output = root not in layers and re.fullmatch(norms, name.removeprefix(prefix))
-            is_inner = record.compute is foreign.compute_norm and not is_output
-            if RECORD in vars(module) or is_inner or not f'{name}.'.startswith(prefix):
+            is_output_norm = root not in layers and re.fullmatch(output_norms, name.removeprefix(prefix))
+            is_inner_norm = record.compute is foreign.compute_norm and not is_output_norm
+            if RECORD in vars(module) or is_inner_norm or not f'{name}.'.startswith(prefix):
                 continue
             try:
                 with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
                     difference, problem = _compare(copy.deepcopy(module), record)
             except CannotRun as error:
                 difference, problem = 0.0, error.reason
-            except Exception as error:  # of any origin's code
+            except Exception as error:  # code of another package may raise any error
                 difference, problem = 0.0, f'The trial fails: {type(error).__name__}: {error}'
             if problem is None and not dry_run:
                 module.__dict__[RECORD], module.__class__ = record._replace(stages=stages), _subclass(module.__class__)
@@ -78,7 +78,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
 
 
 def find_swins(model: nn.Module) -> list[nn.Module]:
-    """Return the modules around accelerated blocks, a Swin each."""
+    """Return the Swins with accelerated blocks."""
     blocks = [name for name, one in model.named_modules() if RECORD in vars(one) and vars(one)[RECORD].names]
     return [model.get_submodule(root) for root in dict.fromkeys(map(_root_of, blocks))]
 
@@ -88,11 +88,11 @@ def restore_swin(model: nn.Module) -> None:
     for module in model.modules():
         if RECORD in module.__dict__:
             del module.__dict__[RECORD]
-            module.__class__ = vars(type(module)).get(BASE, type(module))  # FSDP may have made another class of it
+            module.__class__ = vars(type(module)).get(BASE, type(module))  # FSDP may have changed the class again
 
 
 def _looks_like_block(module: nn.Module) -> bool:
-    """Return whether a module is some Swin's block: it attends in windows with a position bias."""
+    """Return whether a module is some Swin's block: attention with a position bias, and an MLP."""
     inside = [one for child in module.children() for one in (child, *child.children())]
     attends = any(hasattr(one, name) for one in inside for name in ('relative_position_bias_table', 'logit_scale'))
     return attends and any(re.search('mlp|ffn|intermediate', name) for name, _ in module.named_children())
@@ -141,7 +141,11 @@ def _compute(module: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
-    """Return the largest difference of outputs and gradients both ways, and the reason against the library, if any."""
+    """Compute a layer by torch and by the library: return the largest difference, and why the library cannot be used.
+
+    The difference is that of outputs or gradients. The reason is None if the library can be used. `module` is a copy,
+    and changes.
+    """
     native.can_run(next(module.parameters()), raise_error=True)
     can_read([*module.parameters()], raise_error=True)
     if not is_as_built(module, record.kinds):
@@ -164,17 +168,18 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
     is_tensor = [isinstance(one, Tensor) for one in outputs]
     if structure != our_structure or is_tensor != [isinstance(one, Tensor) for one in our_outputs]:
         return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
-    # The scale is the largest number of a tensor, at least a tenth of all gradients': a key's bias has rounding alone.
+    # A difference is relative to the largest number of its tensor, or to a tenth of the largest gradient if this is
+    # more: the gradient of a key's bias is rounding alone.
     least = max(float(gradient.abs().max()) for gradient in gradients) / 10
-    difference = max(_relative(a, b) for a, b, is_one in zip(our_outputs, outputs, is_tensor) if is_one)
-    of_gradients = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
-    is_equal = difference <= OUTPUT_TOLERANCE and of_gradients <= GRADIENT_TOLERANCE
-    largest = max(difference, of_gradients)
+    difference = max(_relative(a, b) for a, b, is_compared in zip(our_outputs, outputs, is_tensor) if is_compared)
+    gradient_difference = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
+    is_equal = difference <= OUTPUT_TOLERANCE and gradient_difference <= GRADIENT_TOLERANCE
+    largest = max(difference, gradient_difference)
     return largest, None if is_equal else f'The results differ by {largest:.1e}.'
 
 
 def _relative(ours: Tensor, original: Tensor, least: float = 0.0) -> float:
-    """Return the largest difference, as a part of the original's largest number, or of `least`."""
+    """Return the largest difference, divided by the original's largest number, or by `least` if this is more."""
     return float((ours - original).abs().max()) / max(float(original.abs().max()), least)
 
 

@@ -40,9 +40,10 @@ FIELDS = dict(zip(BlockWeights._fields, NAMES))
 TABLE, LOGIT_SCALE = f'{ATTENTION}relative_position_bias_table', f'{ATTENTION}logit_scale'
 CPB = [f'{ATTENTION}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
 QKV_BIASES = [f'{ATTENTION}{name}' for name in ('q_bias', 'v_bias')]
-# All names of a block's tensors, with the owner and the attribute.
+# A block's tensors: the name, the name of the module that owns the tensor, the attribute of the module.
 NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, TABLE)]
 NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
+# Types of the modules inside a block, by name.
 V1 = {
     **dict(zip(NORMS, [nn.LayerNorm] * 2)),
     **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
@@ -67,11 +68,11 @@ def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> 
         return False
     attention, ffn, drop_path = block.attn.w_msa, block.ffn, block.drop_path
     (_, activation, hidden_drop), _, ffn_drop = ffn.layers
-    drops = attention.proj_drop, hidden_drop, ffn_drop
+    dropouts = attention.proj_drop, hidden_drop, ffn_drop
     reason = None
     if activation.approximate != 'none' or ffn.add_identity:
         reason = 'The compiled library has one MLP: exact GELU, and no shortcut of its own.'
-    elif any(drop.p and drop.training for drop in drops) or (attention.attn_drop_rate and attention.training):
+    elif any(one.p and one.training for one in dropouts) or (attention.attn_drop_rate and attention.training):
         reason = 'The compiled library has no dropout, and a dropout rate is above 0.'
     elif drop_path.drop_prob >= 1 and drop_path.training:
         reason = 'The compiled library drops no branch for certain, and a drop path rate is 1.'
@@ -92,7 +93,7 @@ def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> 
 
 
 def num_heads(w: Mapping[str, Any]) -> int:
-    """Return the number of heads of a block with the tensors `w`; pruning may have changed the module's number."""
+    """Return the number of heads of a block, from its tensors, which pruning may have changed."""
     return len(w[LOGIT_SCALE]) if LOGIT_SCALE in w else w[TABLE].shape[-1]
 
 
@@ -114,7 +115,7 @@ def run(
     Args:
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step stores.
         with_cp: whether a training step stores the block's input alone.
-        out: memory for the output, which may be that of the input; without gradients.
+        out: memory for the output, without gradients. The memory of the input is allowed.
     """
     windows, dtype, tensors = block.windows(x_BHWC), linear_dtype(x_BHWC), tensors_of(block)
     attention, drop_path = block.attn.w_msa, block.drop_path
@@ -122,8 +123,8 @@ def run(
     random_state = torch.get_rng_state() if drops and torch.is_grad_enabled() else None
     drop_path_2B = _draw_drop_path(drop_path.drop_prob, x_BHWC) if drops else None
     cache = cache_of(block)
-    offsets = _offsets(attention, windows.window_size)
-    derive = partial(_derive, [*tensors], offsets, None if torch.is_grad_enabled() else cache)
+    window_pair = _pair_windows(attention, windows.window_size)
+    derive = partial(_derive, [*tensors], window_pair, None if torch.is_grad_enabled() else cache)
     has_gradients = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (x_BHWC, *tensors.values())
     )
@@ -142,7 +143,7 @@ def settings_of(block: Any) -> BlockSettings:
 def weights_of(block: Any, window_size: Size) -> BlockWeights:
     """Return the library's weights of a block, for windows of a size."""
     tensors = tensors_of(block)
-    return _derive([*tensors], _offsets(block.attn.w_msa, window_size), None, *tensors.values())
+    return _derive([*tensors], _pair_windows(block.attn.w_msa, window_size), None, *tensors.values())
 
 
 def tensors_of(block: Any) -> dict[str, Optional[Tensor]]:
@@ -152,36 +153,36 @@ def tensors_of(block: Any) -> dict[str, Optional[Tensor]]:
     return {name: getattr(modules.get(owner), leaf, None) for name, owner, leaf in names}
 
 
-Offsets = tuple[Size, Size]  # windows in use, and of the table (V1) or of the pre-training (V2)
+WindowPair = tuple[Size, Size]  # the window in use, and the window of the table (V1) or of pre-training (V2)
 
 
-def _offsets(attention: Any, window_size: Size) -> Offsets:
+def _pair_windows(attention: Any, window_size: Size) -> WindowPair:
     if isinstance(attention, WindowAttentionV2):
         return window_size, attention.pretrained_window or window_size
     return window_size, attention.window_size
 
 
-def _derive(names: Sequence[str], offsets: Offsets, cache: Optional[Cache], *tensors: Any) -> BlockWeights:
+def _derive(names: Sequence[str], window_pair: WindowPair, cache: Optional[Cache], *tensors: Any) -> BlockWeights:
     """Return the library's weights from the tensors of a block.
 
     Args:
-        cache: of tensors that are computed for a small position bias; None: they are computed, with a graph.
+        cache: of the computed tensors, if the position bias is small; None: compute them anew, with gradients.
     """
     w = dict(zip(names, tensors))
     own = [w[name] for name in names if name not in NAMES and w[name] is not None]
-    if cache is None or num_heads(w) * math.prod(offsets[0]) ** 2 > CACHED_BIAS:
-        derived = _compute(w, offsets)
+    if cache is None or num_heads(w) * math.prod(window_pair[0]) ** 2 > CACHED_BIAS:
+        derived = _compute(w, window_pair)
     else:
-        derived = made_from(own, offsets, partial(_compute, w, offsets), cache, 'derived')
+        derived = made_from(own, window_pair, partial(_compute, w, window_pair), cache, 'derived')
     return BlockWeights(**{**{field: w[name] for field, name in FIELDS.items()}, **derived})
 
 
-def _compute(w: Mapping[str, Any], offsets: Offsets) -> dict[str, Any]:
-    """Return the fields of `BlockWeights` that are computed from parameters; Swin V2 also has a `qkv_bias`."""
+def _compute(w: Mapping[str, Any], window_pair: WindowPair) -> dict[str, Any]:
+    """Return the fields of `BlockWeights` computed from parameters; for V2 these include scale and `qkv_bias`."""
     if LOGIT_SCALE not in w:
-        return dict(position_bias_hNN=relative_position_bias(w[TABLE], *offsets))
-    coordinates_R2 = log_spaced_coordinates(*offsets, torch.device('cpu'), torch.float32)
-    bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2), offsets[0])
+        return dict(position_bias_hNN=relative_position_bias(w[TABLE], *window_pair))
+    coordinates_R2 = log_spaced_coordinates(*window_pair, torch.device('cpu'), torch.float32)
+    bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2), window_pair[0])
     return dict(position_bias_hNN=bias_hNN, cosine_scale_h=cosine_scale(w[LOGIT_SCALE]), qkv_bias=qkv_bias(w))
 
 
@@ -194,7 +195,7 @@ def continuous_table(w: Mapping[str, Any], coordinates_R2: Tensor) -> Tensor:
 
 
 def qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
-    """Return the bias (3C,) of query, key and value of Swin V2: the key has no bias."""
+    """Return the bias (3C,) of query, key and value of Swin V2. The bias of the key is 0."""
     q_bias, v_bias = (w.get(name) for name in QKV_BIASES)
     return None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
 
@@ -202,6 +203,6 @@ def qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
 def _draw_drop_path(rate: float, x_BHWC: Tensor) -> Tensor:
     """Return the factors of the two branches for the images, 0 or 1 / (1 - rate): (2, B).
 
-    On a CPU mmcv's DropPath draws equal numbers, first for attention, then for the MLP.
+    On a CPU the numbers are equal to those of mmcv's DropPath: first for attention, then for the MLP.
     """
     return torch.rand(2, x_BHWC.shape[0], device=x_BHWC.device).add_(1 - rate).floor_().div_(1 - rate)

@@ -1,7 +1,7 @@
 """The layers of each origin: their structure, an example input, and their computation by the compiled library.
 
 The names of the weights (`checkpoints/formats.py`) and the arguments of `forward` identify an origin, so copies of a
-package's code count as that package. `swap.py` compares each computation with the original.
+package's code have its origin. `accelerate.py` compares each computation with the original.
 
 Layout: B batch, T = H*W tokens of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
@@ -34,7 +34,7 @@ from .structure import can_read_map, forward_by_torch, is_as_built, modules_insi
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 Values = dict[str, Any]  # arguments of a call, by name
-Names = dict[str, str]  # of a block's tensors: ours, and in the block
+Names = dict[str, str]  # from our names of a block's tensors to the names in the block
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
@@ -50,14 +50,14 @@ class Origin(NamedTuple):
     format: Format  # of checkpoints: the names of weights
     block: str  # name of a block in the format
     arguments: str  # of `forward`, without OPTIONAL
-    windows: Callable[[Any, Values, Size], Optional[Windows]]  # of a map; None: the original computes
-    drop_paths: str = 'drop_path drop_path'  # attributes: modules of attention, and of the MLP if any; '': no support
+    windows: Callable[[Any, Values, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
+    drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
 
 
 class Record(NamedTuple):
     """The computation of a layer by the compiled library."""
 
-    compute: Callable[[Any, 'Record', Values], Any]  # `forward`; None: call the original
+    compute: Callable[[Any, 'Record', Values], Any]  # returns the output; None: call the original
     kinds: dict[str, type[nn.Module]]  # of the modules inside, when the layer was accelerated
     settings: list[Any]  # of these modules
     channels: int  # of the input
@@ -66,64 +66,71 @@ class Record(NamedTuple):
     stages: Stages = TINY  # of the Swin around the layer
 
 
-def _padded(block: Any, values: Values, size: Size) -> Windows:
+def _read_windows(block: Any, values: Values, size: Size) -> Windows:
+    """Return the windows of a block that pads the map, then rolls."""
     owner = block if hasattr(block, 'window_size') else block.attn
     return Windows(*size, tuple(to_2tuple(owner.window_size)), tuple(to_2tuple(owner.shift_size)))
 
 
-def _toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = _padded(block, values, size)
-    if getattr(block.attn, 'pad_small_map', True) or min(size) > block.attn.window_size:  # mmpretrain alone shrinks
+def _read_toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _read_windows(block, values, size)
+    if getattr(block.attn, 'pad_small_map', True) or min(size) > block.attn.window_size:  # only mmpretrain shrinks
         return windows
     return windows._replace(shift=(0, 0)) if min(size) == block.attn.window_size else None
 
 
-def _detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = _padded(block, values, size)
-    mask_LNN, given_LNN = _mask(windows), values['mask_matrix']
+def _read_detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _read_windows(block, values, size)
+    mask_LNN, given_LNN = _find_mask(windows), values['mask_matrix']
     is_known = mask_LNN is None or (given_LNN is not None and torch.equal(given_LNN == 0, mask_LNN))
     return windows if is_known else None
 
 
 @lru_cache(maxsize=8)
-def _mask(windows: Windows) -> Optional[Tensor]:
+def _find_mask(windows: Windows) -> Optional[Tensor]:
     mask_L1NN = windows.mask(torch.device('cpu'))
     return None if mask_L1NN is None else mask_L1NN[:, 0]
 
 
-def _timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = _padded(block, values, size)._replace(pads_first=False)
+def _read_timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _read_windows(block, values, size)._replace(pads_first=False)
     height, width = block.input_resolution
     has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
     return None if has_mask and windows.counts() != windows._replace(height=height, width=width).counts() else windows
 
 
-def _torchvision(block: Any, values: Values, size: Size) -> Windows:
-    windows = _padded(block, values, size)
+def _read_torchvision(block: Any, values: Values, size: Size) -> Windows:
+    windows = _read_windows(block, values, size)
     rows, columns = (0 if n <= w else s for n, w, s in zip(size, windows.window_size, windows.shift))
     return windows._replace(shift=(rows, columns))
 
 
-def _transformers(block: Any, values: Values, size: Size) -> Optional[Windows]:
+def _read_transformers(block: Any, values: Values, size: Size) -> Optional[Windows]:
     if not values.get('always_partition', True):
         block.set_shift_and_window_size(size)
     config = getattr(block.attention, 'config', None)  # only sdpa returns no weights
-    return _padded(block, values, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
+    return _read_windows(block, values, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
 
 
-_TOOLBOX = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _toolbox, 'attn.drop ffn.dropout_layer')
-_OFFICIAL = Origin('official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _detection)
-_FIXED = _OFFICIAL._replace(name='official classification code', arguments='x', windows=_padded)
+_TOOLBOX = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _read_toolbox, 'attn.drop ffn.dropout_layer')
+_OFFICIAL = Origin('official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _read_detection)
+_FIXED = _OFFICIAL._replace(name='official classification code', arguments='x', windows=_read_windows)
 _TRANSFORMERS = Origin(
-    'transformers', formats.HUGGING_FACE, 'encoder.layers.0.blocks.0.', 'hidden_states input_dimensions', _transformers
+    'transformers',
+    formats.HUGGING_FACE,
+    'encoder.layers.0.blocks.0.',
+    'hidden_states input_dimensions',
+    _read_transformers,
 )
 BLOCKS = (
     _TOOLBOX._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
     _TOOLBOX,
-    _FIXED._replace(name='timm', windows=_timm, drop_paths='drop_path1 drop_path2'),
+    _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2'),
     _OFFICIAL,
     _FIXED,
-    Origin('torchvision', formats.TORCHVISION, 'features.1.0.', 'x', _torchvision, 'stochastic_depth stochastic_depth'),
+    Origin(
+        'torchvision', formats.TORCHVISION, 'features.1.0.', 'x', _read_torchvision, 'stochastic_depth stochastic_depth'
+    ),
     _TRANSFORMERS._replace(format=formats.HUGGING_FACE_V2),
     _TRANSFORMERS._replace(drop_paths='drop_path'),
 )
@@ -131,10 +138,8 @@ BLOCKS = (
 
 def find_layer(module: Any) -> Optional[Record]:
     """Return the computation of a layer of a Swin; None for other modules."""
-    arguments, built = (
-        _arguments(module),
-        ({name: type(one) for name, one in modules_inside(module)}, _settings(module)),
-    )
+    arguments = _list_arguments(module)
+    built = {name: type(one) for name, one in modules_inside(module)}, _settings(module)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
         return Record(compute_merging, *built, module.reduction.in_features // 4, {})
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
@@ -152,13 +157,13 @@ def find_layer(module: Any) -> Optional[Record]:
 
 
 def _names_in_block(block: nn.Module, origin: Origin) -> Names:
-    """Return our names of the tensors of a block."""
+    """Return our name of each tensor of a block, with the name in the block."""
     names: Names = {}
     for path, one in modules_inside(block):
         for attribute in (*one._parameters, *one._buffers):
-            here = name_here(f'{origin.block}{path}.{attribute}', origin.format)
-            if here:
-                names[here.removeprefix(BLOCK)] = f'{path}.{attribute}'
+            ours = name_here(f'{origin.block}{path}.{attribute}', origin.format)
+            if ours:
+                names[ours.removeprefix(BLOCK)] = f'{path}.{attribute}'
     return names
 
 
@@ -177,13 +182,13 @@ def can_run(layer: Any, x: Any, raise_error: bool = False) -> bool:
 
 
 def compute_block(block: Any, record: Record, values: Values) -> Any:
-    x_BHWC, origin = _map_of(block, values), record.origin
+    x_BHWC, origin = _find_map(block, values), record.origin
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
     windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
     modules = dict(modules_inside(block))
-    owners = {here: modules[path.rpartition('.')[0]] for here, path in record.names.items()}
-    tensors = {here: getattr(owners[here], path.rpartition('.')[2]) for here, path in record.names.items()}
+    owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
+    tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     derive = partial(_derive, origin.format, [*tensors])
     with torch.no_grad():
         weights = derive(*tensors.values())
@@ -205,7 +210,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
     if origin.format.name != 'hf':
         return y
-    return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # from release 5: two
+    return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
 
 
 def _derive(format: Format, names: list[str], *tensors: Any) -> BlockWeights:
@@ -225,7 +230,7 @@ def _derive(format: Format, names: list[str], *tensors: Any) -> BlockWeights:
 def _by_torch(
     layer: Any, names: list[str], values: Values, shape: torch.Size, random_state: Any, x: Tensor, *tensors: Any
 ) -> Tensor:
-    """Return the layer's own forward of `x` in the given shape: the first tensor of the output.
+    """Return the first tensor of the layer's own forward, which takes `x` in the given shape.
 
     Args:
         names: of the tensors in the layer.
@@ -244,7 +249,7 @@ def _settings(layer: nn.Module) -> list[Any]:
 
 
 def rates_in(layer: nn.Module, record: Record) -> list[tuple[Any, str]]:
-    """Return owner and name of each rate that the library does not know: dropout, and drop path of some origins."""
+    """Return owner and attribute of each rate that must be 0 in training: dropout, and drop path of some origins."""
     names = (*RATES, 'drop_prob') if record.origin and not record.origin.drop_paths else RATES
     rates = [(one, name) for _, one in modules_inside(layer) for name in names if vars(one).get(name)]
     return rates + [(one, 'p') for _, one in modules_inside(layer) if isinstance(one, nn.Dropout)]
@@ -261,7 +266,7 @@ def _position_bias(w: dict[str, Tensor]) -> Tensor:
 
 
 def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optional[Tensor]:
-    """Return the factors of both branches, (2, B), from the original's modules and random numbers; None: 1."""
+    """Return the factors of both branches, (2, B), drawn by the original's modules; None: all are 1."""
     modules = [block.get_submodule(name) for name in origin.drop_paths.split()]
     if all(type(module) is nn.Identity or not module.training for module in modules):
         return None
@@ -270,7 +275,7 @@ def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Opti
 
 
 def compute_merging(module: Any, record: Record, values: Values) -> Any:
-    x_BHWC, (*norm, eps), channels = _map_of(module, values), norm_values(module.norm), module.reduction.in_features
+    x_BHWC, (*norm, eps), channels = _find_map(module, values), norm_values(module.norm), module.reduction.in_features
     tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
     if x_BHWC is None or module.reduction.bias is not None or not can_read(tensors):
         return None
@@ -310,7 +315,7 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
 
 
 def compute_norm(norm: Any, record: Record, values: Values) -> Any:
-    """Return tokens (B, T, C) in memory of (B, C, T): views of the original as a contiguous map copy nothing."""
+    """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
     x_BTC = values['input']
     if x_BTC.dim() != 3 or not can_read([norm.weight, norm.bias]):
         return None
@@ -321,8 +326,8 @@ def compute_norm(norm: Any, record: Record, values: Values) -> Any:
 _signature_of = cache(inspect.signature)
 
 
-def _arguments(module: Any) -> list[str]:
-    """Return the names of `forward`'s arguments without OPTIONAL."""
+def _list_arguments(module: Any) -> list[str]:
+    """Return the names of the arguments of `forward`, except those of OPTIONAL."""
     _, *parameters = _signature_of(type(module).forward).parameters.values()
     return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in OPTIONAL]
 
@@ -335,7 +340,7 @@ def bind(module: nn.Module, args: Any, kwargs: Any) -> Values:
     return {**{name: value for name, value in values if name != 'kwargs'}, **bound.arguments.get('kwargs', {})}
 
 
-def _map_of(module: Any, values: Values) -> Optional[Tensor]:
+def _find_map(module: Any, values: Values) -> Optional[Tensor]:
     """Return the first argument as a map (B, H, W, C); None: the size is unknown or wrong."""
     x: Tensor = next(iter(values.values()))
     if x.dim() == 4:
@@ -350,12 +355,12 @@ def _map_of(module: Any, values: Values) -> Optional[Tensor]:
 
 def make_example(module: Any, record: Record, generator: torch.Generator) -> list[Any]:
     """Return random arguments for a copy of a layer."""
-    names = _arguments(module)
+    names = _list_arguments(module)
     if record.compute is compute_embedding:
         height, width = module.projection.kernel_size
         return [torch.randn(2, record.channels, 5 * height + 1, 7 * width + 1, generator=generator)]
     is_map = names == ['x'] and (not hasattr(module, 'input_resolution') or hasattr(module, 'drop_path1'))  # of timm
-    Wh, Ww = _padded(module, {}, (1, 1)).window_size if record.origin else (4, 4)
+    Wh, Ww = _read_windows(module, {}, (1, 1)).window_size if record.origin else (4, 4)
     size = 2 * Wh + 1, Ww + max(1, Ww // 2)
     if hasattr(module, 'set_input_size'):
         module.set_input_size(size, (Wh, Ww))
@@ -364,7 +369,7 @@ def make_example(module: Any, record: Record, generator: torch.Generator) -> lis
     values: Values = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
     if 'mask_matrix' in names:
         module.H, module.W = size
-        mask_LNN = _mask(_padded(module, {}, size))
+        mask_LNN = _find_mask(_read_windows(module, {}, size))
         values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
     shape = size if is_map else (math.prod(size),)
     return [torch.randn(2, *shape, record.channels, generator=generator), *(values[name] for name in names[1:])]

@@ -18,7 +18,7 @@ FORWARDS = SwinBlock.forward, SwinV2Block.forward
 
 
 def can_run(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> bool:
-    """See `replace.Replacement`; False where the blocks are called one by one. An error is left to them."""
+    """See `replace.Replacement`; False: the blocks are called one by one, and raise their own errors."""
     return (
         can_read_map(x_BHWC)
         and type(stage.blocks) is ModuleList
@@ -32,7 +32,7 @@ def can_run(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> bool:
 def run(stage: Any, x_BHWC: Tensor) -> Tensor:
     """Run a stage, see `SwinStage.forward`.
 
-    Without gradients, all blocks write over the map of the first: nobody else has seen it. The input stays.
+    Without gradients, each block writes over the output of the block before. The input of the stage does not change.
     """
     out = None
     for block in stage.blocks:

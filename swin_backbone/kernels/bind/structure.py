@@ -18,7 +18,7 @@ from ..native.availability import torch_alone
 def modules_inside(layer: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield names and modules inside a layer, level by level. `named_modules` takes four times the time."""
     parents = [('', layer)]
-    for prefix, parent in parents:  # grows
+    for prefix, parent in parents:  # the list grows in the loop
         for name, module in parent._modules.items():
             if module is not None:
                 name = prefix + name
@@ -28,17 +28,18 @@ def modules_inside(layer: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def is_as_built(layer: nn.Module, kinds: Mapping[str, type[nn.Module]], raise_error: bool = False) -> bool:
-    """Return whether the modules inside have the types of `kinds`, by name, and no hooks. Others are `nn.Identity`.
+    """Return whether the modules inside have the types of `kinds`, by name, and no hooks.
 
-    Types must match exactly, because a subclass may compute a different result.
+    A module without an entry in `kinds` must be an `nn.Identity`. Types must match exactly, because a subclass may
+    compute a different result.
     """
-    seen = 0
+    num_found = 0
     for name, module in modules_inside(layer):
         kind = kinds.get(name)
         if type(module) is not (kind or nn.Identity) or is_hooked(module):
             return refuse('native', f'{name} of {type(layer).__name__} is not as it was built.', raise_error)
-        seen += kind is not None
-    if seen < len(kinds):
+        num_found += kind is not None
+    if num_found < len(kinds):
         return refuse('native', f'{type(layer).__name__} lacks a module that it was built with.', raise_error)
     return True
 
@@ -49,7 +50,7 @@ def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[T
 
 
 def can_read_map(x: Optional[Tensor], raise_error: bool = False) -> bool:
-    """Return whether the library computes a layer for the map `x`: float32, or a floating dtype under autocast."""
+    """Return whether the library computes a layer for the map `x`: float32, or any floating dtype under autocast."""
     if x is None:
         return True
     if x.dtype is not torch.float32 and not (x.is_floating_point() and autocast_dtype(x.device.type)):
@@ -81,7 +82,7 @@ def forward_by_torch(
 
     Args:
         names: of the tensors in the layer.
-        random_state: torch's, before the forward that is repeated; None: the layer draws no random numbers.
+        random_state: of torch's generator before the forward that is repeated; None: the layer draws no numbers.
         forward: a function of the map; None: the layer's forward.
     """
     given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}

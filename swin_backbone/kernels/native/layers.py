@@ -3,7 +3,8 @@
 Maps and weights are float32. Under `dtype=torch.bfloat16` the matrix products are in bfloat16, like autocast's. Sums,
 norms and softmax are in float32. Each function has gradients.
 
-Layout: B batch, H W height and width of a map, C channels, D hidden channels, h heads, N places of a window.
+Layout: B batch, H W height and width of a map, C channels, D hidden channels, h heads, N places of a window; in
+`Projection`, K input channels and N output channels of the linear layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,28 +62,30 @@ class _Function(torch.autograd.Function):
         # Hooks of saved tensors may return tensors at any address.
         stored = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
         needed = ctx.needs_input_grad[3:]
+        needed_x, needed_parameters = needed[0], needed[1:]
         (x, *parameters), more = stored[: len(needed)], stored[len(needed) :]
         grad = grad.resolve_neg().contiguous()
-        # The library has no second derivatives (`create_graph=True`), and takes a gradient, no batch of gradients.
+        # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
         if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
             return None, None, None, *_gradients_by_autograd(ctx.by_torch, [x, *parameters], needed, grad)
         with torch.enable_grad():
-            leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed[1:])]
+            leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed_parameters)]
             weights = ctx.derive(*leaves)
-        detached, of_which = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
-        of_x, *of_weights = ctx.operator.gradients(grad, [needed[0], *of_which], x, *detached, *more)
-        pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, of_which) if is_needed]
-        inputs = [leaf for leaf, n in zip(leaves, needed[1:]) if n]
-        of_inputs = iter(_chain(pairs, inputs))
-        return None, None, None, of_x if needed[0] else None, *(next(of_inputs) if n else None for n in needed[1:])
+        detached, needed_weights = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
+        of_x, *of_weights = ctx.operator.gradients(grad, [needed_x, *needed_weights], x, *detached, *more)
+        pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, needed_weights) if is_needed]
+        inputs = [leaf for leaf, n in zip(leaves, needed_parameters) if n]
+        of_inputs = iter(_apply_chain_rule(pairs, inputs))
+        of_parameters = [next(of_inputs) if n else None for n in needed_parameters]
+        return None, None, None, of_x if needed_x else None, *of_parameters
 
 
 def _is_needed(weight: Optional[Tensor]) -> bool:
     return weight is not None and weight.requires_grad
 
 
-def _chain(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Any]) -> Sequence[Optional[Tensor]]:
-    """Return the gradients of inputs, from pairs of outputs and their gradients."""
+def _apply_chain_rule(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Any]) -> Sequence[Optional[Tensor]]:
+    """Return the gradients of inputs, given pairs of an output and its gradient."""
     if not inputs:
         return ()
     outputs, of_outputs = zip(*pairs)
@@ -99,8 +102,7 @@ def run(
     """Return the output of an operator, with gradients if autograd records.
 
     Args:
-        by_torch: the same computation of the tensors in torch operations, for second derivatives and batches of
-            gradients.
+        by_torch: computes the output in torch operations, for second derivatives and batches of gradients.
         derive: makes the operator's weights from the parameters, in torch operations.
     """
     if torch.is_grad_enabled():
@@ -115,8 +117,8 @@ def _gradients_by_autograd(
     """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # If two layers share a weight, a tensor may depend on the weight. Views separate the tensors: the gradient of a
-        # weight excludes the path through the input.
+        # If two layers share a weight, the input may depend on the weight. Views separate the tensors, so the gradient
+        # of the weight excludes the path through the input.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
         y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
         y = y.view(grad.shape)  # some layers return tokens without the shape of the map
@@ -195,8 +197,8 @@ class Block(NamedTuple):
         dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
         drop_path_2B: the factors of both branches for the images; None: 1.
-        stores: whether a training step stores more than the input, see `availability.is_stored`.
-        out: memory for the output; None: new memory. With gradients, always None.
+        stores: whether the forward stores more than the input for backward, see `availability.is_stored`.
+        out: memory for the output; None: new memory. Must be None with gradients.
     """
 
     settings: BlockSettings
@@ -266,7 +268,7 @@ class Block(NamedTuple):
 
 
 def _saved_size(block: structures.Block, groups: int) -> tuple[int, int]:
-    """Return the number of groups with saved values, and the bytes of a group. For 0 groups: the best number."""
+    """Return the number of groups with saved values, and the bytes of a group. For `groups=0` the library decides."""
     number, size = c_int64(groups), c_int64()
     library().block_saved_size(byref(block), byref(number), byref(size))
     return number.value, size.value
@@ -279,7 +281,7 @@ class Projection(NamedTuple):
     weight and the bias of the norm. Merging has a weight (N, 4C), in the order of `nn.Unfold`, and no bias.
 
     Attributes:
-        merges: whether 2 x 2 neighbours of a map are projected, or the patches of an image.
+        merges: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
         eps: of the norm; None: no norm.
         post_norm: whether the norm is behind the projection.
         dtype: of the matrix products, equal to autocast's dtype.
@@ -331,10 +333,10 @@ class Projection(NamedTuple):
         self, grad_BHWN: Tensor, needed: Sequence[bool], x: Tensor, weight: Tensor, *vectors: Any
     ) -> Sequence[Optional[Tensor]]:
         places, projection, _ = self.describe(x, weight, *vectors)
-        (N, K), is_packed = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
+        (N, K), needs_of_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
         normed = 0 if self.eps is None else N if self.post_norm else K
-        transposed = self.pack(weight, transposed=True) if is_packed else empty(0)
-        of_x = empty(x.shape) if is_packed else empty(0)  # a norm before the projection needs `of_x` too
+        transposed = self.pack(weight, transposed=True) if needs_of_x else empty(0)
+        of_x = empty(x.shape) if needs_of_x else empty(0)  # a norm before the projection needs `of_x` too
         of_weight, of_bias, of_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
         g = [gradient.data_ptr() or None for gradient in (of_x, of_weight, of_bias, *of_norm)]
         backward = library().merge_backward if self.merges else library().embed_backward
@@ -350,7 +352,7 @@ class Projection(NamedTuple):
 
 
 class OutputNorm(NamedTuple):
-    """The layer norm of tokens (B, H, W, C), as a map (B, C, H, W), contiguous; see `Operator`."""
+    """Layer norm from tokens (B, H, W, C) to a contiguous map (B, C, H, W); see `Operator`."""
 
     eps: float
 

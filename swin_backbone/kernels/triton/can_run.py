@@ -21,14 +21,14 @@ SMALLEST_CAPABILITY = (8, 0)  # Triton's compiler ends the process on some older
 
 
 FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentence; None: it passed
-WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants that a warning named
+WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
 def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = False) -> bool:
     """Return whether the Triton kernels compute the attention of maps `x`; see `replace.Replacement`.
 
-    By default ('auto') only on CUDA, and in float32 only with TF32: tensor cores do not compute in plain float32. If a
-    kernel fails in its trial on a CUDA device, a single warning has the reason.
+    Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
+    kernel fails in its trial on a CUDA device, one warning gives the reason.
 
     Args:
         attention, x, windows: see `models.attention.attend`.
@@ -41,7 +41,7 @@ def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = Fal
     reason = _find_limit(recorder_of(x), dtype, windows.window_size, dropout)
     if reason is None:
         (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
-        if not torch.compiler.is_compiling():  # a graph for all sizes compares none; its operator asks again
+        if not torch.compiler.is_compiling():  # a graph must not compare sizes; its operator checks again
             mask_padding = mask_padding and bool(H % Wh or W % Ww)
             is_wide = 3 * B * H * W * C >= INT32_OFFSETS
         variant = x.device, dtype, C // attention.num_heads, (Wh, Ww), windows.shift, mask_padding, is_wide
@@ -52,7 +52,7 @@ def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = Fal
 
 
 def _find_limit(recorder: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float) -> Optional[str]:
-    """Return the limit of the kernels that excludes an attention on every GPU, in a sentence; None: no limit does."""
+    """Return in a sentence why no GPU can compute an attention by the kernels; None: a GPU may."""
     if recorder not in (None, 'torch.compile', 'torch.export'):
         return f'The kernel has no version for {recorder}.'
     if dropout:
@@ -99,9 +99,9 @@ def _try(variant: Variant) -> Optional[str]:
 
 
 def run_or(fallback: Callable[[], Result], launch: Callable[[Tiles], Result], tiles: Tiles) -> Result:
-    """Return the result of a launch, or of `fallback` if a launch of the variant fails, now or before.
+    """Return the result of `launch`, or of `fallback` if a launch of the variant fails or has failed.
 
-    After a failure, with a warning, `can_run` refuses the variant.
+    A failure is a warning, and `can_run` then refuses the variant.
     """
     variant = tiles.variant
     if find_fault(variant) is None:

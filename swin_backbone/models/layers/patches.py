@@ -47,17 +47,17 @@ class PatchEmbed(BaseModule):
         """Return images padded to whole patches, in the fastest memory format of a convolution."""
         # With `%` in place of `//`, torch.export cannot prove that a side of the map is above 0.
         missing = [(n + patch - 1) // patch * patch - n for n, patch in zip(image_BCHW.shape[-2:], self.patch_size)]
-        one_graph = recorder_of(image_BCHW) is not None
-        if one_graph or any(missing):  # a graph takes all sizes, without comparing sizes
+        is_recorded = recorder_of(image_BCHW) is not None
+        if is_recorded or any(missing):  # a graph must not compare sizes, and always pads
             image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
-        # From channels_last memory the convolution writes tokens in the order of norms.
-        return image_BCHW if one_graph else image_BCHW.contiguous(memory_format=torch.channels_last)
+        # A convolution of channels_last memory writes the channels of a token side by side, as the norm reads them.
+        return image_BCHW if is_recorded else image_BCHW.contiguous(memory_format=torch.channels_last)
 
 
 class PatchMerging(BaseModule):
     """Concatenate 2 x 2 neighbours and project to `out_channels`, at half the resolution.
 
-    The concatenated channels are in the order of `nn.Unfold`, channel-major, equal to mmdet and mmseg. If the stride
+    The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg. If the stride
     does not divide a map's side, the map gets zeros on the right and at the bottom.
 
     Args:
@@ -79,8 +79,8 @@ class PatchMerging(BaseModule):
         super().__init__()
         self.stride = stride
         self.post_norm = post_norm
-        num_normed = out_channels if post_norm else 4 * in_channels
-        self.norm: nn.Module = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
+        normed_channels = out_channels if post_norm else 4 * in_channels
+        self.norm: nn.Module = build_norm_layer(norm_cfg, normed_channels)[1] if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
 
     @replaceable
@@ -94,10 +94,10 @@ class PatchMerging(BaseModule):
         """Return (B, ceil(H / stride), ceil(W / stride), 4C)."""
         stride, (B, H, W, C) = self.stride, x_BHWC.shape
         rows, columns = (H + stride - 1) // stride, (W + stride - 1) // stride
-        if stride == 2:  # without slices with steps: torch.export cannot prove their lengths for free sizes
+        if stride == 2:  # a view: torch.export cannot prove the lengths of slices with steps
             x_BHWC = F.pad(x_BHWC, (0, 0, 0, 2 * columns - W, 0, 2 * rows - H))
             return x_BHWC.view(B, rows, 2, columns, 2, C).permute(0, 1, 3, 5, 2, 4).flatten(3)
-        reach_height, reach_width = (rows - 1) * stride + 1, (columns - 1) * stride + 1  # of the first neighbours
+        reach_height, reach_width = (rows - 1) * stride + 1, (columns - 1) * stride + 1  # of a slice
         x_BHWC = F.pad(x_BHWC, (0, 0, 0, max(0, reach_width + 1 - W), 0, max(0, reach_height + 1 - H)))
         neighbours = [
             x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)

@@ -1,6 +1,7 @@
 """The Swin block of figure 3b of the paper (Liu et al. 2021, arXiv 2103.14030).
 
-W-MSA or SW-MSA, then an MLP, with norms before and shortcuts around. Parameter names are mmdet's.
+Attention in windows (W-MSA) or in shifted windows (SW-MSA), then an MLP. Each has a norm before it and a shortcut
+around it. Parameter names are mmdet's.
 
 Layout: B batch, H W height and width of a map, C channels, N places of a window, h heads.
 """
@@ -58,7 +59,7 @@ class WindowAttention(BaseModule):
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows (equation 4): normalised tokens (B, H, W, C) to an equal number of tokens."""
+        """Attend inside windows (equation 4): (B, H, W, C) from normalised tokens of the same shape."""
         y_BHWC: Tensor = self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
         return y_BHWC
 
@@ -73,7 +74,9 @@ class WindowAttention(BaseModule):
 
 
 class ShiftedWindowAttention(BaseModule):
-    """Window attention on a map with windows shifted or not (SW-MSA), at the place and name of mmdet's module.
+    """A wrapper of window attention, for the parameter names of mmdet, `attn.w_msa`.
+
+    `windows` has the shift: the wrapper only calls `w_msa`.
 
     Args:
         w_msa: the attention inside windows.
@@ -84,7 +87,7 @@ class ShiftedWindowAttention(BaseModule):
         self.w_msa = w_msa
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows: normalised tokens (B, H, W, C) to an equal number of tokens."""
+        """Attend inside windows: (B, H, W, C) from normalised tokens of the same shape."""
         y_BHWC: Tensor = self.w_msa(x_BHWC, windows)
         return y_BHWC
 
@@ -102,7 +105,7 @@ class SwinBlock(BaseModule):
         drop_rate: dropout after the attention's and the MLP's linear layers.
         drop_path_rate: the probability of dropping a branch, drawn for every sample.
         small_map: 'pad': a map smaller than the window is padded to the window; 'shrink': see `fit_window`.
-        mask_padding: whether keys of padding are masked.
+        mask_padding: whether padding is masked: no token attends to it.
     """
 
     backend = 'auto'

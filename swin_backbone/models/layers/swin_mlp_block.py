@@ -2,8 +2,8 @@
 
 A linear layer over the places of a window replaces attention, and windows are shifted by padding.
 
-Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels of a
-head.
+Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, P = h*N, d
+channels of a head.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from .swin_block import build_mlp
 
 
 class SwinMLPBlock(BaseModule):
-    """A block of Swin-MLP. `spatial_mlp` is a grouped Conv1d: a group is a head, a channel is a place.
+    """A block of Swin-MLP. `spatial_mlp` is a grouped Conv1d: a group is a head, a channel of the Conv1d is a place.
 
     Under `small_map='shrink'` windows do not shift on a map with a side no longer than the window's, as in
     microsoft/Swin-Transformer's classifiers. A small map is always padded to the window, because the weights fit a
@@ -47,8 +47,8 @@ class SwinMLPBlock(BaseModule):
         super().__init__()
         self.num_heads, self.window_size, self.shift, self.small_map = num_heads, window_size, shift, small_map
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
-        places = num_heads * window_size[0] * window_size[1]
-        self.spatial_mlp = nn.Conv1d(places, places, kernel_size=1, groups=num_heads)
+        channels = num_heads * window_size[0] * window_size[1]
+        self.spatial_mlp = nn.Conv1d(channels, channels, kernel_size=1, groups=num_heads)
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn = build_mlp(embed_dims, feedforward_channels, drop_rate, act_cfg)
         self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
@@ -70,6 +70,6 @@ class SwinMLPBlock(BaseModule):
         return y_LPd.view(L, h, N, C // h).transpose(1, 2).reshape(L, N, C)
 
     def windows(self, x_BHWC: Tensor) -> Windows:
-        """Return the windows of the maps, which a shift moves by padding."""
+        """Return the windows of the maps. A shift pads the maps, and does not roll them."""
         windows = windows_of(x_BHWC, self.window_size, self.shift, self.small_map, mask_padding=False)
         return windows._replace(window_size=self.window_size, rolls=False)

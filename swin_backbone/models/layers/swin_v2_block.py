@@ -35,7 +35,7 @@ class WindowAttentionV2(BaseModule):
         embed_dims: C.
         num_heads: h; must divide C.
         window_size: (Wh, Ww).
-        pretrained_window: the window of the training; the window scales the offsets. None: the window in use.
+        pretrained_window: the window in training, which sets the scale of the offsets. None: the window in use.
         qkv_bias: whether query and value have a bias; the key has no bias.
         attn_drop_rate: dropout of attention weights.
         proj_drop_rate: dropout after the output projection.
@@ -68,7 +68,7 @@ class WindowAttentionV2(BaseModule):
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows (equation 2): tokens (B, H, W, C) to as many tokens."""
+        """Attend inside windows (equation 2): (B, H, W, C) from tokens of the same shape."""
         y_BHWC: Tensor = self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
         return y_BHWC
 

@@ -46,13 +46,13 @@ def accelerate(model: Model, dry_run: bool = False) -> Model:
 
 
 def replace_layers(model: nn.Module) -> None:
-    """Let this package's layers compute in the place of the toolboxes' of the same name."""
+    """Replace layers of the toolboxes by this package's layers of the same name, in place."""
     for module in model.modules():
         kind = type(module)
         file = LAYER_FILES.get((kind.__module__.split('.')[0], kind.__name__))
         if file is not None:
             ours = getattr(import_module(f'.{file}', __package__), kind.__name__)
-            if ours.__mro__[1] is kind:
+            if ours.__mro__[1] is kind:  # not another layer of the same name
                 module.__dict__[CLASS], module.__class__ = kind, ours
 
 

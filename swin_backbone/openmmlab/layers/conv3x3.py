@@ -1,4 +1,4 @@
-"""Convolutions behind a Swin on a CPU, with maps in channels_last memory. Parameters keep their memory."""
+"""Convolutions behind a Swin on a CPU, with maps in channels_last memory. Parameters stay in place in memory."""
 
 from typing import Any, Optional
 
@@ -38,14 +38,14 @@ class Conv3x3(nn.Conv2d):
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Return maps in channels_last memory. A graph and `torch.func` keep theirs."""
+    """Return maps in channels_last memory. In a graph and under `torch.func` the memory format does not change."""
     return x.contiguous(memory_format=torch.channels_last) if recorder_of(x) is None else x
 
 
 def use_channels_last(module: nn.Module) -> None:
-    """Exchange the class of a convolution; parameters and hooks stay. Other modules do not change."""
-    kind = {nn.Conv2d: Conv3x3 if is_plain(module) else Conv2d, nn.ConvTranspose2d: ConvTranspose2d}
-    module.__class__ = kind.get(type(module), type(module))
+    """Replace the class of a convolution; parameters and hooks stay. Other modules do not change."""
+    subclasses = {nn.Conv2d: Conv3x3 if is_plain(module) else Conv2d, nn.ConvTranspose2d: ConvTranspose2d}
+    module.__class__ = subclasses.get(type(module), type(module))
 
 
 def restore_class(module: nn.Module) -> None:
@@ -60,7 +60,7 @@ def is_plain(conv: Any) -> bool:
 
 
 def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
-    """Return `F.conv2d(x, weight, bias, padding=1)`, up to rounding. `cache` is of packed weights."""
+    """Return `F.conv2d(x, weight, bias, padding=1)`, up to rounding. `cache` keeps packed weights."""
     if takes_maps(x, weight, bias):
         return convolve(x, weight, bias, cache)
     return F.conv2d(x, weight, bias, padding=1)

@@ -21,7 +21,7 @@ TORCH_ALONE = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without 
 
 
 def takes_float32_maps(module: nn.Module) -> bool:
-    """Return whether a layer takes contiguous float32 maps alone.
+    """Return whether a layer takes only contiguous float32 maps.
 
     mmcv's compiled operators refuse bfloat16 and misread channels_last memory. mmdet's RoI extractors round the corners
     of regions to the dtype of the maps.
@@ -35,25 +35,25 @@ def takes_float32_maps(module: nn.Module) -> bool:
 def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:
     """Let the convolutions behind a Swin compute channels_last maps, which takes less time on a CPU.
 
-    Convolutions get a subclass of their class. Outputs differ by rounding. Parameters keep their memory, which
-    optimizers and DistributedDataParallel may have seen. Models with untested layers, or with operators that misread
-    the maps, do not change.
+    Convolutions get a subclass of their class. Outputs differ by rounding. Parameters stay in place in memory, since
+    optimizers and DistributedDataParallel may refer to them. Models with untested layers, or with operators that
+    misread the maps, do not change.
 
     Args:
         swins: backbones of other packages, whose convolutions do not change.
     """
     from .conv3x3 import use_channels_last  # needs kernels/
 
-    own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
-    own.update(id(one) for swin in swins for one in swin.modules())
+    excluded = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
+    excluded.update(id(one) for swin in swins for one in swin.modules())
     for module in model.modules():
-        if id(module) not in own and (takes_float32_maps(module) or not _is_tested(module)):
+        if id(module) not in excluded and (takes_float32_maps(module) or not _is_tested(module)):
             return
     for pyramid in model.modules():
         if isinstance(pyramid, SwinPyramid):
-            own.update(id(module) for module in pyramid.modules())
+            excluded.update(id(module) for module in pyramid.modules())
     for module in model.modules():
-        if id(module) not in own:
+        if id(module) not in excluded:
             use_channels_last(module)
 
 
