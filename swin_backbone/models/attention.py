@@ -32,13 +32,7 @@ def attend(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     dropout = attention.attn_drop_rate if attention.training else 0.0
     grid = x_BHWC.shape[0], *windows.counts()
     if takes_fused_attention(q):
-        y_LNC = _fused_attention(q, k, v, bias_LhNN, attention.scale, dropout)
-        for rows, columns, apart_NN in edges:  # attend there again, with the mask
-            q_edge, k_edge, v_edge = (x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in (q, k, v))
-            bias_1hNN = bias_LhNN.masked_fill(apart_NN, -torch.inf)
-            edge_LNC = _fused_attention(q_edge, k_edge, v_edge, bias_1hNN, attention.scale, dropout)
-            y_edge = y_LNC.unflatten(0, grid)[:, rows, columns]
-            y_edge.copy_(edge_LNC.view_as(y_edge))
+        y_LNC = _attend_fused(q, k, v, bias_LhNN, attention.scale, dropout, edges, grid)
     else:
         logits_LhNN = (q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN
         for rows, columns, apart_NN in edges:
@@ -77,11 +71,27 @@ def _project_windows(
     return q, k, v, bias_LhNN
 
 
-def _fused_attention(q: Tensor, k: Tensor, v: Tensor, bias_LhNN: Tensor, scale: float, dropout: float) -> Tensor:
-    """Return the attended tokens of windows, (L, N, C), in new memory."""
+def _attend_fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias_LhNN: Tensor,
+    scale: float,
+    dropout: float,
+    edges: list[tuple[slice, slice, Tensor]],
+    grid: tuple[int, ...],
+) -> Tensor:
+    """Return the attended tokens of windows, (L, N, C). Windows at the edges attend a second time, with a mask."""
     with without_cudnn_attention():
         y_LhNd = F.scaled_dot_product_attention(q, k, v, bias_LhNN, dropout, scale=scale)
-    return y_LhNd.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(2)
+    y_LNC = y_LhNd.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(2)
+    for rows, columns, apart_NN in edges:
+        q_edge, k_edge, v_edge = (x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in (q, k, v))
+        bias_1hNN = bias_LhNN.masked_fill(apart_NN, -torch.inf)
+        y_edge = y_LNC.unflatten(0, grid)[:, rows, columns]
+        attended_LNC = _attend_fused(q_edge, k_edge, v_edge, bias_1hNN, scale, dropout, [], grid)
+        y_edge.copy_(attended_LNC.view_as(y_edge))
+    return y_LNC
 
 
 def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
