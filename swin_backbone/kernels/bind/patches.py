@@ -44,8 +44,11 @@ def can_merge(merging: Any, x_BHWC: Optional[Tensor], raise_error: bool = False)
     kinds = {'reduction': nn.Linear} if type(merging.norm) is nn.Identity else {**NORM_KIND, 'reduction': nn.Linear}
     if not (can_read_map(x_BHWC, raise_error) and is_as_built(merging, kinds, raise_error)):
         return False
-    if merging.stride != 2 or merging.reduction.bias is not None:
-        reason = 'The compiled library merges patches with a stride of 2 and without a bias.'
+    if merging.stride != 2:
+        reason = f'The compiled library merges patches with a stride of 2, not {merging.stride}.'
+        return refuse('native', reason, raise_error)
+    if merging.reduction.bias is not None:
+        reason = 'The compiled library merges patches without a bias, and the reduction has one.'
         return refuse('native', reason, raise_error)
     return can_read([merging.reduction.weight, *norm_values(merging.norm)[:2]], raise_error)
 

@@ -70,3 +70,16 @@ def test_autocast_to_half_precision_gives_float32(calls):
 
 def test_a_dtype_without_products_has_a_reason():
     assert refusal(torch.float64).endswith('not torch.float64.')
+
+
+def test_a_patch_merging_that_the_library_lacks_is_named():
+    other_stride, with_bias = (SwinBackbone(arch='nano', backend='native', strides=(4, 2, n, 2)) for n in (3, 2))
+    with_bias.stages[0].downsample.reduction.bias = nn.Parameter(torch.zeros(64))
+    for model, reason in (
+        (other_stride, 'with a stride of 2, not 3'),
+        (with_bias, 'without a bias, and the reduction'),
+    ):
+        with pytest.raises(
+            ValueError, match=f"'native' cannot compute this: The compiled library merges patches {reason}"
+        ):
+            model(torch.randn(1, 3, 64, 64))
