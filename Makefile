@@ -40,7 +40,7 @@ venv_onedl := .venv
 venv_toolboxes := .venv
 venv_ray := .venv
 venv_peers := .venv-peers# mmpretrain does not import beside transformers 5
-venv_mmcv := .venv-mmcv# make test compares with figures of mmcv's operators (tests/mmcv_ops/figures.npz)
+venv_mmcv := .venv-mmcv# make test compares with figures of mmcv's operators (tests/openmmlab/mmcv_ops/figures.npz)
 venv_openmmlab := .venv-openmmlab# both stacks install the module mmcv
 venv_torch := .venv-$(subst =,,$(TORCH))
 venv_wheel := .venv-wheel
@@ -101,7 +101,7 @@ tests_lite = $(RUN) -m pytest -m '' tests/install/test_lite.py
 tests_peers = $(RUN) -m pytest -m 'peer and not slow'
 tests_toolboxes = $(RUN) -m pytest -m 'toolboxes and not slow'
 tests_ray = $(RUN) -m pytest -m 'ray and not slow'
-tests_mmcv = $(RUN) -m pytest tests/mmcv_ops
+tests_mmcv = $(RUN) -m pytest tests/openmmlab/mmcv_ops
 tests_torch = PYTHONPATH=. OMP_NUM_THREADS=1 $(RUN) -m pytest $(addprefix tests/,models/modes/test_modes.py \
 	models/test_swin.py models/layers/test_blocks.py models/test_windows.py kernels/triton/test_check.py kernels/test_sdpa.py)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
@@ -170,7 +170,7 @@ $(WORK_seg)/last_checkpoint: | $(SHAPES)/annotations/instances_val.json
 DEPLOYED := work_dirs/demo-deploy
 deploy_demo = $(RUN) tools/export.py $(DEMO_$(1)) "$$(cat $(WORK_$(1))/last_checkpoint)" --out-dir $(DEPLOYED)/$(2) \
 		--pictures '$(SHAPES)/images/val/*0.png' --overwrite && \
-	$(RUN) -I swin_backbone/export/runtime.py $(DEPLOYED)/$(2) $(SHAPES)/images/val/*0.png && \
+	$(RUN) -I swin_backbone/workbench/export/runtime.py $(DEPLOYED)/$(2) $(SHAPES)/images/val/*0.png && \
 	for model in "$$(cat $(WORK_$(1))/last_checkpoint)" $(DEPLOYED)/$(2); do \
 		$(RUN) tools/test.py $(DEMO_$(1)) "$$model" --work-dir $(DEPLOYED) | grep $(3): || exit 1; \
 	done

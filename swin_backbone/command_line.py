@@ -136,7 +136,7 @@ class CfgOptions(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
     ) -> None:
         import_package()
-        from swin_backbone.openmmlab.config.cfg_options import parse_options
+        from swin_backbone.workbench.configs.cfg_options import parse_options
 
         try:
             options = parse_options(values)
@@ -319,12 +319,12 @@ def load_config(args: argparse.Namespace, **more: Any) -> Any:
     """Return the config of a command line, changed by the options of the tool.
 
     Args:
-        more: for `runtime.load_config`.
+        more: for `job.load_config`.
     """
-    from swin_backbone.openmmlab import runtime
+    from swin_backbone.workbench import job
 
     given: dict[str, Any] = {name: getattr(args, name, None) for name in ('work_dir', 'at', 'data', 'annotations')}
-    return runtime.load_config(
+    return job.load_config(
         args.config,
         cfg_options=args.cfg_options,
         launcher=getattr(args, 'launcher', 'none'),
@@ -337,7 +337,7 @@ def load_config(args: argparse.Namespace, **more: Any) -> Any:
 
 def training_settings(args: argparse.Namespace) -> Any:
     """Return the settings of a training: the options of `TRAINING_OPTIONS`."""
-    from swin_backbone.openmmlab.config.training_settings import TrainingSettings
+    from swin_backbone.workbench.configs.training_settings import TrainingSettings
 
     return TrainingSettings(args.epochs, args.batch, args.shape and args.shape[::-1], args.lr, args.auto_scale_lr)
 

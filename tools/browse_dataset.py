@@ -73,11 +73,11 @@ def main() -> int:
     args = parse_args()
     from mmengine.registry import VISUALIZERS, init_default_scope
 
-    from swin_backbone.openmmlab import runtime
-    from swin_backbone.openmmlab.config.paths import require_data
-    from swin_backbone.openmmlab.data.guard import build_dataset
     from swin_backbone.openmmlab.errors import sentence_of
-    from swin_backbone.openmmlab.inference.predict import VISUALIZERS_OF
+    from swin_backbone.workbench.configs.paths import require_data
+    from swin_backbone.workbench.data.guard import build_dataset
+    from swin_backbone.workbench.predict.predictor import VISUALIZERS_OF
+    from swin_backbone.workbench.runner import build
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
@@ -105,7 +105,7 @@ def main() -> int:
         except Exception as error:
             if args.debug:
                 raise
-            where = '' if isinstance(error, runtime.RUN_ERRORS) else f'{source} cannot be drawn: '
+            where = '' if isinstance(error, build.RUN_ERRORS) else f'{source} cannot be drawn: '
             print(f'{sys.argv[0]}: {where}{sentence_of(error)}', file=sys.stderr)
             failed += 1
             continue

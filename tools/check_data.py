@@ -44,7 +44,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
-    from swin_backbone.openmmlab.data.check_data import check_data, print_reports
+    from swin_backbone.workbench.data.check_data import check_data, print_reports
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)

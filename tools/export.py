@@ -43,11 +43,11 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.export.export import export
-    from swin_backbone.export.picture import bands_of
-    from swin_backbone.export.runtime import read_picture
-    from swin_backbone.export.verify import is_verified
-    from swin_backbone.openmmlab.data import media
+    from swin_backbone.workbench.data import media
+    from swin_backbone.workbench.export.export import export
+    from swin_backbone.workbench.export.picture import bands_of
+    from swin_backbone.workbench.export.runtime import read_picture
+    from swin_backbone.workbench.export.verify import is_verified
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         media_files = media.find_media(args.pictures) if args.pictures else []

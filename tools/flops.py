@@ -25,7 +25,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.cost.report import print_report, report
+    from swin_backbone.workbench.cost.report import print_report, report
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)

@@ -29,7 +29,7 @@ def parse_args() -> argparse.Namespace:
         '--save-path', metavar='F', type=Path, help='write the config to F too: .py, .yml, .yaml or .json'
     )
     args = parser.parse_args()
-    from swin_backbone.openmmlab.config.files import CONFIG_SUFFIXES
+    from swin_backbone.openmmlab.config_files import CONFIG_SUFFIXES
 
     if args.save_path and args.save_path.suffix not in CONFIG_SUFFIXES:
         parser.error(f'--save-path takes a name that ends in {", ".join(CONFIG_SUFFIXES)}, got {args.save_path}')

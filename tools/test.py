@@ -52,7 +52,7 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
         metrics, pictures = test(args, places)
-    from swin_backbone.openmmlab.launchers import rank
+    from swin_backbone.workbench.runner.launchers import rank
 
     if rank(args.launcher):
         return
@@ -64,13 +64,14 @@ def main() -> None:
 
 def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float], int]:
     """Return the metrics and the number of pictures. Other outputs move to their places when `places` close."""
-    from swin_backbone.export.predictor import is_exported, set_exported
-    from swin_backbone.openmmlab import runtime
-    from swin_backbone.openmmlab.config.paths import require_data
-    from swin_backbone.openmmlab.config.published import find_weights, start_from
-    from swin_backbone.openmmlab.inference.results import WriteLabelsHook, require_different_names, written_by_others
-    from swin_backbone.openmmlab.launchers import rank
     from swin_backbone.openmmlab.layers.compile import compile_model
+    from swin_backbone.workbench import job
+    from swin_backbone.workbench.configs.paths import require_data
+    from swin_backbone.workbench.configs.published import find_weights, start_from
+    from swin_backbone.workbench.export.predictor import is_exported, set_exported
+    from swin_backbone.workbench.runner import build
+    from swin_backbone.workbench.runner.launchers import rank
+    from swin_backbone.workbench.runner.test_hooks import WriteLabelsHook, require_different_names, written_by_others
 
     def written_to(folder: str) -> Path:
         if not rank(args.launcher):
@@ -92,30 +93,30 @@ def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float],
             start_from(cfg, args.checkpoint)
         show_dir = str(written_to(args.show_dir)) if args.show_dir else None
         if args.show or show_dir:
-            runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
+            job.enable_drawing(cfg, args.show, show_dir, args.wait_time)
         if args.amp:
-            runtime.enable_amp_of_test(cfg, args.amp)
+            job.enable_amp_of_test(cfg, args.amp)
         if args.tta:
             if is_exported(args.checkpoint):
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
-            runtime.enable_tta(cfg)
+            job.enable_tta(cfg)
         segments = cfg.get('default_scope') == 'mmseg'
         if args.out and segments:
             hooks.append(WriteLabelsHook(written_to(args.out), args.first_label))
         elif args.out:
             check_outputs(args.out, inputs=[args.config, args.checkpoint], overwrite=args.overwrite)
             beside = places.enter_context(written_by_others(Path(args.out).parent))
-            runtime.write_predictions(cfg, str(beside / Path(args.out).name))
+            job.write_predictions(cfg, str(beside / Path(args.out).name))
         require_data(cfg, ('test',))
-        runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
+        runner = job.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
         if args.compile:
             compile_model(runner.model)
         for hook in hooks:
             runner.register_hook(hook)
         if (args.out and segments) or (show_dir and cfg.get('default_scope') == 'mmdet'):
             require_different_names(runner.test_dataloader.dataset, with_suffix=not segments)
-    with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
-        return runtime.run(runner, 'test'), len(runner.test_dataloader.dataset)
+    with stop_on_user_errors(build.RUN_ERRORS, args.debug):
+        return build.run(runner, 'test'), len(runner.test_dataloader.dataset)
 
 
 if __name__ == '__main__':

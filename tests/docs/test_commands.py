@@ -23,8 +23,8 @@ for package in ('mmdet', 'mmseg', 'onnxscript', 'onnxruntime', 'openvino', 'tiff
 KINDS = ('detector', 'segmentor')
 METRICS = dict(detector='coco/segm_mAP_50', segmentor='mIoU')
 MEASURED = {}
-FORMATS = dict(detector='onnx', segmentor='openvino')  # tests/export/test_cells.py (slow) has all
-ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/export/test_bands.py, tests/openmmlab/swap
+FORMATS = dict(detector='onnx', segmentor='openvino')  # tests/workbench/export/test_cells.py (slow) has all
+ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/workbench/export/test_bands.py, tests/openmmlab/swap
 GUIDES = [page for page in sorted((ROOT / 'docs' / 'guides').glob('*.md')) if page.name not in ELSEWHERE]
 NOT_RUN = ('make', 'pip', 'docker', 'jupyter', 'bash')  # tests/tools/test_train.py starts processes
 LENGTHS = dict(detector='train_cfg.max_epochs=30', segmentor='train_cfg.max_iters=30')

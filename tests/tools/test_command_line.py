@@ -18,7 +18,7 @@ from helpers.in_process import run
 from swin_backbone import command_line
 from swin_backbone.checkpoints import FORMATS
 from swin_backbone.command_line import ARGUMENTS, RENAMED_OPTIONS
-from swin_backbone.openmmlab.training.monitor import VIS_BACKENDS
+from swin_backbone.workbench.runner.monitor import VIS_BACKENDS
 
 TOOLS = ROOT / 'tools'
 COMMANDS = [
@@ -99,7 +99,7 @@ import os, signal, sys, time
 from pathlib import Path
 
 from swin_backbone.command_line import run
-from swin_backbone.export.export import new_folder
+from swin_backbone.workbench.export.export import new_folder
 
 def main():
     with new_folder(Path(sys.argv[1]) / 'out') as folder:

@@ -9,9 +9,9 @@ import torch
 from mmengine.config import Config
 from pycocotools import mask as coco_mask
 
-from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.openmmlab.training.runner import SafeRunner
+from swin_backbone.workbench.data.guard import build_dataset
+from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]

@@ -27,8 +27,8 @@ from mmengine.structures import BaseDataElement
 from torch import nn
 
 from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.errors import TrainingStopped, walk
+from swin_backbone.workbench import job
 
 IMAGES = 16
 
@@ -193,7 +193,7 @@ def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), inter
 
 
 def train(cfg):
-    runner = runtime.build_runner(cfg)
+    runner = job.build_runner(cfg)
     runner.train()
     return runner
 

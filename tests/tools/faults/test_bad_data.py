@@ -15,11 +15,11 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image
 
-from swin_backbone.openmmlab.data import check_labels
-from swin_backbone.openmmlab.data.check_data import check_data
-from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import DataError, sentence_of
-from swin_backbone.openmmlab.runtime import load_config
+from swin_backbone.workbench.data import check_labels
+from swin_backbone.workbench.data.check_data import check_data
+from swin_backbone.workbench.data.guard import build_dataset
+from swin_backbone.workbench.job import load_config
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def own(tmp_path):
 
 
 def config(words):
-    from swin_backbone.openmmlab.config.cfg_options import parse_options
+    from swin_backbone.workbench.configs.cfg_options import parse_options
 
     return load_config(str(words[0]), None, parse_options(words[2:]), 'none')
 
@@ -187,14 +187,15 @@ def test_train_skips_and_counts_unreadable_pictures(record_fault, own, words, tm
 
 def test_a_new_pipeline_is_guarded(record_fault, own, tmp_path):
     """RTMDet's PipelineSwitchHook sets another pipeline for the last epochs."""
-    from swin_backbone.openmmlab import runtime
+    from swin_backbone.workbench import job
+    from swin_backbone.workbench.runner import build
 
     truncate(own / 'images' / 'train' / '1.png')
     cfg = config(detection(own, 'train_cfg.max_epochs=2', 'train_cfg.val_interval=9'))
     switch_pipeline = cfg.train_dataloader.dataset.pipeline
     cfg.custom_hooks = [dict(type='PipelineSwitchHook', switch_epoch=1, switch_pipeline=switch_pipeline)]
     cfg.work_dir = str(tmp_path)
-    runtime.run(runtime.build_runner(cfg, skip_unreadable=True), 'train')
+    build.run(job.build_runner(cfg, skip_unreadable=True), 'train')
     assert '1 pictures were skipped' in log_of(tmp_path)
     record_fault('bad_data')
 
@@ -205,10 +206,11 @@ def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_pa
     Image.fromarray(np.full((SIZE, SIZE), 200, np.uint8)).save(path)
     cfg = config(segmentation(own, 'train_dataloader.num_workers=1'))
     cfg.work_dir = str(tmp_path)
-    from swin_backbone.openmmlab import runtime
+    from swin_backbone.workbench import job
+    from swin_backbone.workbench.runner import build
 
     with pytest.raises(DataError) as error:
-        runtime.run(runtime.build_runner(cfg), 'train')
+        build.run(job.build_runner(cfg), 'train')
     assert 'Traceback' in str(error.value)  # for --debug
     assert sentence_of(error.value) == (
         f'the label {path} has the values 200 (2304 pixels); 2 classes and ignore_index=255 allow 0 to 1, 255.'
