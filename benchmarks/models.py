@@ -43,7 +43,7 @@ from swin_backbone.openmmlab.layers.accelerate import replace_layers
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
-from swin_backbone.workbench import job
+from swin_backbone.workbench.job import Job, Options
 
 from . import machine, timing
 from .one_training import as_ours, as_theirs, restore_layers
@@ -81,7 +81,7 @@ def main() -> None:
             machine.require_quiet()
         if args.keep_memory:
             keep_freed_memory()
-        cfg = job.load_config(args.config, None, args.cfg_options, 'none', with_data=False)
+        cfg = Job(args.config, Options(cfg_options=args.cfg_options or {})).cfg
         picture = read_picture(args.picture, args.shape)
         runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train)
         runs.update({folder: exported_run(folder, picture, args.threads) for folder in args.exported})

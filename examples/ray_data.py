@@ -122,12 +122,10 @@ class Model:
     """An actor: predict for batches of rows with `path` and `bytes`."""
 
     def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
-        from swin_backbone.workbench import job
-        from swin_backbone.workbench.job import open_predictor
+        from swin_backbone.workbench.job import Job
         from swin_backbone.workbench.predict.results import Results
 
-        cfg = job.load_config(config, None, None, 'none', with_data=False)
-        self.predictor = open_predictor(cfg, checkpoint, 'cuda:0' if gpus else 'cpu')
+        self.predictor = Job(config).open_predictor(checkpoint, 'cuda:0' if gpus else 'cpu')
         self.results = Results(Path(), self.predictor, score_thr)  # writes no file
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[pa.Table]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
 from torch.overrides import TorchFunctionMode
 
 
@@ -40,6 +41,12 @@ def keep_freed_memory() -> None:
         glibc = ctypes.CDLL(None)
         for parameter, value in MALLOC.values():
             glibc.mallopt(parameter, value)
+
+
+def has_accelerator() -> bool:
+    """Return whether mmengine finds a GPU or another device for training."""
+    has_one: bool = is_cuda_available() or is_npu_available() or is_musa_available()
+    return has_one
 
 
 def default_device() -> str:

@@ -54,7 +54,7 @@ from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
     Parser,
-    load_config,
+    make_job,
     positive,
     run,
     stop_on_user_errors,
@@ -144,26 +144,11 @@ def shard(text: str) -> tuple[int, int]:
 
 def open_predictor(args: argparse.Namespace) -> 'Predictor':
     """Return the predictor of a config and a checkpoint, or of an exported folder."""
-    from swin_backbone.devices import default_device, keep_freed_memory
-    from swin_backbone.openmmlab.layers.compile import compile_model
-    from swin_backbone.workbench import job
-    from swin_backbone.workbench.configs.published import find_weights
-    from swin_backbone.workbench.export.predictor import ExportedPredictor
+    from swin_backbone.workbench.job import open_exported
 
-    exported = args.weights is None
-    device = args.device or ('cpu' if exported else default_device())
-    if device.partition(':')[0] == 'cpu':
-        keep_freed_memory()
-    if exported:
-        if args.amp or args.compile:
-            raise ValueError('--amp and --compile take a checkpoint: an exported model has the precision of its export')
-        return ExportedPredictor(args.config, device, args.threads, args.batch)
-    cfg = load_config(args, with_data=False)
-    predictor = job.open_predictor(
-        cfg, find_weights(args.weights), device, args.unsafe_load, args.allow_missing, args.amp
-    )
-    if args.compile:
-        compile_model(predictor.model)
+    if args.weights is None:
+        return open_exported(args.config, args.device, args.threads, args.batch, args.amp, args.compile)
+    predictor: Predictor = make_job(args).open_predictor(args.weights, args.device)
     return predictor
 
 

@@ -13,10 +13,9 @@ from swin_backbone.command_line import (
     CONFIG,
     TRAINING_OPTIONS,
     Parser,
-    load_config,
+    make_job,
     run,
     stop_on_user_errors,
-    training_settings,
 )
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
@@ -42,7 +41,9 @@ def main() -> None:
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
         check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
-        cfg = load_config(args, with_data=args.data is not None, settings=training_settings(args))
+        job = make_job(args)
+        job.derive_settings()
+        cfg = job.cfg
         for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)
         text = cfg.pretty_text

@@ -23,7 +23,7 @@ from swin_backbone.command_line import (
     USER_ERRORS,
     Parser,
     Shape,
-    load_config,
+    make_job,
     positive,
     run,
     stop_on_user_errors,
@@ -161,10 +161,9 @@ def explorer_page(args: argparse.Namespace) -> bytes:
 
 def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
     from swin_backbone.workbench.data import media
-    from swin_backbone.workbench.job import open_predictor
 
     frame = next(media.read_frames(media.find_media([args.image])[0]))
-    return open_predictor(load_config(args, with_data=False), args.checkpoint, args.device, args.unsafe_load), frame
+    return make_job(args).open_predictor(args.checkpoint, args.device), frame
 
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':

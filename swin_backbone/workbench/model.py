@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 if TYPE_CHECKING:
     from mmengine.config import Config
     from numpy.typing import NDArray
+
+    from .job import Options
 
 PathLike = Union[str, Path]
 
@@ -39,12 +41,12 @@ class Model:
         work_dir: folder of logs and checkpoints.
     """
 
-    def __init__(self, arguments: dict[str, Any], checkpoint: Optional[str], device: Optional[str]):
-        from . import job
+    def __init__(self, config: str, options: Options, checkpoint: Optional[str], device: Optional[str]):
+        from .job import Job
 
-        self._arguments, self.checkpoint, self._device = arguments, checkpoint, device
+        self._config, self._options, self.checkpoint, self._device = config, options, checkpoint, device
         self._predictor: Any = None
-        self.cfg: Config = job.load_config(**arguments, with_data=False)  # prediction needs no data
+        self.cfg: Config = Job(config, options).cfg
         self.work_dir = str(self.cfg.work_dir)
 
     def train(
@@ -74,17 +76,13 @@ class Model:
             ValueError: for an error in the config or the data.
             TrainingStopped: if training ends early.
         """
-        from . import job
         from .configs.training_settings import TrainingSettings
-        from .resume.checkpoint_hook import find_checkpoint_hook
-        from .runner import build
+        from .job import Job
 
-        cfg = job.load_config(**self._arguments, settings=TrainingSettings(epochs, batch, img_scale, lr))
-        runner = job.build_training(cfg, *((None, 'auto') if resume else (self.checkpoint, None)))
-        build.run(runner, 'train')
-        hook = find_checkpoint_hook(runner)
+        options = replace(self._options, settings=TrainingSettings(epochs, batch, img_scale, lr))
+        runner = Job(self._config, options).train(*((None, 'auto') if resume else (self.checkpoint, None)))
         self.cfg, self._predictor = runner.cfg, None
-        self.checkpoint = getattr(hook, 'saved_path', None) or self.checkpoint
+        self.checkpoint = runner.last_checkpoint or self.checkpoint
         return self
 
     def test(self) -> dict[str, float]:
@@ -93,22 +91,9 @@ class Model:
         Raises:
             ValueError: without a checkpoint, or for an error in the checkpoint, the config or the data.
         """
-        from . import job
-        from .configs.paths import require_data
-        from .configs.published import start_from
-        from .data.own_data.config import fill_own_data
-        from .export.predictor import is_exported, set_exported
-        from .runner import build
+        from .job import Job
 
-        cfg, checkpoint = copy.deepcopy(self.cfg), self._require_checkpoint('test')
-        fill_own_data(cfg)
-        if is_exported(checkpoint):
-            set_exported(cfg, checkpoint, self._device or 'cpu')
-        else:
-            start_from(cfg, checkpoint)
-        require_data(cfg, ('test',))
-        metrics: dict[str, float] = build.run(job.build_runner(cfg, whole=True), 'test')
-        return metrics
+        return Job(self.cfg).test(self._require_checkpoint('test'), device=self._device or 'cpu')
 
     def predict(
         self, pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]], score_thr: float = 0.3
@@ -125,16 +110,10 @@ class Model:
         """
         import numpy as np
 
-        from ..devices import default_device
-        from .export.predictor import ExportedPredictor, is_exported
-        from .job import open_predictor
+        from .job import Job
 
         if self._predictor is None:
-            checkpoint = self._require_checkpoint('predict')
-            if is_exported(checkpoint):
-                self._predictor = ExportedPredictor(checkpoint, self._device or 'cpu')
-            else:
-                self._predictor = open_predictor(self.cfg, checkpoint, self._device or default_device())
+            self._predictor = Job(self.cfg).open_predictor(self._require_checkpoint('predict'), self._device)
         predictions = []
         for path, frame in _frames(pictures):
             (sample,) = self._predictor.predict([self._predictor.prepare(frame)])
@@ -148,9 +127,9 @@ class Model:
         Returns:
             The contents of deploy.json.
         """
-        from .export.export import export
+        from .job import Job
 
-        return export(self.cfg, self._require_checkpoint('export'), Path(out), format, **options)
+        return Job(self.cfg).export(self._require_checkpoint('export'), Path(out), format, **options)
 
     def _require_checkpoint(self, action: str) -> str:
         if self.checkpoint is None:
@@ -193,18 +172,18 @@ def load(
         >>> model = load('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', backbone='swin-t')  # doctest: +SKIP
         >>> model.train(epochs=2).predict('street.jpg')  # doctest: +SKIP
     """
-    arguments = dict(
-        path=str(config),
-        work_dir=None if work_dir is None else str(work_dir),
-        cfg_options=options,
-        launcher='none',
+    from .job import Options
+
+    given = Options(
         backbone=backbone,
-        recipe=recipe,
         at=at,
+        recipe=recipe,
         data=data,
         annotations=annotations,
+        cfg_options=options or {},
+        work_dir=None if work_dir is None else str(work_dir),
     )
-    return Model(arguments, None if checkpoint is None else str(checkpoint), device)
+    return Model(str(config), given, None if checkpoint is None else str(checkpoint), device)
 
 
 def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:

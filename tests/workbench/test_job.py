@@ -1,6 +1,7 @@
 """Configs, and changes of tools/train.py and tools/test.py to configs."""
 
 import ast
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.openmmlab import toy_training
+from helpers.openmmlab.jobs import build_runner, load_config
 from helpers.openmmlab.own_data import make_own_data
 from mmengine.config import Config
 from mmengine.registry import MODELS
@@ -15,13 +17,16 @@ from mmengine.structures import InstanceData
 from mmengine.utils import is_installed
 
 from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.workbench import job
+from swin_backbone.workbench.configs import amp
 from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.workbench.configs.published import find_weights, start_from
-from swin_backbone.workbench.configs.training_settings import TrainingSettings
+from swin_backbone.workbench.configs.training_settings import TrainingSettings, apply_settings
 from swin_backbone.workbench.cost import flops
 from swin_backbone.workbench.export import predictor
-from swin_backbone.workbench.runner import build
+from swin_backbone.workbench.job import Job
+from swin_backbone.workbench.runner import build, testing
 
 CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
@@ -87,23 +92,30 @@ def in_theirs(part):
 
 
 def test_order_of_work_dirs(tmp_path):
-    assert job.load_config(MASK_RCNN, 'x', {}, 'none').work_dir == 'x'
-    assert job.load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
-    default = job.load_config(MASK_RCNN, None, None, 'none').work_dir
+    assert load_config(MASK_RCNN, 'x', {}, 'none').work_dir == 'x'
+    assert load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
+    default = load_config(MASK_RCNN, None, None, 'none').work_dir
     assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
 
 
 @pytest.mark.parametrize(('config', 'batch', 'options', 'end'), [
     (FCN, None, {'train_dataloader.batch_size': 1}, 12),
-    (FCN, 4, {'train_dataloader.batch_size': 2}, 6),
     (FCN, 2, {'+train_dataloader.dataset.indices': 2}, 3),
     (RETINANET, 4, {'param_scheduler.1.gamma': 0.5, 'param_scheduler.0.end': 9}, 3),  # loses the warm-up
 ])  # fmt: skip
 def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, options, end):
     data, settings = make_own_data(tmp_path / 'own'), TrainingSettings(epochs=3, batch=batch)  # 4 pictures
-    cfg = job.load_config(config, str(tmp_path), options, 'none', data=data, settings=settings)
+    cfg = load_config(config, str(tmp_path), options, 'none', data=data, settings=settings)
     assert [cfg.train_cfg.get('max_iters', end), cfg.param_scheduler[0].end] == [end, end]
     assert all(setting_of(cfg, key) == value or cfg.param_scheduler[0].gamma == 0.5 for key, value in options.items())
+    record_fault('bad_commands')
+
+
+@pytest.mark.parametrize('key', ['train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr'])
+def test_an_option_is_no_second_value_of_a_setting(record_fault, key):
+    settings = TrainingSettings(epochs=3, batch=4, lr=0.1)
+    with pytest.raises(ConfigError, match=f'and --cfg-options {key} are one setting: leave out one of them'):
+        apply_settings(read_config(FCN), settings, [key])
     record_fault('bad_commands')
 
 
@@ -123,51 +135,51 @@ BFLOAT16 = dict(type='Bfloat16OptimWrapper')
 )
 @pytest.mark.parametrize('before', ['OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper'])
 def test_amp_takes_the_wrapper_of_dtype_and_machine(monkeypatch, has_gpu, dtype, wrapper, before):
-    monkeypatch.setattr(job, 'has_accelerator', lambda: has_gpu)
+    monkeypatch.setattr(amp, 'has_accelerator', lambda: has_gpu)
     cfg = Config.fromfile(MASK_RCNN)
     cfg.optim_wrapper.type = before
     kept = {key: cfg.optim_wrapper[key] for key in ('optimizer', 'paramwise_cfg')}
     if before == 'AmpOptimWrapper':
         cfg.optim_wrapper.loss_scale = 'dynamic'
-    job.enable_amp(cfg, dtype)
+    amp.enable_amp(cfg, dtype)
     assert cfg.optim_wrapper == {**kept, **wrapper}
-    job.enable_amp_of_test(cfg, dtype)
+    amp.enable_amp_of_test(cfg, dtype)
     assert cfg.custom_hooks[-1] == dict(type='MixedPrecisionHook', dtype=dtype)
 
 
 def test_what_amp_refuses(monkeypatch):
-    monkeypatch.setattr(job, 'has_accelerator', lambda: False)
+    monkeypatch.setattr(amp, 'has_accelerator', lambda: False)
     cfg = Config.fromfile(MASK_RCNN)
-    for enable in (job.enable_amp, job.enable_amp_of_test):
+    for enable in (amp.enable_amp, amp.enable_amp_of_test):
         with pytest.raises(ValueError, match="'float16' of mixed precision takes a GPU"):
             enable(cfg, 'float16')
     cfg.optim_wrapper.type = 'SomebodysWrapper'
     with pytest.raises(ValueError, match='SomebodysWrapper'):
-        job.enable_amp(cfg)
+        amp.enable_amp(cfg)
 
 
 @pytest.mark.parametrize(('start', 'expected'), [
-    (job.build_training, (True, 'epoch_4.pth')),
-    (lambda cfg: job.build_training(cfg, resume='auto'), (True, None)),
-    (lambda cfg: job.build_training(cfg, resume='epoch_1.pth'), (True, 'epoch_1.pth')),
-    (lambda cfg: job.build_training(cfg, RECIPE), (False, find_weights(RECIPE))),
-    (lambda cfg: start_from(cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
-    (lambda cfg: predictor.set_exported(cfg, 'exported'), (False, None)),
+    (Job.build_training, (True, 'epoch_4.pth')),
+    (partial(Job.build_training, resume='auto'), (True, None)),
+    (partial(Job.build_training, resume='epoch_1.pth'), (True, 'epoch_1.pth')),
+    (partial(Job.build_training, weights=RECIPE), (False, find_weights(RECIPE))),
+    (lambda job: start_from(job.cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
+    (lambda job: predictor.set_exported(job.cfg, 'exported'), (False, None)),
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     info = dict(classes=(), task='maps')
     monkeypatch.setattr(predictor, 'Model', lambda *_: SimpleNamespace(info=info))
     monkeypatch.setattr(job, 'build_runner', lambda *_, **__: None)
-    cfg = Config(dict(launcher='none', resume=True, load_from='epoch_4.pth', model=dict()))
-    start(cfg)
-    assert (cfg.resume, cfg.load_from) == expected
+    made = Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
+    start(made)
+    assert (made.cfg.resume, made.cfg.load_from) == expected
 
 
 def test_drawing_of_both_toolboxes():
     for path, scope in ((MASK_RCNN, 'mmdet'), (UPERNET, 'mmseg')):
         cfg = Config.fromfile(path)
-        job.enable_drawing(cfg, False, 'pictures', 0)
+        testing.enable_drawing(cfg, False, 'pictures', 0)
         assert cfg.default_hooks.visualization.draw
         target = cfg.visualizer.save_dir if scope == 'mmseg' else cfg.default_hooks.visualization.test_out_dir
         assert target == str(Path('pictures').absolute())
@@ -180,7 +192,7 @@ def test_tta_of_masks(record_fault, name):
     from mmdet.structures import DetDataSample
 
     cfg = read_config(name)
-    job.enable_tta(cfg)
+    testing.enable_tta(cfg)
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
     module = torch.nn.Identity()
     module.test_step = None
@@ -212,5 +224,5 @@ def test_a_runner_on_a_cpu_alone_keeps_freed_memory(accelerator, tmp_path, monke
     kept = []
     monkeypatch.setattr(build, 'keep_freed_memory', lambda: kept.append(True))
     monkeypatch.setattr(build, 'has_accelerator', lambda: accelerator)
-    job.build_runner(toy_training.config(tmp_path, epochs=1))
+    build_runner(toy_training.config(tmp_path, epochs=1))
     assert kept == [True] * (not accelerator)

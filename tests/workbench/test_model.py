@@ -74,7 +74,9 @@ def test_export_takes_config_checkpoint_and_options(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='to export, a model needs a checkpoint'):
         model.export(tmp_path)
     model.checkpoint = 'a.pth'
-    assert model.export(tmp_path, part='neck') == ((model.cfg, 'a.pth', tmp_path, 'onnx'), dict(part='neck'))
+    (cfg, *given), options = model.export(tmp_path, part='neck')
+    assert (cfg.model, *given) == (model.cfg.model, 'a.pth', tmp_path, 'onnx')
+    assert options == dict(part='neck', unsafe_load=False)
 
 
 def test_wrong_names_are_named():

@@ -1,7 +1,7 @@
 """--epochs, --batch, --shape and --lr, and all settings of a config that depend on these options."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config, ConfigDict
@@ -14,6 +14,12 @@ WARM_UP = 0.1  # largest share of a warm-up in a training
 EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')
 # Settings of transforms and preprocessors, in pixels: one side, or two
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
+# Keys of what a setting sets, by its name
+SAME_AS = {
+    'epochs': ('train_cfg.max_epochs', 'train_cfg.max_iters'),
+    'batch': ('train_dataloader.batch_size',),
+    'lr': ('optim_wrapper.optimizer.lr',),
+}
 GRID = 32  # pixels: multiples of this number stay multiples
 
 
@@ -35,18 +41,21 @@ class TrainingSettings(NamedTuple):
     auto_scale_lr: bool = False
 
 
-def apply_settings(cfg: Config, settings: TrainingSettings, pictures_of: Callable[[], int], processes: int = 1) -> None:
-    """Put settings into a config, in place, and change all settings that depend on them.
+def apply_settings(cfg: Config, settings: TrainingSettings, options: Collection[str] = ()) -> None:
+    """Put settings into a config, in place, and change all settings that depend on them, except the schedule.
 
-    The learning rate does not follow the batch: see `lr_line`.
+    The learning rate does not follow the batch: see `lr_line`. `epochs` follow by `fit_schedule`.
 
     Args:
-        pictures_of: returns the number of pictures of an epoch; called with `epochs` alone.
-        processes: number of processes, each with a batch of its own.
+        options: dotted keys that the user has set too.
 
     Raises:
-        ConfigError: if the config lacks what a setting changes, naming the key.
+        ConfigError: if the config lacks what a setting changes, naming the key, or `options` have the key.
     """
+    for name, keys in SAME_AS.items():
+        twice = [key for key in keys if key in options]
+        if twice and getattr(settings, name) is not None:
+            raise ConfigError(f'--{name} and --cfg-options {twice[0]} are one setting: leave out one of them')
     if settings.batch is not None:
         loader: Any = cfg.get('train_dataloader')
         if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
@@ -60,7 +69,6 @@ def apply_settings(cfg: Config, settings: TrainingSettings, pictures_of: Callabl
         for part in _steps(cfg.train_dataloader.get('dataset')):
             if kind_of(part) == 'RepeatDataset':
                 part['times'] = 1  # an epoch has each picture once
-        fit_schedule(cfg, pictures_of(), processes, settings.epochs)
 
 
 # --- the learning rate ------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -42,6 +41,7 @@ FORM_OF = {
     'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
     'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
 }  # fmt: skip
+MOST_FILES = 32  # whose content is known
 READING = ('load_data_list', 'parse_data_info')  # methods; a class with its own reads another format
 
 
@@ -69,6 +69,9 @@ class Annotations(NamedTuple):
     masks: Faults
     in_evaluation: Faults
     warnings: Faults
+
+
+_known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what is looked at
 
 
 def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
@@ -129,12 +132,15 @@ def uses_masks(cfg: Config) -> bool:
     )
 
 
-def check_annotations(path: Union[str, Path], form: str, with_masks: bool) -> Annotations:
+def check_annotations(
+    path: Union[str, Path], form: str, with_masks: bool, content: Optional[tuple[dict[str, list[Any]], bool]] = None
+) -> Annotations:
     """Look through an annotation file. The result is kept until the file changes.
 
     Args:
         form: a value of FORM_OF.
         with_masks: look at segmentations too.
+        content: of the file, as `read_annotations` returns it; None reads the file.
 
     Raises:
         DataError: if the file is no JSON with the lists of the format.
@@ -143,10 +149,12 @@ def check_annotations(path: Union[str, Path], form: str, with_masks: bool) -> An
         state = os.stat(path)
     except (OSError, ValueError) as error:
         raise DataError(f'{path} cannot be read: {getattr(error, "strerror", None) or error}') from error
-    annotations: Annotations = _check(
-        str(Path(path)), (state.st_ino, state.st_mtime_ns, state.st_size), form, with_masks
-    )
-    return annotations
+    key = str(Path(path)), state.st_ino, state.st_mtime_ns, state.st_size, form, with_masks
+    if key not in _known:
+        if len(_known) >= MOST_FILES:
+            _known.pop(next(iter(_known)))
+        _known[key] = _look_through(*(content or read_annotations(path, form)), form, with_masks)
+    return _known[key]
 
 
 def require_annotations(
@@ -190,9 +198,7 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, 
     return None if short is None else (SHORT_POLYGON, f'has one of {len(short)} numbers')
 
 
-@lru_cache(maxsize=32)
-def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool) -> Annotations:
-    data, has_mark = _read(path, form)
+def _look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
     images = _entries('images', data['images'], _check_image, errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
@@ -256,10 +262,13 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
     return Annotations(pictures, empty, rles, tuple(names.values()), objects, errors, masks, in_evaluation, warnings)
 
 
-def _read(path: str, form: str) -> tuple[dict[str, list[Any]], bool]:
+def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[Any]], bool]:
     """Return the lists of a file, and whether it begins with a byte order mark.
 
     COCO's files of test pictures have no annotations: an empty list is returned.
+
+    Raises:
+        DataError: if the file is no JSON with the lists of the format.
     """
     try:
         content = read_file(path, LARGEST_FILE)

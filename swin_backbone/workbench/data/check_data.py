@@ -11,20 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import DATASETS, METRICS, init_default_scope
+from mmengine.dataset import BaseDataset
+from mmengine.registry import METRICS, init_default_scope
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...openmmlab.errors import DataError, Faults, kind_of, sentence_of
+from ...openmmlab.errors import DataError, Faults, sentence_of
 from ..configs.paths import annotation_file, datasets_in, metrics_in, require_data
-from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
+from .annotations import Annotations, check_annotations, class_of, form_of, uses_masks
 from .check_labels import LabelRule, read_label
-from .guard import build_error, depth_note_of, label_rule, unreadable
+from .datasets import DataSets, depth_note_of
+from .guard import label_rule, unreadable
 from .left_out import count_left_out
 from .media import picture_size
 
@@ -58,7 +59,9 @@ class Report:
         return [f'{self.name}: {sentence}' for sentence in faults.sentences()]
 
 
-def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unreadable: bool = False) -> list[Report]:
+def check_data(
+    datasets: DataSets, max_files: int = 2000, seconds: float = 60, skip_unreadable: bool = False
+) -> list[Report]:
     """Check the data sets of a config, also after an error in another.
 
     Args:
@@ -69,6 +72,7 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
     Raises:
         ValueError: if the config has no data, or a file or folder is missing.
     """
+    cfg, with_masks = datasets.cfg, datasets.with_masks
     require_data(cfg, PHASES)
     if not any(datasets_in(cfg, phase) for phase in PHASES):
         raise ValueError('the config has no data: none of train_dataloader, val_dataloader')
@@ -83,28 +87,29 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
             reports.append(report)
             path, form = annotation_file(dataset), form_of(class_of(dataset))
             try:
+                wrong: list[Faults] = []
                 if path and form:
-                    _check_annotations(report, path, form, uses_masks(cfg), phase == 'train', path in evaluated)
-                if not (path and form and check_annotations(path, form, uses_masks(cfg)).errors):  # else mmdet stops
-                    are_counted = _check_pictures(
-                        report, dataset, cfg, phase == 'train', max_files, seconds, skip_unreadable
-                    )
-                    if phase == 'train' and are_counted:
+                    annotations = check_annotations(path, form, with_masks)
+                    _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
+                    wrong = [getattr(annotations, name) for name in ('errors', *datasets.beyond)]
+                if not any(wrong):
+                    built = datasets.build(phase, dataset)
+                    if _check_pictures(report, built, cfg, phase == 'train', max_files, seconds, skip_unreadable):
                         _warn_of_classes(report, report.classes)
             except DataError as error:
                 report.errors.add('data that cannot be used', sentence_of(error))
     return reports
 
 
-def check_own_data(cfg: Config, skip_unreadable: bool = False) -> None:
+def check_own_data(datasets: DataSets, skip_unreadable: bool = False) -> None:
     """Check the `own_data` of a config, 200 files and 5 seconds a data set, and print the reports.
 
     Raises:
         DataError: if the data has errors.
     """
-    if 'own_data' not in cfg:
+    if 'own_data' not in datasets.cfg:
         return
-    reports = check_data(cfg, max_files=200, seconds=5, skip_unreadable=skip_unreadable)
+    reports = check_data(datasets, max_files=200, seconds=5, skip_unreadable=skip_unreadable)
     print_reports(reports, Console(stderr=True), with_errors=False)
     errors = [sentence for report in reports for sentence in report.sentences(report.errors)]
     if errors:
@@ -135,22 +140,15 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
 
 def _check_pictures(
     report: Report,
-    dataset: dict[str, Any],
+    built: BaseDataset,
     cfg: Config,
     is_trained_on: bool,
     max_files: int,
     seconds: float,
     skip_unreadable: bool,
 ) -> bool:
-    """Check pictures and labels, and return whether the pixels of all labels are counted."""
-    require_classes(dataset, uses_masks(cfg))
-    try:
-        loading = [step for step in dataset.get('pipeline') or () if kind_of(step).startswith('Load')]
-        built = DATASETS.build(dict(dataset, pipeline=loading))
-        built.full_init()
-        left, left_out = count_left_out(built, uses_masks(cfg), is_trained_on, seconds)
-    except Exception as error:
-        raise build_error(dataset, error) from error
+    """Check pictures and labels, and return whether the pixels of all labels for training are counted."""
+    left, left_out = count_left_out(built, uses_masks(cfg), is_trained_on, seconds)
     rule = label_rule(cfg)
     report.rows['pictures'] = f'{len(built):,}'
     report.warnings.update(left_out)
@@ -159,7 +157,7 @@ def _check_pictures(
     classes = built.metainfo.get('classes', ())
     sizes: list[tuple[int, int]] = []
     checked = 0
-    max_files = 0 if dataset.get('backend_args') else max_files  # not on a local disk
+    max_files = 0 if getattr(built, 'backend_args', None) else max_files  # not on a local disk
     for index in _sample(len(built), max_files, seconds):
         item = built.get_data_info(index)
         checked += 1
@@ -186,7 +184,7 @@ def _check_pictures(
     report.rows['pictures opened'] = f'{checked:,}{sampled}'
     if rule:
         report.rows['classes'] = str(len(classes))
-    return bool(rule) and checked == len(built) and not report.errors
+    return is_trained_on and bool(rule) and checked == len(built) and not report.errors
 
 
 def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
@@ -203,10 +201,9 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
     report.classes.update(counts)
 
 
-def _check_annotations(
-    report: Report, path: str, form: str, with_masks: bool, is_trained_on: bool, is_evaluated: bool
+def _report_annotations(
+    report: Report, path: str, annotations: Annotations, is_trained_on: bool, is_evaluated: bool
 ) -> None:
-    annotations = check_annotations(path, form, with_masks)
     report.rows['images annotated'] = f'{len(annotations.pictures):,}'
     report.rows['objects'] = f'{sum(annotations.objects.values()):,}'
     report.rows['classes'] = str(len(annotations.categories))

@@ -1,7 +1,6 @@
 """Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,86 +12,14 @@ from mmengine.dataset import BaseDataset
 from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
-from mmengine.registry import DATASETS, METRICS, DefaultScope
 from mmengine.runner import Runner
 
 from ...openmmlab.errors import DataError, sentence_of
-from ..configs.paths import annotation_file, datasets_of, metrics_of, require_data, require_file
-from .annotations import SHORT_POLYGON, class_of, form_of, mask_fault, require_annotations, require_classes, uses_masks
+from ..configs.paths import require_file
+from .annotations import SHORT_POLYGON, form_of, mask_fault
 from .check_labels import LabelRule, has_8_bits, read_label
-from .left_out import count_left_out
-from .media import depth_note, picture_size, read_picture, require_whole
-
-SECONDS = 5  # for the annotations of a data set, before a training
-NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
-
-
-def facts_of(dataset: Any, with_masks: bool, is_training: bool) -> Iterator[str]:
-    """Yield sentences on a built data set: objects that no loss sees, and 16 bits of which the upper 8 are used."""
-    for base in base_datasets(dataset):
-        for sentence in count_left_out(base, with_masks, is_training, SECONDS)[1].sentences():
-            yield f'{base.ann_file} has {sentence}'
-        if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
-            yield note
-
-
-def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any:
-    """Return the data set of a config for 'train', 'val' or 'test'. Its errors name the file.
-
-    Raises:
-        DataError: if it cannot be built.
-    """
-    dataset = cfg[f'{phase}_dataloader'].dataset
-    check_datasets(dataset, uses_masks(cfg), beyond=())  # a wrong mask is an error of its picture alone
-    try:
-        built = DATASETS.build(dataset)
-        built.full_init()
-    except Exception as error:
-        raise build_error(dataset, error) from error
-    guard_dataset(built, cfg, phase == 'train', skip_unreadable, has_checked_masks=False)
-    return built
-
-
-def count_pictures(cfg: Config) -> int:
-    """Return the number of pictures of an epoch of training, after repetition and filters. Building may change `cfg`.
-
-    Raises:
-        ValueError: if the data is missing, with the key.
-        DataError: if the data set cannot be built.
-    """
-    require_data(cfg, ('train',))
-    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        return len(build_dataset(cfg, 'train'))
-
-
-def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:
-    """Check the annotation files of a config's data sets before mmdet and pycocotools read them.
-
-    Args:
-        with_masks, beyond: see `require_annotations`.
-
-    Returns:
-        Warnings, a sentence each.
-
-    Raises:
-        DataError: with the wrong annotations.
-    """
-    warnings = []
-    for _, base in datasets_of(dataset, 'dataset'):
-        path, form = annotation_file(base), form_of(class_of(base))
-        if path and form:
-            annotations = require_annotations(path, form, with_masks, beyond)
-            require_classes(base, with_masks)
-            warnings += [f'{path} has {sentence}' for sentence in annotations.warnings.sentences()]
-    return warnings
-
-
-def check_evaluator(evaluator: Any, with_masks: bool) -> None:
-    """Check the annotation files of a config's metrics before pycocotools reads them. Raises: see `check_datasets`."""
-    for _, metric in metrics_of(evaluator, 'evaluator'):
-        path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
-        if path and form:
-            require_annotations(path, form, with_masks, ('masks', 'in_evaluation'))
+from .datasets import base_datasets
+from .media import picture_size, read_picture, require_whole
 
 
 def guard_dataset(
@@ -104,7 +31,7 @@ def guard_dataset(
         skip_unreadable: leave out pictures that cannot be read, or have unreadable labels. Training draws another
             picture. Pictures for validation and test are all read once before.
         has_checked_masks: the masks in annotation files of FORM_OF are checked for the annotated sizes of pictures: see
-            `check_datasets`.
+            `DataSets`.
     """
     for base in base_datasets(dataset):
         if skip_unreadable and not is_training:
@@ -112,16 +39,6 @@ def guard_dataset(
         are_masks_checked = has_checked_masks and bool(form_of(type(base))) and not getattr(base, 'backend_args', None)
         base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable, are_masks_checked)
         base.guard.put_on(base)
-
-
-def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
-    """Yield the data sets inside wrappers that repeat, join, mix or cut them."""
-    if isinstance(dataset, BaseDataset):
-        yield dataset
-        return
-    single = [getattr(dataset, name) for name in ('dataset', '_dataset') if hasattr(dataset, name)]
-    for inner in getattr(dataset, 'datasets', single):
-        yield from base_datasets(inner)
 
 
 class GuardedPipeline:
@@ -236,20 +153,6 @@ def label_rule(cfg: Config) -> Optional[LabelRule]:
     return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
 
 
-def build_error(dataset: Any, error: Exception) -> DataError:
-    """Return the error of a data set that could not be built, with the wrong file if there is one."""
-    if isinstance(error, DataError):
-        return error
-    if NOTHING_LEFT in str(error):
-        base = next(base for _, base in datasets_of(dataset, 'dataset'))
-        where = annotation_file(base) or Path(
-            base.get('data_root') or '', base.get('data_prefix', {}).get('img_path', '')
-        )
-        setting = 'filter_cfg' if form_of(class_of(base)) else 'img_suffix'
-        return DataError(f'no picture of {where} is left with {setting}={base.get(setting)!r}')
-    return DataError(f'the data set cannot be built: {sentence_of(error)}')
-
-
 def unreadable(item: dict[str, Any]) -> Optional[str]:
     """Return why the picture or label of an item cannot be read; None if both can."""
     try:
@@ -263,17 +166,6 @@ def unreadable(item: dict[str, Any]) -> Optional[str]:
     except OSError as error:
         return str(error)
     return None
-
-
-def depth_note_of(dataset: BaseDataset, item: dict[str, Any]) -> str:
-    """Return a sentence on a picture of 16 bits a channel that a data set loads with 8; '' for another."""
-    loads_8_bits = any(
-        getattr(step, 'color_type', '') == 'color' and getattr(step, 'imdecode_backend', '') == 'cv2'
-        for step in dataset.pipeline.transforms
-    )
-    path = Path(item.get('img_path') or '')
-    note = depth_note(path) if loads_8_bits and path.is_file() else ''
-    return f'{path} has {note}' if note else ''
 
 
 def _leave_out_unreadable(dataset: BaseDataset) -> None:

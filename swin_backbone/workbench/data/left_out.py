@@ -3,7 +3,7 @@
 import copy
 import random
 import time
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -32,7 +32,7 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
         DataError: if no object is left to train on.
     """
     form = form_of(type(dataset))
-    path = annotation_file(dict(ann_file=dataset.ann_file, backend_args=getattr(dataset, 'backend_args', None)))
+    path = file_of(dataset)
     file = check_annotations(path, form, with_masks) if path and form else None
     pictures = dict(file.pictures) if file else {}
     transforms = dataset.pipeline.transforms if is_trained_on else []
@@ -73,6 +73,11 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
         reasons = '. It has '.join(left_out.sentences())
         raise DataError(f'no object of {path or "the data set"} is left to train on: it has {reasons}')
     return left, left_out
+
+
+def file_of(dataset: BaseDataset) -> Optional[str]:
+    """Return the path of a built data set's annotation file, if it is on a local disk."""
+    return annotation_file(dict(ann_file=dataset.ann_file, backend_args=getattr(dataset, 'backend_args', None)))
 
 
 def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:

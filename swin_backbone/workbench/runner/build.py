@@ -7,21 +7,21 @@ from typing import Any, Literal, Optional
 
 import torch
 from mmengine.config import Config
-from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from ...checkpoints import CheckpointError
-from ...devices import keep_freed_memory
+from ...devices import has_accelerator, keep_freed_memory
 from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
 from ...outputs import mark_folder
 from ..configs.check import check_classes
+from ..data.datasets import DataSets
 from ..resume.loading import read_checkpoints_safely
 from .buffers import SameBuffersHook
 from .by_shape import predict_by_shape
 from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
-from .test_hooks import MaskAreasHook
+from .testing import MaskAreasHook
 
 LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
@@ -32,6 +32,7 @@ def build_runner(
     unsafe_load: bool = False,
     whole: bool = False,
     skip_unreadable: bool = False,
+    datasets: Optional[DataSets] = None,
     accelerate: Optional[Callable[[Any], Any]] = None,
 ) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
@@ -40,6 +41,7 @@ def build_runner(
         unsafe_load: let pickles in checkpoints run code.
         whole: refuse a checkpoint without all weights of the model; for tests.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
+        datasets: data sets of the config; None builds these.
         accelerate: called with a model on CPUs, before its distribution over processes.
     """
     check_classes(cfg)
@@ -47,7 +49,7 @@ def build_runner(
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
     runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
-    runner.needs_all_weights, runner.skip_unreadable = whole, skip_unreadable
+    runner.needs_all_weights, runner.skip_unreadable, runner.datasets = whole, skip_unreadable, datasets
     mark_folder(runner.log_dir)
     if not has_accelerator():
         keep_freed_memory()
@@ -120,8 +122,3 @@ def _distribute_on_cpu(cfg: Config) -> None:
         find_unused_parameters=cfg.get('find_unused_parameters', False),
     )
     cfg.model_wrapper_cfg = dict(wrapper, device_ids=None)
-
-
-def has_accelerator() -> bool:
-    has_one: bool = is_cuda_available() or is_npu_available() or is_musa_available()
-    return has_one

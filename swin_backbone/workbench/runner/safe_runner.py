@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...whole_files import CANNOT_WRITE
 from ..data.annotations import uses_masks
-from ..data.guard import GuardHook, build_error, check_datasets, check_evaluator, facts_of, guard_dataset
+from ..data.datasets import DataSets, check_evaluator, facts_of
+from ..data.guard import GuardHook, guard_dataset
 from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import FitCheckpointHook
@@ -46,11 +47,14 @@ class SafeRunner(Runner):
     Attributes:
         needs_all_weights: refuse a checkpoint without all weights of the model.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
+        datasets: data sets that are built already; None builds all.
         resumed_from: the checkpoint.
         accelerate: called with a model on CPUs; None keeps the model.
     """
 
-    needs_all_weights = skip_unreadable = is_building_training = False
+    needs_all_weights = skip_unreadable = False
+    phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
+    datasets: Optional[DataSets] = None
     resumed_from: Optional[str] = None
     accelerate: Optional[Callable[[nn.Module], Any]] = None
 
@@ -109,18 +113,17 @@ class SafeRunner(Runner):
         Raises:
             DataError: for wrong annotations, and if the data set cannot be built.
         """
-        dataset = dataloader.get('dataset') if isinstance(dataloader, dict) else None
-        for sentence in check_datasets(dataset, uses_masks(self.cfg)) if dataset is not None else ():
-            if 'own_data' not in self.cfg:  # check_own_data has printed the sentences of own_data
+        if isinstance(dataloader, dict):
+            if self.datasets is None:
+                self.datasets = DataSets(self.cfg)
+            dataset = self.datasets.build(self.phase, dataloader['dataset'])
+            dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies what is no function
+        loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
+        is_training = self.phase == 'train'
+        if 'own_data' not in self.cfg and get_rank() == 0:  # check_own_data has printed the facts of own_data
+            for sentence in facts_of(loader.dataset, uses_masks(self.cfg), is_training):
                 self.logger.warning(sentence)
-        try:
-            loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
-            if 'own_data' not in self.cfg and get_rank() == 0:
-                for sentence in facts_of(loader.dataset, uses_masks(self.cfg), self.is_building_training):
-                    self.logger.warning(sentence)
-        except Exception as error:
-            raise build_error(dataset, error) from error
-        guard_dataset(loader.dataset, self.cfg, self.is_building_training, self.skip_unreadable)
+        guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
         return loader
 
@@ -130,11 +133,16 @@ class SafeRunner(Runner):
         return super().build_evaluator(evaluator)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
-        self.is_building_training = True
-        try:
-            return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
-        finally:
-            self.is_building_training = False
+        self.phase = 'train'
+        return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
+
+    def build_val_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
+        self.phase = 'val'
+        return super().build_val_loop(loop)
+
+    def build_test_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
+        self.phase = 'test'
+        return super().build_test_loop(loop)
 
     def load_or_resume(self) -> None:
         if self._has_loaded or not self._resume or self._load_from is not None:
@@ -159,6 +167,11 @@ class SafeRunner(Runner):
         hook = find_checkpoint_hook(self)
         if hook is not None:
             hook.saved_iter, hook.saved_path = self.iter, filename
+
+    @property
+    def last_checkpoint(self) -> Optional[str]:
+        """The last saved or resumed checkpoint; None without one."""
+        return getattr(find_checkpoint_hook(self), 'saved_path', None)
 
     def train(self) -> nn.Module:
         """Train, as mmengine, while no other training is in the folder.

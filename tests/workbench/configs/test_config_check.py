@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
+from helpers.openmmlab.jobs import load_config
 from helpers import ROOT
 from helpers.openmmlab.own_data import detection, make_own_data
 
@@ -12,7 +13,6 @@ from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.configs.check import check_classes
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.workbench.job import load_config
 
 DETECTOR = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTOR = 'swin_backbone::demo/swin-nano_upernet_shapes.py'

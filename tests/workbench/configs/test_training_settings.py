@@ -35,10 +35,16 @@ CITYSCAPES = 'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py'
 SLIDE = 'mmseg::vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512.py'
 
 
-def set_(config, pictures=100, **settings):
-    cfg = read_config(config)
-    apply_settings(cfg, TrainingSettings(**settings), lambda: pictures)
+def put(cfg, pictures=100, **settings):
+    """Put settings into a config as a job with as many pictures."""
+    apply_settings(cfg, TrainingSettings(**settings))
+    if 'epochs' in settings:
+        fit_schedule(cfg, pictures, epochs=settings['epochs'])
     return cfg
+
+
+def set_(config, pictures=100, **settings):
+    return put(read_config(config), pictures, **settings)
 
 
 def rates(cfg, steps):
@@ -94,14 +100,12 @@ def test_iterations_are_validated_and_saved_at_ends_of_epochs(epochs, interval):
 
 def test_an_epoch_repeats_no_picture():
     """The Pascal VOC config repeats pictures three times in an epoch. An epoch of --epochs repeats no picture."""
-    counted = []
-    cfg = read_config(VOC)
-    assert cfg.train_dataloader.dataset.times == 3
-    apply_settings(cfg, TrainingSettings(epochs=6), lambda: counted.append(cfg.train_dataloader.dataset.times) or 100)
-    assert (counted, cfg.train_dataloader.dataset.times, cfg.train_cfg.max_epochs) == ([1], 1, 6)
+    assert read_config(VOC).train_dataloader.dataset.times == 3
+    cfg = set_(VOC, epochs=6)
+    assert (cfg.train_dataloader.dataset.times, cfg.train_cfg.max_epochs) == (1, 6)
     assert set_(VOC, batch=4).train_dataloader.dataset.times == 3
     cfg.train_dataloader.dataset = ConfigDict(type=RepeatDataset, times=5, dataset=cfg.train_dataloader.dataset)
-    apply_settings(cfg, TrainingSettings(epochs=6), lambda: 100)  # a class, like in Python-style configs
+    put(cfg, epochs=6)  # a class, like in Python-style configs
     assert cfg.train_dataloader.dataset.times == 1
 
 
@@ -189,7 +193,7 @@ def test_other_schedules_of_mmengine_follow():
         dict(type='OneCycleLR', eta_max=0.02, total_steps=12),
     ]  # fmt: skip
     cfg.custom_hooks = [dict(type='EMAHook', begin_epoch=6)]
-    apply_settings(cfg, TrainingSettings(epochs=6, lr=0.1), lambda: 100)
+    put(cfg, epochs=6, lr=0.1)
     assert cfg.param_scheduler == [
         dict(type='StepLR', step_size=2), dict(type='CosineRestartLR', periods=[3, 3]),
         dict(type='OneCycleLR', eta_max=0.2, total_steps=6),
@@ -234,5 +238,5 @@ def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected
 ])  # fmt: skip
 def test_what_a_config_lacks_is_named(cfg, settings, key, record_fault):
     with pytest.raises(ValueError, match=key):
-        apply_settings(Config(copy.deepcopy(cfg)), TrainingSettings(**settings), lambda: 10)
+        put(Config(copy.deepcopy(cfg)), **settings)
     record_fault('bad_commands')

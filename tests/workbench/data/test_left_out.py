@@ -13,6 +13,7 @@ from mmdet.utils import register_all_modules
 
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.check_data import check_data
+from swin_backbone.workbench.data.datasets import DataSets
 
 CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
 RLE = 'objects whose mask is an RLE, which LoadAnnotations(poly2mask=False) leaves out of losses'
@@ -62,7 +63,7 @@ def test_what_is_left_out_is_counted_before_training(record_fault, tmp_path, cap
     cfg = data_of(tmp_path, lambda coco: (coco['annotations'][0].update(item), coco['images'][0].update(image)))
     if change_data:
         change_data(cfg.train_dataloader.dataset)
-    report = check_data(cfg)[0]
+    report = check_data(DataSets(cfg, ()))[0]
     assert any(sentence.endswith(line) for sentence in report.warnings.sentences())
     assert report.rows['objects trained on'] == str(left)
     samples = train(cfg)
@@ -74,7 +75,7 @@ def test_what_is_left_out_is_counted_before_training(record_fault, tmp_path, cap
 def test_a_training_without_objects_is_an_error(record_fault, tmp_path):
     cfg = data_of(tmp_path, lambda coco: [item.update(iscrowd=1) for item in coco['annotations']])
     message = r'no object of .*coco\.json is left to train on: it has .*iscrowd=1 .*: 2, as'
-    (sentence,) = check_data(cfg)[0].errors.sentences()
+    (sentence,) = check_data(DataSets(cfg, ()))[0].errors.sentences()
     assert re.search(message, sentence)
     with pytest.raises(DataError, match=message):
         train(cfg)
@@ -84,7 +85,7 @@ def test_a_training_without_objects_is_an_error(record_fault, tmp_path):
 def test_pictures_of_16_bits_are_named(record_fault, tmp_path, caplog):
     cfg = data_of(tmp_path, lambda coco: None)
     cv2.imwrite(str(tmp_path / 'images' / '0.png'), np.full((SIDE, SIDE, 3), 4095, np.uint16))
-    line = check_data(cfg)[0].warnings.sentences()[-1]
+    line = check_data(DataSets(cfg, ()))[0].warnings.sentences()[-1]
     note = 'images/0.png has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
     assert line.startswith('pictures of more than 8 bits: 1, as ')
     assert line.endswith(note)
@@ -92,7 +93,7 @@ def test_pictures_of_16_bits_are_named(record_fault, tmp_path, caplog):
     assert note in caplog.text
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
         loader.dataset.pipeline[0].color_type = 'unchanged'
-    assert '16 bits' not in str(check_data(cfg)[0].warnings.sentences())
+    assert '16 bits' not in str(check_data(DataSets(cfg, ()))[0].warnings.sentences())
     record_fault('annotations', 2)
 
 
@@ -112,7 +113,7 @@ TWINS = {
 @pytest.mark.parametrize('case', TWINS)
 def test_unusual_objects_are_a_line_each(record_fault, tmp_path, case):
     change, line = TWINS[case]
-    report = check_data(data_of(tmp_path, change))[1]
+    report = check_data(DataSets(data_of(tmp_path, change), ()))[1]
     assert not report.errors
     assert sum(sentence.endswith(line) for sentence in report.warnings.sentences()) == 1
     record_fault('annotations')

@@ -23,10 +23,10 @@ pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 from helpers import ROOT
 from helpers.export.small_exports import require, save_checkpoint, small_config
 from helpers.export.tiny_export import export_to
+from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone.workbench.export import export, runtime
 from swin_backbone.workbench.export.predictor import evaluate
-from swin_backbone.workbench.job import open_predictor
 
 SIZES = [(64, 90), (64, 90), (50, 41)]
 CONFIG = """

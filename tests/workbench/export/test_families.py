@@ -11,12 +11,12 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.export.small_exports import compare_captured, judge, require, save_checkpoint, small_config
+from helpers.openmmlab.jobs import open_predictor
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.workbench.export import export, runtime, verify
 from swin_backbone.workbench.export.graph import ExportError
 from swin_backbone.workbench.export.picture import at_one_size
-from swin_backbone.workbench.job import open_predictor
 
 
 class Family(NamedTuple):

@@ -6,12 +6,12 @@ import cv2
 import numpy as np
 import pytest
 from helpers.export.small_exports import randomise
+from helpers.openmmlab.jobs import open_predictor
 from helpers.openmmlab.oracles import noise
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
 
 from swin_backbone.workbench.data.media import Frame, Medium
-from swin_backbone.workbench.job import open_predictor
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

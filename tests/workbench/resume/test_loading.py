@@ -7,6 +7,7 @@ import torch
 from helpers.checkpoints.origins import official_detector
 from helpers.checkpoints.pickles import makes_folder
 from helpers.models.small_models import randomised
+from helpers.openmmlab import jobs
 from helpers.openmmlab.toy_training import config
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS
@@ -14,7 +15,6 @@ from mmengine.runner import CheckpointLoader
 
 from swin_backbone import SwinBackbone
 from swin_backbone.checkpoints import CheckpointError, trust_checkpoints
-from swin_backbone.workbench import job
 from swin_backbone.workbench.resume import loading
 
 
@@ -43,7 +43,7 @@ def build_runner(work_dir, unsafe_load=False, iterations=1, **settings):
         work_dir, iterations=iterations, model__type='BackboneAndHead',
         optim_wrapper__optimizer__lr=0.0, experiment_name=f'loading{id(object())}', **settings,
     )  # fmt: skip
-    return job.build_runner(cfg, unsafe_load)
+    return jobs.build_runner(cfg, unsafe_load)
 
 
 @torch.no_grad()

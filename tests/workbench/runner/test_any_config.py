@@ -10,6 +10,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 from helpers.in_process import forget_instances
 from helpers.openmmlab import layouts
 from helpers.openmmlab.breadth import alone, shrink
+from helpers.openmmlab.jobs import build_runner, load_config
 
 from swin_backbone.openmmlab.errors import walk
 from swin_backbone.workbench import job
@@ -48,7 +49,7 @@ def takes(config):
 def metrics_after_an_epoch(config, data, work_dir):
     """Train swin-nano on a user's data for an epoch. Return the metrics of the validation, and the runner."""
     settings, options = TrainingSettings(epochs=1, batch=2, img_scale=(64, 64)), {'model.backbone.init_cfg': None}
-    cfg = job.load_config(config, str(work_dir), options, 'none', 'swin-nano', data=data, settings=settings)
+    cfg = load_config(config, str(work_dir), options, 'none', 'swin-nano', data=data, settings=settings)
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
     for _, part in walk(cfg.model):  # after few steps all scores are low
@@ -62,7 +63,7 @@ def metrics_after_an_epoch(config, data, work_dir):
         cfg[f'{phase}_dataloader'].pop('prefetch_factor', None)
     if cfg.optim_wrapper.type == 'AmpOptimWrapper':
         job.enable_amp(cfg)
-    runner = job.build_runner(copy.deepcopy(cfg))
+    runner = build_runner(copy.deepcopy(cfg))
     results = {}
     hook = build.Hook()
     hook.after_val_epoch = lambda runner, metrics=None: results.update(metrics or {})

@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
+from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.toy_training import config, start, wait
 
 from swin_backbone.openmmlab.errors import TrainingStopped
-from swin_backbone.workbench import job
 from swin_backbone.workbench.runner import build
 from swin_backbone.workbench.runner.lock import HOLDER, only_training_in
 
@@ -44,7 +44,7 @@ def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fau
         with pytest.raises(TrainingStopped, match=who), only_training_in(str(tmp_path)):
             pass
     with pytest.raises(TrainingStopped, match=who):
-        build.run(job.build_runner(config(tmp_path, epochs=1)), 'train')
+        build.run(build_runner(config(tmp_path, epochs=1)), 'train')
     with only_training_in(str(tmp_path), rank=1):  # rank 0 holds the lock
         pass
     (tmp_path / HOLDER).unlink()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.toy_training import config
 from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
@@ -13,16 +14,15 @@ from mmengine.utils.dl_utils import collect_env
 
 from swin_backbone.compat import import_torchvision
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.workbench import job
 from swin_backbone.workbench.runner.safe_runner import FOR_THE_FILE, SafeRunner
 
 
 @pytest.fixture
-def build_runner(tmp_path, capsys):
+def built(tmp_path, capsys):
     """Build a runner, and return its output and the text of the log file."""
 
     def build(**more):
-        runner = job.build_runner(config(tmp_path, epochs=1, experiment_name=f'{tmp_path.name}{len(more)}', **more))
+        runner = build_runner(config(tmp_path, epochs=1, experiment_name=f'{tmp_path.name}{len(more)}', **more))
         optimizer = dict(type='AdamW', lr=1e-3, weight_decay=0.1)
         runner.build_optim_wrapper(dict(optimizer=optimizer, paramwise_cfg=dict(bias_decay_mult=0.0)))
         return capsys.readouterr().out, Path(runner.logger.log_file).read_text()
@@ -31,8 +31,8 @@ def build_runner(tmp_path, capsys):
     MMLogger._instance_dict.clear()
 
 
-def test_what_is_hundreds_of_lines_goes_to_the_file_alone(build_runner):
-    printed, log = build_runner()
+def test_what_is_hundreds_of_lines_goes_to_the_file_alone(built):
+    printed, log = built()
     for beginning in FOR_THE_FILE:
         assert beginning in log  # a record of this beginning is still written
         assert beginning not in printed
@@ -40,8 +40,8 @@ def test_what_is_hundreds_of_lines_goes_to_the_file_alone(build_runner):
     assert len(printed.splitlines()) < 8
 
 
-def test_log_level_debug_prints_it_too(build_runner):
-    printed, _log = build_runner(log_level='DEBUG')
+def test_log_level_debug_prints_it_too(built):
+    printed, _log = built(log_level='DEBUG')
     assert all(beginning in printed for beginning in FOR_THE_FILE)
 
 
@@ -50,11 +50,11 @@ def test_a_runner_type_of_the_user_has_the_guards(tmp_path, record_fault):
     class OwnRunner(Runner):
         pass
 
-    runner = job.build_runner(config(tmp_path, epochs=1, runner_type='OwnRunner'))
+    runner = build_runner(config(tmp_path, epochs=1, runner_type='OwnRunner'))
     assert isinstance(runner, OwnRunner)
     assert isinstance(runner, SafeRunner)
     with pytest.raises(ConfigError, match="subclass of mmengine's Runner, got 'FlexibleRunner'"):
-        job.build_runner(config(tmp_path, epochs=1, runner_type='FlexibleRunner'))
+        build_runner(config(tmp_path, epochs=1, runner_type='FlexibleRunner'))
     record_fault('bad_commands')
 
 

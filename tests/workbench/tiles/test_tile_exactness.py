@@ -9,13 +9,13 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.export.small_exports import randomise
+from helpers.openmmlab.jobs import open_predictor
 from helpers.openmmlab.oracles import noise
 from helpers.openmmlab.random_models import SEGMENTATION, save_random_model
 from mmengine.config import Config
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.workbench.data.media import Frame, Medium
-from swin_backbone.workbench.job import open_predictor
 
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is not installed')

@@ -1,6 +1,5 @@
 """COCO JSON: annotation files for training and validation, and the folder of their pictures."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any, Optional
 from urllib.parse import unquote
 
 from ....openmmlab.errors import DataError
-from ...configs.paths import LARGEST_FILE, MARKS, decode, read_file
-from ..annotations import check_annotations, require_annotations
+from ..annotations import check_annotations, read_annotations, require_annotations
 from ..media import picture_size
 from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
 from .pairs import is_label
@@ -34,25 +32,25 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
     """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
     if folder.one_file is not None and folder.one_file.suffix.lower() != '.json':
         return None
-    paths = _annotation_files(folder)
-    if not paths:
+    files = _annotation_files(folder)
+    if not files:
         return None
+    paths = list(files)
     contents: list[dict[str, Any]] = []
     images, written = [], len(paths) == 1
     lines: list[str] = []
-    for path in paths:
-        content = read_file(path, LARGEST_FILE)
-        data: dict[str, Any] = {'annotations': [], **json.loads(decode(content))}
+    for path, (data, has_mark) in files.items():
+        annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
         is_changed = _repair(folder, data)
-        is_mended = is_changed and bool(check_annotations(path, 'COCO', False).errors)
+        is_mended = is_changed and bool(annotated.errors)
         checked = folder.write(f'mended-{len(contents)}.json', data) if is_mended else path
-        require_annotations(checked, 'COCO', False, beyond=())
+        require_annotations(checked, 'COCO', folder.with_masks, beyond=())
         place, renamed = _find_pictures(folder, path, data)
         if renamed:
             lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
         contents.append(data)
         images.append(place)
-        written |= is_changed or bool(renamed) or content.startswith(MARKS)
+        written |= is_changed or bool(renamed) or has_mark
     written |= _join_categories(contents)
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
@@ -102,23 +100,28 @@ def describe_boxes(
     return OwnData(own, [*head, class_line(classes), *lines])
 
 
-def _annotation_files(folder: DataFolder) -> list[Path]:
-    """Return the files for training and validation, or a single file to split, or no file."""
+def _annotation_files(folder: DataFolder) -> dict[Path, tuple[dict[str, Any], bool]]:
+    """Return the files for training and validation, or a single file to split, or no file.
+
+    Values are contents, and whether a file begins with a byte order mark.
+    """
     candidates = sorted(folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, path))
     if folder.one_file is not None:
-        check_annotations(folder.one_file, 'COCO', False)  # raises an error for another format
         name = folder.one_file.name.replace('train', 'val', 1)
-        return [folder.one_file, *[path for path in candidates if path.name == name != folder.one_file.name][:1]]
+        others = [path for path in candidates if path.name == name != folder.one_file.name]
+        return {path: read_annotations(path, 'COCO') for path in [folder.one_file, *others[:1]]}
     errors: dict[Optional[str], DataError] = {}
     by_split: dict[Optional[str], list[Path]] = {}
+    contents = {}
     named = [path for path in candidates if 'instances' in path.stem]
     for path in (named or candidates)[:MAX_JSONS]:
         split = split_of(path.relative_to(folder.ann_root))
         try:
-            annotated = check_annotations(path, 'COCO', False)
+            contents[path] = read_annotations(path, 'COCO')
         except DataError as error:
             errors.setdefault(split, error)
         else:
+            annotated = check_annotations(path, 'COCO', folder.with_masks, contents[path])
             if annotated.pictures or annotated.errors:
                 by_split.setdefault(split, []).append(path)
     for split, fault in errors.items():
@@ -131,7 +134,7 @@ def _annotation_files(folder: DataFolder) -> list[Path]:
             raise DataError(
                 f'{folder.ann_root} has several annotation files for {phase}: {shown}; name one: --data FILE'
             )
-    return [*train, *val]
+    return {path: contents[path] for path in [*train, *val]}
 
 
 def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:

@@ -45,6 +45,7 @@ class DataFolder(NamedTuple):
         results: unread folders of earlier commands.
         one_file: the only annotation file or data.yaml to read.
         names: classes from the command line.
+        with_masks: the config uses masks of objects.
     """
 
     root: Path
@@ -55,6 +56,7 @@ class DataFolder(NamedTuple):
     results: list[str]
     one_file: Optional[Path]
     names: Optional[Sequence[str]] = None
+    with_masks: bool = False
 
     @property
     def pictures(self) -> list[Path]:

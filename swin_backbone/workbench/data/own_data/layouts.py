@@ -12,6 +12,7 @@ from filelock import FileLock
 from mmengine.config import Config
 
 from ....openmmlab.errors import DataError
+from ..annotations import uses_masks
 from .coco import find_coco
 from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
 from .labels import find_labels
@@ -57,7 +58,8 @@ def find_data(
     outputs = Path(folder)
     outputs.mkdir(parents=True, exist_ok=True)
     with FileLock(outputs / '.lock'):  # each process of a distributed run writes the same
-        return _find(scope, _list(Path(data), None if annotations is None else Path(annotations), outputs, names))
+        files = _list(Path(data), None if annotations is None else Path(annotations), outputs, names)
+        return _find(scope, files._replace(with_masks=uses_masks(cfg)))
 
 
 def _find(scope: str, folder: DataFolder) -> OwnData:

@@ -4,8 +4,7 @@ import json
 
 import pytest
 from helpers import ROOT
-
-from swin_backbone.workbench.job import load_config
+from helpers.openmmlab.jobs import load_config
 
 CONFIGS = ROOT / 'configs'
 DETECTION = str(CONFIGS / 'mask_rcnn' / 'mask-rcnn_swin-t-p4-w7_fpn_1x_own.py')

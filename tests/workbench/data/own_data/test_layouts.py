@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers.in_process import run
 from helpers.openmmlab import layouts
+from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
 from mmengine.config import Config
 
@@ -23,9 +24,9 @@ from pycocotools import mask as coco_mask
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.outputs import mark_folder
 from swin_backbone.workbench.data.check_data import check_data
+from swin_backbone.workbench.data.datasets import DataSets
 from swin_backbone.workbench.data.own_data.config import set_num_classes
 from swin_backbone.workbench.data.own_data.splits import draw_split
-from swin_backbone.workbench.job import load_config
 
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 PANOPTIC = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
@@ -49,7 +50,8 @@ def test_labels_are_found_with_their_names(tmp_path):
 def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     cfg, _ = fill(MASKS, layouts.made('yolo', tmp_path, outlines=outlines), tmp_path / 'work')
     assert all(
-        ('objects without a segmentation' in str(report.errors.counts)) != outlines for report in check_data(cfg)
+        ('objects without a segmentation' in str(report.errors.counts)) != outlines
+        for report in check_data(DataSets(cfg, ()))
     )
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert 'num_classes' not in cfg.model.rpn_head
@@ -60,7 +62,7 @@ def test_pictures_without_objects_are_trained_on(tmp_path, record_fault):
     (root / 'labels' / 'train' / 'train_0.txt').unlink()
     cfg = load_config(BOXES, str(tmp_path / 'work'), None, 'none', data=root)
     assert cfg.val_dataloader.dataset.test_mode
-    report = check_data(cfg)[0]
+    report = check_data(DataSets(cfg, ()))[0]
     assert (report.rows['pictures'], report.rows['images without objects']) == ('4', '1')
     record_fault('bad_data')
 
@@ -75,7 +77,7 @@ def test_an_rle_is_trained_on_where_a_config_keeps_polygons(tmp_path, record_fau
         item['segmentation']['counts'] = item['segmentation']['counts'].decode()
     path.write_text(json.dumps(data))
     cfg, _ = fill(MASKS.replace('_1x', '_poly-1x'), root, tmp_path / 'work')
-    assert check_data(cfg)[0].rows['objects trained on'] == str(len(data['annotations']))
+    assert check_data(DataSets(cfg, ()))[0].rows['objects trained on'] == str(len(data['annotations']))
     record_fault('bad_data')
 
 
@@ -434,7 +436,7 @@ def test_folders_as_people_have_them(layout, change, pictures, tmp_path, record_
     cfg, _ = fill(BOXES, change(root), tmp_path / 'work')
     assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
     assert objects_of(cfg) == expected
-    assert not any(report.errors for report in check_data(cfg))
+    assert not any(report.errors for report in check_data(DataSets(cfg, ())))
     record_fault('bad_data')
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
 
@@ -584,7 +586,7 @@ def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
         path.write_text(json.dumps(data))
     cfg, _ = fill(BOXES, root, tmp_path / 'work')
     assert cfg.model.bbox_head.num_classes == 4
-    warnings = check_data(cfg)[0].warnings.sentences()
+    warnings = check_data(DataSets(cfg, ()))[0].warnings.sentences()
     assert any('classes without training data: 1, as brid, nearest bird' in warning for warning in warnings)
     assert any('rare classes, maybe mistyped: 1, as perosn (1), nearest person (23)' in warning for warning in warnings)
     record_fault('bad_data', 2)
@@ -596,7 +598,7 @@ def test_the_size_of_an_xml_is_compared_with_its_picture(tmp_path, record_fault)
         path = root / 'Annotations' / f'{name}.xml'
         size = f'<size><width>{width}</width><height>64</height></size><object>'
         path.write_text(path.read_text().replace('<object>', size, 1))
-    (line,) = check_data(fill(BOXES, root, tmp_path / 'work')[0])[0].warnings.sentences()
+    (line,) = check_data(DataSets(fill(BOXES, root, tmp_path / 'work')[0], ()))[0].warnings.sentences()
     assert line.startswith('pictures of another size than their annotations say: 1, as ')
     assert line.endswith('train_0.jpg is 64x64, annotated as 128x64')
     record_fault('bad_data')
@@ -606,7 +608,7 @@ def test_a_class_without_pixels_is_a_warning(tmp_path, record_fault):
     root = layouts.made('labels', tmp_path)
     (root / 'classes.txt').write_text('ground\nnut\nbolt\ncog\n')
     cfg, _ = fill(LABELS, root, tmp_path / 'work')
-    train, val = check_data(cfg)
+    train, val = check_data(DataSets(cfg, ()))
     assert train.warnings.sentences() == ['classes without training data: 1, as cog']
     assert not val.warnings
     record_fault('bad_data')
