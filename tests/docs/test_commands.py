@@ -1,8 +1,9 @@
-"""Run the commands of README and of the guides' first blocks, with a trained detector and a trained segmentor."""
+"""Run the commands of README, of the guides' first blocks and of the recipes, with a trained detector and segmentor."""
 
 import json
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import cv2
@@ -26,6 +27,7 @@ MEASURED = {}
 FORMATS = dict(detector='onnx', segmentor='openvino')  # tests/export/test_cells.py (slow) has all
 ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/export/test_bands.py, tests/openmmlab/swap
 GUIDES = [page for page in sorted((ROOT / 'docs' / 'guides').glob('*.md')) if page.name not in ELSEWHERE]
+RECIPES = ROOT / 'docs' / 'guides' / 'recipes.md'
 NOT_RUN = ('make', 'pip', 'docker', 'jupyter', 'bash')  # tests/tools/test_train.py starts processes
 LENGTHS = dict(detector='train_cfg.max_epochs=30', segmentor='train_cfg.max_iters=30')
 LEARN = (
@@ -50,7 +52,7 @@ def named_commands():
     found = {}
     for page in (ROOT / 'README.md', *GUIDES):
         text = page.read_text(encoding='utf-8')
-        if page in GUIDES:
+        if page in GUIDES and page != RECIPES:
             text = next((match[0] for match in FENCE.finditer(text) if match[2] == 'bash'), '')
         for command in commands(text):
             if command[0] not in NOT_RUN and command[:3] != ['python', '-m', 'pip']:
@@ -104,8 +106,10 @@ def fill(words, kind):
     for before, word in zip(('', *words), words):
         filled += ['own'] if before == '--data' else own.get(word, STANDS_FOR.get(word, [word]))
     if words[0] == 'tools/train.py':
-        data = () if {'--data', 'CONFIG'} & {*words} else ('--data', 'own')
-        filled += ('--work-dir', kind) if 'CONFIG' in words else (*data, *SMALL)
+        if 'CONFIG' not in words:
+            filled += (*(() if '--data' in words else ('--data', 'own')), *SMALL)
+        else:
+            filled += ('--work-dir', kind) if '--resume' in words else ('--work-dir', 'again', '--epochs', 1)
     if words[0] == 'tools/export.py':
         filled += ('--shape', 96, 96)  # the graph of free sizes takes thrice the time
         filled += ('--format', FORMATS[kind])
@@ -119,7 +123,9 @@ def fill(words, kind):
     [
         pytest.param(words, kind, id=f'{page} {" ".join(words)}, {kind}')
         for words, page in named_commands()
-        for kind in (KINDS if {'CONFIG', 'DIR'} & {*words} and '--data' not in words else KINDS[:1])
+        for kind in (
+            KINDS if {'CONFIG', 'DIR'} & {*words} and page != RECIPES.name and '--data' not in words else KINDS[:1]
+        )
     ],
 )
 def test_a_command(words, kind, here):
@@ -144,6 +150,35 @@ def check_predictions(out, kind, frames):
         assert {one['image_id'] for one in objects if one['score'] > 0.5} == set(range(1, frames + 1))
     for path in (out / 'labels').glob('*.png') if kind == 'segmentor' else ():
         assert 0.2 < np.asarray(Image.open(path)).mean() < 0.4  # the square is a quarter
+
+
+PACKAGES = {"type='Albu'": 'albumentations', 'import slice_coco': 'sahi', 'import optuna': 'optuna'}  # by a use
+SMALLER = {
+    **{'CONFIG': 'detector.py', 'DIR': 'own', '1024': '32', '896': '24', '1333, 800': '96, 96', '640': '96'},
+    **{'1280': '192', 'switch_epoch=10': 'switch_epoch=1', 'epochs=4': 'epochs=1', 'n_trials=20': 'n_trials=1'},
+    **{'(1e-4, 3e-4)': '(1e-4,)', '(0.01, 0.05)': '(0.01,)'},
+}
+SECTIONS = [part for part in RECIPES.read_text(encoding='utf-8').split('\n## ') if '```python' in part]
+
+
+@pytest.mark.parametrize('section', SECTIONS, ids=lambda section: section.partition('\n')[0])
+def test_the_python_of_a_recipe(section, here, tmp_path):
+    missing, names = [], {}
+    for code in (match[3] for match in FENCE.finditer(section) if match[2] == 'python'):
+        for before, after in SMALLER.items():
+            code = code.replace(before, after)
+        package = next((package for use, package in PACKAGES.items() if use in code), 'torch')
+        if not find_spec(package):
+            missing.append(package)
+        elif code.startswith('_base_'):
+            (here / 'recipe.py').write_text(code)
+            run_well('tools/train.py', 'recipe.py', '--epochs', 2, '--work-dir', tmp_path)
+        else:
+            exec(code, names)
+    if 'tiles' in section:
+        assert len(list(Path('tiles', 'labels', 'val').iterdir())) == 8  # 2 pictures of 48x48 in tiles of 32x32
+    if missing:
+        pytest.skip(f'not installed: {", ".join(missing)}')
 
 
 @pytest.fixture
