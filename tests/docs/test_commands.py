@@ -29,7 +29,20 @@ ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/export/test_bands.p
 GUIDES = [page for page in sorted((ROOT / 'docs' / 'guides').glob('*.md')) if page.name not in ELSEWHERE]
 RECIPES = ROOT / 'docs' / 'guides' / 'recipes.md'
 NOT_RUN = ('make', 'pip', 'docker', 'jupyter', 'bash')  # tests/tools/test_train.py starts processes
-LENGTHS = dict(detector='train_cfg.max_epochs=30', segmentor='train_cfg.max_iters=30')
+# One map of a detector and two of a segmentor: an export takes its time for each node.
+SIZES = dict(
+    detector=(
+        *('train_cfg.max_epochs=30', 'model.backbone.out_indices=(2,)', 'model.neck.in_channels=[128]'),
+        *('model.neck.num_outs=1', 'model.rpn_head.anchor_generator.strides=[16]'),
+        *('model.rpn_head.anchor_generator.scales=[3]', 'model.roi_head.bbox_roi_extractor.featmap_strides=[16]'),
+        'model.roi_head.mask_roi_extractor.featmap_strides=[16]',
+    ),
+    segmentor=(
+        *('train_cfg.max_iters=30', 'model.backbone.out_indices=(0,1)', 'model.decode_head.in_channels=[32,64]'),
+        *('model.decode_head.in_index=[0,1]', 'model.decode_head.pool_scales=(1,2)'),
+        *('model.auxiliary_head.in_channels=64', 'model.auxiliary_head.in_index=1'),
+    ),
+)
 LEARN = (
     *('optim_wrapper.optimizer.lr=0.003', 'param_scheduler=[]'),
     *('train_cfg.val_interval=30', 'default_hooks.checkpoint.interval=30'),
@@ -37,6 +50,7 @@ LEARN = (
 SMALL = (
     *('--epochs', '1', '--batch', '2', '--shape', '64', '64', '--cfg-options'),
     *('model.backbone.init_cfg=None', 'model.backbone.depths=[1,1,1,1]'),
+    'default_hooks.checkpoint.save_optimizer=False',
     *(f'{part}_dataloader.{setting}' for part in ('train', 'val')
       for setting in ('num_workers=0', 'persistent_workers=False')),
 )  # fmt: skip
@@ -45,19 +59,6 @@ STANDS_FOR = {
     **{'slide.svs': ['slide.tif'], '1024': ['64', '--overlap', '32'], '128': ['32']},
     **{'swin-t': ['swin-nano'], '/data/bolts': ['own'], '/data/streets': ['own'], 'OUT': ['official.pth']},
 }
-
-
-def named_commands():
-    """Return each command with the name of its page."""
-    found = {}
-    for page in (ROOT / 'README.md', *GUIDES):
-        text = page.read_text(encoding='utf-8')
-        if page in GUIDES and page != RECIPES:
-            text = next((match[0] for match in FENCE.finditer(text) if match[2] == 'bash'), '')
-        for command in commands(text):
-            if command[0] not in NOT_RUN and command[:3] != ['python', '-m', 'pip']:
-                found.setdefault(tuple(command[1:]), page.name)
-    return found.items()
 
 
 @pytest.fixture(scope='module')
@@ -87,7 +88,7 @@ def work(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for kind, data in zip(KINDS, (detection, segmentation)):
-            run_well('tools/print_config.py', *data(own, *LEARN, LENGTHS[kind]), '--save-path', f'{kind}.py')
+            run_well('tools/print_config.py', *data(own, *LEARN, *SIZES[kind]), '--save-path', f'{kind}.py')
             run_well('tools/train.py', f'{kind}.py', '--work-dir', kind)
             shutil.copy((folder / kind / 'last_checkpoint').read_text(), f'{kind}.pth')
     return folder
@@ -108,6 +109,7 @@ def fill(words, kind):
     if words[0] == 'tools/train.py':
         if 'CONFIG' not in words:
             filled += (*(() if '--data' in words else ('--data', 'own')), *SMALL)
+            filled += ('model.train_cfg.rcnn.sampler.num=16',) if 'mask_rcnn' in words[1] else ()
         else:
             filled += ('--work-dir', kind) if '--resume' in words else ('--work-dir', 'again', '--epochs', 1)
     if words[0] == 'tools/export.py':
@@ -118,16 +120,25 @@ def fill(words, kind):
     return [f'{word}-{kind}' if word in ('seen', 'drawn') else word for word in filled]
 
 
-@pytest.mark.parametrize(
-    ('words', 'kind'),
-    [
-        pytest.param(words, kind, id=f'{page} {" ".join(words)}, {kind}')
-        for words, page in named_commands()
-        for kind in (
-            KINDS if {'CONFIG', 'DIR'} & {*words} and page != RECIPES.name and '--data' not in words else KINDS[:1]
-        )
-    ],
-)
+def cases():
+    """Yield each command with a kind of model, and a test id. Commands that `fill` makes equal are one."""
+    seen = []
+    for page in (ROOT / 'README.md', *GUIDES):
+        text = page.read_text(encoding='utf-8')
+        if page in GUIDES and page != RECIPES:
+            text = next((match[0] for match in FENCE.finditer(text) if match[2] == 'bash'), '')
+        for command in commands(text):
+            if command[0] in NOT_RUN or command[:3] == ['python', '-m', 'pip']:
+                continue
+            words = command[1:]
+            of_a_model = {'CONFIG', 'DIR'} & {*words} and '--data' not in words and page != RECIPES
+            for kind in KINDS if of_a_model else KINDS[:1]:
+                if fill(words, kind) not in seen:
+                    seen.append(fill(words, kind))
+                    yield pytest.param(words, kind, id=f'{page.name} {" ".join(words)}, {kind}')
+
+
+@pytest.mark.parametrize(('words', 'kind'), cases())
 def test_a_command(words, kind, here):
     result = run_well(*fill(words, kind))
     if words[0] == 'tools/export.py':
