@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
+import swin_backbone
+
 CHINESE = sorted((ROOT / 'docs' / 'zh_cn').rglob('*.md'))  # test_docs_zh.py compares their code
 ENGLISH = [page for page in sorted((ROOT / 'docs').rglob('*.md')) if page not in CHINESE]
 PAGES = [*sorted(ROOT.glob('*.md')), *ENGLISH]
@@ -164,6 +166,13 @@ def test_examples_of_docstrings(module):
     failed, tried = doctest.testmod(importlib.import_module(f'swin_backbone.{module}'))
     assert tried
     assert not failed
+
+
+def test_the_python_reference_is_what_the_docstrings_make():
+    api = runpy.run_path(str(ROOT / 'docs' / 'api.py'))
+    assert api['PAGE'].read_text(encoding='utf-8') == api['page'](), 'python docs/api.py writes the page'
+    names = {name for section in api['SECTIONS'].values() for name in section}
+    assert {name for name in swin_backbone.__all__ if name != '__version__'} <= names
 
 
 @lru_cache(maxsize=1)
