@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache, lru_cache
@@ -200,6 +201,16 @@ def test_errors_of_troubleshooting_are_word_for_word():
     assert len(errors) > 15
     for error in errors:
         assert any(pattern.search(error) for pattern in sentences()), error
+
+
+@pytest.mark.skipif(not shutil.which('make'), reason='make is not installed')
+def test_notes_of_a_release_are_the_section_of_its_version():
+    version = swin_backbone.__version__
+    notes = {tag: subprocess.run(['make', '-s', 'notes', f'TAG={tag}', f'PYTHON={sys.executable}'], cwd=ROOT,
+                                 capture_output=True, text=True) for tag in (f'v{version}', 'v0.0.0', '')}  # fmt: skip
+    section = f'\n## {version}\n\n' + notes.pop(f'v{version}').stdout
+    assert section in (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
+    assert all(result.returncode and f'TAG takes v{version}' in result.stderr for result in notes.values())
 
 
 @pytest.mark.slow
