@@ -54,9 +54,13 @@ SMALL = (
     *(f'{part}_dataloader.{setting}' for part in ('train', 'val')
       for setting in ('num_workers=0', 'persistent_workers=False')),
 )  # fmt: skip
+OF_A_MODEL = dict(
+    mask_rcnn=('model.train_cfg.rcnn.sampler.num=16',),
+    upernet=('model.decode_head.channels=16', 'model.auxiliary_head.channels=16'),
+)
 STANDS_FOR = {
     **{'INPUT...': ['pictures', 'clip.mp4'], 'pictures/': ['pictures'], 'PICTURE': ['city.tif']},
-    **{'slide.svs': ['slide.tif'], '1024': ['64', '--overlap', '32'], '128': ['32']},
+    **{'slide.svs': ['slide.tif'], '1024': ['64', '--overlap', '32'], '128': ['32'], '64': ['4'], '256': ['64']},
     **{'swin-t': ['swin-nano'], '/data/bolts': ['own'], '/data/streets': ['own'], 'OUT': ['official.pth']},
 }
 
@@ -109,7 +113,7 @@ def fill(words, kind):
     if words[0] == 'tools/train.py':
         if 'CONFIG' not in words:
             filled += (*(() if '--data' in words else ('--data', 'own')), *SMALL)
-            filled += ('model.train_cfg.rcnn.sampler.num=16',) if 'mask_rcnn' in words[1] else ()
+            filled += next((option for name, option in OF_A_MODEL.items() if name in words[1]), ())
         else:
             filled += ('--work-dir', kind) if '--resume' in words else ('--work-dir', 'again', '--epochs', 1)
     if words[0] == 'tools/export.py':
