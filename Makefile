@@ -5,6 +5,7 @@
 # make docs      build the documentation's site into build/site; `.venv/bin/mkdocs serve --livereload` shows it while you write
 # make docs-pictures   draw the pictures of docs/explanation/pictures.md, from the code and the two demos' checkpoints
 # make wheels    the source distribution and a wheel for each platform, into dist/
+# make notes TAG=v0.1.0   print the changelog's section of a release, whose tag must be that of swin_backbone/version.py
 # make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: an hour
 # make benchmark-gpu   check and time the kernels on this GPU, as one table: needs CUDA
 #
@@ -61,7 +62,7 @@ STAMP := $(VENV)/.installed
 comma := ,
 extra_stamps = $(addprefix $(STAMP)-,$(subst $(comma), ,$(1)))
 
-.PHONY: install test lint demo docs docs-pictures wheels parity benchmark-gpu clean FORCE
+.PHONY: install test lint demo docs docs-pictures wheels notes parity benchmark-gpu clean FORCE
 
 install: $(STAMP) $(call extra_stamps,$(EXTRAS))
 
@@ -132,6 +133,18 @@ wheels: install $(STAMP)-wheels
 	$(RUN) -m twine check --strict dist/*
 	for wheel in dist/*manylinux*.whl; do $(RUN) -m auditwheel show $$wheel || exit 1; done
 
+define NOTES
+import re, runpy, sys
+version = runpy.run_path('swin_backbone/version.py')['__version__']
+section = re.search(rf'^## {re.escape(version)}$$(.+?)(?=^## |\Z)', open('CHANGELOG.md', encoding='utf-8').read(), re.M | re.S)
+if sys.argv[1] != f'v{version}' or not section or not section[1].strip():
+    sys.exit(f'swin_backbone/version.py has {version}: TAG takes v{version}, got {sys.argv[1]!r}, and CHANGELOG.md needs a section {version}')
+print(section[1].strip())
+endef
+export NOTES
+notes:
+	@$(PYTHON) -c "$$NOTES" '$(TAG)'
+
 lint: install
 	PATH="$(abspath $(VENV))/bin:$$PATH" pre-commit run --all-files
 
@@ -182,6 +195,7 @@ parity: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) -m benchmarks.parity --jobs 2 $(PARITY)
 
 docs: install $(STAMP)-docs
+	$(RUN) docs/api.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 # Checkpoints of the demos are made first, unless they exist.

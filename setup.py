@@ -90,7 +90,7 @@ setup(
         # notebooks/
         'notebooks': ['matplotlib>=3.8', 'jupyterlab'],
         # make docs
-        'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=1.0'],
+        'docs': ['mkdocs-material>=9.6'],
         # What tools/export.py writes with, and the runtimes of what it writes
         'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
         # Other implementations, which the tests compare with, and the frameworks of swin_backbone/adapters

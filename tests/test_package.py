@@ -20,6 +20,7 @@ LARGER_FOLDERS = {  # and why
     'configs': 'a folder for each architecture, by the names that the toolboxes give them',
     'configs/upernet': 'a file for each published model, by the names that mmseg gives them',
     'docs/guides': 'a page for each thing that users do',
+    'docs/measurements': 'a page for each thing that is measured',
     'swin_backbone': "the packages of CONTRIBUTING's table, and the files that several of them import",
     'tests': 'mirrors swin_backbone/, benchmarks/, tools/ and what else is tested',
     'tools': 'a file for each command, by the names that the toolboxes give them',

@@ -77,7 +77,7 @@ def apply_settings(cfg: Config, settings: TrainingSettings, options: Collection[
 def lr_line(cfg: Config, processes: int = 1) -> str:
     """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
 
-    The learning rate does not follow the batch: docs/guides/own_data.md has measurements of three rules.
+    The learning rate does not follow the batch: docs/measurements/training.md compares three rules.
     """
     optimizer, batch = _optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):

@@ -231,16 +231,11 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
         export.export(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
 
 
-def example(language):
-    """Return the last example of docs/guides/deploy.md in a language, unchanged."""
-    *_, block = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'guides' / 'deploy.md').read_text(), re.S)
-    return block
-
-
 def test_the_example_in_python_runs_as_it_stands(work, tmp_path):
     shutil.copytree(work / 'out', tmp_path / 'DIR')
     shutil.copy(ROOT / 'swin_backbone' / 'export' / 'runtime.py', tmp_path)
-    (tmp_path / 'example.py').write_text(example('python'))
+    *_, example = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'guides' / 'deploy.md').read_text(), re.S)
+    (tmp_path / 'example.py').write_text(example)
     printed = run('example.py', *sorted((work / 'pictures').glob('*.png')), cwd=tmp_path)
     assert len(printed.splitlines()) == 3
     assert all(re.search(r"\.png \{'class \d': '\d+%'", line) for line in printed.splitlines())
@@ -281,7 +276,8 @@ def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
     library = tmp_path / 'libonnxruntime.so.1'
     model = runtime.load(work / 'out')
     pictures = noise(model, 1)
-    written = compile_and_run(example('cpp'), headers(), library, work / 'out', pictures, tmp_path)
+    source = (ROOT / 'examples' / 'segmentor.cpp').read_text()
+    written = compile_and_run(source, headers(), library, work / 'out', pictures, tmp_path)
     (truth,) = labels_of(model, pictures)
     assert (np.frombuffer(written, np.uint8).reshape(truth.shape) == truth).mean() > 0.999
 

@@ -1,4 +1,4 @@
-"""A tiled UPerNet beside the whole picture's, with the overlap that docs/guides/large_pictures.md names."""
+"""A tiled UPerNet beside the whole picture's, with the overlap that docs/measurements/tiles.md names."""
 
 import math
 import re
@@ -49,8 +49,8 @@ def reach_of(depths, window):
 
 
 def test_the_reach_that_the_page_names():
-    text = (ROOT / 'docs' / 'guides' / 'large_pictures.md').read_text(encoding='utf-8')
-    results = re.findall(r'^   \| (.+) window (\d+) \| (\d+) \| (\d+) \|$', text, re.M)
+    text = (ROOT / 'docs' / 'measurements' / 'tiles.md').read_text(encoding='utf-8')
+    results = re.findall(r'^\| (.+) window (\d+) \| (\d+) \| (\d+) \|$', text, re.M)
     assert len(results) == 4
     for names, window, pixels, field in results:
         depths = {ARCHS[size].depths for size in ('nano', 'tiny', 'small', 'base', 'large')
