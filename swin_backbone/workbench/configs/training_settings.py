@@ -93,12 +93,15 @@ def lr_line(cfg: Config, processes: int = 1) -> str:
 def enable_auto_scale_lr(cfg: Config) -> None:
     """Let mmengine scale the learning rate in proportion to the batch: `--auto-scale-lr` of the toolboxes.
 
+    mmengine compares the base with the pictures of an iteration. A step may have the gradients of several iterations.
+
     Raises:
         ConfigError: if the config does not name the batch of its learning rate.
     """
-    if _base_batch(cfg) is None:
+    base = _base_batch(cfg)
+    if base is None:
         raise ConfigError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
-    cfg.auto_scale_lr.enable = True
+    cfg.auto_scale_lr.update(enable=True, base_batch_size=base / cfg.optim_wrapper.get('accumulative_counts', 1))
 
 
 def _base_batch(cfg: Config) -> Optional[int]:

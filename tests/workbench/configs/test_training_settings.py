@@ -174,6 +174,9 @@ def test_a_swap_names_the_batch_of_its_rate(config, rate):
     enable_auto_scale_lr(cfg)
     assert cfg.optim_wrapper.optimizer.lr == rate
     assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)
+    cfg.optim_wrapper.accumulative_counts = 8  # mmengine counts the pictures of an iteration
+    enable_auto_scale_lr(cfg)
+    assert cfg.auto_scale_lr.base_batch_size == 2
     with pytest.raises(ValueError, match='base_batch_size'):
         enable_auto_scale_lr(read_config(FCN))
 
