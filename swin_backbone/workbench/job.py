@@ -246,12 +246,12 @@ class Job:
         return metrics
 
     def open_predictor(
-        self, checkpoint: str, device: Optional[str] = None, threads: Optional[int] = None, batch: int = 1
+        self, checkpoint: Optional[str], device: Optional[str] = None, threads: Optional[int] = None, batch: int = 1
     ) -> Predictor:
         """Return a predictor of single pictures. It needs no data.
 
         Args:
-            checkpoint: path, URL or published name of a whole model, or an exported folder.
+            checkpoint: path, URL or published name of a whole model, or an exported folder; None: initial weights.
             device: of torch. Default: the first CUDA device, or the CPU; the CPU for an exported folder.
             threads, batch: of an exported model: see `ExportedPredictor`.
 
@@ -259,14 +259,14 @@ class Job:
             ValueError: see `Predictor`.
         """
         options = self.options
-        if is_exported(checkpoint):
+        if checkpoint is not None and is_exported(checkpoint):
             return open_exported(checkpoint, device, threads, batch, options.amp, options.compile)
         device = device or default_device()
         if device.partition(':')[0] == 'cpu':
             keep_freed_memory()
         predictor = Predictor(
             self.cfg,
-            find_weights(checkpoint),
+            checkpoint and find_weights(checkpoint),
             device,
             options.unsafe_load,
             options.allow_missing,

@@ -318,6 +318,6 @@ def test_an_error_of_maps_is_refused_in_every_precision(precision, error):
 def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
     pytest.importorskip('mmdet', reason='mmdet is not installed')
     made = dict(verification=[dict(objects=0, found=0, compared=0)] * 2, format='onnx', precision='fp32')
-    monkeypatch.setattr(export, 'export', lambda *_: made)
+    monkeypatch.setattr(export, 'export', lambda *_, **__: made)
     result = run_well('tools/export.py', DETECTION, 'x.pth', '--out-dir', tmp_path)
     assert result.stdout.splitlines()[-1].startswith(f'{tmp_path}: onnx, fp32, not verified: nothing was compared')

@@ -147,7 +147,7 @@ numpy.savez('found.npz', *[result['labels'] for result in model.predict(pictures
 
 
 def test_it_runs_where_there_is_no_torch(work):
-    (work / 'runtime.py').write_bytes((ROOT / 'swin_backbone' / 'export' / 'runtime.py').read_bytes())
+    (work / 'runtime.py').write_bytes((ROOT / 'swin_backbone' / 'workbench' / 'export' / 'runtime.py').read_bytes())
     subprocess.run([sys.executable, '-c', WITHOUT_TORCH], cwd=work, check=True, timeout=120)
     predictor = open_predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
     results = np.load(work / 'found.npz')
@@ -233,7 +233,7 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
 
 def test_the_example_in_python_runs_as_it_stands(work, tmp_path):
     shutil.copytree(work / 'out', tmp_path / 'DIR')
-    shutil.copy(ROOT / 'swin_backbone' / 'export' / 'runtime.py', tmp_path)
+    shutil.copy(ROOT / 'swin_backbone' / 'workbench' / 'export' / 'runtime.py', tmp_path)
     *_, example = re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / 'guides' / 'deploy.md').read_text(), re.S)
     (tmp_path / 'example.py').write_text(example)
     printed = run('example.py', *sorted((work / 'pictures').glob('*.png')), cwd=tmp_path)
