@@ -40,7 +40,7 @@ def test_a_training_parses_its_annotations_five_times(tmp_path, parsed, config):
     runner = job.build_training()
     runner.build_train_loop(runner._train_loop)
     runner.build_val_loop(runner._val_loop)
-    train, val = (len(json.load(open(own / f'{split}.json'))['annotations']) for split in ('train', 'val'))
+    train, val = (len(json.loads((own / f'{split}.json').read_text())['annotations']) for split in ('train', 'val'))
     parsed.subtract({train: 1, val: 1})  # by this test
     assert parsed == {train: 2, val: 3}  # ours, mmdet's, and of the metric
 
