@@ -139,7 +139,7 @@ BLOCKS = (
 def find_layer(module: Any) -> Optional[Record]:
     """Return the computation of a layer of a Swin; None for other modules."""
     arguments = _list_arguments(module)
-    built = {name: type(one) for name, one in modules_inside(module)}, _settings(module)
+    built = {name: type(one) for name, one in modules_inside(module).items()}, _settings(module)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
         return Record(compute_merging, *built, module.reduction.in_features // 4, {})
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
@@ -159,7 +159,7 @@ def find_layer(module: Any) -> Optional[Record]:
 def _names_in_block(block: nn.Module, origin: Origin) -> Names:
     """Return our name of each tensor of a block, with the name in the block."""
     names: Names = {}
-    for path, one in modules_inside(block):
+    for path, one in modules_inside(block).items():
         for attribute in (*one._parameters, *one._buffers):
             ours = name_here(f'{origin.block}{path}.{attribute}', origin.format)
             if ours:
@@ -170,9 +170,9 @@ def _names_in_block(block: nn.Module, origin: Origin) -> Names:
 def can_run(layer: Any, x: Any, raise_error: bool = False) -> bool:
     """See `replace.Replacement`: the layer is as it was when it was accelerated."""
     record: Record = vars(layer)[RECORD]
-    if not isinstance(x, Tensor) or not can_read_map(x, raise_error):
+    if not isinstance(x, Tensor) or not can_read_map(layer, x, raise_error):
         return refuse('native', 'The first argument is no tensor.', raise_error)
-    if not is_as_built(layer, record.kinds, raise_error):
+    if not is_as_built(layer, modules_inside(layer), record.kinds, raise_error):
         return False
     if _settings(layer) != record.settings:
         return refuse('native', f'One of {", ".join(SETTINGS)} has changed.', raise_error)
@@ -186,7 +186,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
     windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
-    modules = dict(modules_inside(block))
+    modules = modules_inside(block)
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     derive = partial(_derive, origin.format, [*tensors])
@@ -195,7 +195,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     h, N = weights.position_bias_hNN.shape[:2]
     if windows is None or N != math.prod(windows.window_size):
         return None
-    if not (can_read(weights) and can_compute_block(weights, h, windows.window_size)):
+    if not (can_read(weights) and can_compute_block(weights._asdict(), h, windows.window_size)):
         return None
     dtype, C = linear_dtype(x_BHWC), x_BHWC.shape[3]
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
@@ -245,14 +245,15 @@ def _by_torch(
 
 
 def _settings(layer: nn.Module) -> list[Any]:
-    return [vars(one).get(name) for _, one in modules_inside(layer) for name in SETTINGS]
+    return [vars(one).get(name) for one in modules_inside(layer).values() for name in SETTINGS]
 
 
 def rates_in(layer: nn.Module, record: Record) -> list[tuple[Any, str]]:
     """Return owner and attribute of each rate that must be 0 in training: dropout, and drop path of some origins."""
     names = (*RATES, 'drop_prob') if record.origin and not record.origin.drop_paths else RATES
-    rates = [(one, name) for _, one in modules_inside(layer) for name in names if vars(one).get(name)]
-    return rates + [(one, 'p') for _, one in modules_inside(layer) if isinstance(one, nn.Dropout)]
+    modules = modules_inside(layer).values()
+    rates = [(one, name) for one in modules for name in names if vars(one).get(name)]
+    return rates + [(one, 'p') for one in modules if isinstance(one, nn.Dropout)]
 
 
 def _position_bias(w: dict[str, Tensor]) -> Tensor:
