@@ -233,12 +233,9 @@ class Block(NamedTuple):
         return y_BHWC, *memory
 
     def describe(self, x_BHWC: Tensor, w: BlockWeights) -> structures.Block:
-        """Return the library's description of the block."""
+        """Return the library's description of the block. `can_compute_block` has checked shapes and dtypes."""
         (B, H, W, C), D, h, windows = x_BHWC.shape, len(w.fc1_weight), len(w.position_bias_hNN), self.windows
-        linear, (scale, eps), shapes = w[:4], self.settings, _block_shapes(C, D, h, windows.window_size)
-        for name, tensor, shape in zip((*w._fields, 'drop_path'), (*w, self.drop_path_2B), (*shapes, (2, B))):
-            if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
-                raise ValueError(f'{name} must be {list(shape)}, float32, got {list(tensor.shape)}, {tensor.dtype}')
+        linear, (scale, eps) = w[:4], self.settings
 
         def make() -> list[Tensor]:
             return [pack_linear(weight, self.dtype, unit) for weight, unit in zip(linear, (C // h, 1, 1, 1))]
@@ -260,9 +257,12 @@ class Block(NamedTuple):
         self, grad_BHWC: Tensor, _: Sequence[bool], x_BHWC: Tensor, *stored: Any
     ) -> Sequence[Optional[Tensor]]:
         w = BlockWeights(*stored[: len(BlockWeights._fields)])
-        x, described = address('x', x_BHWC, x_BHWC.shape), self.describe(x_BHWC, w)
         C, h = x_BHWC.shape[3], len(w.position_bias_hNN)
         shapes, units = _block_shapes(C, len(w.fc1_weight), h, self.windows.window_size), (1, C // h, 1, 1)
+        for name, tensor, shape in zip(w._fields, w, shapes):  # hooks of saved tensors may return any tensor
+            if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
+                raise ValueError(f'{name} must be {list(shape)}, float32, got {list(tensor.shape)}, {tensor.dtype}')
+        x, described = address('x', x_BHWC, x_BHWC.shape), self.describe(x_BHWC, w)
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(w[:4], units)]
         groups, saved = 0, None
         if self.stores:
