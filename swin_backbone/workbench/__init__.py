@@ -1,0 +1,1 @@
+"""What people do with a model: train, test, predict, export, report."""

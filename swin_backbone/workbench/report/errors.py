@@ -1,0 +1,189 @@
+"""The kinds of errors of a detector, what each costs, classes taken for others, and labels that look wrong.
+
+Kinds, order of the checks and costs are those of TIDE (Bolya et al., A General Toolbox for Identifying Object Detection
+Errors, ECCV 2020), at IoU 0.5 and 0.1.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import Params
+
+from .detection import FOUND_IOU, Array, Evaluation, Results, Track, overlaps, untracked
+
+BACKGROUND_IOU = 0.1  # a prediction with less is on background
+MEANING = dict(
+    **{'class': 'on an object of another class'},
+    place='of the right class, beside its object: IoU 0.1 to 0.5',
+    both='of a wrong class, beside an object',
+    double='on an object that a surer prediction finds',
+    background='where no object is: IoU below 0.1',
+    missed='objects without a prediction right or wrong in class or place alone',
+)
+KINDS = ('right', *MEANING)[:-1]  # of predictions
+RIGHT, CLASS, PLACE, BOTH, DOUBLE, BACKGROUND = range(len(KINDS))
+LISTED = 1000  # doubtful labels of a kind
+DOUBTS = {BACKGROUND: 'no label', CLASS: 'other class', PLACE: 'beside'}  # of sure predictions
+
+
+class Errors(NamedTuple):
+    """The kinds of D predictions and N objects of an `Evaluation` with K classes."""
+
+    kind: Array  # (D,), index in KINDS
+    target: Array  # (D,), the object of the largest IoU, of CLASS and PLACE
+    is_missed: Array  # (N,)
+    is_seen: Array  # (N,), whether the IoU of any prediction is at least BACKGROUND_IOU
+    is_on_crowd: Array  # (D,)
+    confusion: Array  # (K + 1, K + 1) of labels and predictions; the last is background
+
+
+def find_errors(
+    truth: COCO, results: Results, evaluation: Evaluation, iou_type: str, threshold: float, track: Track = untracked
+) -> Errors:
+    """Compare the predictions with all objects of their picture.
+
+    Args:
+        threshold: the confusion counts predictions with at least this score.
+    """
+    objects, found, is_found = evaluation.objects, evaluation.found, evaluation.is_found
+    classes, is_strong = len(evaluation.totals), found.score >= threshold
+    is_right = found.match >= 0
+    is_free = ~np.isin(np.arange(len(objects.id)), found.match[is_strong])
+    kind, target, is_on_crowd = np.zeros(len(found.score), int), found.match.copy(), np.zeros(len(found.score), bool)
+    is_seen = np.zeros(len(objects.id), bool)
+    confusion = np.zeros((classes + 1, classes + 1), int)
+    np.add.at(confusion, (found.label[is_strong & is_right],) * 2, 1)
+    order = np.lexsort((-found.score, found.picture))
+    pictures = np.unique(np.concatenate([objects.picture, found.picture]))
+    ends = [
+        np.searchsorted(all_, pictures, side)
+        for all_ in (found.picture[order], objects.picture)
+        for side in ('left', 'right')
+    ]
+    for first, last, begin, end in track([*zip(*ends)], 'comparing with the labels'):
+        rows, inside = order[first:last], np.arange(begin, end)
+        iou = overlaps(truth, results, found.result[rows], objects.id[inside], iou_type)
+        is_crowd = objects.is_crowd[inside]
+        is_seen[inside] = (iou >= BACKGROUND_IOU).any(0)
+        is_on_crowd[rows] = (iou[:, is_crowd] >= BACKGROUND_IOU).any(1)
+        iou, inside = iou[:, ~is_crowd], inside[~is_crowd]
+        same = found.label[rows, None] == objects.label[inside]
+        kind[rows], nearest = _kinds(iou, same, is_found[inside], is_right[rows])
+        target[rows] = np.append(inside, -1)[nearest]
+        free = is_free[inside]
+        for row in np.flatnonzero(is_strong[rows] & ~is_right[rows]):  # by falling score
+            shared = np.append(np.where(free & ~same[row], iou[row], 0), 0)
+            hit = shared.max() >= FOUND_IOU
+            confusion[objects.label[inside[shared.argmax()]] if hit else classes, found.label[rows[row]]] += 1
+            free[shared.argmax() : shared.argmax() + hit] = False
+        np.add.at(confusion[:, classes], objects.label[inside[free]], 1)
+    is_missed = ~is_found & ~objects.is_crowd
+    is_missed[target[np.isin(kind, (CLASS, PLACE))]] = False
+    return Errors(kind, target, is_missed, is_seen, is_on_crowd, confusion)
+
+
+def _kinds(iou: Array, same: Array, is_found: Array, is_right: Array) -> tuple[Array, Array]:
+    """Return the kind of each prediction of a picture, and the object of its largest IoU for CLASS or PLACE.
+
+    Args:
+        iou: (D, N).
+        same: whether prediction and object have one class, (D, N).
+        is_found: whether a prediction finds the object, (N,).
+        is_right: (D,).
+    """
+    if not iou.shape[1]:
+        return np.where(is_right, RIGHT, BACKGROUND), np.full(len(iou), -1)
+    of_class, of_others = np.where(same, iou, 0), np.where(same, 0, iou)
+    best = of_class.max(1)
+    checks = {
+        RIGHT: is_right,
+        PLACE: (best >= BACKGROUND_IOU) & (best <= FOUND_IOU),
+        CLASS: of_others.max(1) >= FOUND_IOU,
+        DOUBLE: (of_class * is_found).max(1) >= FOUND_IOU,
+        BACKGROUND: iou.max(1) <= BACKGROUND_IOU,
+    }
+    kind = np.select([*checks.values()], [*checks], BOTH)
+    return kind, np.where(kind == PLACE, of_class.argmax(1), of_others.argmax(1))
+
+
+def costs(evaluation: Evaluation, errors: Errors) -> dict[str, float]:
+    """Return the mean AP at IoU 0.5 that is gained if all errors of a kind are fixed.
+
+    A fixed error of class or place finds its object. Of several for an object, and for a found object, the surest is
+    fixed and the others are removed. Errors of other kinds are removed, and missed objects are not counted.
+    """
+    objects, found, totals = evaluation.objects, evaluation.found, evaluation.totals
+    is_right, is_open = found.match >= 0, np.append(~evaluation.is_found, False)[errors.target]
+    gains = {}
+    before = mean_ap(found.label, found.score, is_right, totals)
+    for kind in range(1, len(KINDS)):
+        fixed = np.zeros(len(found.score), bool)
+        if kind in (CLASS, PLACE):
+            rows = np.flatnonzero((errors.kind == kind) & is_open)
+            rows = rows[np.argsort(-found.score[rows], kind='stable')]
+            fixed[rows[np.unique(errors.target[rows], return_index=True)[1]]] = True
+        kept = (errors.kind != kind) | fixed
+        label = np.where(fixed, np.append(objects.label, -1)[errors.target], found.label)
+        gains[KINDS[kind]] = mean_ap(label[kept], found.score[kept], (is_right | fixed)[kept], totals) - before
+    missed = np.bincount(objects.label[errors.is_missed], minlength=len(totals))
+    return gains | dict(missed=mean_ap(found.label, found.score, is_right, totals, missed) - before)
+
+
+def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out: Union[int, Array] = 0) -> float:
+    """Return the AP that COCOeval computes, averaged over the classes with objects; 0 without objects.
+
+    Args:
+        label, score, is_right: of predictions, (D,).
+        totals: objects by class, (K,).
+        left_out: objects by class that are not counted, (K,). A class without any other has AP 1.
+    """
+    counted, values = totals - left_out, []
+    for number in np.flatnonzero(totals):
+        rows = np.flatnonzero(label == number)
+        right = np.cumsum(is_right[rows[np.argsort(-score[rows], kind='mergesort')]])
+        precision = right / (np.arange(1, len(rows) + 1) + np.spacing(1))
+        precision = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0)
+        places = np.searchsorted(right / max(counted[number], 1), Params('bbox').recThrs)
+        values.append(precision[places].mean() if counted[number] else 1.0)
+    return float(np.mean(values)) if values else 0.0
+
+
+def doubtful_labels(
+    truth: COCO, results: Results, evaluation: Evaluation, errors: Errors, thresholds: Array, names: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return up to `LISTED` labels of a kind that look wrong, the surest first.
+
+    - 'no label': a sure prediction where no object is labelled.
+    - 'other class': a sure prediction of another class on an object that is not found.
+    - 'beside': a sure prediction beside an object of its class that is not found.
+    - 'not found': no prediction is near the object. As sure as the share of found objects of its class.
+
+    Args:
+        thresholds: predictions with at least this score are sure, by class.
+    """
+    objects, found = evaluation.objects, evaluation.found
+    is_open = np.append(~evaluation.is_found, False)[errors.target] | (errors.kind == BACKGROUND)
+    is_sure = (found.score >= thresholds[found.label]) & ~errors.is_on_crowd & is_open
+    doubts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*DOUBTS.values(), 'not found')}
+
+    def add(kind: str, sureness: float, image_id: Any, target: int = -1, **more: Any) -> None:
+        if target >= 0:
+            label = truth.anns[objects.id[target]]
+            more.update(label=names[objects.label[target]], annotation_id=label['id'], label_box=label['bbox'])
+        doubts[kind].append(dict(image_id=image_id, sureness=float(sureness), **more))
+
+    doubted = set()
+    for row in np.argsort(-found.score, kind='stable'):
+        kind, target = errors.kind[row], errors.target[row] if errors.kind[row] != BACKGROUND else -1
+        if is_sure[row] and kind in DOUBTS and target not in doubted:
+            result = results[found.result[row]]
+            more = dict(predicted=names[found.label[row]], predicted_box=result['bbox'])
+            add(DOUBTS[kind], found.score[row], result['image_id'], target, **more)
+            doubted.update({target} - {-1})
+    share = np.bincount(objects.label[evaluation.is_found], minlength=len(names)) / np.maximum(evaluation.totals, 1)
+    for row in np.flatnonzero(~errors.is_seen & ~objects.is_crowd):
+        add('not found', share[objects.label[row]], truth.anns[objects.id[row]]['image_id'], row)
+    doubts['not found'].sort(key=lambda doubt: -doubt['sureness'])
+    return {kind: rows[:LISTED] for kind, rows in doubts.items()}
