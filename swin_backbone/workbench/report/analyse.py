@@ -1,103 +1,84 @@
 """The report of a detector: numbers by class, kinds of errors, worst pictures and labels to check."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-from pycocotools.coco import COCO
 
 from .confusion import WORST, triples
-from .detection import FOUND_IOU, THRESHOLDS, Evaluation, Results, Track, evaluate, mean_precision, untracked
+from .detection import FOUND_IOU, Array, Evaluation, mean_precision
 from .errors import KINDS, costs, doubtful_labels, find_errors
 from .thumbnails import Drawing, Shape
 
 SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
 STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # the first of COCOeval
+THRESHOLDS = np.arange(101) / 100  # of scores
 CHECKED = 12  # labels of a kind with a thumbnail
 
 
 def detection_report(
-    truth: COCO,
-    results: Mapping[str, Results],
-    files: Mapping[Any, str],
-    categories: Optional[Sequence[int]] = None,
-    max_dets: Sequence[int] = (1, 10, 100),
-    ious: Optional[Sequence[float]] = None,
-    track: Track = untracked,
+    evaluations: Sequence[Evaluation], files: Mapping[Any, str]
 ) -> tuple[dict[str, Any], dict[str, list[Drawing]]]:
     """Return the report, and drawings for the first of its pictures and of each kind of its labels.
 
     Args:
-        results: by 'bbox' and, with masks, 'segm'. The errors are those of the last.
+        evaluations: of boxes, masks or both. The errors are those of the last.
         files: paths of the pictures, by image_id.
-        categories, max_dets, ious: see `evaluate`.
     """
-    ids = np.unique(truth.getCatIds() if categories is None else categories).tolist()
-    names = [truth.cats[number]['name'] for number in ids]
-    evaluations = {kind: evaluate(truth, one, kind, ids, max_dets, ious, track) for kind, one in results.items()}
-    kind, evaluation = [*evaluations.items()][-1]
-    best, curves = _thresholds(evaluation, names)
-    threshold = best[-1]['threshold']
-    errors = find_errors(truth, results[kind], evaluation, kind, threshold, track)
-    gains = costs(evaluation, errors)
-    counts = dict(
-        zip(KINDS, np.bincount(errors.kind, minlength=len(KINDS)).tolist()), missed=int(errors.is_missed.sum())
-    )
-    sure = np.array([row['threshold'] for row in best])
-    labels = doubtful_labels(truth, results[kind], evaluation, errors, sure, names)
-    pictures = _pictures(evaluation, np.unique(truth.getImgIds()).tolist(), threshold)
+    main = evaluations[-1]
+    best, curves = _thresholds(main)
+    threshold, sure = best[-1]['threshold'], np.array([row['threshold'] for row in best])
+    errors = find_errors(main, threshold)
+    counts = [*np.bincount(errors.kind, minlength=len(KINDS)).tolist(), int(errors.is_missed.sum())]
+    number, gains = dict(zip([*KINDS, 'missed'], counts)), costs(main, errors)
+    labels, pictures = doubtful_labels(main, errors, sure), _pictures(main, threshold)
     for row in (row for rows in (pictures, *labels.values()) for row in rows):
         row['file'] = files[row['image_id']]
-    classes = [dict(name=name, objects=int(total)) for name, total in zip(names, evaluation.totals)]
+    classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
     for label, row in enumerate(classes):
-        row.update(_precisions(evaluation, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
-        for other in [name for name in evaluations if name != kind]:
-            row[f'AP of {other}'] = mean_precision(evaluations[other].precision[:, :, label, 0, -1])
-    sizes = {
-        name: {stat: value if value > -1 else None for stat, value in zip(STATS, one.stats.tolist())}
-        for name, one in evaluations.items()
-    }
+        row.update(_precisions(main, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
+        for other in evaluations[:-1]:
+            row[f'AP of {other.params.iouType}'] = mean_precision(other.precision[:, :, label, 0, -1])
+    sizes, by_iou = {}, {}
+    for one in evaluations:
+        kind, parts = one.params.iouType, zip(one.params.iouThrs, one.precision)
+        sizes[kind] = {stat: value if value > -1 else None for stat, value in zip(STATS, one.stats.tolist())}
+        by_iou[kind] = [(f'IoU {iou:.2f}', mean_precision(part[..., 0, -1]), '') for iou, part in parts]
     report = dict(
         task='detection',
         metric='AP',
-        overall={stat: sizes[kind][stat] for stat in STATS[:3]},
+        overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
         classes=classes,
         sizes=sizes,
-        by_iou={name: _by_iou(one) for name, one in evaluations.items()},
+        by_iou=by_iou,
         best=best[-1],
         curves=curves,
         errors=[
-            dict(kind=one, count=counts[one], cost=gains[one]) for one in sorted(gains, key=lambda one: -gains[one])
+            dict(kind=one, count=number[one], cost=gains[one]) for one in sorted(gains, key=gains.get, reverse=True)
         ],
-        confusion=triples(errors.confusion, [*names, 'background']),
+        confusion=triples(errors.confusion, [*main.names, 'background']),
         pictures=pictures,
         labels=labels,
     )
-    drawings = {doubt: [_of_label(row) for row in rows[:CHECKED]] for doubt, rows in labels.items()}
-    worst = _of_pictures(truth, results[kind], evaluation, names, threshold, pictures[:WORST])
-    return report, dict(drawings, pictures=[*worst])
+    drawings = {kind: [_of_label(row) for row in rows[:CHECKED]] for kind, rows in labels.items()}
+    return report, dict(drawings, pictures=[_of_picture(main, threshold, row) for row in pictures[:WORST]])
 
 
 def _precisions(evaluation: Evaluation, label: int) -> dict[str, Optional[float]]:
     """Return the AP of a class by `STATS`."""
     precision = evaluation.precision[:, :, label, :, -1]
-    parts = [precision[..., 0], *(precision[np.isclose(evaluation.ious, iou), :, 0] for iou in (0.5, 0.75))]
+    parts = [precision[..., 0], *(precision[np.isclose(evaluation.params.iouThrs, iou), :, 0] for iou in (0.5, 0.75))]
     parts += [precision[..., area] for area in range(1, len(SIZES))]
     return {stat: mean_precision(part) for stat, part in zip(STATS, parts)}
 
 
-def _by_iou(evaluation: Evaluation) -> list[tuple[str, Optional[float], str]]:
-    parts = zip(evaluation.ious, evaluation.precision)
-    return [(f'IoU {iou:.2f}', mean_precision(part[..., 0, -1]), '') for iou, part in parts]
-
-
-def _thresholds(evaluation: Evaluation, names: Sequence[str]) -> tuple[list[dict[str, float]], dict[str, Any]]:
+def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Return threshold, F1, precision and recall at the best F1, of each class and, last, of all; and the curves.
 
     A prediction counts from the threshold on. Of equal thresholds the middle is the best.
     """
-    found, objects = evaluation.found, np.append(evaluation.totals, evaluation.totals.sum())[:, None]
-    counts = []
+    found, totals, names = evaluation.found, evaluation.totals, evaluation.names
+    objects, counts = np.append(totals, totals.sum())[:, None], []
     for kept in (found.match >= -1, found.match >= 0):
         label, score = found.label[kept], found.score[kept]
         groups = [np.sort(score[label == one]) for one in range(len(names))] + [np.sort(score)]
@@ -108,57 +89,45 @@ def _thresholds(evaluation: Evaluation, names: Sequence[str]) -> tuple[list[dict
     for row, equal in enumerate(f1 == f1.max(1, keepdims=True)):
         at = np.flatnonzero(equal)[(equal.sum() - 1) // 2]
         best.append(dict(threshold=float(THRESHOLDS[at]), **{key: float(one[row, at]) for key, one in values.items()}))
-    curves = evaluation.precision[np.isclose(evaluation.ious, FOUND_IOU), :, :, 0, -1][:1].sum(0).T  # (K, 101)
-    there = np.flatnonzero(evaluation.totals)
+    at_iou = np.isclose(evaluation.params.iouThrs, FOUND_IOU)
+    curves = evaluation.precision[at_iou, :, :, 0, -1][:1].sum(0).T  # (K, 101)
+    there = np.flatnonzero(totals)
     rows = [(names[row], curves[row], f1[row]) for row in there]
-    if rows:
-        rows.append(('all', curves[there].mean(0), f1[-1]))
+    rows += [('all', curves[there].mean(0), f1[-1])] if rows else []
     return best, {name: dict(precision=one.round(4).tolist(), F1=two.round(4).tolist()) for name, one, two in rows}
 
 
-def _pictures(evaluation: Evaluation, pictures: Sequence[Any], threshold: float) -> list[dict[str, Any]]:
+def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
     """Return counts of the pictures with objects or predictions, the lowest F1 first, then the most errors."""
-    objects, found = evaluation.objects, evaluation.found
-    strong = found.score >= threshold
-    there = np.bincount(objects.picture[~objects.is_crowd], minlength=len(pictures))
-    predicted = np.bincount(found.picture[strong], minlength=len(pictures))
-    right = np.bincount(found.picture[strong & (found.match >= 0)], minlength=len(pictures))
-    f1 = 2 * right / np.maximum(there + predicted, 1)
-    order = np.lexsort((2 * right - there - predicted, f1))
-    columns = dict(F1=f1, right=right, wrong=predicted - right, missed=there - right)
+    objects, found, pictures = evaluation.objects, evaluation.found, evaluation.params.imgIds
+    strong, right = found.score >= threshold, found.match >= 0
+
+    def count(picture: Array) -> Array:
+        return np.bincount(picture, minlength=len(pictures))
+
+    labelled, predicted = count(objects.picture[~objects.is_crowd]), count(found.picture[strong])
+    hits = count(found.picture[strong & right])
+    f1, errors = 2 * hits / np.maximum(labelled + predicted, 1), labelled + predicted - 2 * hits
+    columns = dict(F1=f1, right=hits, wrong=predicted - hits, missed=labelled - hits)
     return [
         dict(image_id=pictures[row], **{name: values[row].item() for name, values in columns.items()})
-        for row in order
-        if there[row] + predicted[row]
+        for row in np.lexsort((-errors, f1))
+        if labelled[row] + predicted[row]
     ]
 
 
-def _of_pictures(
-    truth: COCO,
-    results: Results,
-    evaluation: Evaluation,
-    names: Sequence[str],
-    threshold: float,
-    rows: Sequence[Mapping[str, Any]],
-) -> Iterator[Drawing]:
-    """Yield labels and predictions of pictures."""
-    objects, found = evaluation.objects, evaluation.found
-    strong = found.score >= threshold
-    hits = np.isin(np.arange(len(objects.id)), found.match[strong])
-    numbers = {number: index for index, number in enumerate(np.unique(truth.getImgIds()).tolist())}
-    for row in rows:
-        number = numbers[row['image_id']]
-        labels = [
-            Shape.of(truth.anns[objects.id[one]], names[objects.label[one]], hits[one])
-            for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd)
-        ]
-        predictions = [
-            Shape.of(
-                results[found.result[one]], f'{names[found.label[one]]} {found.score[one]:.2f}', found.match[one] >= 0
-            )
-            for one in np.flatnonzero((found.picture == number) & strong)
-        ]
-        yield Drawing(row['file'], (labels, predictions))
+def _of_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]) -> Drawing:
+    """Return labels and predictions of a picture."""
+    objects, found, names = evaluation.objects, evaluation.found, evaluation.names
+    number, strong = evaluation.params.imgIds.index(row['image_id']), found.score >= threshold
+    labels, predictions = [], []
+    for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
+        is_found = bool((found.match[strong] == one).any())
+        labels.append(Shape.of(evaluation.truth.anns[objects.id[one]], names[objects.label[one]], is_found))
+    for one in np.flatnonzero((found.picture == number) & strong):
+        text = f'{names[found.label[one]]} {found.score[one]:.2f}'
+        predictions.append(Shape.of(evaluation.results[found.result[one]], text, bool(found.match[one] >= 0)))
+    return Drawing(row['file'], (labels, predictions))
 
 
 def _of_label(row: Mapping[str, Any]) -> Drawing:

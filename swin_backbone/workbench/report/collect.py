@@ -9,8 +9,7 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from rich.console import Console
-from rich.progress import track
+from pycocotools.cocoeval import Params
 
 from ...openmmlab.data.media import read_picture
 from ...openmmlab.swap.diff import summarize
@@ -20,47 +19,23 @@ from ...pictures.curves import read_log
 from ...whole_files import write_whole
 from .analyse import detection_report
 from .confusion import WORST, PixelCounts, classification_report
+from .detection import evaluate, track
 from .page import main_metric, render
 from .thumbnails import Drawing, draw, draw_labels
 
 NAME, PAGE = 'report.json', 'index.html'
+TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
 NOT_COMPARED = ('work_dir', 'load_from', 'resume', 'launcher')  # settings that differ between equal trainings
-
-
-class _Predictions(Hook):
-    """Keep labels and predictions of a test."""
-
-    def __init__(self, scope: str, classes: Sequence[str]):
-        self.scope, self.kept = scope, []  # type: str, list[Any]
-        self.pixels = PixelCounts(classes)
-
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """See `Hook`."""
-        if self.scope == 'mmdet':
-            pairs = zip(outputs, coco_metric(runner).results[-len(outputs) :])
-            self.kept += [(sample.img_id, sample.img_path, result) for sample, (_, result) in pairs]
-        for sample in outputs if self.scope != 'mmdet' else ():
-            if self.scope == 'mmseg':
-                labels, predicted = (
-                    one.data.squeeze().cpu().numpy() for one in (sample.gt_sem_seg, sample.pred_sem_seg)
-                )
-                self.pixels.add(sample.img_path, labels, predicted)
-            else:
-                self.kept.append((sample.img_path, sample.gt_label.item(), sample.pred_score.cpu().numpy()))
+Part = tuple[dict[str, Any], dict[str, list[str]]]  # of a report, and addresses of thumbnails
 
 
 def add_coco_metric(cfg: Config) -> None:
-    """Let a detector be evaluated as by COCO too, whose numbers the report has, if the config has no CocoMetric."""
+    """Evaluate a detector as COCO too, in place, if the config does not."""
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
     if cfg.get('default_scope') == 'mmdet' and not any(
-        one.type in ('CocoMetric', 'mmdet.CocoMetric') for one in evaluators
+        one.type.endswith('.CocoMetric') or one.type == 'CocoMetric' for one in evaluators
     ):
-        cfg.test_evaluator = [*evaluators, dict(type='mmdet.CocoMetric')]
-
-
-def coco_metric(runner: Runner) -> Any:
-    """Return mmdet's CocoMetric of a test."""
-    return next(one for one in runner.test_loop.evaluator.metrics if type(one).__name__ == 'CocoMetric')
+        cfg.test_evaluator = [*evaluators, dict(type='CocoMetric')]
 
 
 def write_report(
@@ -74,36 +49,42 @@ def write_report(
     """Test, and write `out_dir`/report.json and index.html. The curves are those of the checkpoint's folder.
 
     Args:
-        test: runs the test of `runner`, with a CocoMetric for a detector.
-        compare: folders of runs or of their reports.
+        test: runs the test of `runner`; of a detector with a CocoMetric.
+        compare: reports, or folders with report.json or report/report.json.
 
     Returns:
         The contents of report.json.
 
     Raises:
-        ValueError: for another toolbox, a run to compare that has no such report, or data without labels.
+        ValueError: for a model of another toolbox, or a report to compare of another task.
         FileExistsError: see `check_outputs`.
     """
     folder, scope = Path(out_dir), runner.cfg.get('default_scope')
-    if scope not in ('mmdet', 'mmseg', 'mmpretrain'):
-        raise ValueError(f'a report takes a model of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
-    others = [_read(run) for run in compare]
+    if scope not in TASKS:
+        raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
+    others = [_read(Path(run), TASKS[scope]) for run in compare]
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
-    meta = runner.test_dataloader.dataset.metainfo
-    hook = _Predictions(scope, meta['classes'])
+    hook = dict(mmdet=_Objects, mmseg=_Pixels, mmpretrain=_Pictures)[scope](runner)
     runner.register_hook(hook)
     metrics = {name: float(value) for name, value in test().items()}
-    report, thumbnails = dict(mmdet=_of_boxes, mmseg=_of_pixels, mmpretrain=_of_pictures)[scope](runner, hook)
+    report, thumbnails = hook.report(runner)
     report.update(
         title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
         checkpoint=checkpoint,
         tested=len(runner.test_dataloader.dataset),
         metrics=metrics,
         log=_log(Path(checkpoint).parent),
-        config=json.loads(json.dumps(runner.cfg.to_dict(), default=repr)),
+        config=_settings(runner.cfg.to_dict()),
     )
-    report['compared'] = [_compared(report, name, other) for name, other in others]
+    report['compared'] = [
+        dict(
+            name=name,
+            settings=summarize(*(Config(_settings(one['config'])) for one in (other, report))),
+            values=main_metric(other),
+        )
+        for name, other in others
+    ]
     write_whole(folder / NAME, json.dumps(report).encode())
     write_whole(folder / PAGE, render(report, thumbnails, folder).encode())
     return report
@@ -114,62 +95,85 @@ def summary(report: Mapping[str, Any]) -> str:
     words = [f'{name} {value:.3f}' for name, value in report['overall'].items() if value is not None]
     if 'best' in report:
         words.append(
-            f'best threshold {report["best"]["threshold"]:.2f}, mainly errors of {report["errors"][0]["kind"]}'
+            f'best threshold {report["best"]["threshold"]:.2f}, most lost by errors of {report["errors"][0]["kind"]}'
         )
         words.append(f'{sum(map(len, report["labels"].values()))} labels to check')
     return ', '.join(words)
 
 
-Part = tuple[dict[str, Any], dict[str, list[str]]]  # of the report, and addresses of thumbnails
+class _Objects(Hook):
+    """Keep the predictions that mmdet's CocoMetric gets."""
+
+    def __init__(self, runner: Runner):
+        self.metric = next(one for one in runner.test_evaluator.metrics if type(one).__name__ == 'CocoMetric')
+        self.files: dict[Any, str] = {}
+        self.results: list[dict[str, Any]] = []
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self.files.update((sample.img_id, sample.img_path) for sample in outputs)
+        self.results += [found for _, found in self.metric.results[-len(outputs) :]]
+
+    def report(self, runner: Runner) -> Part:
+        evaluations = []
+        for kind in [kind for kind in ('bbox', 'segm') if kind in self.metric.metrics]:
+            params = Params(kind)
+            params.catIds, params.imgIds = self.metric.cat_ids, self.metric.img_ids
+            params.maxDets, params.iouThrs = self.metric.proposal_nums, self.metric.iou_thrs
+            results = [one for found in self.results for one in self._as_coco(found, kind)]
+            evaluations.append(evaluate(self.metric._coco_api, results, params))
+        report, drawings = detection_report(evaluations, self.files)
+        drawn = track(drawings.items(), 'drawing')
+        return report, {kind: [draw(one, read_picture) for one in some] for kind, some in drawn}
+
+    def _as_coco(self, found: Mapping[str, Any], kind: str) -> Any:
+        scores = found.get('mask_scores', found['scores']) if kind == 'segm' else found['scores']
+        for row, (x1, y1, x2, y2) in enumerate(found['bboxes'].tolist()):
+            box, category = [x1, y1, x2 - x1, y2 - y1], self.metric.cat_ids[found['labels'][row]]
+            result = dict(image_id=found['img_id'], category_id=category, bbox=box, score=float(scores[row]))
+            yield result if kind == 'bbox' else dict(result, segmentation=found['masks'][row])
 
 
-def _of_boxes(runner: Runner, hook: _Predictions) -> Part:
-    metric = coco_metric(runner)
-    kinds = [kind for kind in ('bbox', 'segm') if kind in metric.metrics]
-    results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    for image_id, _, found in hook.kept:
-        boxes = found['bboxes'].tolist()  # mmdet subtracts doubles too
-        for kind in kinds:
-            scores = found.get('mask_scores', found['scores']) if kind == 'segm' else found['scores']
-            for row, (x1, y1, x2, y2) in enumerate(boxes):
-                result = dict(
-                    image_id=image_id, category_id=metric.cat_ids[found['labels'][row]], score=float(scores[row])
-                )
-                masks = dict(segmentation=found['masks'][row]) if kind == 'segm' else {}
-                results[kind].append(dict(result, bbox=[x1, y1, x2 - x1, y2 - y1], **masks))
-    files = {image_id: file for image_id, file, _ in hook.kept}
-    report, drawings = detection_report(
-        metric._coco_api, results, files, metric.cat_ids, metric.proposal_nums, metric.iou_thrs, _track
-    )
-    drawn = _track([(kind, one) for kind, some in drawings.items() for one in some], 'drawing')
-    thumbnails: dict[str, list[str]] = {kind: [] for kind in drawings}
-    for kind, drawing in drawn:
-        thumbnails[kind].append(draw(drawing, read_picture))
-    return report, thumbnails
+class _Pixels(Hook):
+    """Count the pixels of a segmentor."""
+
+    def __init__(self, runner: Runner):
+        meta = runner.test_dataloader.dataset.metainfo
+        self.counts = PixelCounts(meta['classes'])
+        self.palette = meta.get('palette') or distinct_colours(len(meta['classes']))
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        for sample in outputs:
+            maps = [one.data.squeeze().cpu().numpy() for one in (sample.gt_sem_seg, sample.pred_sem_seg)]
+            self.counts.add(sample.img_path, *maps)
+
+    def report(self, runner: Runner) -> Part:
+        report, thumbnails = self.counts.report(), []
+        for row, (_, _, *maps) in zip(report['pictures'], track(self.counts.worst, 'drawing')):
+            thumbnails.append(draw_labels(read_picture(row['file']), *maps, self.palette, self.counts.ignored))
+        return report, dict(pictures=thumbnails)
 
 
-def _of_pixels(runner: Runner, hook: _Predictions) -> Part:
-    report, pixels = hook.pixels.report(), hook.pixels
-    palette = runner.test_dataloader.dataset.metainfo.get('palette') or distinct_colours(len(pixels.classes))
-    worst = zip(report['pictures'], _track(pixels.worst, 'drawing'))
-    return report, dict(
-        pictures=[
-            draw_labels(read_picture(row['file']), label, predicted, palette, pixels.ignored)
-            for row, (_, _, label, predicted) in worst
-        ]
-    )
+class _Pictures(Hook):
+    """Keep labels and scores of a classifier."""
+
+    def __init__(self, runner: Runner):
+        self.kept: list[Any] = []
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self.kept += [(one.img_path, one.gt_label.item(), one.pred_score.cpu().numpy()) for one in outputs]
+
+    def report(self, runner: Runner) -> Part:
+        files, labels, scores = zip(*self.kept)
+        classes = runner.test_dataloader.dataset.metainfo['classes']
+        report = classification_report(files, np.array(labels), np.array(scores), classes)
+        worst = track(report['pictures'][:WORST], 'drawing')
+        return report, dict(pictures=[draw(Drawing(row['file'], [[]]), read_picture) for row in worst])
 
 
-def _of_pictures(runner: Runner, hook: _Predictions) -> Part:
-    files, labels, scores = zip(*hook.kept)
-    classes = runner.test_dataloader.dataset.metainfo['classes']
-    report = classification_report(files, np.array(labels), np.array(scores), classes)
-    worst = _track(report['pictures'][:WORST], 'drawing')
-    return report, dict(pictures=[draw(Drawing(row['file'], [[]]), read_picture) for row in worst])
-
-
-def _track(items: Any, description: str) -> Any:
-    return track(items, description, console=Console(stderr=True))
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config for a JSON."""
+    settings: dict[str, Any] = json.loads(json.dumps(config, default=repr))
+    return {key: value for key, value in settings.items() if key not in NOT_COMPARED}
 
 
 def _log(folder: Path) -> list[Any]:
@@ -183,21 +187,12 @@ def _log(folder: Path) -> list[Any]:
     return [*zip(('Losses', 'Learning rate', 'Validation'), ('iteration', 'iteration', unit), parts)]
 
 
-def _read(run: Union[str, Path]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a run and its report, which lies in its folder or in `report` below."""
-    paths = [Path(run), Path(run, NAME), Path(run, 'report', NAME)]
-    path = next((path for path in paths if path.is_file()), None)
+def _read(run: Path, task: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a run, and its report."""
+    path = next((path for path in (run, run / NAME, run / 'report' / NAME) if path.is_file()), None)
     if path is None:
-        raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME} of tools/report.py, got {str(run)!r}')
+        raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME}, got {str(run)!r}')
     report: dict[str, Any] = json.loads(path.read_bytes())
-    return Path(run).name, report
-
-
-def _compared(report: Mapping[str, Any], name: str, other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the main metric of another run, by class, and the differences of its config."""
-    if other.get('task') != report['task']:
-        raise ValueError(f'--compare takes reports of {report["task"]}, got {name} of {other.get("task")}')
-    configs = [
-        {key: value for key, value in one['config'].items() if key not in NOT_COMPARED} for one in (other, report)
-    ]
-    return dict(name=name, settings=summarize(*map(Config, configs)), values=main_metric(other))
+    if report.get('task') != task:
+        raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {report.get("task")}')
+    return run.name, report

@@ -1,142 +1,146 @@
-"""Average precision by class, size and IoU from pycocotools' own arrays, and precision, recall and F1 by threshold."""
+"""Which predictions of a detector find which objects, and average precision, by pycocotools."""
 
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+import rich.progress
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+from pycocotools.cocoeval import COCOeval, Params
+from rich.console import Console
 
 FOUND_IOU = 0.5  # a prediction with this IoU finds an object
-THRESHOLDS = np.arange(101) / 100  # of scores
-
 Array = NDArray[Any]
-Results = Sequence[dict[str, Any]]  # COCO results: image_id, category_id, score, bbox and, for masks, segmentation
-Track = Callable[[Iterable[Any], str], Iterable[Any]]  # shows progress
-
-
-def untracked(items: Iterable[Any], _description: str = '') -> Iterable[Any]:
-    """Return the items themselves."""
-    return items
+track = partial(rich.progress.track, console=Console(stderr=True))  # shows progress
 
 
 class Objects(NamedTuple):
-    """The labelled objects of all pictures, in the order of pictures: arrays of length N.
-
-    `picture` and `label` count from 0, by the order of ids. Crowds (`is_crowd`) are neither found nor missed.
-    """
+    """The N labelled objects, in the order of pictures. `picture` and `label` count from 0, by the order of ids."""
 
     id: Array
     picture: Array
     label: Array
-    area: Array
-    is_crowd: Array
+    is_crowd: Array  # neither found nor missed
 
 
 class Found(NamedTuple):
-    """The predictions that pycocotools counts, at IoU `FOUND_IOU`, by class, then picture, then falling score.
+    """The D predictions that COCOeval counts at IoU `FOUND_IOU`, by class, then picture, then falling score."""
 
-    Predictions on crowds are left out.
-    """
-
-    result: Array  # (D,), index in the results
+    result: Array  # index in the results
     picture: Array
     label: Array
     score: Array
-    match: Array  # (D,), index of the found object, or -1
+    match: Array  # index of the found object, or -1
 
 
 class Evaluation(NamedTuple):
-    """What pycocotools counts for boxes or masks.
+    """The COCOeval of boxes or masks.
 
-    Shapes have T values of IoU, R = 101 of recall, K classes, A = 4 sizes and M numbers of predictions a picture.
+    Arrays have T values of IoU, R = 101 of recall, K classes, 4 areas and M numbers of predictions in a picture.
     """
 
-    precision: Array  # (T, R, K, A, M), -1 for a class without objects
-    stats: Array  # (12,), of `COCOeval.summarize`
-    ious: Array  # (T,)
+    truth: COCO
+    results: Sequence[Mapping[str, Any]]
+    params: Params  # catIds and imgIds are sorted
+    precision: Array  # (T, R, K, 4, M), -1 for a class without objects
+    stats: Array  # (12,), of `summarize`
     objects: Objects
     found: Found
 
     @property
+    def names(self) -> list[str]:
+        """Return the names of the classes."""
+        return [self.truth.cats[number]['name'] for number in self.params.catIds]
+
+    @property
     def totals(self) -> Array:
         """Return the number of objects of each class, (K,)."""
-        return np.bincount(self.objects.label[~self.objects.is_crowd], minlength=self.precision.shape[2])
+        return np.bincount(self.objects.label[~self.objects.is_crowd], minlength=len(self.params.catIds))
 
     @property
     def is_found(self) -> Array:
         """Return for each object whether a prediction finds it, (N,)."""
         return np.isin(np.arange(len(self.objects.id)), self.found.match)
 
+    def overlaps(self, rows: Array, objects: Array) -> Array:
+        """Return the IoU of predictions and objects of a picture, (D, N). With a crowd: the covered share.
 
-def evaluate(
-    truth: COCO,
-    results: Results,
-    iou_type: str,
-    categories: Optional[Sequence[int]] = None,
-    max_dets: Sequence[int] = (1, 10, 100),
-    ious: Optional[Sequence[float]] = None,
-    track: Track = untracked,
-) -> Evaluation:
-    """Evaluate predictions as `COCOeval` does, a class at a time, in a fraction of its memory.
+        Args:
+            rows, objects: their numbers in `found` and `objects`.
+        """
+        labels = [self.truth.anns[number] for number in self.objects.id[objects]]
+        key = 'bbox' if self.params.iouType == 'bbox' else 'segmentation'
+        found = [self.results[row][key] for row in self.found.result[rows]]
+        if not (found and labels):
+            return np.zeros((len(found), len(labels)))
+        shared: Array = coco_mask.iou(found, [one[key] for one in labels], [int(one['iscrowd']) for one in labels])
+        return shared
+
+
+def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) -> Evaluation:
+    """Evaluate predictions as COCOeval, a class at a time, in a fraction of its memory.
 
     Args:
         truth: its annotations get the keys of COCOeval, and masks become RLE.
-        iou_type: 'bbox' or 'segm'.
-        categories: ids. Default: all of `truth`.
-        max_dets, ious: COCOeval's `maxDets` and `iouThrs`.
+        results: COCO results, with bbox and, for masks, segmentation.
+        params: iouType, iouThrs, maxDets; catIds and imgIds, if they are not all of `truth`.
     """
-    categories = np.unique(truth.getCatIds() if categories is None else categories).tolist()
-    pictures = np.unique(truth.getImgIds()).tolist()
-    objects = _objects(truth, pictures, categories)
-    params = COCOeval(iouType=iou_type).params
-    params.maxDets = sorted(max_dets)
-    wanted = params.iouThrs if ious is None else np.atleast_1d(np.asarray(ious, float))
-    params.iouThrs = np.union1d(wanted, FOUND_IOU)
-    shape = (len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(max_dets))
-    precision, recall = -np.ones(shape), -np.ones((shape[0], *shape[2:]))
+    categories = np.unique(params.catIds or truth.getCatIds()).tolist()
+    pictures = np.unique(params.imgIds or truth.getImgIds()).tolist()
+    number_of, label_of = ({one: number for number, one in enumerate(ids)} for ids in (pictures, categories))
+    labelled = [one for one in truth.anns.values() if one['image_id'] in number_of and one['category_id'] in label_of]
+    labelled.sort(key=lambda one: number_of[one['image_id']])
+    row_of = {one['id']: row for row, one in enumerate(labelled)}
+    objects = Objects(
+        np.array([*row_of], int),
+        np.array([number_of[one['image_id']] for one in labelled], int),
+        np.array([label_of[one['category_id']] for one in labelled], int),
+        np.array([one['iscrowd'] for one in labelled], bool),
+    )
     by_class: dict[int, list[int]] = defaultdict(list)
     for index, result in enumerate(results):
         by_class[result['category_id']].append(index)
-    row_of = dict(zip(objects.id.tolist(), range(len(objects.id))))
-    parts = []
-    for label, category in enumerate(track(categories, f'evaluating {iou_type}')):
-        indices = by_class[category]
-        seen = {results[index]['image_id'] for index in indices}
+    evaluation = COCOeval(iouType=params.iouType)
+    evaluation.cocoGt, evaluation.params, ious = truth, params, np.asarray(params.iouThrs, float)
+    params.iouThrs, params.maxDets = np.union1d(ious, FOUND_IOU), sorted(params.maxDets)
+    at = int(np.searchsorted(params.iouThrs, FOUND_IOU))
+    shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)
+    precision, recall = -np.ones(shape), -np.ones((shape[0], *shape[2:]))
+    parts = [np.empty((3, 0), int)]
+    for label, category in enumerate(track(categories, f'evaluating {params.iouType}')):
+        seen = {results[index]['image_id'] for index in by_class[category]}
         seen.update(pictures[row] for row in objects.picture[objects.label == label])
         if not seen:
             continue
+        params.catIds, params.imgIds = [category], sorted(seen)
         with redirect_stdout(io.StringIO()):
-            evaluation = COCOeval(truth, _as_coco(truth, results, indices, iou_type), iou_type)
-            evaluation.params = params
-            params.catIds, params.imgIds = [category], sorted(seen)
+            evaluation.cocoDt = _as_coco(truth, results, by_class[category], params.iouType)
             evaluation.evaluate()
             evaluation.accumulate()
-        precision[:, :, label] = evaluation.eval['precision'][:, :, 0]
-        recall[:, label] = evaluation.eval['recall'][:, 0]
-        at = int(np.searchsorted(params.iouThrs, FOUND_IOU))
-        entries = [entry for entry in evaluation.evalImgs[: len(seen)] if entry is not None]
-        of_entries = ((entry['dtIds'], entry['dtMatches'][at], entry['dtIgnore'][at]) for entry in entries)
-        ids, matches, ignored = (np.concatenate(part) for part in zip(*of_entries))
-        rows = np.array([row_of[int(match)] if match else -1 for match in matches], int)
-        counted = ~ignored.astype(bool)
-        parts.append((ids[counted].astype(int) - 1, np.full(counted.sum(), label), rows[counted]))
-    index, labels, match = (np.concatenate([np.empty(0, int), *part]) for part in (list(zip(*parts)) or [()] * 3))
-    number_of = dict(zip(pictures, range(len(pictures))))
-    picture = np.array([number_of[results[i]['image_id']] for i in index], int)
-    score = np.array([results[i]['score'] for i in index], float)
-    kept = np.isin(params.iouThrs, wanted)
-    summary = COCOeval(iouType=iou_type)
-    params.iouThrs = wanted
-    summary.params, summary.eval = params, dict(precision=precision[kept], recall=recall[kept])
+        precision[:, :, label], recall[:, label] = (
+            evaluation.eval[key][..., 0, :, :] for key in ('precision', 'recall')
+        )
+        for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
+            counted = entry['dtIgnore'][at] == 0
+            rows = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][counted]]
+            index = np.array(entry['dtIds'], int)[counted] - 1
+            parts.append(np.array([index, np.full(len(index), label), rows], int))
+    index, labels, match = np.concatenate(parts, axis=1)
+    kept = np.isin(params.iouThrs, ious)
+    params.iouThrs, params.catIds, params.imgIds = ious, categories, pictures
+    evaluation.eval = dict(precision=precision[kept], recall=recall[kept])
     with redirect_stdout(io.StringIO()):
-        summary.summarize()
-    return Evaluation(precision[kept], summary.stats, wanted, objects, Found(index, picture, labels, score, match))
+        evaluation.summarize()
+    picture = np.array([number_of[results[row]['image_id']] for row in index], int)
+    score = np.array([results[row]['score'] for row in index], float)
+    found = Found(index, picture, labels, score, match)
+    return Evaluation(truth, results, params, precision[kept], evaluation.stats, objects, found)
 
 
 def mean_precision(precision: Array) -> Optional[float]:
@@ -145,38 +149,12 @@ def mean_precision(precision: Array) -> Optional[float]:
     return float(np.mean(counted)) if counted.size else None
 
 
-def overlaps(truth: COCO, results: Results, rows: Array, ids: Array, iou_type: str) -> Array:
-    """Return the IoU of predictions (D,) and objects (N,) of a picture, (D, N). With a crowd: the covered share."""
-    annotations = [truth.anns[number] for number in ids]
-    if not len(rows) or not annotations:
-        return np.zeros((len(rows), len(annotations)))
-    key = 'bbox' if iou_type == 'bbox' else 'segmentation'
-    crowds = [int(annotation['iscrowd']) for annotation in annotations]
-    found = [results[row][key] for row in rows]
-    shared: Array = coco_mask.iou(found, [annotation[key] for annotation in annotations], crowds)
-    return shared
-
-
-def _objects(truth: COCO, pictures: Sequence[int], categories: Sequence[int]) -> Objects:
-    number_of, label_of = dict(zip(pictures, range(len(pictures)))), dict(zip(categories, range(len(categories))))
-    rows = [
-        (item['id'], number_of[item['image_id']], label_of[item['category_id']], item['area'], bool(item['iscrowd']))
-        for item in truth.anns.values()
-        if item['image_id'] in number_of and item['category_id'] in label_of
-    ]
-    rows.sort(key=lambda row: row[1])
-    kinds = (int, int, int, float, bool)
-    return Objects(*(np.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)))
-
-
-def _as_coco(truth: COCO, results: Results, indices: Sequence[int], iou_type: str) -> COCO:
+def _as_coco(truth: COCO, results: Sequence[Mapping[str, Any]], indices: Sequence[int], iou_type: str) -> COCO:
     """Return some results as `COCO.loadRes` does, also if there are none."""
     found = COCO()
     annotations = [dict(results[index], id=index + 1, iscrowd=0) for index in indices]
-    for annotation in annotations:
-        width, height = annotation['bbox'][2:]
-        is_mask = iou_type == 'segm'
-        annotation['area'] = coco_mask.area(annotation['segmentation']) if is_mask else width * height
+    for one in annotations:  # pycocotools' `area` of several masks takes at most 255
+        one['area'] = coco_mask.area(one['segmentation']) if iou_type == 'segm' else one['bbox'][2] * one['bbox'][3]
     found.dataset = dict(images=truth.dataset['images'], annotations=annotations)
     found.createIndex()
     return found

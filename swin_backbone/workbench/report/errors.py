@@ -4,14 +4,12 @@ Kinds, order of the checks and costs are those of TIDE (Bolya et al., A General 
 Errors, ECCV 2020), at IoU 0.5 and 0.1.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
-from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
-from .detection import FOUND_IOU, Array, Evaluation, Results, Track, overlaps, untracked
+from .detection import FOUND_IOU, Array, Evaluation, track
 
 BACKGROUND_IOU = 0.1  # a prediction with less is on background
 MEANING = dict(
@@ -24,8 +22,8 @@ MEANING = dict(
 )
 KINDS = ('right', *MEANING)[:-1]  # of predictions
 RIGHT, CLASS, PLACE, BOTH, DOUBLE, BACKGROUND = range(len(KINDS))
-LISTED = 1000  # doubtful labels of a kind
 DOUBTS = {BACKGROUND: 'no label', CLASS: 'other class', PLACE: 'beside'}  # of sure predictions
+LISTED = 1000  # doubtful labels of a kind
 
 
 class Errors(NamedTuple):
@@ -39,32 +37,26 @@ class Errors(NamedTuple):
     confusion: Array  # (K + 1, K + 1) of labels and predictions; the last is background
 
 
-def find_errors(
-    truth: COCO, results: Results, evaluation: Evaluation, iou_type: str, threshold: float, track: Track = untracked
-) -> Errors:
+def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     """Compare the predictions with all objects of their picture.
 
     Args:
         threshold: the confusion counts predictions with at least this score.
     """
     objects, found, is_found = evaluation.objects, evaluation.found, evaluation.is_found
-    classes, is_strong = len(evaluation.totals), found.score >= threshold
-    is_right = found.match >= 0
+    classes, is_strong, is_right = len(evaluation.totals), found.score >= threshold, found.match >= 0
     is_free = ~np.isin(np.arange(len(objects.id)), found.match[is_strong])
-    kind, target, is_on_crowd = np.zeros(len(found.score), int), found.match.copy(), np.zeros(len(found.score), bool)
+    kind, target, is_on_crowd = np.zeros(len(found.score), int), found.match.copy(), found.match < -1
     is_seen = np.zeros(len(objects.id), bool)
     confusion = np.zeros((classes + 1, classes + 1), int)
     np.add.at(confusion, (found.label[is_strong & is_right],) * 2, 1)
     order = np.lexsort((-found.score, found.picture))
     pictures = np.unique(np.concatenate([objects.picture, found.picture]))
-    ends = [
-        np.searchsorted(all_, pictures, side)
-        for all_ in (found.picture[order], objects.picture)
-        for side in ('left', 'right')
-    ]
-    for first, last, begin, end in track([*zip(*ends)], 'comparing with the labels'):
+    sides = [(ids, side) for ids in (found.picture[order], objects.picture) for side in ('left', 'right')]
+    ends = np.array([np.searchsorted(ids, pictures, side) for ids, side in sides]).T
+    for first, last, begin, end in track(ends, 'comparing with the labels'):
         rows, inside = order[first:last], np.arange(begin, end)
-        iou = overlaps(truth, results, found.result[rows], objects.id[inside], iou_type)
+        iou = evaluation.overlaps(rows, inside)
         is_crowd = objects.is_crowd[inside]
         is_seen[inside] = (iou >= BACKGROUND_IOU).any(0)
         is_on_crowd[rows] = (iou[:, is_crowd] >= BACKGROUND_IOU).any(1)
@@ -150,9 +142,7 @@ def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out
     return float(np.mean(values)) if values else 0.0
 
 
-def doubtful_labels(
-    truth: COCO, results: Results, evaluation: Evaluation, errors: Errors, thresholds: Array, names: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
+def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -> dict[str, list[dict[str, Any]]]:
     """Return up to `LISTED` labels of a kind that look wrong, the surest first.
 
     - 'no label': a sure prediction where no object is labelled.
@@ -163,27 +153,31 @@ def doubtful_labels(
     Args:
         thresholds: predictions with at least this score are sure, by class.
     """
-    objects, found = evaluation.objects, evaluation.found
+    objects, found, names = evaluation.objects, evaluation.found, evaluation.names
     is_open = np.append(~evaluation.is_found, False)[errors.target] | (errors.kind == BACKGROUND)
-    is_sure = (found.score >= thresholds[found.label]) & ~errors.is_on_crowd & is_open
+    is_sure = (found.score >= thresholds[found.label]) & np.isin(errors.kind, [*DOUBTS]) & is_open & ~errors.is_on_crowd
     doubts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*DOUBTS.values(), 'not found')}
-
-    def add(kind: str, sureness: float, image_id: Any, target: int = -1, **more: Any) -> None:
-        if target >= 0:
-            label = truth.anns[objects.id[target]]
-            more.update(label=names[objects.label[target]], annotation_id=label['id'], label_box=label['bbox'])
-        doubts[kind].append(dict(image_id=image_id, sureness=float(sureness), **more))
-
     doubted = set()
-    for row in np.argsort(-found.score, kind='stable'):
-        kind, target = errors.kind[row], errors.target[row] if errors.kind[row] != BACKGROUND else -1
-        if is_sure[row] and kind in DOUBTS and target not in doubted:
-            result = results[found.result[row]]
-            more = dict(predicted=names[found.label[row]], predicted_box=result['bbox'])
-            add(DOUBTS[kind], found.score[row], result['image_id'], target, **more)
-            doubted.update({target} - {-1})
+    for row in np.flatnonzero(is_sure)[np.argsort(-found.score[is_sure], kind='stable')]:
+        kind, target, result = errors.kind[row], errors.target[row], evaluation.results[found.result[row]]
+        doubt = dict(image_id=result['image_id'], sureness=float(found.score[row]), predicted=names[found.label[row]])
+        doubt['predicted_box'] = result['bbox']
+        if kind != BACKGROUND:
+            if target in doubted:
+                continue
+            doubted.add(target)
+            doubt.update(_label(evaluation, target))
+        doubts[DOUBTS[kind]].append(doubt)
     share = np.bincount(objects.label[evaluation.is_found], minlength=len(names)) / np.maximum(evaluation.totals, 1)
-    for row in np.flatnonzero(~errors.is_seen & ~objects.is_crowd):
-        add('not found', share[objects.label[row]], truth.anns[objects.id[row]]['image_id'], row)
-    doubts['not found'].sort(key=lambda doubt: -doubt['sureness'])
+    missing = np.flatnonzero(~errors.is_seen & ~objects.is_crowd)
+    for row in missing[np.argsort(-share[objects.label[missing]], kind='stable')]:
+        image = evaluation.truth.anns[objects.id[row]]['image_id']
+        doubt = dict(image_id=image, sureness=float(share[objects.label[row]]), **_label(evaluation, row))
+        doubts['not found'].append(doubt)
     return {kind: rows[:LISTED] for kind, rows in doubts.items()}
+
+
+def _label(evaluation: Evaluation, row: int) -> dict[str, Any]:
+    label = evaluation.truth.anns[evaluation.objects.id[row]]
+    name = evaluation.truth.cats[label['category_id']]['name']
+    return dict(label=name, annotation_id=label['id'], label_box=label['bbox'])

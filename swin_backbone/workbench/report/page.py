@@ -10,7 +10,7 @@ from urllib.parse import quote
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from .detection import THRESHOLDS
+from .analyse import THRESHOLDS
 from .errors import MEANING
 
 LARGEST_MATRIX = 40  # classes

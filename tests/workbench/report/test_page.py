@@ -1,0 +1,150 @@
+"""The page is one file: valid references, escaped names, no network. It opens in Chromium without an error."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import cv2
+import numpy as np
+import pytest
+from helpers.workbench.scenes import scene
+from pycocotools.cocoeval import Params
+
+from swin_backbone.workbench.report.analyse import detection_report
+from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
+from swin_backbone.workbench.report.detection import evaluate
+from swin_backbone.workbench.report.page import main_metric, render
+from swin_backbone.workbench.report.thumbnails import draw, draw_labels
+
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+ODD = '<b>"c0" & Ü</b>'  # name of a class
+VOID = {'meta', 'img', 'br', 'line', 'link'}
+RUN = dict(
+    title='a <model>',
+    checkpoint='epoch_5.pth',
+    tested=40,
+    metrics={'coco/bbox_mAP': 0.1},
+    log=[['Losses', 'iteration', {'loss': [[1, 2.5], [2, 1.5]], 'loss_cls': [[1, 1.0]]}], ['Validation', 'epoch', {}]],
+)
+
+
+class Parsed(HTMLParser):
+    """Elements of a page; `left` are opened and not closed."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.left, self.texts = [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.left.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.left.pop() == tag
+
+    def handle_data(self, text):
+        self.texts.append(text)
+
+    def all(self, name):
+        return [attributes[name] for _, attributes in self.elements if name in attributes]
+
+
+def of_boxes(folder):
+    truth, results = scene(0, crowd=0.1)
+    truth.cats[5]['name'] = ODD
+    files = {}
+    for number in truth.imgs:
+        files[number] = str(folder / f'pictures/{number} #1.jpg')
+    report, drawings = detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
+    thumbnails = {kind: [draw(one, cv2.imread) for one in some] for kind, some in drawings.items()}
+    return report, thumbnails
+
+
+def of_pixels(folder):
+    counts = PixelCounts([ODD, 'road'])
+    label = np.zeros((20, 30), np.uint8)
+    label[:10] = 255
+    counts.add(str(folder / 'pictures/1 #1.jpg'), label, (label == 0).astype(np.uint8))
+    _, _, *maps = counts.worst[0]
+    picture = draw_labels(np.zeros((40, 60, 3), np.uint8), *maps, [(255, 0, 0), (0, 255, 0)], 255)
+    return counts.report(), dict(pictures=[picture])
+
+
+def of_scores(folder):
+    report = classification_report(
+        [str(folder / 'pictures/1 #1.jpg')], np.array([0]), np.array([[0.2, 0.8]]), [ODD, 'road']
+    )
+    return report, dict(pictures=[''])
+
+
+@pytest.fixture(params=[of_boxes, of_pixels, of_scores])
+def page(request, tmp_path):
+    """Write a page, and return report and path."""
+    (tmp_path / 'pictures').mkdir()
+    for number in range(1, 120, 3):
+        cv2.imwrite(str(tmp_path / f'pictures/{number} #1.jpg'), np.full((150, 200, 3), 99, np.uint8))
+    report, thumbnails = request.param(tmp_path)
+    report.update(RUN)
+    report['compared'] = [dict(name='before', settings='lr\n  - 1\n  + 2', values={**main_metric(report), ODD: None})]
+    (tmp_path / 'out').mkdir()
+    path = tmp_path / 'out' / 'index.html'
+    path.write_text(render(report, thumbnails, path.parent), encoding='utf-8')
+    return report, path
+
+
+def test_the_page_is_one_valid_file_with_true_links(page):
+    report, path = page
+    html = path.read_text(encoding='utf-8')
+    parsed = Parsed(html)
+    assert not parsed.left
+    ids, links = parsed.all('id'), parsed.all('href')
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in links if link[0] == '#'} == set(ids)
+    files = [link for link in links if link[0] != '#']
+    assert files
+    assert all((path.parent / unquote(link)).is_file() for link in files)
+    sources = parsed.all('src')
+    assert all(source.startswith('data:image/webp;base64,') for source in sources)
+    assert bool(sources) == (report['task'] != 'classification')
+    assert not re.search(r'https?:|@import|url\(|fetch\(|XMLHttpRequest', html)
+    assert 'prefers-color-scheme: dark' in html
+    assert ODD in parsed.texts
+    assert '<b>"c0"' not in html
+    assert len(html) < 2**21
+    assert json.loads(json.dumps(report)) is not None
+
+
+def test_the_summary_names_worst_class_threshold_and_error(page):
+    report, path = page
+    summary = path.read_text(encoding='utf-8').split('class="cards"')[1].split('<section>')[0]
+    metric = report['metric']
+    worst = min((row for row in report['classes'] if row[metric] is not None), key=lambda row: row[metric])
+    assert f'{metric} {worst[metric]:.3f}' in summary
+    if report['task'] == 'detection':
+        assert f'<b>{report["best"]["threshold"]:.2f}</b>' in summary
+        assert f'<b>{report["errors"][0]["kind"]}</b>' in summary
+        assert f'<b>{sum(map(len, report["labels"].values()))}</b>' in summary
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium to open the page')
+def test_chromium_shows_the_page_without_an_error(page, tmp_path):
+    report, path = page
+    click = "document.querySelector('#classes ~ * th:nth-child(2) button').click(); document.title = 'sorted'"
+    path.write_text(path.read_text(encoding='utf-8').replace('</body>', f'<script>{click}</script></body>'))
+    command = [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={tmp_path / "profile"}']
+    command += ['--enable-logging=stderr', '--dump-dom', path.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    assert 'CONSOLE' not in shown.stderr, shown.stderr
+    assert '<title>sorted</title>' in shown.stdout
+    rows = re.search(r'<tbody>(.*?)</tbody>', shown.stdout, re.DOTALL)[1].split('</tr>')[:-1]
+    counts = [int(re.findall(r'<td>(\d+)</td>', row)[0]) for row in rows]
+    assert counts == sorted(counts)
