@@ -12,6 +12,7 @@ from mmengine.runner import Runner
 from pycocotools.cocoeval import Params
 
 from ...openmmlab.data.media import read_picture
+from ...openmmlab.errors import kind_of
 from ...openmmlab.swap.diff import summarize
 from ...outputs import check_outputs, make_folder
 from ...pictures.colours import distinct_colours
@@ -30,12 +31,15 @@ Part = tuple[dict[str, Any], dict[str, list[str]]]  # of a report, and addresses
 
 
 def add_coco_metric(cfg: Config) -> None:
-    """Evaluate a detector as COCO too, in place, if the config does not."""
+    """Let a detector be evaluated as COCO too, in place, if its config has another metric alone."""
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
-    if cfg.get('default_scope') == 'mmdet' and not any(
-        one.type.endswith('.CocoMetric') or one.type == 'CocoMetric' for one in evaluators
-    ):
+    if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(kind_of, evaluators):
         cfg.test_evaluator = [*evaluators, dict(type='CocoMetric')]
+        pack = cfg.test_dataloader.dataset.pipeline[-1]
+        pack.meta_keys = (
+            *pack.get('meta_keys', ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')),
+            'instances',
+        )
 
 
 def write_report(

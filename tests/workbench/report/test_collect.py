@@ -1,0 +1,147 @@
+"""The report of a tested model: its AP is the evaluator's, and tools, Python and trainings write it."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.in_process import error_of, run_well
+from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.random_models import save_random_model
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config.cfg_options import parse_options
+from swin_backbone.workbench.report.collect import add_coco_metric, write_report
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+
+class Guess(BaseModel):
+    """Predict the labels of a picture with errors, twice."""
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def test_step(self, data):
+        rng = np.random.default_rng(0)
+        for sample in data['data_samples']:
+            if 'gt_sem_seg' in sample:
+                sample.pred_sem_seg = PixelData(data=sample.gt_sem_seg.data.roll(3, -1) % 2)
+                continue
+            (height, width), truth = sample.ori_shape, sample.gt_instances
+            boxes, labels = (np.repeat(np.asarray(one), 2, axis=0) for one in (truth.bboxes.tensor, truth.labels))
+            boxes = boxes + rng.normal(0, 2, boxes.shape).astype(np.float32)
+            masks = np.zeros((len(boxes), height, width), bool)
+            for mask, (x1, y1, x2, y2) in zip(masks, boxes.astype(int)):
+                mask[y1:y2, x1:x2] = True
+            found = dict(bboxes=boxes, scores=rng.random(len(boxes), np.float32), labels=labels, masks=masks)
+            sample.pred_instances = InstanceData(**{name: torch.from_numpy(value) for name, value in found.items()})
+        return data['data_samples']
+
+
+class Samples(list):
+    metainfo = dict(classes=('cat', 'dog'))
+
+
+def own_config(words, work_dir):
+    config, _, *options = map(str, words)
+    return runtime.load_config(config, str(work_dir), parse_options(options), 'none')
+
+
+def guessed(cfg, out, **more):
+    """Write the report on guesses for the test data of a config."""
+    cfg.model, cfg.load_from = dict(type=Guess), None
+    add_coco_metric(cfg)
+    runner = runtime.build_runner(cfg)
+    return write_report(runner, runner.test, out, f'{cfg.work_dir}/guess.pth', **more)
+
+
+@pytest.fixture
+def detector(tmp_path):
+    """Return the config of a detector, whose data have a crowd."""
+    root = make_own_data(tmp_path / 'own')
+    coco = read_coco(root, 'val')
+    coco['annotations'].append(dict(coco['annotations'][0], id=77, iscrowd=1, bbox=[0, 30, 20, 18]))
+    write_coco(root, 'val', coco)
+    return own_config(detection(root), tmp_path / 'work')
+
+
+def test_the_report_has_the_numbers_of_the_evaluator(detector, tmp_path):
+    report = guessed(detector, tmp_path / 'out')
+    names = {'AP': '', 'AP50': '_50', 'AP75': '_75', 'AP small': '_s', 'AP medium': '_m', 'AP large': '_l'}
+    assert report['metrics']['coco/bbox_mAP'] > 0.2
+    for kind in ('bbox', 'segm'):
+        for name, end in names.items():
+            value = report['sizes'][kind][name]
+            assert round(-1 if value is None else value, 3) == report['metrics'][f'coco/{kind}_mAP{end}']
+    assert json.loads((tmp_path / 'out/report.json').read_text()) == json.loads(json.dumps(report))
+    assert (tmp_path / 'out/index.html').read_text().count('<img') == len(report['pictures']) + sum(
+        map(len, report['labels'].values())
+    )
+
+
+def test_a_detector_without_cocos_metric_gets_it(detector, tmp_path):
+    detector.test_evaluator = dict(type='VOCMetric', metric='mAP')
+    report = guessed(detector, tmp_path / 'out')
+    assert report['metrics']['pascal_voc/mAP'] > 0
+    assert round(report['overall']['AP'], 3) == report['metrics']['coco/bbox_mAP'] > 0.2
+    assert [*report['sizes']] == ['bbox']
+
+
+def test_runs_are_compared_by_class_and_setting(detector, tmp_path):
+    first = guessed(detector, tmp_path / 'first/report')
+    detector.test_dataloader.batch_size = 2
+    report = guessed(detector, tmp_path / 'second', compare=[tmp_path / 'first'])
+    (other,) = report['compared']
+    assert other['name'] == 'first'
+    assert other['values']['nut'] == first['classes'][0]['AP']
+    assert other['settings'].splitlines() == ['test_dataloader.batch_size', '  - 8', '  + 2']
+    page = (tmp_path / 'second/index.html').read_text()
+    assert 'minus first' in page
+    with pytest.raises(ValueError, match='--compare takes a folder with report.json or report/report.json, got'):
+        guessed(detector, tmp_path / 'third', compare=[tmp_path])
+    with pytest.raises(FileExistsError, match=r'report.json is there already'):
+        guessed(detector, tmp_path / 'second')
+
+
+def test_a_segmentor_has_the_numbers_of_the_evaluator(detector, tmp_path):
+    cfg = own_config(segmentation(tmp_path / 'own'), tmp_path / 'work')
+    report = guessed(cfg, tmp_path / 'out')
+    assert {name: round(100 * value, 2) for name, value in report['overall'].items()} == pytest.approx(
+        report['metrics']
+    )
+    assert 0.5 < report['overall']['mIoU'] < 1
+    guessed(detector, tmp_path / 'boxes')
+    with pytest.raises(ValueError, match="--compare takes reports of segmentation, got '.*' of detection"):
+        guessed(cfg, tmp_path / 'new', compare=[tmp_path / 'boxes'])
+
+
+def test_a_classifier_of_mmpretrain(tmp_path):
+    """mmpretrain is not installed here: the hook gets its samples alone."""
+    scores = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    samples = [
+        BaseDataElement(metainfo=dict(img_path=f'{row}.jpg'), gt_label=torch.tensor([1]), pred_score=one)
+        for row, one in enumerate(scores)
+    ]
+    hooks, data = [], Samples(samples)
+    runner = SimpleNamespace(
+        cfg=Config(dict(default_scope='mmpretrain')),
+        test_dataloader=SimpleNamespace(dataset=data),
+        register_hook=hooks.append,
+    )
+
+    def test():
+        hooks[0].after_test_iter(runner, 0, outputs=samples)
+        return {'accuracy/top1': 0.0}
+
+    report = write_report(runner, test, tmp_path, 'epoch_1.pth')
+    assert report['overall'] == dict(top1=0.0)
+    assert [row['file'] for row in report['pictures']] == ['0.jpg', '1.jpg']
+    runner.cfg.default_scope = 'mmrotate'
+    with pytest.raises(ValueError, match="a report takes a model of mmdet, .*, got default_scope='mmrotate'"):
+        write_report(runner, test, tmp_path, 'epoch_1.pth')
