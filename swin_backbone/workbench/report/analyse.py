@@ -6,7 +6,7 @@ from typing import Any, Optional
 import numpy as np
 
 from .confusion import WORST, triples
-from .detection import FOUND_IOU, Array, Evaluation, mean_precision
+from .detection import Array, Evaluation, found_at, mean_precision
 from .errors import KINDS, costs, doubtful_labels, find_errors
 from .thumbnails import Drawing, Shape
 
@@ -43,7 +43,7 @@ def detection_report(
     for one in evaluations:
         kind, parts = one.params.iouType, zip(one.params.iouThrs, one.precision)
         sizes[kind] = {stat: value if value > -1 else None for stat, value in zip(STATS, one.stats.tolist())}
-        by_iou[kind] = [(f'IoU {iou:.2f}', mean_precision(part[..., 0, -1]), '') for iou, part in parts]
+        by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
     report = dict(
         task='detection',
         metric='AP',
@@ -54,7 +54,7 @@ def detection_report(
         best=best[-1],
         curves=curves,
         errors=[
-            dict(kind=one, count=number[one], cost=gains[one]) for one in sorted(gains, key=gains.get, reverse=True)
+            dict(kind=one, count=number[one], cost=gains[one]) for one in sorted(gains, key=lambda one: -gains[one])
         ],
         confusion=triples(errors.confusion, [*main.names, 'background']),
         pictures=pictures,
@@ -89,8 +89,7 @@ def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[st
     for row, equal in enumerate(f1 == f1.max(1, keepdims=True)):
         at = np.flatnonzero(equal)[(equal.sum() - 1) // 2]
         best.append(dict(threshold=float(THRESHOLDS[at]), **{key: float(one[row, at]) for key, one in values.items()}))
-    at_iou = np.isclose(evaluation.params.iouThrs, FOUND_IOU)
-    curves = evaluation.precision[at_iou, :, :, 0, -1][:1].sum(0).T  # (K, 101)
+    curves = evaluation.precision[found_at(evaluation.params), :, :, 0, -1].T  # (K, 101)
     there = np.flatnonzero(totals)
     rows = [(names[row], curves[row], f1[row]) for row in there]
     rows += [('all', curves[there].mean(0), f1[-1])] if rows else []
@@ -122,11 +121,11 @@ def _of_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]
     number, strong = evaluation.params.imgIds.index(row['image_id']), found.score >= threshold
     labels, predictions = [], []
     for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
-        is_found = bool((found.match[strong] == one).any())
-        labels.append(Shape.of(evaluation.truth.anns[objects.id[one]], names[objects.label[one]], is_found))
+        item, is_found = evaluation.truth.anns[objects.id[one]], bool((found.match[strong] == one).any())
+        labels.append(Shape(item['bbox'], names[objects.label[one]], is_found, item.get('segmentation')))
     for one in np.flatnonzero((found.picture == number) & strong):
-        text = f'{names[found.label[one]]} {found.score[one]:.2f}'
-        predictions.append(Shape.of(evaluation.results[found.result[one]], text, bool(found.match[one] >= 0)))
+        item, text = evaluation.results[found.result[one]], f'{names[found.label[one]]} {found.score[one]:.2f}'
+        predictions.append(Shape(item['bbox'], text, bool(found.match[one] >= 0), item.get('segmentation')))
     return Drawing(row['file'], (labels, predictions))
 
 

@@ -35,30 +35,30 @@ class PixelCounts:
         pairs = label_HW[counted].astype(np.int64) * number + predicted_HW[counted]
         counts = np.bincount(pairs, minlength=number**2).reshape(number, number)
         self.counts += counts
-        wrong = 1 - float(counts.trace() / max(counts.sum(), 1)) if counts.any() else 0.0
-        row, column = divmod(int((counts - np.diag(counts.diagonal())).argmax()), number)
-        mainly = f'{self.classes[row]} as {self.classes[column]}' if wrong else ''
-        self.pictures.append(dict(file=file, wrong=wrong, mainly=mainly))
+        errors = counts - np.diag(counts.diagonal())
+        label, predicted = (self.classes[place] for place in divmod(int(errors.argmax()), number))
+        wrong = float(errors.sum() / max(counts.sum(), 1))
+        self.pictures.append(dict(file=file, wrong=wrong, mainly=f'{label} as {predicted}' if wrong else ''))
         scale = min(1.0, SIDE / max(label_HW.shape))
         size = [max(1, round(side * scale)) for side in label_HW.shape[::-1]]
-        label, predicted = (
+        maps = [
             cv2.resize(part.astype(np.int32), size, interpolation=cv2.INTER_NEAREST)
             for part in (label_HW, predicted_HW)
-        )
-        self.worst.append((wrong, -len(self.pictures), label, predicted))
+        ]
+        self.worst.append((wrong, -len(self.pictures), maps[0], maps[1]))
         self.worst = sorted(self.worst, reverse=True)[:WORST]
 
     def report(self) -> dict[str, Any]:
         """Return the part of the report, the worst pictures first."""
-        rows = class_rows(self.counts, self.classes, 'pixels')
-        ious, accuracies = ([row[name] for row in rows if row[name] is not None] for name in ('IoU', 'accuracy'))
-        overall = dict(mIoU=float(np.mean(ious)), mAcc=float(np.mean(accuracies)))
-        overall['aAcc'] = float(self.counts.trace() / self.counts.sum())
         pictures = sorted(self.pictures, key=lambda picture: -picture['wrong'])
-        confusion = triples(self.counts, self.classes)
-        return dict(
-            task='segmentation', metric='IoU', overall=overall, classes=rows, confusion=confusion, pictures=pictures
+        report = dict(
+            task='segmentation', metric='IoU', **_by_class(self.counts, self.classes, 'pixels'), pictures=pictures
         )
+        means = {
+            name: float(np.mean([row[key] for row in report['classes'] if row[key] is not None]))
+            for name, key in (('mIoU', 'IoU'), ('mAcc', 'accuracy'))
+        }
+        return dict(report, overall=means | report['overall'])
 
 
 def classification_report(
@@ -69,33 +69,23 @@ def classification_report(
     Args:
         labels: (N,).
     """
-    predicted, number = scores_NK.argmax(1), len(classes)
-    counts = np.zeros((number, number), np.int64)
+    predicted, counts = scores_NK.argmax(1), np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(counts, (labels, predicted), 1)
-    of_label = scores_NK[np.arange(len(labels)), labels]
-    overall = dict(top1=float((predicted == labels).mean()))
-    if number > 5:
-        overall['top5'] = float(((scores_NK > of_label[:, None]).sum(1) < 5).mean())
-    score = scores_NK.max(1)
-    pictures = [
-        dict(
-            file=files[row],
-            label=classes[labels[row]],
-            predicted=classes[predicted[row]],
-            score=float(score[row]),
-            of_label=float(of_label[row]),
-        )
-        for row in np.argsort(-score, kind='stable')
-        if predicted[row] != labels[row]
-    ]
-    rows, confusion = class_rows(counts, classes, 'pictures'), triples(counts, classes)
-    return dict(
-        task='classification', metric='accuracy', overall=overall, classes=rows, confusion=confusion, pictures=pictures
-    )
+    report = dict(task='classification', metric='accuracy', **_by_class(counts, classes, 'pictures'))
+    score, of_label = scores_NK.max(1), scores_NK[np.arange(len(labels)), labels]
+    if len(classes) > 5:
+        report['overall']['top5'] = float(((scores_NK > of_label[:, None]).sum(1) < 5).mean())
+    wrong = np.flatnonzero(predicted != labels)
+    report['pictures'] = [
+        dict(file=files[row], label=classes[labels[row]], predicted=classes[predicted[row]], score=float(score[row]),
+             score_of_label=float(of_label[row]))
+        for row in wrong[np.argsort(-score[wrong], kind='stable')]
+    ]  # fmt: skip
+    return report
 
 
-def class_rows(counts: Array, names: Sequence[str], unit: str) -> list[dict[str, Any]]:
-    """Return number, IoU, accuracy and precision of each class; None for a share of nothing.
+def _by_class(counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
+    """Return number, IoU, accuracy and precision of each class, None for a share of nothing, and the confusion.
 
     Args:
         counts: (labels, predictions).
@@ -103,13 +93,15 @@ def class_rows(counts: Array, names: Sequence[str], unit: str) -> list[dict[str,
     """
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     wholes = dict(IoU=labelled + predicted - right, accuracy=labelled, precision=predicted)
+    overall = {'aAcc' if unit == 'pixels' else 'top1': float(right.sum() / counts.sum())}
     if unit == 'pictures':
         del wholes['IoU']
-    return [
+    rows = [
         {'name': name, unit: int(labelled[index])}
         | {key: float(right[index] / whole[index]) if whole[index] else None for key, whole in wholes.items()}
         for index, name in enumerate(names)
     ]
+    return dict(overall=overall, classes=rows, confusion=triples(counts, names))
 
 
 def triples(counts: Array, names: Sequence[str]) -> dict[str, Any]:

@@ -107,54 +107,48 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     for index, result in enumerate(results):
         by_class[result['category_id']].append(index)
     evaluation = COCOeval(iouType=params.iouType)
-    evaluation.cocoGt, evaluation.params, ious = truth, params, np.asarray(params.iouThrs, float)
-    params.iouThrs, params.maxDets = np.union1d(ious, FOUND_IOU), sorted(params.maxDets)
-    at = int(np.searchsorted(params.iouThrs, FOUND_IOU))
+    params.iouThrs = np.asarray(params.iouThrs, float)
+    evaluation.cocoGt, evaluation.params, at = truth, params, found_at(params)
     shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)
     precision, recall = -np.ones(shape), -np.ones((shape[0], *shape[2:]))
-    parts = [np.empty((3, 0), int)]
+    parts: list[Array] = [np.empty((3, 0), int)]
     for label, category in enumerate(track(categories, f'evaluating {params.iouType}')):
         seen = {results[index]['image_id'] for index in by_class[category]}
         seen.update(pictures[row] for row in objects.picture[objects.label == label])
         if not seen:
             continue
         params.catIds, params.imgIds = [category], sorted(seen)
+        left_out = 'bbox' if params.iouType == 'segm' else 'segmentation'  # the area is of the other
+        found = [{key: value for key, value in results[row].items() if key != left_out} for row in by_class[category]]
         with redirect_stdout(io.StringIO()):
-            evaluation.cocoDt = _as_coco(truth, results, by_class[category], params.iouType)
+            evaluation.cocoDt = truth.loadRes(found) if found else COCO()
             evaluation.evaluate()
             evaluation.accumulate()
         precision[:, :, label], recall[:, label] = (
             evaluation.eval[key][..., 0, :, :] for key in ('precision', 'recall')
         )
         for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
-            counted = entry['dtIgnore'][at] == 0
-            rows = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][counted]]
-            index = np.array(entry['dtIds'], int)[counted] - 1
-            parts.append(np.array([index, np.full(len(index), label), rows], int))
+            kept = entry['dtIgnore'][at] == 0
+            rows = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
+            places = [by_class[category][number - 1] for number in np.array(entry['dtIds'], int)[kept]]
+            parts.append(np.array([places, [label] * len(places), rows], int))
     index, labels, match = np.concatenate(parts, axis=1)
-    kept = np.isin(params.iouThrs, ious)
-    params.iouThrs, params.catIds, params.imgIds = ious, categories, pictures
-    evaluation.eval = dict(precision=precision[kept], recall=recall[kept])
+    params.catIds, params.imgIds = categories, pictures
+    evaluation.eval = dict(precision=precision, recall=recall)
     with redirect_stdout(io.StringIO()):
         evaluation.summarize()
     picture = np.array([number_of[results[row]['image_id']] for row in index], int)
     score = np.array([results[row]['score'] for row in index], float)
-    found = Found(index, picture, labels, score, match)
-    return Evaluation(truth, results, params, precision[kept], evaluation.stats, objects, found)
+    matched = Found(index, picture, labels, score, match)
+    return Evaluation(truth, results, params, precision, evaluation.stats, objects, matched)
+
+
+def found_at(params: Params) -> int:
+    """Return the place of `FOUND_IOU`, or of the next IoU, in iouThrs."""
+    return int(np.abs(np.asarray(params.iouThrs) - FOUND_IOU).argmin())
 
 
 def mean_precision(precision: Array) -> Optional[float]:
     """Return the mean of a part of COCOeval's precision, or None without objects."""
     counted = precision[precision > -1]
     return float(np.mean(counted)) if counted.size else None
-
-
-def _as_coco(truth: COCO, results: Sequence[Mapping[str, Any]], indices: Sequence[int], iou_type: str) -> COCO:
-    """Return some results as `COCO.loadRes` does, also if there are none."""
-    found = COCO()
-    annotations = [dict(results[index], id=index + 1, iscrowd=0) for index in indices]
-    for one in annotations:  # pycocotools' `area` of several masks takes at most 255
-        one['area'] = coco_mask.area(one['segmentation']) if iou_type == 'segm' else one['bbox'][2] * one['bbox'][3]
-    found.dataset = dict(images=truth.dataset['images'], annotations=annotations)
-    found.createIndex()
-    return found

@@ -52,10 +52,10 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     np.add.at(confusion, (found.label[is_strong & is_right],) * 2, 1)
     order = np.lexsort((-found.score, found.picture))
     pictures = np.unique(np.concatenate([objects.picture, found.picture]))
-    sides = [(ids, side) for ids in (found.picture[order], objects.picture) for side in ('left', 'right')]
-    ends = np.array([np.searchsorted(ids, pictures, side) for ids, side in sides]).T
-    for first, last, begin, end in track(ends, 'comparing with the labels'):
-        rows, inside = order[first:last], np.arange(begin, end)
+    edges = np.append(pictures, len(evaluation.params.imgIds))
+    ends = [np.searchsorted(ids, edges) for ids in (found.picture[order], objects.picture)]
+    for place in track(range(len(pictures)), 'comparing with the labels'):
+        rows, inside = order[slice(*ends[0][place : place + 2])], np.arange(*ends[1][place : place + 2])
         iou = evaluation.overlaps(rows, inside)
         is_crowd = objects.is_crowd[inside]
         is_seen[inside] = (iou >= BACKGROUND_IOU).any(0)

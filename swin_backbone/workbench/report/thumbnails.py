@@ -17,18 +17,12 @@ Read = Callable[[str], Array]  # returns the pixels of a path, (H, W, 3) uint8 B
 
 
 class Shape(NamedTuple):
-    """An object to draw: box (x, y, width, height), text, colour and maybe an RLE."""
+    """An object to draw: box (x, y, width, height), text, colour, and a mask, of which an RLE is drawn."""
 
     box: Sequence[float]
     text: str
     is_right: bool
     mask: Optional[Any] = None
-
-    @classmethod
-    def of(cls, item: dict[str, Any], text: str, is_right: bool) -> 'Shape':
-        """Return the shape of a COCO annotation or result. Masks have become RLE."""
-        mask = item.get('segmentation')
-        return cls(item['bbox'], text, bool(is_right), mask if isinstance(mask, dict) else None)
 
 
 class Drawing(NamedTuple):
@@ -64,7 +58,7 @@ def _panel(pixels: Array, shapes: Sequence[Shape], is_cropped: bool) -> Array:
     panel = cv2.resize(pixels[part], (across, down), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
     for shape in shapes:
         colour = RIGHT if shape.is_right else WRONG
-        if shape.mask is not None and shape.mask['size'] == [*pixels.shape[:2]]:
+        if isinstance(shape.mask, dict) and [*shape.mask['size']] == [*pixels.shape[:2]]:
             inside = cv2.resize(coco_mask.decode(shape.mask)[part], (across, down), interpolation=cv2.INTER_NEAREST)
             panel[inside > 0] = 0.6 * panel[inside > 0] + 0.4 * np.array(colour)
         begin = ((np.array(shape.box[:2]) - low) * scale).astype(int)

@@ -58,6 +58,6 @@ def test_a_classifier_has_its_surest_mistakes_first():
     report = classification_report(['a', 'b', 'c', 'd'], np.array([0, 2, 1, 4]), scores, names)
     assert report['overall'] == dict(top1=0.25, top5=1.0)
     assert [row['file'] for row in report['pictures']] == ['c', 'b', 'd']
-    assert report['pictures'][2] == dict(file='d', label='c4', predicted='c0', score=0.5, of_label=0.3)
+    assert report['pictures'][2] == dict(file='d', label='c4', predicted='c0', score=0.5, score_of_label=0.3)
     assert report['classes'][0] == dict(name='c0', pictures=1, accuracy=1.0, precision=0.5)
     assert report['confusion']['counts'] == [(0, 0, 1), (1, 2, 1), (2, 1, 1), (4, 0, 1)]

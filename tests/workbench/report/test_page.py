@@ -136,7 +136,7 @@ def test_the_summary_names_worst_class_threshold_and_error(page):
 
 @pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium to open the page')
 def test_chromium_shows_the_page_without_an_error(page, tmp_path):
-    report, path = page
+    _, path = page
     click = "document.querySelector('#classes ~ * th:nth-child(2) button').click(); document.title = 'sorted'"
     path.write_text(path.read_text(encoding='utf-8').replace('</body>', f'<script>{click}</script></body>'))
     command = [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={tmp_path / "profile"}']
