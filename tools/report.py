@@ -36,7 +36,7 @@ def main() -> None:
     from swin_backbone.openmmlab import runtime
     from swin_backbone.openmmlab.config.paths import require_data
     from swin_backbone.openmmlab.config.published import start_from
-    from swin_backbone.workbench.report.collect import add_coco_metric, summary, write_report
+    from swin_backbone.workbench.report.collect import add_coco_metric, write_report
 
     with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -53,7 +53,6 @@ def main() -> None:
         report = write_report(
             runner, lambda: runtime.run(runner, 'test'), args.out_dir, args.checkpoint, args.compare, args.overwrite
         )
-    print(summary(report))
     print(args.out_dir / 'index.html')
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from .confusion import WORST, triples
 from .detection import Array, Evaluation, found_at, mean_precision
 from .errors import KINDS, costs, doubtful_labels, find_errors
-from .thumbnails import Drawing, Shape
+from .thumbnails import Drawing, Shape, outline
 
 SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
 STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # the first of COCOeval
@@ -122,10 +122,10 @@ def _of_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]
     labels, predictions = [], []
     for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
         item, is_found = evaluation.truth.anns[objects.id[one]], bool((found.match[strong] == one).any())
-        labels.append(Shape(item['bbox'], names[objects.label[one]], is_found, item.get('segmentation')))
+        labels.append(Shape(item['bbox'], names[objects.label[one]], is_found, outline(item.get('segmentation'))))
     for one in np.flatnonzero((found.picture == number) & strong):
         item, text = evaluation.results[found.result[one]], f'{names[found.label[one]]} {found.score[one]:.2f}'
-        predictions.append(Shape(item['bbox'], text, bool(found.match[one] >= 0), item.get('segmentation')))
+        predictions.append(Shape(item['bbox'], text, bool(found.match[one] >= 0), outline(item.get('segmentation'))))
     return Drawing(row['file'], (labels, predictions))
 
 

@@ -35,7 +35,7 @@ META_KEYS = (
     'instances',
 )  # for a CocoMetric without file
 NOT_COMPARED = ('work_dir', 'load_from', 'resume', 'launcher')  # settings that differ between equal trainings
-Part = tuple[dict[str, Any], dict[str, list[str]]]  # of a report, and addresses of thumbnails
+Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
 
 
 def add_coco_metric(cfg: Config) -> None:

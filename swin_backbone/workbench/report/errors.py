@@ -31,9 +31,9 @@ class Errors(NamedTuple):
 
     kind: Array  # (D,), index in KINDS
     target: Array  # (D,), the object of the largest IoU, of CLASS and PLACE
+    is_on_crowd: Array  # (D,)
     is_missed: Array  # (N,)
     is_seen: Array  # (N,), whether the IoU of any prediction is at least BACKGROUND_IOU
-    is_on_crowd: Array  # (D,)
     confusion: Array  # (K + 1, K + 1) of labels and predictions; the last is background
 
 
@@ -43,21 +43,18 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     Args:
         threshold: the confusion counts predictions with at least this score.
     """
-    objects, found, is_found = evaluation.objects, evaluation.found, evaluation.is_found
-    classes, is_strong, is_right = len(evaluation.totals), found.score >= threshold, found.match >= 0
+    objects, found, classes = evaluation.objects, evaluation.found, len(evaluation.totals)
+    is_found, is_right, is_strong = evaluation.is_found, found.match >= 0, found.score >= threshold
     is_free = ~np.isin(np.arange(len(objects.id)), found.match[is_strong])
-    kind, target, is_on_crowd = np.zeros(len(found.score), int), found.match.copy(), found.match < -1
-    is_seen = np.zeros(len(objects.id), bool)
-    confusion = np.zeros((classes + 1, classes + 1), int)
+    kind, target, is_on_crowd = np.zeros_like(found.label), found.match.copy(), np.zeros_like(is_right)
+    is_seen, confusion = np.zeros_like(is_free), np.zeros((classes + 1, classes + 1), int)
     np.add.at(confusion, (found.label[is_strong & is_right],) * 2, 1)
     order = np.lexsort((-found.score, found.picture))
-    pictures = np.unique(np.concatenate([objects.picture, found.picture]))
-    edges = np.append(pictures, len(evaluation.params.imgIds))
-    ends = [np.searchsorted(ids, edges) for ids in (found.picture[order], objects.picture)]
-    for place in track(range(len(pictures)), 'comparing with the labels'):
-        rows, inside = order[slice(*ends[0][place : place + 2])], np.arange(*ends[1][place : place + 2])
-        iou = evaluation.overlaps(rows, inside)
-        is_crowd = objects.is_crowd[inside]
+    ends = np.arange(len(evaluation.params.imgIds) + 1)
+    of_found, of_objects = (np.searchsorted(pictures, ends) for pictures in (found.picture[order], objects.picture))
+    for picture in track(ends[:-1], 'comparing with the labels'):
+        rows, inside = order[slice(*of_found[picture:][:2])], np.arange(*of_objects[picture:][:2])
+        iou, is_crowd = evaluation.overlaps(rows, inside), objects.is_crowd[inside]
         is_seen[inside] = (iou >= BACKGROUND_IOU).any(0)
         is_on_crowd[rows] = (iou[:, is_crowd] >= BACKGROUND_IOU).any(1)
         iou, inside = iou[:, ~is_crowd], inside[~is_crowd]
@@ -73,7 +70,7 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
         np.add.at(confusion[:, classes], objects.label[inside[free]], 1)
     is_missed = ~is_found & ~objects.is_crowd
     is_missed[target[np.isin(kind, (CLASS, PLACE))]] = False
-    return Errors(kind, target, is_missed, is_seen, is_on_crowd, confusion)
+    return Errors(kind, target, is_on_crowd, is_missed, is_seen, confusion)
 
 
 def _kinds(iou: Array, same: Array, is_found: Array, is_right: Array) -> tuple[Array, Array]:
@@ -160,20 +157,19 @@ def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -
     doubted = set()
     for row in np.flatnonzero(is_sure)[np.argsort(-found.score[is_sure], kind='stable')]:
         kind, target, result = errors.kind[row], errors.target[row], evaluation.results[found.result[row]]
-        doubt = dict(image_id=result['image_id'], sureness=float(found.score[row]), predicted=names[found.label[row]])
-        doubt['predicted_box'] = result['bbox']
-        if kind != BACKGROUND:
-            if target in doubted:
-                continue
-            doubted.add(target)
-            doubt.update(_label(evaluation, target))
-        doubts[DOUBTS[kind]].append(doubt)
+        if kind == BACKGROUND or target not in doubted:
+            label = {} if kind == BACKGROUND else _label(evaluation, target)
+            doubted.update([target] * bool(label))
+            predicted = dict(predicted=names[found.label[row]], predicted_box=result['bbox'], **label)
+            doubts[DOUBTS[kind]].append(
+                dict(image_id=result['image_id'], sureness=float(found.score[row]), **predicted)
+            )
     share = np.bincount(objects.label[evaluation.is_found], minlength=len(names)) / np.maximum(evaluation.totals, 1)
     missing = np.flatnonzero(~errors.is_seen & ~objects.is_crowd)
     for row in missing[np.argsort(-share[objects.label[missing]], kind='stable')]:
-        image = evaluation.truth.anns[objects.id[row]]['image_id']
-        doubt = dict(image_id=image, sureness=float(share[objects.label[row]]), **_label(evaluation, row))
-        doubts['not found'].append(doubt)
+        image_id = evaluation.params.imgIds[objects.picture[row]]
+        sureness = float(share[objects.label[row]])
+        doubts['not found'].append(dict(image_id=image_id, sureness=sureness, **_label(evaluation, row)))
     return {kind: rows[:LISTED] for kind, rows in doubts.items()}
 
 

@@ -17,11 +17,11 @@ LARGEST_MATRIX = 40  # classes
 NOT_SHOWN = ('file', 'image_id', 'label_box', 'predicted_box')
 
 
-def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[str]], folder: Path) -> str:
+def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> str:
     """Return the page of a report.
 
     Args:
-        thumbnails: addresses for the first of `pictures` and for the first of each kind of `labels`; '' for none.
+        thumbnails: of the first of `pictures` and of each kind of `labels`, with address and, of `draw`, part and panels.
         folder: of the page. Links to pictures are relative to it.
     """
     metric, names, curves = report['metric'], report['confusion']['names'], report.get('curves', {})
@@ -29,7 +29,8 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[str]], fold
     for row, column, count in report['confusion']['counts']:
         counts[row, column] = count
     errors = counts - np.diag(counts.diagonal())
-    shown = np.sort((-errors.sum(0) - errors.sum(1)).argsort(kind='stable')[:LARGEST_MATRIX])
+    there = np.flatnonzero(counts.sum(0) + counts.sum(1))
+    shown = np.sort(there[(-errors.sum(0) - errors.sum(1))[there].argsort(kind='stable')][:LARGEST_MATRIX])
     pairs = np.argwhere(errors[: len(report['classes']), : len(report['classes'])])  # without background
     given: dict[str, Any] = dict(
         report=report,

@@ -1,8 +1,8 @@
-"""Small pictures for the page: right objects in blue, wrong ones in orange."""
+"""Small pictures for the page, and what the page draws over them."""
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -10,19 +10,20 @@ from pycocotools import mask as coco_mask
 
 from .detection import Array
 
-RIGHT, WRONG = (178, 114, 0), (0, 94, 213)  # BGR, of Okabe and Ito
-SIDE = 320  # pixels of a panel
+WRONG = (0, 94, 213)  # BGR
+SIDE = 320  # pixels
 QUALITY = 60  # of WebP
+POINT = 2  # pixels between an outline and a mask
 Read = Callable[[str], Array]  # returns the pixels of a path, (H, W, 3) uint8 BGR
 
 
 class Shape(NamedTuple):
-    """An object to draw: box (x, y, width, height), text, colour, and a mask, of which an RLE is drawn."""
+    """An object to draw: box (x, y, width, height), text, colour, and the outline as an SVG path, in pixels."""
 
     box: Sequence[float]
     text: str
     is_right: bool
-    mask: Optional[Any] = None
+    outline: str = ''
 
 
 class Drawing(NamedTuple):
@@ -33,61 +34,48 @@ class Drawing(NamedTuple):
     is_cropped: bool = False
 
 
-def draw(drawing: Drawing, read: Read) -> str:
-    """Return a drawing for HTML; '' if the picture cannot be read."""
+def outline(mask: Any) -> str:
+    """Return the outline of an RLE; '' for polygons, which COCOeval has not made an RLE."""
+    if not isinstance(mask, dict):
+        return ''
+    contours, _ = cv2.findContours(coco_mask.decode(mask), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+    lines = [cv2.approxPolyDP(contour, POINT, True)[:, 0].tolist() for contour in contours]
+    return ' '.join('M' + ' '.join(f'{x} {y}' for x, y in line) + 'Z' for line in lines)
+
+
+def draw(drawing: Drawing, read: Read) -> dict[str, Any]:
+    """Return address, part (x, y, width, height) and panels of a picture; {} if it cannot be read."""
     try:
         pixels = read(drawing.file)
     except (OSError, ValueError):
-        return ''
-    return encode([_panel(pixels, shapes, drawing.is_cropped) for shapes in drawing.panels])
-
-
-def _panel(pixels: Array, shapes: Sequence[Shape], is_cropped: bool) -> Array:
-    size = np.array(pixels.shape[1::-1])
-    low, high = np.zeros(2, int), size
-    if is_cropped:
-        boxes = np.array([shape.box for shape in shapes], float)
-        low, high = boxes[:, :2].min(0), (boxes[:, :2] + boxes[:, 2:]).max(0)
-        margin = 0.4 * (high - low).max() + 8
-        low, high = (np.clip(edge, 0, size).astype(int) for edge in (low - margin, high + margin))
-        if (high <= low).any():  # outside the picture
-            low, high = np.zeros(2, int), size
-    part = np.s_[low[1] : high[1], low[0] : high[0]]
-    scale = SIDE / (high - low).max()
-    across, down = (max(1, round(side * scale)) for side in high - low)
-    panel = cv2.resize(pixels[part], (across, down), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
-    for shape in shapes:
-        colour = RIGHT if shape.is_right else WRONG
-        if isinstance(shape.mask, dict) and [*shape.mask['size']] == [*pixels.shape[:2]]:
-            inside = cv2.resize(coco_mask.decode(shape.mask)[part], (across, down), interpolation=cv2.INTER_NEAREST)
-            panel[inside > 0] = 0.6 * panel[inside > 0] + 0.4 * np.array(colour)
-        begin = ((np.array(shape.box[:2]) - low) * scale).astype(int)
-        end = begin + (np.array(shape.box[2:]) * scale).astype(int)
-        cv2.rectangle(panel, begin.tolist(), end.tolist(), colour, 1, cv2.LINE_AA)
-        place = np.clip(begin + (2, 10), (2, 10), (max(2, across - 30), down)).tolist()
-        for thickness, ink in ((3, (0, 0, 0)), (1, (255, 255, 255))):
-            cv2.putText(panel, shape.text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.36, ink, thickness, cv2.LINE_AA)
-    return panel
+        return {}
+    low, high = np.zeros(2, int), np.array(pixels.shape[1::-1])
+    if drawing.is_cropped:
+        boxes = np.array([shape.box for panel in drawing.panels for shape in panel], float)
+        begin, end = boxes[:, :2].min(0), (boxes[:, :2] + boxes[:, 2:]).max(0)
+        margin = 0.4 * (end - begin).max() + 8
+        begin, end = (np.clip(edge, 0, high).astype(int) for edge in (begin - margin, end + margin))
+        low, high = (begin, end) if (begin < end).all() else (low, high)  # a label may be outside
+    address = encode(pixels[low[1] : high[1], low[0] : high[0]])
+    return dict(address=address, part=[*low.tolist(), *(high - low).tolist()], panels=drawing.panels)
 
 
 def draw_labels(pixels: Array, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int) -> str:
-    """Return labels, prediction and wrong pixels of a segmentor for HTML, side by side."""
+    """Return labels, prediction and wrong pixels of a segmentor side by side, as an address in HTML."""
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
-    colours = np.array(palette, float)[:, ::-1]  # BGR
-    panels = []
+    colours, panels = np.array(palette, float)[:, ::-1], []  # BGR
     for labels in (label_HW, predicted_HW):
         is_class = (labels >= 0) & (labels < len(colours))
-        panels.append(
-            np.where(is_class[..., None], 0.45 * small + 0.55 * colours[np.where(is_class, labels, 0)], small)
-        )
+        panels.append(np.where(is_class[..., None], 0.45 * small + 0.55 * colours[is_class * labels], small))
     is_wrong = (label_HW != predicted_HW) & (label_HW != ignored)
     panels.append(np.where(is_wrong[..., None], np.array(WRONG), small.mean(2, keepdims=True) / 2 + 100))
-    return encode(panels)
+    return encode(np.concatenate(panels, axis=1).astype(np.uint8), 3 * SIDE)
 
 
-def encode(panels: Sequence[Array]) -> str:
-    """Return panels of one height, side by side, as an address in HTML."""
-    gap = np.full((len(panels[0]), 4, 3), 128)
-    pixels = np.concatenate([part for panel in panels for part in (gap, panel)][1:], axis=1).astype(np.uint8)
-    data = cv2.imencode('.webp', pixels, [cv2.IMWRITE_WEBP_QUALITY, QUALITY])[1].tobytes()
+def encode(pixels: Array, side: int = SIDE) -> str:
+    """Return a picture, reduced to a longer side, as an address in HTML."""
+    scale = min(1, side / max(pixels.shape[:2]))
+    size = [max(1, round(length * scale)) for length in pixels.shape[1::-1]]
+    small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    data = cv2.imencode('.webp', small, [cv2.IMWRITE_WEBP_QUALITY, QUALITY])[1].tobytes()
     return 'data:image/webp;base64,' + base64.b64encode(data).decode()

@@ -80,9 +80,8 @@ def test_the_report_has_the_numbers_of_the_evaluator(detector, tmp_path):
             value = report['sizes'][kind][name]
             assert round(-1 if value is None else value, 3) == report['metrics'][f'coco/{kind}_mAP{end}']
     assert json.loads((tmp_path / 'out/report.json').read_text()) == json.loads(json.dumps(report))
-    assert (tmp_path / 'out/index.html').read_text().count('<img') == len(report['pictures']) + sum(
-        map(len, report['labels'].values())
-    )
+    drawn = len(report['pictures']) + sum(map(len, report['labels'].values()))
+    assert (tmp_path / 'out/index.html').read_text().count('<image') == drawn > 0
 
 
 def test_a_detector_without_cocos_metric_gets_it(detector, tmp_path):
