@@ -6,7 +6,7 @@ from typing import Any, Optional
 import numpy as np
 
 from .confusion import WORST, triples
-from .detection import Array, Evaluation, found_at, mean_precision
+from .detection import Evaluation, found_at, mean_precision
 from .errors import KINDS, costs, doubtful_labels, find_errors
 from .thumbnails import Drawing, Shape, outline
 
@@ -33,7 +33,7 @@ def detection_report(
     number, gains = dict(zip([*KINDS, 'missed'], counts)), costs(main, errors)
     labels, pictures = doubtful_labels(main, errors, sure), _pictures(main, threshold)
     for row in (row for rows in (pictures, *labels.values()) for row in rows):
-        row['file'] = files[row['image_id']]
+        row['file'] = files.get(row['image_id']) or main.truth.imgs[row['image_id']]['file_name']  # not tested
     classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
     for label, row in enumerate(classes):
         row.update(_precisions(main, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
@@ -44,22 +44,13 @@ def detection_report(
         kind, parts = one.params.iouType, zip(one.params.iouThrs, one.precision)
         sizes[kind] = {stat: value if value > -1 else None for stat, value in zip(STATS, one.stats.tolist())}
         by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
+    costliest = sorted(gains, key=lambda kind: -gains[kind])
     report = dict(
-        task='detection',
-        metric='AP',
-        overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
-        classes=classes,
-        sizes=sizes,
-        by_iou=by_iou,
-        best=best[-1],
-        curves=curves,
-        errors=[
-            dict(kind=one, count=number[one], cost=gains[one]) for one in sorted(gains, key=lambda one: -gains[one])
-        ],
+        task='detection', metric='AP', overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
+        classes=classes, sizes=sizes, by_iou=by_iou, best=best[-1], curves=curves, pictures=pictures, labels=labels,
+        errors=[dict(kind=kind, count=number[kind], cost=gains[kind]) for kind in costliest],
         confusion=triples(errors.confusion, [*main.names, 'background']),
-        pictures=pictures,
-        labels=labels,
-    )
+    )  # fmt: skip
     drawings = {kind: [_of_label(row) for row in rows[:CHECKED]] for kind, rows in labels.items()}
     return report, dict(drawings, pictures=[_of_picture(main, threshold, row) for row in pictures[:WORST]])
 
@@ -100,12 +91,8 @@ def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
     """Return counts of the pictures with objects or predictions, the lowest F1 first, then the most errors."""
     objects, found, pictures = evaluation.objects, evaluation.found, evaluation.params.imgIds
     strong, right = found.score >= threshold, found.match >= 0
-
-    def count(picture: Array) -> Array:
-        return np.bincount(picture, minlength=len(pictures))
-
-    labelled, predicted = count(objects.picture[~objects.is_crowd]), count(found.picture[strong])
-    hits = count(found.picture[strong & right])
+    parts = (objects.picture[~objects.is_crowd], found.picture[strong], found.picture[strong & right])
+    labelled, predicted, hits = (np.bincount(part, minlength=len(pictures)) for part in parts)
     f1, errors = 2 * hits / np.maximum(labelled + predicted, 1), labelled + predicted - 2 * hits
     columns = dict(F1=f1, right=hits, wrong=predicted - hits, missed=labelled - hits)
     return [

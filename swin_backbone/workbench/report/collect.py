@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Union
 
@@ -26,14 +27,7 @@ from .thumbnails import Drawing, draw, draw_labels
 
 NAME, PAGE = 'report.json', 'index.html'
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
-META_KEYS = (
-    'img_id',
-    'img_path',
-    'ori_shape',
-    'img_shape',
-    'scale_factor',
-    'instances',
-)  # for a CocoMetric without file
+META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances')  # for CocoMetric()
 NOT_COMPARED = ('work_dir', 'load_from', 'resume', 'launcher')  # settings that differ between equal trainings
 Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
 
@@ -71,27 +65,25 @@ def write_report(
     folder, scope = Path(out_dir), runner.cfg.get('default_scope')
     if scope not in TASKS:
         raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
-    others = {Path(run).name: _read(Path(run), TASKS[scope]) for run in compare}
+    others = {str(run): _read(Path(run), TASKS[scope]) for run in compare}
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
-    part: Callable[..., Iterator[Any]] = dict(mmdet=_objects, mmseg=_pixels, mmpretrain=_scores)[scope]
-    analysis = part(runner)
+    analysis: Iterator[Any] = dict(mmdet=_objects, mmseg=_pixels, mmpretrain=_scores)[scope](runner)
     runner.register_hook(next(analysis))
     metrics = {name: float(value) for name, value in test().items()}
     report, thumbnails = next(analysis)
-    settings = _settings(runner.cfg.to_dict())
+    config = {key: one for key, one in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
+    config = json.loads(json.dumps(config, default=repr))
     report.update(
-        title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
-        checkpoint=checkpoint,
-        tested=len(runner.test_dataloader.dataset),
-        metrics=metrics,
-        log=_log(Path(checkpoint).parent),
-        config=settings,
-        compared=[
-            dict(name=name, values=main_metric(one), settings=summarize(Config(one['config']), Config(settings)))
-            for name, one in others.items()
-        ],
-    )
+        title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}', checkpoint=checkpoint,
+        tested=len(runner.test_dataloader.dataset), metrics=metrics, config=config, log=None,
+    )  # fmt: skip
+    report['compared'] = [
+        dict(name=run, values=main_metric(one), settings=summarize(Config(one['config']), Config(config)))
+        for run, one in others.items()
+    ]
+    with suppress(ValueError, OSError):  # no log
+        report['log'] = read_log(Path(checkpoint).parent)._asdict()
     write_whole(folder / NAME, json.dumps(report).encode())
     write_whole(folder / PAGE, render(report, thumbnails, folder).encode())
     return dict(report)
@@ -119,11 +111,9 @@ def _objects(runner: Runner) -> Iterator[Union[Hook, Part]]:
         for _, (_, found) in hook.kept:
             scores = found.get('mask_scores', found['scores']) if kind == 'segm' else found['scores']
             for row, (x1, y1, x2, y2) in enumerate(found['bboxes'].tolist()):
-                box, category = [x1, y1, x2 - x1, y2 - y1], metric.cat_ids[found['labels'][row]]
+                result = dict(image_id=found['img_id'], bbox=[x1, y1, x2 - x1, y2 - y1], score=float(scores[row]))
                 mask = dict(segmentation=found['masks'][row]) if kind == 'segm' else {}
-                results.append(
-                    dict(image_id=found['img_id'], category_id=category, bbox=box, score=float(scores[row]), **mask)
-                )
+                results.append(dict(result, category_id=metric.cat_ids[found['labels'][row]], **mask))
         params = Params(kind)
         params.catIds, params.imgIds = metric.cat_ids, metric.img_ids
         params.maxDets, params.iouThrs = metric.proposal_nums, metric.iou_thrs
@@ -166,23 +156,6 @@ def _scores(runner: Runner) -> Iterator[Union[Hook, Part]]:
     report = classification_report(files, np.array(labels), np.array(scores), classes)
     worst = track(report['pictures'][:WORST], 'drawing')
     yield report, dict(pictures=[draw(Drawing(row['file'], [[]]), read_picture) for row in worst])
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a config for a JSON."""
-    settings: dict[str, Any] = json.loads(json.dumps(config, default=repr))
-    return {key: value for key, value in settings.items() if key not in NOT_COMPARED}
-
-
-def _log(folder: Path) -> list[Any]:
-    """Return titles, axes and points of the curves of a training; empty without a log."""
-    try:
-        log = read_log(folder)
-    except (ValueError, OSError):
-        return []
-    unit = 'epoch' if log.by_epoch else 'iteration'
-    parts = (log.losses, log.rates, log.metrics)
-    return [*zip(('Losses', 'Learning rate', 'Validation'), ('iteration', 'iteration', unit), parts)]
 
 
 def _read(run: Path, task: str) -> dict[str, Any]:

@@ -42,8 +42,7 @@ class PixelCounts:
         scale = min(1.0, SIDE / max(label_HW.shape))
         size = [max(1, round(side * scale)) for side in label_HW.shape[::-1]]
         maps = [
-            cv2.resize(part.astype(np.int32), size, interpolation=cv2.INTER_NEAREST)
-            for part in (label_HW, predicted_HW)
+            cv2.resize(one.astype(np.int32), size, interpolation=cv2.INTER_NEAREST) for one in (label_HW, predicted_HW)
         ]
         self.worst.append((wrong, -len(self.pictures), maps[0], maps[1]))
         self.worst = sorted(self.worst, reverse=True)[:WORST]
@@ -106,7 +105,5 @@ def _by_class(counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
 
 def triples(counts: Array, names: Sequence[str]) -> dict[str, Any]:
     """Return a matrix for the report: names, and the (label, prediction, count) that are not 0."""
-    return dict(
-        names=[*names],
-        counts=[(int(row), int(column), int(counts[row, column])) for row, column in np.argwhere(counts)],
-    )
+    counted = [(int(row), int(column), int(counts[row, column])) for row, column in np.argwhere(counts)]
+    return dict(names=[*names], counts=counted)

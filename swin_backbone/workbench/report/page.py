@@ -21,7 +21,7 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     """Return the page of a report.
 
     Args:
-        thumbnails: of the first of `pictures` and of each kind of `labels`, with address and, of `draw`, part and panels.
+        thumbnails: of `draw`, or with an address alone, for the first of `pictures` and of each kind of `labels`.
         folder: of the page. Links to pictures are relative to it.
     """
     metric, names, curves = report['metric'], report['confusion']['names'], report.get('curves', {})
@@ -32,16 +32,13 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     there = np.flatnonzero(counts.sum(0) + counts.sum(1))
     shown = np.sort(there[(-errors.sum(0) - errors.sum(1))[there].argsort(kind='stable')][:LARGEST_MATRIX])
     pairs = np.argwhere(errors[: len(report['classes']), : len(report['classes'])])  # without background
+    confused = [(names[row], names[column], errors[row, column]) for row, column in pairs]
     given: dict[str, Any] = dict(
         report=report,
         thumbnails=thumbnails,
         worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric])),
-        confused=sorted(
-            ((names[row], names[column], errors[row, column]) for row, column in pairs), key=lambda one: -one[2]
-        ),
-        matrix=[
-            (names[row], [(names[column], counts[row, column]) for column in shown], counts[row].sum()) for row in shown
-        ],
+        confused=sorted(confused, key=lambda one: -one[2]),
+        matrix=[(names[one], [(names[i], counts[one, i]) for i in shown], counts[one].sum()) for one in shown],
         lines={
             key: {name: [*zip(THRESHOLDS, one[key])] for name, one in curves.items()} for key in ('precision', 'F1')
         },

@@ -27,7 +27,7 @@ RUN = dict(
     checkpoint='epoch_5.pth',
     tested=40,
     metrics={'coco/bbox_mAP': 0.1},
-    log=[['Losses', 'iteration', {'loss': [[1, 2.5], [2, 1.5]], 'loss_cls': [[1, 1.0]]}], ['Validation', 'epoch', {}]],
+    log=dict(losses={'loss': [[1, 2.5], [2, 1.5]], 'loss_cls': [[1, 1.0]]}, rates={}, metrics={}, by_epoch=True),
 )
 
 
