@@ -6,9 +6,7 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.in_process import error_of, run_well
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
-from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.structures import BaseDataElement, InstanceData, PixelData

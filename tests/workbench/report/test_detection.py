@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from helpers.workbench.scenes import annotation, as_coco, result, scene
+from helpers.openmmlab.detections import annotation, as_coco, result, scene
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 

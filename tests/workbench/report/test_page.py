@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import cv2
 import numpy as np
 import pytest
-from helpers.workbench.scenes import scene
+from helpers.openmmlab.detections import scene
 from pycocotools.cocoeval import Params
 
 from swin_backbone.workbench.report.analyse import detection_report
