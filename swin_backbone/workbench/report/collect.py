@@ -14,7 +14,6 @@ from pycocotools.cocoeval import Params
 
 from ...openmmlab.data.media import read_picture
 from ...openmmlab.errors import kind_of
-from ...openmmlab.swap.diff import summarize
 from ...outputs import check_outputs, make_folder
 from ...pictures.colours import distinct_colours
 from ...pictures.curves import read_log
@@ -44,6 +43,7 @@ def add_coco_metric(cfg: Config) -> None:
 def write_report(
     runner: Runner,
     test: Callable[[], Mapping[str, float]],
+    summarize: Callable[[Config, Config], str],
     out_dir: Union[str, Path],
     checkpoint: str,
     compare: Sequence[Union[str, Path]] = (),
@@ -53,6 +53,7 @@ def write_report(
 
     Args:
         test: runs the test of `runner`, of a detector with a CocoMetric.
+        summarize: returns the differences of two configs.
         compare: reports, or folders with report.json or report/report.json.
 
     Returns:

@@ -13,6 +13,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.cfg_options import parse_options
+from swin_backbone.openmmlab.swap.diff import summarize
 from swin_backbone.workbench.report.collect import add_coco_metric, write_report
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -56,7 +57,7 @@ def guessed(cfg, out, **more):
     cfg.model, cfg.load_from = dict(type=Guess), None
     add_coco_metric(cfg)
     runner = runtime.build_runner(cfg)
-    return write_report(runner, runner.test, out, f'{cfg.work_dir}/guess.pth', **more)
+    return write_report(runner, runner.test, summarize, out, f'{cfg.work_dir}/guess.pth', **more)
 
 
 @pytest.fixture
@@ -136,9 +137,9 @@ def test_a_classifier_of_mmpretrain(tmp_path):
         hooks[0].after_test_iter(runner, 0, outputs=samples)
         return {'accuracy/top1': 0.0}
 
-    report = write_report(runner, test, tmp_path, 'epoch_1.pth')
+    report = write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
     assert report['overall'] == dict(top1=0.0)
     assert [row['file'] for row in report['pictures']] == ['0.jpg', '1.jpg']
     runner.cfg.default_scope = 'mmrotate'
     with pytest.raises(ValueError, match=r"a report takes a model of mmdet, .*, got default_scope='mmrotate'"):
-        write_report(runner, test, tmp_path, 'epoch_1.pth')
+        write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
