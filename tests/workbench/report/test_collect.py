@@ -126,12 +126,9 @@ def test_a_classifier_of_mmpretrain(tmp_path):
         BaseDataElement(metainfo=dict(img_path=f'{row}.jpg'), gt_label=torch.tensor([1]), pred_score=one)
         for row, one in enumerate(scores)
     ]
-    hooks, data = [], Samples(samples)
-    runner = SimpleNamespace(
-        cfg=Config(dict(default_scope='mmpretrain')),
-        test_dataloader=SimpleNamespace(dataset=data),
-        register_hook=hooks.append,
-    )
+    hooks, cfg = [], Config(dict(default_scope='mmpretrain'))
+    loader = SimpleNamespace(dataset=Samples(samples))
+    runner = SimpleNamespace(cfg=cfg, test_dataloader=loader, register_hook=hooks.append)
 
     def test():
         hooks[0].after_test_iter(runner, 0, outputs=samples)
