@@ -5,6 +5,7 @@
 # make docs      build the documentation's site into build/site; `.venv/bin/mkdocs serve --livereload` shows it while you write
 # make docs-pictures   draw the pictures of docs/explanation/pictures.md, from the code and the two demos' checkpoints
 # make wheels    the source distribution and a wheel for each platform, into dist/
+# make notes TAG=v0.1.0   print the changelog's section of a release, whose tag must be that of swin_backbone/version.py
 # make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: an hour
 # make benchmark-gpu   check and time the kernels on this GPU, as one table: needs CUDA
 #
@@ -40,7 +41,7 @@ venv_onedl := .venv
 venv_toolboxes := .venv
 venv_ray := .venv
 venv_peers := .venv-peers# mmpretrain does not import beside transformers 5
-venv_mmcv := .venv-mmcv# make test compares with figures of mmcv's operators (tests/mmcv_ops/figures.npz)
+venv_mmcv := .venv-mmcv# make test compares with figures of mmcv's operators (tests/openmmlab/mmcv_ops/figures.npz)
 venv_openmmlab := .venv-openmmlab# both stacks install the module mmcv
 venv_torch := .venv-$(subst =,,$(TORCH))
 venv_wheel := .venv-wheel
@@ -61,7 +62,7 @@ STAMP := $(VENV)/.installed
 comma := ,
 extra_stamps = $(addprefix $(STAMP)-,$(subst $(comma), ,$(1)))
 
-.PHONY: install test lint demo docs docs-pictures wheels parity benchmark-gpu clean FORCE
+.PHONY: install test lint demo docs docs-pictures wheels notes parity benchmark-gpu clean FORCE
 
 install: $(STAMP) $(call extra_stamps,$(EXTRAS))
 
@@ -101,7 +102,7 @@ tests_lite = $(RUN) -m pytest -m '' tests/install/test_lite.py
 tests_peers = $(RUN) -m pytest -m 'peer and not slow'
 tests_toolboxes = $(RUN) -m pytest -m 'toolboxes and not slow'
 tests_ray = $(RUN) -m pytest -m 'ray and not slow'
-tests_mmcv = $(RUN) -m pytest tests/mmcv_ops
+tests_mmcv = $(RUN) -m pytest tests/openmmlab/mmcv_ops
 tests_torch = PYTHONPATH=. OMP_NUM_THREADS=1 $(RUN) -m pytest $(addprefix tests/,models/modes/test_modes.py \
 	models/test_swin.py models/layers/test_blocks.py models/test_windows.py kernels/triton/test_check.py kernels/test_sdpa.py)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
@@ -131,6 +132,18 @@ wheels: install $(STAMP)-wheels
 	done
 	$(RUN) -m twine check --strict dist/*
 	for wheel in dist/*manylinux*.whl; do $(RUN) -m auditwheel show $$wheel || exit 1; done
+
+define NOTES
+import re, runpy, sys
+version = runpy.run_path('swin_backbone/version.py')['__version__']
+section = re.search(rf'^## {re.escape(version)}$$(.+?)(?=^## |\Z)', open('CHANGELOG.md', encoding='utf-8').read(), re.M | re.S)
+if sys.argv[1] != f'v{version}' or not section or not section[1].strip():
+    sys.exit(f'swin_backbone/version.py has {version}: TAG takes v{version}, got {sys.argv[1]!r}, and CHANGELOG.md needs a section {version}')
+print(section[1].strip())
+endef
+export NOTES
+notes:
+	@$(PYTHON) -c "$$NOTES" '$(TAG)'
 
 lint: install
 	PATH="$(abspath $(VENV))/bin:$$PATH" pre-commit run --all-files
@@ -170,7 +183,7 @@ $(WORK_seg)/last_checkpoint: | $(SHAPES)/annotations/instances_val.json
 DEPLOYED := work_dirs/demo-deploy
 deploy_demo = $(RUN) tools/export.py $(DEMO_$(1)) "$$(cat $(WORK_$(1))/last_checkpoint)" --out-dir $(DEPLOYED)/$(2) \
 		--pictures '$(SHAPES)/images/val/*0.png' --overwrite && \
-	$(RUN) -I swin_backbone/export/runtime.py $(DEPLOYED)/$(2) $(SHAPES)/images/val/*0.png && \
+	$(RUN) -I swin_backbone/workbench/export/runtime.py $(DEPLOYED)/$(2) $(SHAPES)/images/val/*0.png && \
 	for model in "$$(cat $(WORK_$(1))/last_checkpoint)" $(DEPLOYED)/$(2); do \
 		$(RUN) tools/test.py $(DEMO_$(1)) "$$model" --work-dir $(DEPLOYED) | grep $(3): || exit 1; \
 	done
@@ -182,6 +195,7 @@ parity: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) -m benchmarks.parity --jobs 2 $(PARITY)
 
 docs: install $(STAMP)-docs
+	$(RUN) docs/api.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 # Checkpoints of the demos are made first, unless they exist.

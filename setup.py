@@ -27,7 +27,7 @@ class BuildPackage(build_py):
             finder.unlink(missing_ok=True)  # of an earlier build
             start.unlink(missing_ok=True)
         else:
-            self.copy_file('swin_backbone/mmcv_ops/finder.py', str(finder))
+            self.copy_file('swin_backbone/openmmlab/mmcv_ops/finder.py', str(finder))
             start.write_text('import _swin_backbone_mmcv\n')
         mim = (HERE if editable else Path(self.build_lib)) / 'swin_backbone' / '.mim'
         mim.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
-    package_data={'swin_backbone.pictures': ['explorer.html']},
+    package_data={'swin_backbone.workbench.pictures': ['explorer.html']},
     # C++ and headers are for building; a wheel brings the library that they became.
     ext_modules=native['extensions'](),
     cmdclass={'build_py': BuildPackage, 'build_ext': native['BuildNative'], 'bdist_wheel': native['BuildWheel']},
@@ -90,7 +90,7 @@ setup(
         # notebooks/
         'notebooks': ['matplotlib>=3.8', 'jupyterlab'],
         # make docs
-        'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=1.0'],
+        'docs': ['mkdocs-material>=9.6'],
         # What tools/export.py writes with, and the runtimes of what it writes
         'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
         # Other implementations, which the tests compare with, and the frameworks of swin_backbone/adapters

@@ -27,13 +27,13 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
 )
 from swin_backbone.devices import processor
-from swin_backbone.export.export import manifest_of, write_model
-from swin_backbone.export.formats import FORMATS, OPERATORS, OPSET, check_format, quiet
-from swin_backbone.export.graph import Graph, maps_graph
-from swin_backbone.export.runtime import MANIFEST, Model
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
 from swin_backbone.whole_files import write_whole
+from swin_backbone.workbench.export.export import manifest_of, write_model
+from swin_backbone.workbench.export.formats import FORMATS, OPERATORS, OPSET, check_format, quiet
+from swin_backbone.workbench.export.graph import Graph, maps_graph
+from swin_backbone.workbench.export.runtime import MANIFEST, Model
 
 from . import library_profile, machine, timing
 from .peers import PEERS, Peer, build_peer, largest_difference
@@ -192,7 +192,7 @@ def show(
 def plot(path: Path, rows: list[dict[str, Any]], unit: str, title: str) -> None:
     from matplotlib.figure import Figure
 
-    from swin_backbone.pictures.save import save_figure
+    from swin_backbone.workbench.pictures.save import save_figure
 
     figure = Figure(figsize=(7, 5), layout='constrained')
     axes = figure.subplots()

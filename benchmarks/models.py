@@ -39,11 +39,11 @@ from torch import Tensor, nn
 from swin_backbone import mixed_precision
 from swin_backbone.command_line import BUILD_ERRORS, Parser, positive, run, stop_on_user_errors
 from swin_backbone.devices import keep_freed_memory, processor
-from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.layers.accelerate import replace_layers
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
+from swin_backbone.workbench.job import Job, Options
 
 from . import machine, timing
 from .one_training import as_ours, as_theirs, restore_layers
@@ -81,7 +81,7 @@ def main() -> None:
             machine.require_quiet()
         if args.keep_memory:
             keep_freed_memory()
-        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', with_data=False)
+        cfg = Job(args.config, Options(cfg_options=args.cfg_options or {})).cfg
         picture = read_picture(args.picture, args.shape)
         runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train)
         runs.update({folder: exported_run(folder, picture, args.threads) for folder in args.exported})
@@ -193,7 +193,7 @@ def truth_of(cfg: Config, picture: Tensor) -> Any:
 
 def exported_run(folder: str, picture: Tensor, threads: Optional[int]) -> Run:
     """Return a function that runs an exported whole model once, with the resizing of the test pipeline."""
-    from swin_backbone.export.runtime import Model
+    from swin_backbone.workbench.export.runtime import Model
 
     model, pixels = Model(folder, threads=threads), picture.permute(1, 2, 0).numpy()[..., ::-1]
     return lambda: list(model.predict([np.ascontiguousarray(pixels)]))

@@ -20,11 +20,12 @@ from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.kernels.bind.accelerate import restore_swin
-from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.errors import kind_of, parts_of
-from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES
-from swin_backbone.openmmlab.optim.amp import mixed_precision
+from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES, accelerate
+from swin_backbone.openmmlab.mixed_precision import mixed_precision
 from swin_backbone.whole_files import write_whole, write_whole_by
+from swin_backbone.workbench.job import Job, Options
+from swin_backbone.workbench.runner import build
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     'sgd': dict(type='SGD', lr=0.01, momentum=0.9),
@@ -71,7 +72,7 @@ def run_in_process(spec: Spec) -> list[float]:
     """
     torch.set_num_threads(spec.threads)
     cfg = _config(spec)
-    runner = runtime.build_runner(cfg)
+    runner = build.build_runner(cfg, accelerate=accelerate)
     model = runner.model
     if spec.swin == 'theirs':
         restore_swin(model)  # the layers behind stay as ours: rounding of them is no difference of the Swins
@@ -85,7 +86,7 @@ def run_in_process(spec: Spec) -> list[float]:
     losses = LossesHook()
     runner.register_hook(losses)
     with mixed_precision(model) if spec.bfloat16 else nullcontext():
-        runtime.run(runner, 'train')
+        build.run(runner, 'train')
     return losses.totals
 
 
@@ -103,14 +104,13 @@ class LossesHook(Hook):
 
 
 def _config(spec: Spec) -> Config:
-    cfg = runtime.load_config(
-        spec.config,
-        spec.work_dir,
-        ast.literal_eval(spec.cfg_options),
-        'none',
+    options = Options(
+        work_dir=spec.work_dir,
+        cfg_options=ast.literal_eval(spec.cfg_options),
         data=spec.data,
         annotations=spec.annotations,
     )
+    cfg = Job(spec.config, options).datasets.cfg
     theirs = as_theirs(cfg.model.backbone, cfg.get('default_scope', 'mmdet'))
     if spec.swin == 'theirs':
         cfg.model.backbone = theirs

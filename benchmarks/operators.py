@@ -18,7 +18,7 @@ from torch import Tensor
 
 from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
 from swin_backbone.devices import processor
-from swin_backbone.mmcv_ops import ext
+from swin_backbone.openmmlab.mmcv_ops import ext
 
 from . import machine, timing
 

@@ -122,11 +122,10 @@ class Model:
     """An actor: predict for batches of rows with `path` and `bytes`."""
 
     def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
-        from swin_backbone.openmmlab import runtime
-        from swin_backbone.openmmlab.inference.predict import Predictor, Results
+        from swin_backbone.workbench.job import Job
+        from swin_backbone.workbench.predict.results import Results
 
-        cfg = runtime.load_config(config, None, None, 'none', with_data=False)
-        self.predictor = Predictor(cfg, checkpoint, 'cuda:0' if gpus else 'cpu')
+        self.predictor = Job(config).open_predictor(checkpoint, 'cuda:0' if gpus else 'cpu')
         self.results = Results(Path(), self.predictor, score_thr)  # writes no file
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[pa.Table]:
@@ -140,7 +139,7 @@ class Model:
             yield pa.Table.from_pylist([row], SCHEMA)
 
     def row_of(self, path: str, data: bytes, error: str) -> dict[str, Any]:
-        from swin_backbone.openmmlab.data.media import Frame, Medium
+        from swin_backbone.workbench.data.media import Frame, Medium
 
         if error:
             raise OSError(error)

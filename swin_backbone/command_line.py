@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from textwrap import fill
 from types import FrameType
@@ -136,7 +137,7 @@ class CfgOptions(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
     ) -> None:
         import_package()
-        from swin_backbone.openmmlab.config.cfg_options import parse_options
+        from swin_backbone.workbench.configs.cfg_options import parse_options
 
         try:
             options = parse_options(values)
@@ -244,17 +245,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--debug': dict(action='store_true', help='print the traceback of an error'),
 }
 
-# Options of earlier versions, and their names now.
-RENAMED_OPTIONS = {
-    '--size': '--shape H W',
-    '--img-scale': '--shape H W, height first',
-    '--batch-size': '--batch N',
-    '--out': '--out-dir D',
-    '--traceback': '--debug',
-    '--to': '--new-window W',
-}
-CONFIG = 'config backbone at recipe cfg_options debug'  # for `load_config`
-TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr'  # for `training_settings`
+CONFIG = 'config backbone at recipe cfg_options debug'  # for `make_job`
+TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr'  # for `make_job`
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -308,38 +300,22 @@ class Parser(argparse.ArgumentParser):
             has_dtype = args[index + 1 : index + 2] in (['float16'], ['bfloat16'])
             if word == '--amp' in self._option_string_actions and not has_dtype:
                 args[index] = '--amp=auto'  # else a config behind the option would be the dtype
-            old = word.partition('=')[0]
-            new = RENAMED_OPTIONS.get(old, '')
-            if new.split(' ')[0] in self._option_string_actions and old not in self._option_string_actions:
-                self.error(f'{old} is now {new}')
         return super().parse_known_args(args, namespace)
 
 
-def load_config(args: argparse.Namespace, **more: Any) -> Any:
-    """Return the config of a command line, changed by the options of the tool.
+def make_job(args: argparse.Namespace) -> Any:
+    """Return the job of a command line: see `workbench.job.Job`."""
+    from swin_backbone.workbench.configs.training_settings import TrainingSettings
+    from swin_backbone.workbench.job import Job, Options
 
-    Args:
-        more: for `runtime.load_config`.
-    """
-    from swin_backbone.openmmlab import runtime
-
-    given: dict[str, Any] = {name: getattr(args, name, None) for name in ('work_dir', 'at', 'data', 'annotations')}
-    return runtime.load_config(
-        args.config,
-        cfg_options=args.cfg_options,
-        launcher=getattr(args, 'launcher', 'none'),
-        backbone=args.backbone,
-        recipe=args.recipe,
-        **given,
-        **more,
-    )
-
-
-def training_settings(args: argparse.Namespace) -> Any:
-    """Return the settings of a training: the options of `TRAINING_OPTIONS`."""
-    from swin_backbone.openmmlab.config.training_settings import TrainingSettings
-
-    return TrainingSettings(args.epochs, args.batch, args.shape and args.shape[::-1], args.lr, args.auto_scale_lr)
+    given = vars(args)
+    names = [field.name for field in fields(Options) if field.name in given and given[field.name] is not None]
+    options = Options(**{name: given[name] for name in names})
+    if 'auto_scale_lr' in given:
+        shape = args.shape and args.shape[::-1]
+        settings = TrainingSettings(args.epochs, args.batch, shape, args.lr, args.auto_scale_lr)
+        options = replace(options, settings=settings)
+    return Job(args.config, options)
 
 
 USER_ERRORS = (ValueError, TypeError, OSError)

@@ -3,9 +3,14 @@
 import ctypes
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
+from torch.overrides import TorchFunctionMode
 
 
 def processor() -> str:
@@ -38,6 +43,29 @@ def keep_freed_memory() -> None:
             glibc.mallopt(parameter, value)
 
 
+def has_accelerator() -> bool:
+    """Return whether mmengine finds a GPU or another device for training."""
+    has_one: bool = is_cuda_available() or is_npu_available() or is_musa_available()
+    return has_one
+
+
 def default_device() -> str:
     """Return the first CUDA device, or the CPU without CUDA."""
     return 'cuda:0' if torch.cuda.is_available() else 'cpu'
+
+
+class _LinspaceOnCpu(TorchFunctionMode):
+    """Mode with `linspace` on the CPU: constructors read drop path rates from its numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.linspace:
+            kwargs.setdefault('device', 'cpu')
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def on_device(device: str) -> Iterator[None]:
+    """Make a device the default for new modules and tensors; 'meta' has shapes and no data."""
+    with torch.device(device), _LinspaceOnCpu():
+        yield

@@ -95,7 +95,7 @@ def _imports() -> Iterator[Fact]:
 
 
 def _operators() -> str:
-    from .mmcv_ops import in_use, put_in_place
+    from .openmmlab.mmcv_ops import in_use, put_in_place
 
     put_in_place()
     return in_use()

@@ -6,7 +6,7 @@ from pathlib import Path
 try:
     import mmengine  # noqa: F401
 
-    from .mmcv_ops import put_in_place
+    from .openmmlab.mmcv_ops import put_in_place
 
     put_in_place()  # first: an import of mmcv.ops fails without compiled operators
     with warnings.catch_warnings():  # mmcv warns about missing operators, and no layer here needs them
@@ -21,18 +21,18 @@ except ImportError as error:
         'environment with all of it.'
     ) from error
 
-from .api import Model, load
 from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
 from .checkpoints import convert_checkpoint, load_checkpoint
 from .compat import give_numba_a_cache, import_torchvision
 from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from .openmmlab.config.files import register_prefixes
+from .openmmlab.config_files import register_prefixes
+from .openmmlab.layer_decay import SwinLayerDecayOptimizerConstructor
 from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
-from .openmmlab.optim.amp import mixed_precision
-from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
-from .openmmlab.optim.nan_guard import NonFiniteGuardHook
+from .openmmlab.mixed_precision import mixed_precision
 from .openmmlab.swap.replace import swap_backbone
 from .version import __version__
+from .workbench.model import Model, load
+from .workbench.runner.nan_guard import NonFiniteGuardHook
 
 if (Path(__file__).parent / 'kernels' / '__init__.py').is_file():  # without this folder torch computes everything
     from .kernels import bind, triton  # noqa: F401 - the replacements of models' forwards

@@ -84,7 +84,7 @@ def pytest_addoption(parser):
     parser.addoption(
         '--write-swap-list',
         action='store_true',
-        help='write what tests/openmmlab/swap/test_swap_every_config.py found to docs/guides/swap.md',
+        help='write what tests/openmmlab/swap/test_swap_every_config.py found to docs/measurements/swap.md',
     )
     parser.addoption(
         '--faults-json',

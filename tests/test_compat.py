@@ -8,7 +8,7 @@ from helpers import run_python
 from mmengine.config import Config
 
 from swin_backbone import compat
-from swin_backbone.openmmlab.config.files import read_config, register_prefixes
+from swin_backbone.openmmlab.config_files import read_config, register_prefixes
 
 OWN_CONFIG = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
 

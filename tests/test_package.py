@@ -20,6 +20,7 @@ LARGER_FOLDERS = {  # and why
     'configs': 'a folder for each architecture, by the names that the toolboxes give them',
     'configs/upernet': 'a file for each published model, by the names that mmseg gives them',
     'docs/guides': 'a page for each thing that users do',
+    'docs/measurements': 'a page for each thing that is measured',
     'swin_backbone': "the packages of CONTRIBUTING's table, and the files that several of them import",
     'tests': 'mirrors swin_backbone/, benchmarks/, tools/ and what else is tested',
     'tools': 'a file for each command, by the names that the toolboxes give them',
@@ -95,7 +96,7 @@ ARROW = re.compile(r'^\| `(\w+)/?` \| (.+?) \| (.+?) \|$', re.MULTILINE)
 DECIDERS = 'is_compiling', 'is_tracing', 'is_available('
 COMPUTE = {'kernels', 'models', 'compat.py', 'modes.py', 'positions.py'}
 # Modules that list devices, and compute nothing.
-ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'pictures', 'cost', 'export'}
+ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'workbench'}
 
 
 def arrows():
@@ -141,21 +142,23 @@ def test_no_circle_of_imports():
     assert set(order) == set(modules)
 
 
-def test_folders_of_openmmlab_import_those_to_their_left():
+KNOW_A_SWIN = ('pictures', 'cost', 'export')
+
+
+def test_folders_of_the_workbench_import_those_to_their_left():
     sentence = TABLE.read_text(encoding='utf-8').split('imports those to its left alone: ')[1].split('.')[0]
     folders = re.findall(r'`(\w+)`', sentence)
-    inside = PACKAGE / 'openmmlab'
+    inside = PACKAGE / 'workbench'
     assert sorted(folders) == sorted(path.parent.name for path in inside.glob('*/__init__.py'))
-    below = ['errors', 'launchers']
-    file_below = 'swin_backbone.openmmlab.config.files'  # reads a config alone
-    for path in sorted(inside.rglob('*.py')):
-        if path.stem == 'runtime':
-            continue
-        here = path.relative_to(inside).parts[0]
-        allowed = {*below, *(folders[: folders.index(here) + 1] if here in folders else ())}
-        for name in imported(path):
-            if name.startswith('swin_backbone.openmmlab.') and name != file_below:
-                assert name.split('.')[2] in allowed, f'{path.relative_to(ROOT)} imports {name}'
+    of_swins = [f'swin_backbone.{name}' for name in ('models', 'kernels', 'openmmlab.swap', 'openmmlab.layers')]
+    for folder in folders:
+        allowed = folders[: folders.index(folder) + 1]
+        for path in sorted((inside / folder).rglob('*.py')):
+            for name in imported(path):
+                message = f'{path.relative_to(ROOT)} imports {name}'
+                if name.startswith('swin_backbone.workbench.'):
+                    assert name.split('.')[2] in allowed, message
+                assert folder in KNOW_A_SWIN or not name.startswith(tuple(of_swins)), message
 
 
 def test_only_backends_decide_how_a_layer_is_computed():

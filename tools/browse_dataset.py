@@ -20,7 +20,7 @@ from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
     Parser,
-    load_config,
+    make_job,
     number,
     positive,
     run,
@@ -73,14 +73,14 @@ def main() -> int:
     args = parse_args()
     from mmengine.registry import VISUALIZERS, init_default_scope
 
-    from swin_backbone.openmmlab import runtime
-    from swin_backbone.openmmlab.config.paths import require_data
-    from swin_backbone.openmmlab.data.guard import build_dataset
     from swin_backbone.openmmlab.errors import sentence_of
-    from swin_backbone.openmmlab.inference.predict import VISUALIZERS_OF
+    from swin_backbone.workbench.data.datasets import DataSets
+    from swin_backbone.workbench.data.guard import guard_dataset
+    from swin_backbone.workbench.predict.predictor import VISUALIZERS_OF
+    from swin_backbone.workbench.runner import build
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        cfg = load_config(args)
+        cfg = make_job(args).datasets.cfg
         if cfg.get('default_scope') not in ('mmdet', 'mmseg'):
             raise ValueError(f'the config must be of mmdet or mmseg, got default_scope={cfg.get("default_scope")!r}')
         init_default_scope(cfg.default_scope)
@@ -88,8 +88,8 @@ def main() -> int:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             make_folder(args.output_dir)
-        require_data(cfg, (args.phase,))
-        dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
+        dataset = DataSets(cfg, beyond=()).of(args.phase)  # a wrong mask is an error of its picture alone
+        guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable, has_checked_masks=False)
     visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo
     number = min(len(dataset), args.show_number or len(dataset))
@@ -105,7 +105,7 @@ def main() -> int:
         except Exception as error:
             if args.debug:
                 raise
-            where = '' if isinstance(error, runtime.RUN_ERRORS) else f'{source} cannot be drawn: '
+            where = '' if isinstance(error, build.RUN_ERRORS) else f'{source} cannot be drawn: '
             print(f'{sys.argv[0]}: {where}{sentence_of(error)}', file=sys.stderr)
             failed += 1
             continue

@@ -14,7 +14,7 @@ from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
     Parser,
-    load_config,
+    make_job,
     number,
     positive,
     run,
@@ -44,11 +44,10 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
-    from swin_backbone.openmmlab.data.check_data import check_data, print_reports
+    from swin_backbone.workbench.data.check_data import print_reports
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        cfg = load_config(args)
-        reports = check_data(cfg, max_files=args.max_files, seconds=args.seconds)
+        reports = make_job(args).check(args.max_files, args.seconds)
     print_reports(reports, Console())
     return 1 if any(report.errors for report in reports) else 0
 

@@ -10,7 +10,7 @@ a runtime runs the model, and the outputs are compared with PyTorch. --pictures 
 import argparse
 import json
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, run, stop_on_user_errors
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
 
 NOTHING_COMPARED = 'nothing was compared, since PyTorch finds nothing in the pictures: give --pictures with objects'
 
@@ -43,30 +43,27 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.export.export import export
-    from swin_backbone.export.picture import bands_of
-    from swin_backbone.export.runtime import read_picture
-    from swin_backbone.export.verify import is_verified
-    from swin_backbone.openmmlab.data import media
+    from swin_backbone.workbench.data import media
+    from swin_backbone.workbench.export.picture import bands_of
+    from swin_backbone.workbench.export.runtime import read_picture
+    from swin_backbone.workbench.export.verify import is_verified
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         media_files = media.find_media(args.pictures) if args.pictures else []
-        cfg = load_config(args, with_data=False)
-        bands = bands_of(cfg.model.backbone)
+        job = make_job(args)
+        bands = bands_of(job.cfg.model.backbone)
         pictures = [read_picture(str(medium.path), bands) for medium in media_files if not medium.is_video]
-        manifest = export(
-            cfg,
+        manifest = job.export(
             args.checkpoint,
             args.out_dir,
             args.format,
-            args.part,
-            args.shape,
-            args.precision,
-            pictures,
-            args.unsafe_load,
-            args.overwrite,
-            args.operators,
-            [text.strip() for text in args.texts.split('.') if text.strip()],
+            part=args.part,
+            shape=args.shape,
+            precision=args.precision,
+            pictures=pictures,
+            overwrite=args.overwrite,
+            operators=args.operators,
+            texts=[text.strip() for text in args.texts.split('.') if text.strip()],
         )
     for figures in manifest['verification']:
         print(json.dumps(figures))

@@ -8,7 +8,7 @@ import json
 
 from rich.console import Console
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, run, stop_on_user_errors
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
 
@@ -25,11 +25,11 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.cost.report import print_report, report
+    from swin_backbone.workbench.cost.report import print_report, report
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
-        cfg = load_config(args, with_data=False)
+        cfg = make_job(args).cfg
         data = report(cfg, args.shape, args.backbone_only)
     print_report(data, Console())
     if args.json:

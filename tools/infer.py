@@ -54,7 +54,7 @@ from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
     Parser,
-    load_config,
+    make_job,
     positive,
     run,
     stop_on_user_errors,
@@ -63,8 +63,9 @@ from swin_backbone.command_line import (
 from swin_backbone.whole_files import CANNOT_WRITE
 
 if TYPE_CHECKING:  # imported in functions, for a quick --help
-    from swin_backbone.openmmlab.data.media import Frame, Medium
-    from swin_backbone.openmmlab.inference.predict import Predictor, Results
+    from swin_backbone.workbench.data.media import Frame, Medium
+    from swin_backbone.workbench.predict.predictor import Predictor
+    from swin_backbone.workbench.predict.results import Results
 
 OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
@@ -115,7 +116,7 @@ def parse_args() -> argparse.Namespace:
     )
     tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
     args = parser.parse_args()
-    from swin_backbone.export.predictor import is_exported
+    from swin_backbone.workbench.export.predictor import is_exported
 
     if is_exported(args.config):
         if args.weights:
@@ -143,24 +144,11 @@ def shard(text: str) -> tuple[int, int]:
 
 def open_predictor(args: argparse.Namespace) -> 'Predictor':
     """Return the predictor of a config and a checkpoint, or of an exported folder."""
-    from swin_backbone.devices import default_device, keep_freed_memory
-    from swin_backbone.export.predictor import ExportedPredictor
-    from swin_backbone.openmmlab.config.published import find_weights
-    from swin_backbone.openmmlab.inference.predict import Predictor
-    from swin_backbone.openmmlab.layers.compile import compile_model
+    from swin_backbone.workbench.job import open_exported
 
-    exported = args.weights is None
-    device = args.device or ('cpu' if exported else default_device())
-    if device.partition(':')[0] == 'cpu':
-        keep_freed_memory()
-    if exported:
-        if args.amp or args.compile:
-            raise ValueError('--amp and --compile take a checkpoint: an exported model has the precision of its export')
-        return ExportedPredictor(args.config, device, args.threads, args.batch)
-    cfg = load_config(args, with_data=False)
-    predictor = Predictor(cfg, find_weights(args.weights), device, args.unsafe_load, args.allow_missing, args.amp)
-    if args.compile:
-        compile_model(predictor.model)
+    if args.weights is None:
+        return open_exported(args.config, args.device, args.threads, args.batch, args.amp, args.compile)
+    predictor: Predictor = make_job(args).open_predictor(args.weights, args.device)
     return predictor
 
 
@@ -201,7 +189,7 @@ class Job:
 
     def over(self, inputs: Sequence['Medium']) -> None:
         """Predict for all media. After an error, all earlier predictions are written."""
-        from swin_backbone.openmmlab.data.media import count_frames
+        from swin_backbone.workbench.data.media import count_frames
 
         self.task = self.progress.add_task('predicting', total=sum(map(count_frames, inputs)))
         batch: list[Prepared] = []
@@ -222,8 +210,8 @@ class Job:
 
     def prepared(self, inputs: Sequence['Medium']) -> Iterator[Prepared]:
         """Yield the readable frames of media, prepared for the model."""
-        from swin_backbone.openmmlab.data.media import depth_note, read_frames
         from swin_backbone.openmmlab.errors import sentence_of
+        from swin_backbone.workbench.data.media import depth_note, read_frames
 
         for medium in inputs:
             self.progress.update(self.task, description=escape(medium.name))
@@ -286,7 +274,7 @@ class Job:
 def infer_tiles(args: argparse.Namespace) -> int:
     """Predict for one picture in tiles."""
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        from swin_backbone.openmmlab.inference.tiles import TiledInference  # of the extra `tiles`
+        from swin_backbone.workbench.tiles import TiledInference  # of the extra `tiles`
 
         args.out_dir.mkdir(parents=True, exist_ok=True)
         given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
@@ -346,8 +334,9 @@ def main() -> int:
     args = parse_args()
     if args.tile is not None:
         return infer_tiles(args)
-    from swin_backbone.openmmlab.data.media import find_media
-    from swin_backbone.openmmlab.inference.predict import COLOURS, Results
+    from swin_backbone.workbench.data.media import find_media
+    from swin_backbone.workbench.pictures.colours import COLOURS
+    from swin_backbone.workbench.predict.results import Results
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         inputs = find_media(args.inputs)

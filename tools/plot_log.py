@@ -24,8 +24,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.pictures.curves import curves_figure, read_log
-    from swin_backbone.pictures.save import save_figure
+    from swin_backbone.workbench.pictures.curves import curves_figure, read_log
+    from swin_backbone.workbench.pictures.save import save_figure
 
     with stop_on_user_errors(debug=args.debug):
         check_outputs(args.out, inputs=args.logs, overwrite=args.overwrite)

@@ -13,10 +13,9 @@ from swin_backbone.command_line import (
     CONFIG,
     TRAINING_OPTIONS,
     Parser,
-    load_config,
+    make_job,
     run,
     stop_on_user_errors,
-    training_settings,
 )
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
@@ -29,7 +28,7 @@ def parse_args() -> argparse.Namespace:
         '--save-path', metavar='F', type=Path, help='write the config to F too: .py, .yml, .yaml or .json'
     )
     args = parser.parse_args()
-    from swin_backbone.openmmlab.config.files import CONFIG_SUFFIXES
+    from swin_backbone.openmmlab.config_files import CONFIG_SUFFIXES
 
     if args.save_path and args.save_path.suffix not in CONFIG_SUFFIXES:
         parser.error(f'--save-path takes a name that ends in {", ".join(CONFIG_SUFFIXES)}, got {args.save_path}')
@@ -42,7 +41,9 @@ def main() -> None:
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
         check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
-        cfg = load_config(args, with_data=args.data is not None, settings=training_settings(args))
+        job = make_job(args)
+        job.derive_settings()
+        cfg = job.cfg
         for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)
         text = cfg.pretty_text

@@ -9,19 +9,16 @@ DIR is a folder of tools/export.py. The exported model runs in its runtime, with
 
 import argparse
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
     Parser,
-    load_config,
+    make_job,
     number,
     run,
     stop_on_user_errors,
 )
-from swin_backbone.outputs import check_outputs, claim_folder
 
 
 def parse_args() -> argparse.Namespace:
@@ -50,72 +47,27 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
-        metrics, pictures = test(args, places)
-    from swin_backbone.openmmlab.launchers import rank
+    from swin_backbone.workbench.configs.published import find_weights
+    from swin_backbone.workbench.runner.build import RUN_ERRORS, run
+    from swin_backbone.workbench.runner.launchers import rank
+    from swin_backbone.workbench.runner.testing import OutputOptions
 
+    outputs = OutputOptions(
+        args.tta, args.show, args.wait_time, args.show_dir, args.out, args.first_label, args.overwrite
+    )
+    with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
+        with stop_on_user_errors(BUILD_ERRORS, args.debug):
+            checkpoint = args.checkpoint or find_weights(args.weights)
+            test = make_job(args).build_test(checkpoint, outputs, args.device, args.threads)
+            runner = places.enter_context(test)
+        with stop_on_user_errors(RUN_ERRORS, args.debug):
+            metrics = run(runner, 'test')
     if rank(args.launcher):
         return
     if args.show_dir:
-        print(f'{pictures} pictures in {args.show_dir}')
+        print(f'{len(runner.test_dataloader.dataset)} pictures in {args.show_dir}')
     for name, value in metrics.items():
         print(f'{name}: {value}')
-
-
-def test(args: argparse.Namespace, places: ExitStack) -> tuple[dict[str, float], int]:
-    """Return the metrics and the number of pictures. Other outputs move to their places when `places` close."""
-    from swin_backbone.export.predictor import is_exported, set_exported
-    from swin_backbone.openmmlab import runtime
-    from swin_backbone.openmmlab.config.paths import require_data
-    from swin_backbone.openmmlab.config.published import find_weights, start_from
-    from swin_backbone.openmmlab.inference.results import WriteLabelsHook, require_different_names, written_by_others
-    from swin_backbone.openmmlab.launchers import rank
-    from swin_backbone.openmmlab.layers.compile import compile_model
-
-    def written_to(folder: str) -> Path:
-        if not rank(args.launcher):
-            claim_folder(folder, args.overwrite)
-        return places.enter_context(written_by_others(Path(folder)))
-
-    hooks: list[Any] = []
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        cfg = load_config(args)
-        if args.weights:
-            args.checkpoint = find_weights(args.weights)
-        if is_exported(args.checkpoint):
-            if args.amp or args.compile:
-                raise ValueError(
-                    '--amp and --compile take a checkpoint: an exported model has the precision of its export'
-                )
-            set_exported(cfg, args.checkpoint, args.device, args.threads)
-        else:
-            start_from(cfg, args.checkpoint)
-        show_dir = str(written_to(args.show_dir)) if args.show_dir else None
-        if args.show or show_dir:
-            runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
-        if args.amp:
-            runtime.enable_amp_of_test(cfg, args.amp)
-        if args.tta:
-            if is_exported(args.checkpoint):
-                raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
-            runtime.enable_tta(cfg)
-        segments = cfg.get('default_scope') == 'mmseg'
-        if args.out and segments:
-            hooks.append(WriteLabelsHook(written_to(args.out), args.first_label))
-        elif args.out:
-            check_outputs(args.out, inputs=[args.config, args.checkpoint], overwrite=args.overwrite)
-            beside = places.enter_context(written_by_others(Path(args.out).parent))
-            runtime.write_predictions(cfg, str(beside / Path(args.out).name))
-        require_data(cfg, ('test',))
-        runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
-        if args.compile:
-            compile_model(runner.model)
-        for hook in hooks:
-            runner.register_hook(hook)
-        if (args.out and segments) or (show_dir and cfg.get('default_scope') == 'mmdet'):
-            require_different_names(runner.test_dataloader.dataset, with_suffix=not segments)
-    with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
-        return runtime.run(runner, 'test'), len(runner.test_dataloader.dataset)
 
 
 if __name__ == '__main__':

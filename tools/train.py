@@ -14,10 +14,9 @@ from swin_backbone.command_line import (
     CONFIG,
     TRAINING_OPTIONS,
     Parser,
-    load_config,
+    make_job,
     run,
     stop_on_user_errors,
-    training_settings,
 )
 
 
@@ -39,20 +38,15 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.openmmlab import runtime
-    from swin_backbone.openmmlab.layers.compile import compile_model
-    from swin_backbone.openmmlab.training.monitor import enable_vis
+    from swin_backbone.workbench.runner.build import RUN_ERRORS, run
+    from swin_backbone.workbench.runner.monitor import enable_vis
 
-    with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
+    with stop_on_user_errors(RUN_ERRORS, args.debug):
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
-            cfg = load_config(args, settings=training_settings(args))
-            if args.amp:
-                runtime.enable_amp(cfg, args.amp)
-            enable_vis(cfg, args.vis)
-            runner = runtime.build_training(cfg, args.weights, args.resume, args.unsafe_load, args.skip_unreadable)
-            if args.compile:
-                compile_model(runner.model)
-        runtime.run(runner, 'train')
+            job = make_job(args)
+            enable_vis(job.cfg, args.vis)
+            runner = job.build_training(args.weights, args.resume)
+        run(runner, 'train')
 
 
 if __name__ == '__main__':

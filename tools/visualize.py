@@ -23,7 +23,7 @@ from swin_backbone.command_line import (
     USER_ERRORS,
     Parser,
     Shape,
-    load_config,
+    make_job,
     positive,
     run,
     stop_on_user_errors,
@@ -35,9 +35,9 @@ from swin_backbone.whole_files import write_whole
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
 
-    from swin_backbone.openmmlab.data.media import Frame
-    from swin_backbone.openmmlab.inference.predict import Predictor
-    from swin_backbone.pictures.layout import Layout
+    from swin_backbone.workbench.data.media import Frame
+    from swin_backbone.workbench.pictures.layout import Layout
+    from swin_backbone.workbench.predict.predictor import Predictor
 
     Commands = argparse._SubParsersAction[Parser]
 
@@ -134,43 +134,42 @@ def _pixel(text: str) -> tuple[int, int]:
 
 
 def _layout(args: argparse.Namespace) -> 'Layout':
-    from swin_backbone.pictures.layout import lay_out, map_size
+    from swin_backbone.workbench.pictures.layout import lay_out, map_size
 
     size = map_size(args.shape, args.stage)
     return lay_out(size, args.window, args.shift, args.mask_padding, args.small_map)
 
 
 def draw_windows(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.pictures.windows import windows_figure
+    from swin_backbone.workbench.pictures.windows import windows_figure
 
     return windows_figure(_layout(args))
 
 
 def draw_masks(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.pictures.windows import masks_figure
+    from swin_backbone.workbench.pictures.windows import masks_figure
 
     return masks_figure(_layout(args))
 
 
 def explorer_page(args: argparse.Namespace) -> bytes:
-    from swin_backbone.pictures.explorer import explorer_html
+    from swin_backbone.workbench.pictures.explorer import explorer_html
 
     page = explorer_html(args.shape, args.window, args.stage, args.shift, args.mask_padding, args.small_map)
     return page.encode()
 
 
 def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
-    from swin_backbone.openmmlab.data import media
-    from swin_backbone.openmmlab.inference.predict import Predictor
+    from swin_backbone.workbench.data import media
 
     frame = next(media.read_frames(media.find_media([args.image])[0]))
-    return Predictor(load_config(args, with_data=False), args.checkpoint, args.device, args.unsafe_load), frame
+    return make_job(args).open_predictor(args.checkpoint, args.device), frame
 
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.openmmlab.inference.explain import seen_by
-    from swin_backbone.pictures.attention import attention_maps, strides_of
-    from swin_backbone.pictures.overlays import attention_figure
+    from swin_backbone.workbench.pictures.attention import attention_maps, strides_of
+    from swin_backbone.workbench.pictures.overlays import attention_figure
+    from swin_backbone.workbench.predict.explain import seen_by
 
     predictor, frame = _predictor(args)
     seen = seen_by(predictor, frame)
@@ -184,9 +183,9 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
 
 
 def draw_features(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.openmmlab.inference.explain import features_of, seen_by
-    from swin_backbone.pictures.attention import strides_of
-    from swin_backbone.pictures.overlays import features_figure
+    from swin_backbone.workbench.pictures.attention import strides_of
+    from swin_backbone.workbench.pictures.overlays import features_figure
+    from swin_backbone.workbench.predict.explain import features_of, seen_by
 
     predictor, frame = _predictor(args)
     seen, strides = seen_by(predictor, frame), strides_of(predictor.model)
@@ -196,9 +195,9 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
 
 
 def draw_cam(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.openmmlab.inference.explain import explain, seen_by
-    from swin_backbone.pictures.attention import strides_of
-    from swin_backbone.pictures.overlays import cam_figure
+    from swin_backbone.workbench.pictures.attention import strides_of
+    from swin_backbone.workbench.pictures.overlays import cam_figure
+    from swin_backbone.workbench.predict.explain import explain, seen_by
 
     predictor, frame = _predictor(args)
     explanation = explain(predictor, frame, args.stage, args.method, args.label, args.number)
@@ -217,8 +216,8 @@ def draw_cam(args: argparse.Namespace) -> 'Figure':
 
 def draw_bias(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.checkpoints import read_checkpoint
-    from swin_backbone.pictures.bias import bias_tables
-    from swin_backbone.pictures.windows import bias_figure
+    from swin_backbone.workbench.pictures.bias import bias_tables
+    from swin_backbone.workbench.pictures.windows import bias_figure
 
     loaded = read_checkpoint(args.checkpoint, unsafe_load=args.unsafe_load)
     tables = bias_tables(loaded, args.stage, args.block, args.new_window, args.window)
@@ -232,7 +231,7 @@ def draw_bias(args: argparse.Namespace) -> 'Figure':
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.pictures.save import save_figure
+    from swin_backbone.workbench.pictures.save import save_figure
 
     errors = BUILD_ERRORS if 'config' in args else USER_ERRORS
     with stop_on_user_errors(errors, args.debug):

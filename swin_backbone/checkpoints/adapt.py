@@ -32,18 +32,31 @@ TABLE = 'attn.w_msa.relative_position_bias_table'
 
 @dataclass
 class LoadReport:
-    """Names of loaded, resized, ignored and missing weights."""
+    """Names of loaded, resized, ignored and missing weights.
+
+    Attributes:
+        checkpoint: path or address.
+        origin: the format, and the prefix of the backbone's names in the checkpoint.
+        loaded: names in the model.
+        resized: names in the backbone, with the old and the new size.
+        ignored: names in the checkpoint, by reason.
+        missing: names in the model, of its backbone.
+        missing_elsewhere: names in the model, outside its backbone.
+        other_shapes: names in the model whose weights were not loaded, with the shape in the checkpoint.
+        warnings: sentences, logged as warnings.
+        notes: sentences, logged once in a process.
+    """
 
     checkpoint: str
-    origin: str = ''  # whose format it is, and the prefix of the backbone's names in it
-    loaded: list[str] = field(default_factory=list)  # names in the model
-    resized: dict[str, str] = field(default_factory=dict)  # names in the backbone; from what to what
-    ignored: dict[str, list[str]] = field(default_factory=dict)  # the reason; names in the checkpoint
-    missing: list[str] = field(default_factory=list)  # names in the model, of its backbone
-    missing_elsewhere: list[str] = field(default_factory=list)  # names in the model, outside its backbone
-    other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not loaded: names in the model
+    origin: str = ''
+    loaded: list[str] = field(default_factory=list)
+    resized: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, list[str]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    missing_elsewhere: list[str] = field(default_factory=list)
+    other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # logged once in a process
+    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         resized = ', '.join(dict.fromkeys(self.resized.values()))

@@ -28,7 +28,7 @@ from .errors import CheckpointError, RefusedCheckpoint, naming
 START_BYTES = 512  # of a file, enough to tell its kind
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
 NUMBER_KINDS = 'biufc'  # kinds of numpy's dtypes
-_original_load = torch.load  # openmmlab/checkpointing/loading.py puts another function in its place
+_original_load = torch.load  # workbench/resume/loading.py puts another function in its place
 _trusted = False
 
 

@@ -62,6 +62,7 @@ class ConfigError(ValueError):
     """An error in a config: one sentence with the key, the value and the allowed values."""
 
 
+NAME_A_KEY = (f'{__package__}.', f'{__package__.partition(".")[0]}.workbench.')  # packages, by their errors
 COMPLETE = (CheckpointError, ConfigError, TrainingStopped)  # messages with key and file
 
 
@@ -146,10 +147,10 @@ def _config_place(error: BaseException) -> str:
 def _objects_of(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield class and settings of the config parts among a frame's variables, then of the method's object.
 
-    Functions of this folder are left out, because their errors name a key. Constructors are left out, because the
-    caller has the config, and a new object has few attributes.
+    Functions of this folder and of the workbench are left out, because their errors name a key. Constructors are left
+    out, because the caller has the config, and a new object has few attributes.
     """
-    if frame.f_globals.get('__name__', '').startswith(f'{__package__}.') or frame.f_code.co_name == '__init__':
+    if frame.f_globals.get('__name__', '').startswith(NAME_A_KEY) or frame.f_code.co_name == '__init__':
         return
     for value in frame.f_locals.values():
         if isinstance(value, dict) and 'type' in value:

@@ -1,1 +1,1 @@
-"""What people do with a model: train, test, predict, export, report."""
+"""What people do with a model: configs, data, training, prediction, export, pictures, reports. `job.py` is the door."""

@@ -70,7 +70,7 @@ def test_the_config_of_a_mask_rcnn_with_a_frozen_backbone(adapter, tmp_path):
     pytest.importorskip('mmdet', reason='mmdet is not installed')
     from mmengine.registry import MODELS, init_default_scope
 
-    from swin_backbone.openmmlab.config.files import read_config
+    from swin_backbone.openmmlab.config_files import read_config
 
     published = randomised(output_norms=False)
     torch.save(official(published.state_dict()), tmp_path / 'published.pth')

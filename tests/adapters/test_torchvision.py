@@ -66,7 +66,7 @@ def test_detectors(torchvision, adapter, name):
 
 
 def test_their_means_are_swins(torchvision, adapter):
-    from swin_backbone.openmmlab.config.files import read_config
+    from swin_backbone.openmmlab.config_files import read_config
 
     data = read_config('configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py').model.data_preprocessor
     model = torchvision.models.detection.FasterRCNN(small(adapter), num_classes=2)

@@ -10,7 +10,7 @@ from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from benchmarks import one_training, parity
 from benchmarks.one_training import Spec, run_in_process
 from swin_backbone.kernels.native.library import load
-from swin_backbone.openmmlab.config.cfg_options import parse_options
+from swin_backbone.workbench.configs.cfg_options import parse_options
 
 DROP_PATH = {'model.backbone.drop_path_rate': 0.3}
 

@@ -14,7 +14,7 @@ from helpers.models.small_models import lines, randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, download, read_checkpoint
-from swin_backbone.openmmlab.checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
+from swin_backbone.workbench.resume.loading import load_from_file_or_address, read_checkpoints_safely
 
 TIMEOUT_S = 0.3
 

@@ -12,7 +12,7 @@ from helpers.models.small_models import randomised
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

@@ -15,7 +15,7 @@ from helpers.models.small_models import Detector, lines, randomised
 from swin_backbone import SwinBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.checkpoints.adapt import adapt_weights
-from swin_backbone.openmmlab.checkpointing.checkpoint_hook import WholeCheckpointHook
+from swin_backbone.workbench.resume.checkpoint_hook import WholeCheckpointHook
 
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 

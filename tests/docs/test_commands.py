@@ -1,8 +1,9 @@
-"""Run the commands of README and of the guides' first blocks, with a trained detector and a trained segmentor."""
+"""Run the commands of README, of the guides' first blocks and of the recipes, with a trained detector and segmentor."""
 
 import json
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import cv2
@@ -23,11 +24,25 @@ for package in ('mmdet', 'mmseg', 'onnxscript', 'onnxruntime', 'openvino', 'tiff
 KINDS = ('detector', 'segmentor')
 METRICS = dict(detector='coco/segm_mAP_50', segmentor='mIoU')
 MEASURED = {}
-FORMATS = dict(detector='onnx', segmentor='openvino')  # tests/export/test_cells.py (slow) has all
-ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/export/test_bands.py, tests/openmmlab/swap
+FORMATS = dict(detector='onnx', segmentor='openvino')  # tests/workbench/export/test_cells.py (slow) has all
+ELSEWHERE = ('more_bands.md', 'other_toolboxes.md')  # tests/workbench/export/test_bands.py, tests/openmmlab/swap
 GUIDES = [page for page in sorted((ROOT / 'docs' / 'guides').glob('*.md')) if page.name not in ELSEWHERE]
+RECIPES = ROOT / 'docs' / 'guides' / 'recipes.md'
 NOT_RUN = ('make', 'pip', 'docker', 'jupyter', 'bash')  # tests/tools/test_train.py starts processes
-LENGTHS = dict(detector='train_cfg.max_epochs=30', segmentor='train_cfg.max_iters=30')
+# One map of a detector and two of a segmentor: an export takes its time for each node.
+SIZES = dict(
+    detector=(
+        *('train_cfg.max_epochs=30', 'model.backbone.out_indices=(2,)', 'model.neck.in_channels=[128]'),
+        *('model.neck.num_outs=1', 'model.rpn_head.anchor_generator.strides=[16]'),
+        *('model.rpn_head.anchor_generator.scales=[3]', 'model.roi_head.bbox_roi_extractor.featmap_strides=[16]'),
+        'model.roi_head.mask_roi_extractor.featmap_strides=[16]',
+    ),
+    segmentor=(
+        *('train_cfg.max_iters=30', 'model.backbone.out_indices=(0,1)', 'model.decode_head.in_channels=[32,64]'),
+        *('model.decode_head.in_index=[0,1]', 'model.decode_head.pool_scales=(1,2)'),
+        *('model.auxiliary_head.in_channels=64', 'model.auxiliary_head.in_index=1'),
+    ),
+)
 LEARN = (
     *('optim_wrapper.optimizer.lr=0.003', 'param_scheduler=[]'),
     *('train_cfg.val_interval=30', 'default_hooks.checkpoint.interval=30'),
@@ -35,27 +50,19 @@ LEARN = (
 SMALL = (
     *('--epochs', '1', '--batch', '2', '--shape', '64', '64', '--cfg-options'),
     *('model.backbone.init_cfg=None', 'model.backbone.depths=[1,1,1,1]'),
+    'default_hooks.checkpoint.save_optimizer=False',
     *(f'{part}_dataloader.{setting}' for part in ('train', 'val')
       for setting in ('num_workers=0', 'persistent_workers=False')),
 )  # fmt: skip
+OF_A_MODEL = dict(
+    mask_rcnn=('model.train_cfg.rcnn.sampler.num=16',),
+    upernet=('model.decode_head.channels=16', 'model.auxiliary_head.channels=16'),
+)
 STANDS_FOR = {
     **{'INPUT...': ['pictures', 'clip.mp4'], 'pictures/': ['pictures'], 'PICTURE': ['city.tif']},
-    **{'slide.svs': ['slide.tif'], '1024': ['64', '--overlap', '32'], '128': ['32']},
+    **{'slide.svs': ['slide.tif'], '1024': ['64', '--overlap', '32'], '128': ['32'], '64': ['4'], '256': ['64']},
     **{'swin-t': ['swin-nano'], '/data/bolts': ['own'], '/data/streets': ['own'], 'OUT': ['official.pth']},
 }
-
-
-def named_commands():
-    """Return each command with the name of its page."""
-    found = {}
-    for page in (ROOT / 'README.md', *GUIDES):
-        text = page.read_text(encoding='utf-8')
-        if page in GUIDES:
-            text = next((match[0] for match in FENCE.finditer(text) if match[2] == 'bash'), '')
-        for command in commands(text):
-            if command[0] not in NOT_RUN and command[:3] != ['python', '-m', 'pip']:
-                found.setdefault(tuple(command[1:]), page.name)
-    return found.items()
 
 
 @pytest.fixture(scope='module')
@@ -85,7 +92,7 @@ def work(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for kind, data in zip(KINDS, (detection, segmentation)):
-            run_well('tools/print_config.py', *data(own, *LEARN, LENGTHS[kind]), '--save-path', f'{kind}.py')
+            run_well('tools/print_config.py', *data(own, *LEARN, *SIZES[kind]), '--save-path', f'{kind}.py')
             run_well('tools/train.py', f'{kind}.py', '--work-dir', kind)
             shutil.copy((folder / kind / 'last_checkpoint').read_text(), f'{kind}.pth')
     return folder
@@ -104,8 +111,11 @@ def fill(words, kind):
     for before, word in zip(('', *words), words):
         filled += ['own'] if before == '--data' else own.get(word, STANDS_FOR.get(word, [word]))
     if words[0] == 'tools/train.py':
-        data = () if {'--data', 'CONFIG'} & {*words} else ('--data', 'own')
-        filled += ('--work-dir', kind) if 'CONFIG' in words else (*data, *SMALL)
+        if 'CONFIG' not in words:
+            filled += (*(() if '--data' in words else ('--data', 'own')), *SMALL)
+            filled += next((option for name, option in OF_A_MODEL.items() if name in words[1]), ())
+        else:
+            filled += ('--work-dir', kind) if '--resume' in words else ('--work-dir', 'again', '--epochs', 1)
     if words[0] == 'tools/export.py':
         filled += ('--shape', 96, 96)  # the graph of free sizes takes thrice the time
         filled += ('--format', FORMATS[kind])
@@ -114,14 +124,25 @@ def fill(words, kind):
     return [f'{word}-{kind}' if word in ('seen', 'drawn') else word for word in filled]
 
 
-@pytest.mark.parametrize(
-    ('words', 'kind'),
-    [
-        pytest.param(words, kind, id=f'{page} {" ".join(words)}, {kind}')
-        for words, page in named_commands()
-        for kind in (KINDS if {'CONFIG', 'DIR'} & {*words} and '--data' not in words else KINDS[:1])
-    ],
-)
+def cases():
+    """Yield each command with a kind of model, and a test id. Commands that `fill` makes equal are one."""
+    seen = []
+    for page in (ROOT / 'README.md', *GUIDES):
+        text = page.read_text(encoding='utf-8')
+        if page in GUIDES and page != RECIPES:
+            text = next((match[0] for match in FENCE.finditer(text) if match[2] == 'bash'), '')
+        for command in commands(text):
+            if command[0] in NOT_RUN or command[:3] == ['python', '-m', 'pip']:
+                continue
+            words = command[1:]
+            of_a_model = {'CONFIG', 'DIR'} & {*words} and '--data' not in words and page != RECIPES
+            for kind in KINDS if of_a_model else KINDS[:1]:
+                if fill(words, kind) not in seen:
+                    seen.append(fill(words, kind))
+                    yield pytest.param(words, kind, id=f'{page.name} {" ".join(words)}, {kind}')
+
+
+@pytest.mark.parametrize(('words', 'kind'), cases())
 def test_a_command(words, kind, here):
     result = run_well(*fill(words, kind))
     if words[0] == 'tools/export.py':
@@ -144,6 +165,35 @@ def check_predictions(out, kind, frames):
         assert {one['image_id'] for one in objects if one['score'] > 0.5} == set(range(1, frames + 1))
     for path in (out / 'labels').glob('*.png') if kind == 'segmentor' else ():
         assert 0.2 < np.asarray(Image.open(path)).mean() < 0.4  # the square is a quarter
+
+
+PACKAGES = {"type='Albu'": 'albumentations', 'import slice_coco': 'sahi', 'import optuna': 'optuna'}  # by a use
+SMALLER = {
+    **{'CONFIG': 'detector.py', 'DIR': 'own', '1024': '32', '896': '24', '1333, 800': '96, 96', '640': '96'},
+    **{'1280': '192', 'switch_epoch=10': 'switch_epoch=1', 'epochs=4': 'epochs=1', 'n_trials=20': 'n_trials=1'},
+    **{'(1e-4, 3e-4)': '(1e-4,)', '(0.01, 0.05)': '(0.01,)'},
+}
+SECTIONS = [part for part in RECIPES.read_text(encoding='utf-8').split('\n## ') if '```python' in part]
+
+
+@pytest.mark.parametrize('section', SECTIONS, ids=lambda section: section.partition('\n')[0])
+def test_the_python_of_a_recipe(section, here, tmp_path):
+    missing, names = [], {}
+    for code in (match[3] for match in FENCE.finditer(section) if match[2] == 'python'):
+        for before, after in SMALLER.items():
+            code = code.replace(before, after)
+        package = next((package for use, package in PACKAGES.items() if use in code), 'torch')
+        if not find_spec(package):
+            missing.append(package)
+        elif code.startswith('_base_'):
+            (here / 'recipe.py').write_text(code)
+            run_well('tools/train.py', 'recipe.py', '--epochs', 2, '--work-dir', tmp_path)
+        else:
+            exec(code, names)
+    if 'tiles' in section:
+        assert len(list(Path('tiles', 'labels', 'val').iterdir())) == 8  # 2 pictures of 48x48 in tiles of 32x32
+    if missing:
+        pytest.skip(f'not installed: {", ".join(missing)}')
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ LIMIT_S = 900
 
 def test_nothing_outside_a_clone_is_asked_for():
     assert len(COMMANDS) >= 5
-    assert '../' not in OWN_DATA
     for command in COMMANDS:
+        assert '../' not in command
         for path in re.findall(r'(?:tools|configs)/\S+\.py', command):
             assert (ROOT / path).is_file(), path
 

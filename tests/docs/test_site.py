@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache, lru_cache
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+
+import swin_backbone
 
 CHINESE = sorted((ROOT / 'docs' / 'zh_cn').rglob('*.md'))  # test_docs_zh.py compares their code
 ENGLISH = [page for page in sorted((ROOT / 'docs').rglob('*.md')) if page not in CHINESE]
@@ -24,7 +27,7 @@ FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
 NOT_RUN = re.compile(r'<!-- not run: .+ -->\n\Z')
 EXAMPLES = (
     *('models.swin', 'models.swin_v2', 'checkpoints.adapt', 'checkpoints.convert'),
-    *('openmmlab.swap.replace', 'openmmlab.optim.layer_decay', 'pictures.attention'),
+    *('openmmlab.swap.replace', 'openmmlab.layer_decay', 'workbench.pictures.attention'),
 )
 
 
@@ -166,6 +169,13 @@ def test_examples_of_docstrings(module):
     assert not failed
 
 
+def test_the_python_reference_is_what_the_docstrings_make():
+    api = runpy.run_path(str(ROOT / 'docs' / 'api.py'))
+    assert api['PAGE'].read_text(encoding='utf-8') == api['page'](), 'python docs/api.py writes the page'
+    names = {name for section in api['SECTIONS'].values() for name in section}
+    assert {name for name in swin_backbone.__all__ if name != '__version__'} <= names
+
+
 @lru_cache(maxsize=1)
 def sentences():
     """Return a pattern for each string of the package and the tools with at least 20 fixed characters."""
@@ -191,6 +201,16 @@ def test_errors_of_troubleshooting_are_word_for_word():
     assert len(errors) > 15
     for error in errors:
         assert any(pattern.search(error) for pattern in sentences()), error
+
+
+@pytest.mark.skipif(not shutil.which('make'), reason='make is not installed')
+def test_notes_of_a_release_are_the_section_of_its_version():
+    version = swin_backbone.__version__
+    notes = {tag: subprocess.run(['make', '-s', 'notes', f'TAG={tag}', f'PYTHON={sys.executable}'], cwd=ROOT,
+                                 capture_output=True, text=True) for tag in (f'v{version}', 'v0.0.0', '')}  # fmt: skip
+    section = f'\n## {version}\n\n' + notes.pop(f'v{version}').stdout
+    assert section in (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
+    assert all(result.returncode and f'TAG takes v{version}' in result.stderr for result in notes.values())
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ PICTURES = 24
 WATCHED = """
 import os, time
 from pathlib import Path
-from swin_backbone.openmmlab.inference import predict
+from swin_backbone.workbench.predict import predictor as predict
 seen = Path({folder!r}, str(os.getpid()))
 seen.touch()
 own = predict.Predictor.predict

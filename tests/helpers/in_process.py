@@ -14,7 +14,7 @@ from torch.utils.data import _utils
 from yapf.yapflib import yapf_api
 
 from helpers import ROOT
-from swin_backbone.openmmlab.training.monitor import CurvesHook
+from swin_backbone.workbench.runner.monitor import CurvesHook
 
 # What takes most of a small training's time, and changes no result
 yapf_api.FormatCode = lambda text, style_config, verify=True: (text, True)  # mmengine's layout of a config

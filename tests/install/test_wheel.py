@@ -25,7 +25,7 @@ import swin_backbone
 from pathlib import Path
 from mmengine.config import Config
 from mmengine.hub import get_config
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 
 assert Path({{target!r}}) in Path(swin_backbone.__file__).parents, swin_backbone.__file__
 own = get_config('swin_backbone::{CONFIG}'), read_config('swin_backbone::{CONFIG}')

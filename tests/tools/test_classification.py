@@ -13,7 +13,7 @@ from mmengine.fileio import load
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, load_checkpoint
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 
 pytestmark = pytest.mark.toolboxes
 

@@ -13,12 +13,11 @@ import sys
 import mmengine.logging
 import pytest
 from helpers import ROOT, run_python
-from helpers.in_process import run
 
 from swin_backbone import command_line
 from swin_backbone.checkpoints import FORMATS
-from swin_backbone.command_line import ARGUMENTS, RENAMED_OPTIONS
-from swin_backbone.openmmlab.training.monitor import VIS_BACKENDS
+from swin_backbone.command_line import ARGUMENTS
+from swin_backbone.workbench.runner.monitor import VIS_BACKENDS
 
 TOOLS = ROOT / 'tools'
 COMMANDS = [
@@ -99,7 +98,7 @@ import os, signal, sys, time
 from pathlib import Path
 
 from swin_backbone.command_line import run
-from swin_backbone.export.export import new_folder
+from swin_backbone.workbench.export.export import new_folder
 
 def main():
     with new_folder(Path(sys.argv[1]) / 'out') as folder:
@@ -243,21 +242,3 @@ def test_values_that_need_no_import_are_those_of_the_package(monkeypatch):
 def test_help_of_a_training_starts_with_what_is_needed_most(monkeypatch):
     (parser,) = parsers(TOOLS / 'train.py', monkeypatch)
     assert list(options(parser))[1:5] == ['--data', '--backbone', '--epochs', '--batch']
-
-
-@pytest.mark.parametrize(
-    ('tool', 'words', 'new'),
-    [
-        ('train', ['CONFIG', '--img-scale', '640x480'], '--shape H W, height first'),
-        ('infer', ['a.png', 'CONFIG', '--batch-size=4'], '--batch N'),
-        ('export', ['CONFIG', 'CKPT', '--out', 'DIR'], '--out-dir D'),
-        ('visualize', ['bias', 'CKPT', '--to', '12'], '--new-window W'),
-    ],
-)
-def test_an_option_of_an_earlier_version_names_the_new_one(record_fault, tool, words, new):
-    old = next(word.partition('=')[0] for word in words if word.startswith('--'))
-    result = run(f'tools/{tool}.py', *words)
-    assert result.returncode == 2
-    assert result.stderr.endswith(f'error: {old} is now {new}\n')
-    assert RENAMED_OPTIONS[old] == new
-    record_fault('bad_commands')

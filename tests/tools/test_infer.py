@@ -17,8 +17,9 @@ from mmengine.config import Config
 from mmengine.structures import PixelData
 from PIL import Image
 
-from swin_backbone.openmmlab.data import media
-from swin_backbone.openmmlab.inference import predict as inference
+from swin_backbone.workbench.data import media
+from swin_backbone.workbench.predict import predictor as inference
+from swin_backbone.workbench.predict.results import Results, category_ids_of
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -87,12 +88,12 @@ def test_cocos_classes_have_cocos_ids():
     from mmdet.datasets import CocoDataset
 
     classes = CocoDataset.METAINFO['classes']
-    ids = dict(zip(classes, inference.category_ids_of(classes)))
+    ids = dict(zip(classes, category_ids_of(classes)))
     assert len(ids) == 80
     assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
         1, 13, 27, 51, 70, 90,
     ]  # fmt: skip
-    assert inference.category_ids_of(['nut', 'bolt']) == [1, 2]
+    assert category_ids_of(['nut', 'bolt']) == [1, 2]
 
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
@@ -147,7 +148,7 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     predictor = SimpleNamespace(scope='mmdet', meta=meta, draw=lambda frame, *_: frame.pixels)
     classes_HW = torch.tensor([[0, 1000, 2], [1, 1, 2000]])
     sample = DetDataSample(pred_panoptic_seg=PixelData(sem_seg=classes_HW[None]))
-    results = inference.Results(tmp_path, predictor, 0.3)
+    results = Results(tmp_path, predictor, 0.3)
     pixels = np.zeros((2, 3, 3), np.uint8)
     results.add(media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, pixels, (2, 3)), sample)
     results.close()
@@ -162,7 +163,7 @@ def test_labels_of_many_classes(classes, tmp_path):
     predictor = SimpleNamespace(scope='mmseg', meta=dict(classes=names, palette=[(7, 7, 7)] * classes))
     sample = SegDataSample(pred_sem_seg=PixelData(data=torch.tensor([[[0, 43, classes - 1]]])))
     frame = media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, np.zeros((1, 3, 3), np.uint8), (2, 6))
-    _, png = inference.Results(tmp_path, predictor, 0.3).data_of(frame, sample, 1)
+    _, png = Results(tmp_path, predictor, 0.3).data_of(frame, sample, 1)
     image = Image.open(io.BytesIO(png))
     assert image.mode == ('P' if classes == 256 else 'I;16')
     assert np.asarray(image).tolist() == [[0, 0, 43, 43, classes - 1, classes - 1]] * 2

@@ -10,7 +10,7 @@ from helpers.openmmlab.oracles import noise
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
 
-pytest.importorskip('swin_backbone.openmmlab.inference.tiles', reason='the extra tiles is not installed')
+pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is not installed')
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
@@ -60,7 +60,7 @@ def test_a_detector(tmp_path, files):
 def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
     pytest.importorskip('onnxscript', reason='onnxscript is not installed')
-    from swin_backbone.export.export import export
+    from swin_backbone.workbench.export.export import export
 
     export(Config.fromfile(SEGMENTATION), str(files / f'{SEGMENTATION.stem}.pth'), tmp_path / 'DIR')
     assert json.loads((tmp_path / 'DIR' / 'deploy.json').read_text())['period'] == 224

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.in_process import error_of, run_well
+from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
 from helpers.openmmlab.random_models import save_random_model
 from mmengine.evaluator import Evaluator
@@ -20,10 +21,9 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.cfg_options import parse_options
-from swin_backbone.openmmlab.inference.predict import Results
-from swin_backbone.openmmlab.inference.results import MaskAreasHook
+from swin_backbone.workbench.configs.cfg_options import parse_options
+from swin_backbone.workbench.predict.results import Results
+from swin_backbone.workbench.runner.testing import MaskAreasHook
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -38,7 +38,7 @@ def detector(tmp_path_factory):
     cv2.imwrite(str(root / 'images' / 'val' / '1.png'), cv2.imread(str(root / 'images' / 'val' / '1.png'))[:36])
     write_coco(root, 'val', coco)
     config, _, *options = map(str, detection(root))
-    checkpoint = save_random_model(runtime.load_config(config, None, parse_options(options), 'none'), root)
+    checkpoint = save_random_model(load_config(config, None, parse_options(options), 'none'), root)
     return root, checkpoint, [config, checkpoint, '--cfg-options', *options]
 
 
@@ -61,7 +61,7 @@ def test_both_tools_write_one_numbering_of_labels(first, tmp_path):
     """mmseg itself adds 1 with reduce_zero_label."""
     root = make_own_data(tmp_path / 'own')
     config, _, *options = map(str, segmentation(root, '+own_data.reduce_zero_label=True'))
-    cfg = runtime.load_config(config, None, parse_options(options), 'none')
+    cfg = load_config(config, None, parse_options(options), 'none')
     checkpoint = save_random_model(cfg, tmp_path)
     more = ['--first-label', first, '--cfg-options', *options]
     run_well('tools/test.py', config, checkpoint, '--out', tmp_path / 'tested', '--work-dir', tmp_path, *more)

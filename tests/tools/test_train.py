@@ -21,7 +21,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-from swin_backbone.openmmlab.training.monitor import CurvesHook
+from swin_backbone.workbench.runner.monitor import CurvesHook
 
 pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')

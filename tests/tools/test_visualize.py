@@ -12,7 +12,7 @@ from helpers.in_process import ROOT, draw_curves, error_of, run, run_well
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
 
-from swin_backbone.openmmlab.training import monitor
+from swin_backbone.workbench.runner import monitor
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

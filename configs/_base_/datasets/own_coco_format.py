@@ -1,5 +1,5 @@
 # Where your own pictures and their annotations in COCO's format are; see
-# swin_backbone/openmmlab/data/own_data/config.py
+# swin_backbone/workbench/data/own_data/config.py
 own_data = dict(
     root='data/own',
     train=dict(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ...mmcv_ops import in_use
 from ...models.pyramid import SwinPyramid
+from ..mmcv_ops import in_use
 
 # Layers of mmdet and mmseg that were tested with channels_last maps. CenterNet's head calls `view`, and fails on them.
 TESTED = {

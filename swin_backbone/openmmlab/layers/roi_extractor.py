@@ -12,7 +12,7 @@ from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor as OfMMDet
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...mmcv_ops.roi import roi_align_backward, roi_align_forward
+from ..mmcv_ops.roi import roi_align_backward, roi_align_forward
 
 MEAN = 1  # mmcv's number of the pool mode
 

@@ -13,7 +13,7 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
-from ...cost.meta import on_device
+from ...devices import on_device
 from ..errors import kind_of
 
 SIDE = 256  # pixels of the square probe image

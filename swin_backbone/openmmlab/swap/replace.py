@@ -11,8 +11,8 @@ from mmengine.registry import MODELS
 
 from ...archs import ARCHS
 from ...checks import check_choice
-from ...cost.meta import on_device
-from ..config.files import read_config
+from ...devices import on_device
+from ..config_files import read_config
 from ..errors import kind_of, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor

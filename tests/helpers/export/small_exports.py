@@ -12,11 +12,11 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from swin_backbone.export import export, formats, verify
-from swin_backbone.export.runtime import resize
-from swin_backbone.openmmlab.config.files import read_config
-from swin_backbone.openmmlab.inference.predict import Predictor
+from helpers.openmmlab.jobs import open_predictor
+from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap.replace import swap_backbone
+from swin_backbone.workbench.export import export, formats, verify
+from swin_backbone.workbench.export.runtime import resize
 
 SWIN = dict(embed_dims=32, depths=(1, 2, 1, 1), num_heads=(2, 4, 8, 16), arch=None, init_cfg=None)
 WIDTHS = [32, 64, 128, 256]
@@ -270,7 +270,7 @@ def compare_captured(cfg: Config, checkpoint: Path, texts=()):
     Yields:
         The figures of `verify.compare` for each picture of a batch, and the toolbox's result.
     """
-    predictor = Predictor(cfg, str(checkpoint), 'cpu')
+    predictor = open_predictor(cfg, str(checkpoint), 'cpu')
     if texts:
         pipeline = predictor.pipeline
         predictor.pipeline = lambda given: pipeline({**given, 'text': texts, 'custom_entities': True})

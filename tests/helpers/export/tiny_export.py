@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from swin_backbone.export import runtime
+from swin_backbone.workbench.export import runtime
 
 FITTED = dict(scale=[40, 24], keep_ratio=True)
 FREE = ['batch', 'height', 'width', 3]

@@ -9,9 +9,10 @@ import torch
 from mmengine.config import Config
 from pycocotools import mask as coco_mask
 
-from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.openmmlab.training.runner import SafeRunner
+from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.guard import guard_dataset
+from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
@@ -142,7 +143,8 @@ def evaluate(cfg):
 
 def browse(cfg):
     """Return the loaded pictures, or the errors."""
-    dataset = build_dataset(cfg, 'train')
+    dataset = DataSets(cfg, ()).of('train')
+    guard_dataset(dataset, cfg, is_training=True, skip_unreadable=False, has_checked_masks=False)
     results = []
     for index in range(len(dataset)):
         try:

@@ -8,9 +8,9 @@ import numpy as np
 from mmengine.registry import DATASETS
 from PIL import Image
 
-from swin_backbone.openmmlab.config.files import read_config
-from swin_backbone.openmmlab.data.own_data.config import fill_own_data
-from swin_backbone.openmmlab.data.own_data.layouts import find_data
+from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.workbench.data.own_data.config import fill_own_data
+from swin_backbone.workbench.data.own_data.layouts import find_data
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'

@@ -26,8 +26,8 @@ from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, OPTIM_WRAPPERS
 from mmengine.structures import BaseDataElement
 from torch import nn
 
+from helpers.openmmlab.jobs import build_runner
 from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.errors import TrainingStopped, walk
 
 IMAGES = 16
@@ -193,7 +193,7 @@ def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), inter
 
 
 def train(cfg):
-    runner = runtime.build_runner(cfg)
+    runner = build_runner(cfg)
     runner.train()
     return runner
 

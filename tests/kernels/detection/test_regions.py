@@ -1,6 +1,6 @@
 """RoIAlign and NMS of the library: layouts, dtypes, threads, numbers that are not finite, wrong arguments.
 
-tests/mmcv_ops compare with mmcv's operators, and csrc/tests/unit.cpp with plain loops for each instruction set.
+tests/openmmlab/mmcv_ops compare with mmcv's operators, csrc/tests/unit.cpp with plain loops for each instruction set.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 
 from swin_backbone.kernels.detection import regions
 from swin_backbone.kernels.native.library import load
-from swin_backbone.mmcv_ops.roi import Pooling
+from swin_backbone.openmmlab.mmcv_ops.roi import Pooling
 
 POOLING = Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
 

@@ -32,9 +32,9 @@ def results(backend):
 
 def save_alone(path):
     """Write `results` in a process without kernels/, and use what asks for the library."""
-    from swin_backbone import mmcv_ops
-    from swin_backbone.mmcv_ops import nms, roi
-    from swin_backbone.openmmlab.optim.amp import mixed_precision
+    from swin_backbone.openmmlab import mmcv_ops
+    from swin_backbone.openmmlab.mixed_precision import mixed_precision
+    from swin_backbone.openmmlab.mmcv_ops import nms, roi
 
     assert 'kernels' not in os.listdir(os.path.dirname(swin_backbone.__file__))
     model, boxes = SwinBackbone(**TWO_STAGES, embed_dims=32), torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8]])

@@ -8,7 +8,8 @@ from helpers.kernels.errors import relative_error
 from helpers.openmmlab.breadth import PLACED, build, pictures_and_truth, predict, swapped
 from mmengine.registry import MODELS
 
-from swin_backbone import accelerate, mmcv_ops, restore
+from swin_backbone import accelerate, restore
+from swin_backbone.openmmlab import mmcv_ops
 from swin_backbone.openmmlab.layers import maps
 from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, ConvTranspose2d
 

@@ -6,7 +6,7 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, swap_backbone
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_backbone import swap_backbone
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 

@@ -8,7 +8,7 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from swin_backbone import SwinLayerDecayOptimizerConstructor, swap_backbone
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap import replace as swap_module
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')

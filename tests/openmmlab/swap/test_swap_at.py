@@ -4,14 +4,14 @@ import copy
 
 import pytest
 import torch
+from helpers.openmmlab.jobs import load_config
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from swin_backbone import SwinBackbone, swap_backbone
-from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap import replace as swap_module
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -101,7 +101,7 @@ def test_neck_and_rates_of_a_backbone_with_another_name(bev, monkeypatch):
 
 
 def test_the_detector_of_deepsort_and_not_its_reid():
-    cfg = runtime.load_config(DEEPSORT, None, None, 'none', 'swin-nano', with_data=False, at='model.detector.backbone')
+    cfg = load_config(DEEPSORT, None, None, 'none', 'swin-nano', with_data=False, at='model.detector.backbone')
     before = read_config(DEEPSORT)
     assert cfg.model.reid == before.model.reid
     assert cfg.model.data_preprocessor == before.model.data_preprocessor
@@ -137,4 +137,4 @@ def test_the_student_of_lad_and_not_its_teacher():
 
 def test_at_without_a_backbone_is_refused():
     with pytest.raises(ValueError, match=r'^--at model.detector.backbone needs --backbone, which is missing'):
-        runtime.load_config(DEEPSORT, None, None, 'none', with_data=False, at='model.detector.backbone')
+        load_config(DEEPSORT, None, None, 'none', with_data=False, at='model.detector.backbone')

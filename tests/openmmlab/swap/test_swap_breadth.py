@@ -23,7 +23,7 @@ from helpers.openmmlab.breadth import (
 )
 
 from swin_backbone import swap_backbone
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 
 
 @pytest.mark.parametrize(

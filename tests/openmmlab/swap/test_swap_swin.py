@@ -12,7 +12,7 @@ from helpers.openmmlab.every_config import folders
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, swap_backbone
-from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config_files import read_config
 
 NAMES = {(96, 6): 'swin-t', (96, 18): 'swin-s', (128, 18): 'swin-b', (192, 18): 'swin-l'}  # by width and depth
 CONFIGS = [

@@ -10,16 +10,17 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import run
+from helpers.openmmlab.jobs import build_runner, load_config
 from helpers.openmmlab.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image
 
-from swin_backbone.openmmlab.data import check_labels
-from swin_backbone.openmmlab.data.check_data import check_data
-from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import DataError, sentence_of
-from swin_backbone.openmmlab.runtime import load_config
+from swin_backbone.workbench.data import check_labels
+from swin_backbone.workbench.data.check_data import check_data
+from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.guard import guard_dataset
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def own(tmp_path):
 
 
 def config(words):
-    from swin_backbone.openmmlab.config.cfg_options import parse_options
+    from swin_backbone.workbench.configs.cfg_options import parse_options
 
     return load_config(str(words[0]), None, parse_options(words[2:]), 'none')
 
@@ -37,7 +38,8 @@ def first_item(words, phase='train', **options):
     """Return the first sample of a data set, without a check of the data before."""
     cfg = config(words)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        dataset = build_dataset(cfg, phase, **options)
+        dataset = DataSets(cfg, ()).of(phase)
+        guard_dataset(dataset, cfg, phase == 'train', **{'skip_unreadable': False, **options}, has_checked_masks=False)
         return dataset, dataset[0]
 
 
@@ -66,7 +68,7 @@ def test_a_wrong_label_is_named_before_and_during_training(record_fault, own, ki
     words = segmentation(own)
     with pytest.raises(DataError) as error:
         first_item(words)
-    for text in (sentence_of(error.value), *check_data(config(words))[0].errors.sentences()):
+    for text in (sentence_of(error.value), *check_data(DataSets(config(words), ()))[0].errors.sentences()):
         assert str(path) in text
         assert message in text
     record_fault('bad_data', 2)
@@ -80,7 +82,7 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
     Image.fromarray(np.ones((SIZE, SIZE), np.uint16)).save(folder / '1.png')
     Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(folder / '2.png')
     Image.fromarray(np.ones((SIZE, SIZE), bool)).save(folder / '3.png')
-    reports = check_data(config(segmentation(own)))
+    reports = check_data(DataSets(config(segmentation(own)), ()))
     assert not reports[0].errors
     assert 'labels with every pixel ignored, whose loss is 0' in reports[0].warnings.counts
     assert reports[0].classes['nut'] == 3 * SIZE * SIZE
@@ -90,7 +92,7 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
 
 def test_more_classes_than_a_label_has_values(own):
     names = ','.join(f'class {number}' for number in range(300))
-    reports = check_data(config(segmentation(own, f'own_data.classes=[{names}]')))
+    reports = check_data(DataSets(config(segmentation(own, f'own_data.classes=[{names}]')), ()))
     assert not reports[0].errors
     assert reports[0].classes['class 1'] == 4 * 24 * 24
     assert reports[0].classes['class 299'] == 0
@@ -148,7 +150,7 @@ def test_unreadable_files_are_named_or_skipped_and_counted(record_fault, own, wo
     spoil, message = BREAK[kind]
     path = own / folder / 'train' / '0.png'
     spoil(path)
-    (printed,) = check_data(config(words(own)))[0].errors.sentences()
+    (printed,) = check_data(DataSets(config(words(own)), ()))[0].errors.sentences()
     assert printed.startswith('pictures or labels that cannot be read: 1, as')
     assert message in printed
     with pytest.raises(DataError) as error:
@@ -187,14 +189,14 @@ def test_train_skips_and_counts_unreadable_pictures(record_fault, own, words, tm
 
 def test_a_new_pipeline_is_guarded(record_fault, own, tmp_path):
     """RTMDet's PipelineSwitchHook sets another pipeline for the last epochs."""
-    from swin_backbone.openmmlab import runtime
+    from swin_backbone.workbench.runner import build
 
     truncate(own / 'images' / 'train' / '1.png')
     cfg = config(detection(own, 'train_cfg.max_epochs=2', 'train_cfg.val_interval=9'))
     switch_pipeline = cfg.train_dataloader.dataset.pipeline
     cfg.custom_hooks = [dict(type='PipelineSwitchHook', switch_epoch=1, switch_pipeline=switch_pipeline)]
     cfg.work_dir = str(tmp_path)
-    runtime.run(runtime.build_runner(cfg, skip_unreadable=True), 'train')
+    build.run(build_runner(cfg, skip_unreadable=True), 'train')
     assert '1 pictures were skipped' in log_of(tmp_path)
     record_fault('bad_data')
 
@@ -205,10 +207,10 @@ def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_pa
     Image.fromarray(np.full((SIZE, SIZE), 200, np.uint8)).save(path)
     cfg = config(segmentation(own, 'train_dataloader.num_workers=1'))
     cfg.work_dir = str(tmp_path)
-    from swin_backbone.openmmlab import runtime
+    from swin_backbone.workbench.runner import build
 
     with pytest.raises(DataError) as error:
-        runtime.run(runtime.build_runner(cfg), 'train')
+        build.run(build_runner(cfg), 'train')
     assert 'Traceback' in str(error.value)  # for --debug
     assert sentence_of(error.value) == (
         f'the label {path} has the values 200 (2304 pixels); 2 classes and ignore_index=255 allow 0 to 1, 255.'
@@ -245,7 +247,7 @@ OBJECTS = {
 def test_objects_that_are_wrong_are_counted(record_fault, own, kind):
     change, message = OBJECTS[kind]
     change_coco(own, 'val', change)
-    report = check_data(config(detection(own)))[1]
+    report = check_data(DataSets(config(detection(own)), ()))[1]
     printed = next(line for line in report.sentences(report.warnings) if message in line)
     assert printed.startswith('val: ')
     assert ': 1, as ' in printed
@@ -309,9 +311,9 @@ def test_good_data_is_a_table_and_no_error(own, tmp_path):
 
 def test_what_is_opened_is_bounded_and_said(own):
     cfg = config(detection(own))
-    assert check_data(cfg, max_files=2)[0].rows['pictures opened'] == '2 of 4, drawn at random'
-    assert check_data(cfg, seconds=0)[0].rows['pictures opened'] == '1 of 4, drawn at random'
-    assert check_data(cfg)[0].rows['pictures opened'] == '4'
+    assert check_data(DataSets(cfg, ()), max_files=2)[0].rows['pictures opened'] == '2 of 4, drawn at random'
+    assert check_data(DataSets(cfg, ()), seconds=0)[0].rows['pictures opened'] == '1 of 4, drawn at random'
+    assert check_data(DataSets(cfg, ()))[0].rows['pictures opened'] == '4'
 
 
 def test_folders_of_a_data_set_that_are_not_there_are_named(record_fault, tmp_path):
@@ -334,7 +336,7 @@ def test_a_config_of_a_repeated_data_set_is_looked_through_too(own):
     inner = cfg.train_dataloader.dataset
     cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=2, dataset=inner)
     (own / 'images' / 'train' / '0.png').unlink()
-    report = check_data(Config(cfg._cfg_dict))[0]
+    report = check_data(DataSets(Config(cfg._cfg_dict), ()))[0]
     assert report.errors.counts['pictures or labels that cannot be read'] == 1
 
 
@@ -342,12 +344,12 @@ def test_a_config_without_data_or_with_a_word_for_classes(record_fault, own):
     cfg = config(detection(own))
     cfg.train_dataloader.dataset.metainfo.classes = 'nut'
     with pytest.raises(ValueError, match=r'train_dataloader\.dataset\.metainfo\.classes takes a list of names'):
-        check_data(cfg)
+        check_data(DataSets(cfg, ()))
     cfg.train_dataloader.pop('dataset')
     with pytest.raises(ValueError, match=r'train_dataloader\.dataset takes a data set, as .*, got None'):
-        check_data(cfg)
+        check_data(DataSets(cfg, ()))
     with pytest.raises(ValueError, match='the config has no data: none of train_dataloader, val_dataloader'):
-        check_data(Config(dict(default_scope='mmdet', train_dataloader=None)))
+        check_data(DataSets(Config(dict(default_scope='mmdet', train_dataloader=None)), ()))
     record_fault('bad_data', 3)
 
 

@@ -18,7 +18,7 @@ from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
 
 from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab.data import media
+from swin_backbone.workbench.data import media
 
 MINE = b'the work of a year'
 CONFIG = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'

@@ -1,0 +1,177 @@
+"""Mixed precision of a whole model.
+
+In bfloat16, torch's autocast alone is too coarse for a detector: on a CPU it computes softmax, sums and powers in
+bfloat16, and mmcv's compiled operators take no bfloat16.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
+from mmengine.registry import HOOKS, OPTIM_WRAPPERS
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from ..checks import check_choice
+from .layers.maps import takes_float32_maps
+
+DTYPES = ('auto', 'float16', 'bfloat16')  # of `mixed_precision` and --amp
+
+# Methods of a head behind its forward: losses, targets, softmax, boxes, NMS, masks.
+BEHIND_FORWARD = ('loss_by_feat', 'loss_and_target', 'predict_by_feat', '_get_loss', '_get_predictions')
+
+# TOOD samples at offsets, which bfloat16 rounds, by an operator of mmcv for float32 alone.
+SAMPLING = 'deform_sampling'
+
+Method = Callable[..., Any]
+
+
+@OPTIM_WRAPPERS.register_module(name=['Bfloat16OptimWrapper', 'CpuAmpOptimWrapper'])  # the second of 0.1
+class Bfloat16OptimWrapper(OptimWrapper):
+    """Train in `mixed_precision` of bfloat16, on any device.
+
+    Losses are not scaled, because bfloat16 has the range of float32.
+    """
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        with super().optim_context(model), mixed_precision(model, 'bfloat16'):
+            yield
+
+
+@HOOKS.register_module()
+class MixedPrecisionHook(Hook):
+    """Test in `mixed_precision`. `dtype` is the dtype of the context."""
+
+    priority = 'VERY_LOW'  # after hooks that copy the model or replace its weights
+
+    def __init__(self, dtype: str = 'auto') -> None:
+        self.dtype = dtype
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        self._stack = ExitStack()
+        self._stack.enter_context(mixed_precision(runner.model, self.dtype))
+
+    def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def mixed_precision(model: nn.Module, dtype: str = 'auto') -> Iterator[None]:
+    """Run a model in autocast while the context lasts; in bfloat16, its sensitive parts run in float32.
+
+    Convolutions and linear layers compute in bfloat16. A head's forward returns float32, and everything behind the
+    forward computes in float32: softmax and sigmoid, losses, assignment, boxes, NMS and masks. The table is in
+    docs/explanation/mixed_precision.md. Several threads may use contexts of one model at a time.
+
+    Args:
+        model: a model of mmdet, mmseg or mmpretrain.
+        dtype: 'bfloat16', 'float16', or 'auto' for bfloat16 on a CPU and float16 on a GPU. In float16 the context is
+            torch's autocast alone.
+
+    Raises:
+        ValueError: for float16 on a CPU, or another dtype.
+    """
+    device = next((x.device.type for x in model.parameters()), 'cpu')
+    in_bfloat16 = check_amp(dtype, device) == 'bfloat16'
+    methods = _methods_in_float32(model, device) if in_bfloat16 else nullcontext()
+    # Autocast's cache would keep copies of the weights until the context ends, as of the first step of a training.
+    with methods, torch.autocast(device, torch.bfloat16 if in_bfloat16 else torch.float16, cache_enabled=False):
+        yield
+
+
+def check_amp(dtype: str, device: str) -> str:
+    """Return the dtype of `mixed_precision` on a kind of device."""
+    check_choice('dtype', dtype, DTYPES)
+    if dtype == 'float16' and device == 'cpu':
+        raise ValueError("dtype 'float16' of mixed precision takes a GPU; a CPU takes 'bfloat16'")
+    return dtype if dtype != 'auto' else 'bfloat16' if device == 'cpu' else 'float16'
+
+
+_open: dict[nn.Module, tuple[int, ExitStack]] = {}  # by model: number of contexts in all threads, and the restoration
+_lock = threading.Lock()
+
+
+@contextmanager
+def _methods_in_float32(model: nn.Module, device: str) -> Iterator[None]:
+    """Replace methods of a model's modules by methods in float32. The last context of the model restores them."""
+    with _lock:
+        contexts, restoration = _open.get(model) or (0, _replace_methods(model, device))
+        _open[model] = contexts + 1, restoration
+    try:
+        yield
+    finally:
+        with _lock:
+            contexts, restoration = _open.pop(model)
+            if contexts > 1:
+                _open[model] = contexts - 1, restoration
+            else:
+                restoration.close()
+
+
+def _replace_methods(model: nn.Module, device: str) -> ExitStack:
+    """Replace methods, and return a stack that restores them."""
+    stack, in_float32 = ExitStack(), partial(outside_autocast, device=device)
+    for module in model.modules():
+        behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
+        methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)
+        if _takes_float32(module, device):
+            methods['forward'] = in_float32
+        elif behind:
+            methods['forward'] = to_float32
+        if callable(getattr(type(module), SAMPLING, None)):
+            methods[SAMPLING] = in_float32
+        for name, change in methods.items():
+            before = vars(module).get(name)
+            if before is not None:  # accelerate.py, for example, sets a module's own forward
+                setattr(module, name, change(before))
+                stack.callback(setattr, module, name, before)
+            else:  # a bound method: a deep copy of the module binds the method to the copy
+                setattr(module, name, MethodType(change(getattr(type(module), name)), module))
+                stack.callback(delattr, module, name)
+    return stack
+
+
+def _takes_float32(module: nn.Module, device: str) -> bool:
+    """Return whether a layer computes in float32. mmcv's and torchvision's kernels for GPUs take no bfloat16."""
+    if device == 'cpu':
+        return takes_float32_maps(module)
+    return hasattr(module, 'roi_layers') or type(module).__module__.startswith('mmcv.ops')
+
+
+def outside_autocast(method: Method, device: str) -> Method:
+    """Return a method that computes in float32, outside autocast."""
+
+    @wraps(method)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, enabled=False):
+            return method(*_float32(args), **_float32(kwargs))
+
+    return outside
+
+
+def to_float32(method: Method) -> Method:
+    """Return a method with results in float32."""
+
+    @wraps(method)
+    def casting(*args: Any, **kwargs: Any) -> Any:
+        return _float32(method(*args, **kwargs))
+
+    return casting
+
+
+def _float32(value: Any) -> Any:
+    """Convert half precision to float32, also inside tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if type(value) is dict:
+        return {key: _float32(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_float32(item) for item in value)
+    return value

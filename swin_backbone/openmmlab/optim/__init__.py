@@ -1,1 +1,0 @@
-"""Updates of weights: mixed precision, learning rates by layer, and skipped steps."""

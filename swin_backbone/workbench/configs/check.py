@@ -1,0 +1,49 @@
+"""Compare the classes of a model with the classes of its data.
+
+A training with a wrong number of classes can run without an error. Toolboxes raise the errors of all other settings.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+
+from ...openmmlab.errors import ConfigError, walk
+from .paths import datasets_in
+
+CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
+SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')  # models with classes of several kinds
+
+
+def check_classes(cfg: Config) -> None:
+    """Check that the heads of a model have the number of classes of each data set. Raises: see `compare_classes`."""
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        for phase in ('train', 'val', 'test'):
+            for where, dataset in datasets_in(cfg, phase):
+                compare_classes(cfg, _classes_of(dataset), where)
+
+
+def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
+    """Compare the heads of a model with the classes of `where`.
+
+    Raises:
+        ConfigError: with the key, the value and the allowed values.
+    """
+    model = cfg.get('model') or {}
+    if not classes or any(name in model for name in SEVERAL_CLASSES):
+        return
+    for key, head in walk(model, 'model'):
+        name = re.sub(r'(\.\d+)+$', '', key).rpartition('.')[2]  # without indices of lists
+        if name in CLASS_HEADS and isinstance(head, dict) and head.get('num_classes', len(classes)) != len(classes):
+            number = head['num_classes']
+            raise ConfigError(f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}')
+
+
+def _classes_of(dataset: dict[str, Any]) -> Sequence[str]:
+    metainfo = dataset.get('metainfo')
+    classes = metainfo.get('classes') if isinstance(metainfo, dict) else None
+    if classes is None:
+        classes = getattr(DATASETS.get(dataset.get('type')), 'METAINFO', {}).get('classes')
+    return classes if isinstance(classes, (list, tuple)) else ()

@@ -1,0 +1,150 @@
+"""Checks of the user's folders and files."""
+
+import codecs
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from mmengine.config import Config
+
+from ...openmmlab.errors import DataError, walk
+
+LARGEST_FILE = 2**34  # bytes of a picture or annotation file
+MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
+
+
+def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
+    """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
+
+    Args:
+        most: bytes.
+
+    Raises:
+        OSError: if not, with the path.
+    """
+    try:
+        state = os.stat(path)
+    except ValueError as error:  # NUL in the name, or half of a surrogate pair
+        raise OSError(f'{str(path)!r} can be no name of a file: {error}') from error
+    if not stat.S_ISREG(state.st_mode):
+        kind = 'a folder' if stat.S_ISDIR(state.st_mode) else 'a device, FIFO or socket'
+        raise OSError(f'{path} is {kind}, and no file')
+    if state.st_size > most:
+        raise OSError(f'{path} has {state.st_size:,} bytes; at most {most:,} are read')
+
+
+def read_file(path: Union[str, Path], most: int = MOST_TEXT) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        DataError: if there is no such file, with the path.
+    """
+    try:
+        require_file(path, most)
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
+
+
+def decode(content: bytes) -> str:
+    """Return a text in UTF-8, or in UTF-16 with a byte order mark as Windows's programs write, without the mark."""
+    return content.decode('utf-16' if content.startswith(MARKS[1:]) else 'utf-8-sig')
+
+
+def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
+    """Return the text of a regular file: see `decode`. Raises: see `read_file`."""
+    try:
+        return decode(read_file(path, most))
+    except UnicodeDecodeError as error:
+        raise DataError(f'{path} cannot be read, save it in UTF-8: {error}') from error
+
+
+def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return keys and data sets of 'train', 'val' or 'test', or an empty list for a config without the phase.
+
+    Raises:
+        ValueError: if a key has no data set, naming the key.
+    """
+    loader = cfg.get(f'{phase}_dataloader')
+    if not isinstance(loader, dict):
+        return []
+    return list(datasets_of(loader.get('dataset'), f'{phase}_dataloader.dataset'))
+
+
+def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield keys and data sets of a part of a config, without their wrappers.
+
+    Raises:
+        ValueError: if a key has no data set, naming the key.
+    """
+    for key, part in walk(node, where, lambda name, _: name in ('dataset', 'datasets') or name.isdecimal()):
+        if not isinstance(part, (dict, list, tuple)):
+            raise ValueError(f'{key} takes a data set, as dict(type=...), got {part!r}')
+        if isinstance(part, dict) and not ('dataset' in part or 'datasets' in part):
+            yield key, part
+
+
+def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return keys and metrics of 'train', 'val' or 'test'."""
+    return list(metrics_of(cfg.get(f'{phase}_evaluator'), f'{phase}_evaluator'))
+
+
+def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield keys and metrics of a part of a config, without their evaluators."""
+    for key, part in walk(node, where, lambda name, _: name == 'metrics' or name.isdecimal()):
+        if isinstance(part, dict) and 'metrics' not in part:
+            yield key, part
+
+
+def annotation_file(node: dict[str, Any]) -> Optional[str]:
+    """Return the path of the annotation file of a data set or metric, if it is on a local disk."""
+    path = node.get('ann_file')
+    if not isinstance(path, str) or not path or '://' in path or node.get('backend_args'):
+        return None
+    return os.path.join(node.get('data_root') or '', path)
+
+
+def require_data(cfg: Config, phases: Sequence[str]) -> None:
+    """Raise an error for missing files of data sets, and for wrong classes.
+
+    Args:
+        phases: some of 'train', 'val' and 'test'. Data sets with `backend_args` are not on a local disk, nor checked.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    for phase in phases:
+        for where, dataset in datasets_in(cfg, phase):
+            classes = (dataset.get('metainfo') or {}).get('classes')
+            if isinstance(classes, str) and not os.path.isfile(classes):  # ('person'), which mmengine takes for letters
+                raise ValueError(f'{where}.metainfo.classes takes a list of names, or a file of them, got {classes!r}')
+            if not dataset.get('backend_args'):
+                for key, path in _expected(dataset):
+                    _require(path, f'{where}.{key}', f'{where}.data_root')
+        for where, metric in metrics_in(cfg, phase):
+            file = annotation_file(metric)
+            if file:
+                _require(file, f'{where}.ann_file', f'{where}.ann_file')
+
+
+def _require(path: str, key: str, setting: str) -> None:
+    if '://' not in path and not os.path.exists(path):
+        raise ValueError(
+            f'there is no {path}, where {key} expects data. Put the data there, or set --cfg-options {setting}=...'
+        )
+
+
+def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield keys and paths of a data set, joined as in mmengine's BaseDataset."""
+    root = dataset.get('data_root') or ''
+    prefix = dataset.get('data_prefix') or {}
+    folders = {f'data_prefix.{name}': path for name, path in prefix.items()} if isinstance(prefix, dict) else {}
+    for key, path in {'ann_file': dataset.get('ann_file'), 'data_prefix': prefix, **folders}.items():
+        if isinstance(path, str) and path:
+            yield key, os.path.join(root, path)  # an absolute path stays
+    if root:
+        yield 'data_root', root

@@ -1,0 +1,66 @@
+"""Published weights of whole models, by the names of the models in metafiles."""
+
+import re
+from pathlib import Path
+from typing import Any, Optional
+
+from mmengine.config import Config
+from mmengine.fileio import load
+
+from ...openmmlab.errors import ConfigError
+from ...openmmlab.config_files import OWN, TOOLBOXES, configs_of, similar
+
+
+def start_from(cfg: Config, checkpoint: Optional[str]) -> None:
+    """Load only the weights of a checkpoint, by path or URL; None loads nothing.
+
+    A config of a resumed training has `resume=True`.
+    """
+    cfg.update(load_from=checkpoint, resume=False)
+
+
+def find_weights(weights: str) -> str:
+    """Return the path or URL of a checkpoint.
+
+    Args:
+        weights: a URL, a file, or the name of a model with published weights: the file name of its config, without
+            `.py`. The metafiles of this package are searched first, then those of the installed toolboxes.
+
+    Raises:
+        ConfigError: (a ValueError) if it is none of them; the message has similar names.
+    """
+    if '://' in weights or Path(weights).is_file():
+        return weights
+    if Path(weights).suffix or '/' in weights:
+        raise ConfigError(f'--weights takes a checkpoint or the name of a published model, got no file {weights!r}')
+    names: list[str] = []
+    for package in (OWN, *TOOLBOXES):
+        configs = configs_of(package)
+        for metafile in sorted(configs.glob('*/metafile.y*ml')) if configs else ():
+            text = metafile.read_text(encoding='utf-8')
+            names += re.findall(r'(?m)^ *- Name: (\S+_\S+)', text)
+            if weights in text:
+                loaded: Any = load(str(metafile))
+                for model in loaded.get('Models') or [] if isinstance(loaded, dict) else loaded:
+                    if model['Name'] == weights and model.get('Weights'):
+                        return str(model['Weights'])
+    near = similar(weights, names)
+    raise ConfigError(
+        f'--weights takes the name of a model with published weights, got {weights!r}'
+        + (f'; did you mean {", ".join(near)}?' if near else '')
+    )
+
+
+def start_from_weights(cfg: Config, weights: str) -> None:
+    """Begin a training with the weights of a whole model, in place of the backbone's ImageNet weights.
+
+    Args:
+        weights: see `find_weights`.
+
+    Raises:
+        ConfigError: see `find_weights`.
+    """
+    start_from(cfg, find_weights(weights))
+    backbone = cfg.model.get('backbone')
+    if backbone and 'Pretrained' in str(backbone.get('init_cfg')):
+        backbone.init_cfg = None

@@ -1,0 +1,313 @@
+"""--epochs, --batch, --shape and --lr, and all settings of a config that depend on these options."""
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple, Optional
+
+from mmengine.config import Config, ConfigDict
+
+from ...openmmlab.errors import ConfigError, kind_of, parts_of, walk
+
+WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
+WARM_UP = 0.1  # largest share of a warm-up in a training
+# Settings of hooks and heads, in epochs
+EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')
+# Settings of transforms and preprocessors, in pixels: one side, or two
+SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
+# Keys of what a setting sets, by its name
+SAME_AS = {
+    'epochs': ('train_cfg.max_epochs', 'train_cfg.max_iters'),
+    'batch': ('train_dataloader.batch_size',),
+    'lr': ('optim_wrapper.optimizer.lr',),
+}
+GRID = 32  # pixels: multiples of this number stay multiples
+
+
+class TrainingSettings(NamedTuple):
+    """The settings of a training; None keeps the config's.
+
+    Args:
+        epochs: passes over all training pictures, also of a config that counts iterations or repeats pictures.
+        batch: pictures of a step and process.
+        img_scale: width and height in pixels of the resized pictures.
+        lr: the learning rate; the other rates of the schedule follow.
+        auto_scale_lr: let mmengine scale the learning rate in proportion to the batch.
+    """
+
+    epochs: Optional[int] = None
+    batch: Optional[int] = None
+    img_scale: Optional[tuple[int, int]] = None
+    lr: Optional[float] = None
+    auto_scale_lr: bool = False
+
+
+def apply_settings(cfg: Config, settings: TrainingSettings, options: Collection[str] = ()) -> None:
+    """Put settings into a config, in place, and change all settings that depend on them, except the schedule.
+
+    The learning rate does not follow the batch: see `lr_line`. `epochs` follow by `fit_schedule`.
+
+    Args:
+        options: dotted keys that the user has set too.
+
+    Raises:
+        ConfigError: if the config lacks what a setting changes, naming the key, or `options` have the key.
+    """
+    for name, keys in SAME_AS.items():
+        twice = [key for key in keys if key in options]
+        if twice and getattr(settings, name) is not None:
+            raise ConfigError(f'--{name} and --cfg-options {twice[0]} are one setting: leave out one of them')
+    if settings.batch is not None:
+        loader: Any = cfg.get('train_dataloader')
+        if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
+            raise ConfigError('--batch sets train_dataloader.batch_size, and the config has none')
+        loader['batch_size'] = settings.batch
+    if settings.img_scale is not None:
+        _set_img_scale(cfg, settings.img_scale)
+    if settings.lr is not None:
+        _set_lr(cfg, settings.lr)
+    if settings.epochs is not None:
+        for part in _steps(cfg.train_dataloader.get('dataset')):
+            if kind_of(part) == 'RepeatDataset':
+                part['times'] = 1  # an epoch has each picture once
+
+
+# --- the learning rate ------------------------------------------------------------------------------------------------
+
+
+def lr_line(cfg: Config, processes: int = 1) -> str:
+    """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
+
+    The learning rate does not follow the batch: docs/measurements/training.md compares three rules.
+    """
+    optimizer, batch = _optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
+    if optimizer is None or not isinstance(batch, int):
+        return ''
+    real = batch * processes * cfg.optim_wrapper.get('accumulative_counts', 1)  # pictures between two steps
+    base = _base_batch(cfg)
+    if base in (None, real):
+        return f'learning rate {optimizer.lr:g}, {real} pictures per step'
+    hint = '--auto-scale-lr scales it in proportion, --lr sets another'
+    return f'learning rate {optimizer.lr:g}, {real} pictures per step; the config has it for {base}: {hint}'
+
+
+def enable_auto_scale_lr(cfg: Config) -> None:
+    """Let mmengine scale the learning rate in proportion to the batch: `--auto-scale-lr` of the toolboxes.
+
+    mmengine compares the base with the pictures of an iteration. A step may have the gradients of several iterations.
+
+    Raises:
+        ConfigError: if the config does not name the batch of its learning rate.
+    """
+    base = _base_batch(cfg)
+    if base is None:
+        raise ConfigError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
+    cfg.auto_scale_lr.update(enable=True, base_batch_size=base / cfg.optim_wrapper.get('accumulative_counts', 1))
+
+
+def _base_batch(cfg: Config) -> Optional[int]:
+    base: Optional[int] = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
+    return base
+
+
+def _optimizer(cfg: Config) -> Optional[Any]:
+    """Return the optimizer of a config, or None if it has several optimizers or no learning rate."""
+    optimizer: Any = (cfg.get('optim_wrapper') or {}).get('optimizer')
+    has_lr = isinstance(optimizer, dict) and isinstance(optimizer.get('lr'), (int, float)) and optimizer['lr']
+    return optimizer if has_lr else None
+
+
+def _set_lr(cfg: Config, lr: float) -> None:
+    """Set the learning rate, and scale the other rates of the schedule in proportion."""
+    optimizer = _optimizer(cfg)
+    if optimizer is None:
+        raise ConfigError('--lr sets optim_wrapper.optimizer.lr, and the config has none')
+    for schedule in _schedules(cfg):
+        for key in ('eta_min', 'eta_max'):
+            if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in kind_of(schedule):
+                schedule[key] = float(f'{schedule[key] * lr / optimizer.lr:.6g}')
+    optimizer.lr = lr
+
+
+def _schedules(cfg: Config) -> list[ConfigDict]:
+    schedules = cfg.get('param_scheduler') or []
+    return [schedules] if isinstance(schedules, dict) else list(schedules)
+
+
+# --- the length of a training -----------------------------------------------------------------------------------------
+
+
+def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optional[int] = None) -> None:
+    """Set the length of a training, in place, and shorten warm-ups to a tenth of it.
+
+    Args:
+        pictures: number of pictures per epoch.
+        epochs: None keeps the length.
+
+    Raises:
+        ConfigError: if train_cfg has neither max_epochs nor max_iters.
+    """
+    loop = cfg.get('train_cfg') or ConfigDict()
+    unit = 'max_epochs' if 'max_epochs' in loop else 'max_iters'
+    if not isinstance(loop.get(unit), int):
+        raise ConfigError('--epochs sets train_cfg.max_epochs or max_iters, and the config has none')
+    by_epoch = unit == 'max_epochs'
+    batch = cfg.train_dataloader.get('batch_size') or 1
+    steps = max(1, math.ceil(pictures / (batch * processes)))  # per epoch
+    old = loop[unit]
+    new = old if epochs is None else epochs if by_epoch else epochs * steps
+    factor = new / old
+    loop[unit] = new
+    total = new * steps if by_epoch else new
+    ends = _Ends(factor, new, total, steps, by_epoch)
+    cfg.param_scheduler = [part for part in map(ends.fitted, _schedules(cfg)) if part is not None]
+    _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else steps)
+    logger: Any = (cfg.get('default_hooks') or {}).get('logger')
+    if isinstance(logger, dict):
+        logger['interval'] = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
+    if factor != 1:
+        _scale_modes(cfg.get('custom_hooks'), factor if by_epoch else 1)
+        _scale_modes(cfg.get('model'), factor)
+
+
+class _Ends:
+    """Ends of the parts of a schedule in a training of another length."""
+
+    def __init__(self, factor: float, new: int, total: int, steps: int, by_epoch: bool):
+        self.factor, self.new, self.total, self.steps, self.by_epoch = factor, new, total, steps, by_epoch
+        self.moved: dict[int, int] = {}  # old and new ends of warm-ups, in iterations
+
+    def fitted(self, schedule: ConfigDict) -> Optional[ConfigDict]:
+        """Return a part of the schedule at its new place, or None for a part without length."""
+        schedule = ConfigDict(schedule)
+        counts_epochs = schedule.get('by_epoch', True)
+        begin, end = schedule.get('begin', 0), schedule.get('end')
+        if kind_of(schedule) in WARM_UPS and not begin and isinstance(end, int):
+            return self._warm_up(schedule, end, counts_epochs)
+        limit = self.new if counts_epochs == self.by_epoch else self.total
+        factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)
+        if begin:
+            moved = None if counts_epochs else self.moved.get(begin)
+            schedule.begin = min(round(begin * factor), limit) if moved is None else moved
+        if isinstance(end, int):
+            schedule.end = min(max(1, round(end * factor)), max(limit, 1))
+            if schedule.end <= schedule.get('begin', 0):
+                return None
+        if 'T_max' in schedule:
+            whole = isinstance(end, int) and schedule.T_max in (end - begin, end)
+            length = schedule.end - schedule.get('begin', 0) if whole else max(1, round(schedule.T_max * factor))
+            schedule.T_max = max(1, length)
+        if 'milestones' in schedule:
+            schedule.milestones = sorted({max(1, round(value * factor)) for value in schedule.milestones})
+        if 'periods' in schedule:
+            schedule.periods = [max(1, round(value * factor)) for value in schedule.periods]
+        for key in ('step_size', 'total_steps'):
+            if key in schedule:
+                schedule[key] = max(1, round(schedule[key] * factor))
+        return schedule
+
+    def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
+        """Keep the length of a warm-up in iterations, up to `WARM_UP`; convert epochs to iterations."""
+        longest = int(WARM_UP * self.total)
+        if longest < 2:  # mmengine keeps the first rate of a warm-up of 1 iteration to the end of the training
+            longest = 0
+        if not counts_epochs:
+            schedule.end = self.moved[end] = min(end, longest)
+        elif self.factor != 1 or end * self.steps > longest:
+            schedule.end = min(round(end * self.factor * self.steps), longest)
+            schedule.by_epoch = False
+            schedule.pop('convert_to_iter_based', None)
+        return schedule if schedule.end else None
+
+
+def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, step: int) -> None:
+    """Validate and save a shorter training as often as the config, and a longer one at the config's intervals.
+
+    Args:
+        step: unit of all intervals, as the iterations of an epoch.
+    """
+
+    def fitted(interval: int) -> int:
+        return min(max(1, round(min(interval, interval * factor) / step)) * step, new)
+
+    if cfg.get('val_dataloader'):
+        loop.val_interval = fitted(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
+    if 'val_begin' in loop:
+        loop.val_begin = max(1, round(loop.val_begin * factor))
+    if loop.get('dynamic_intervals'):
+        loop.dynamic_intervals = [(round(at * factor), fitted(every)) for at, every in loop.dynamic_intervals]
+    checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint')
+    saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
+    if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == by_epoch:
+        checkpoint.interval = fitted(saves)
+
+
+def _scale_modes(node: Any, factor: float) -> None:
+    """Scale the epochs at which hooks and heads change their behaviour."""
+    for _, part in walk(node):
+        for key in EPOCH_SETTINGS if isinstance(part, dict) else ():
+            if isinstance(part.get(key), int):
+                part[key] = round(part[key] * factor)
+
+
+# --- the size of pictures ---------------------------------------------------------------------------------------------
+
+
+def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
+    """Set the width and height of Resize in test, and scale all other sizes in pixels in proportion."""
+    tested = [step for phase in ('test', 'val') for step in _steps(cfg.get(f'{phase}_dataloader')) if _is_resize(step)]
+    if not tested:
+        raise ConfigError('--shape sets the scale of Resize in test_dataloader, whose pipeline has none')
+    old = sorted(_pair(tested[0]['scale']))
+    factors = min(scale) / old[0], max(scale) / old[1]
+    model = cfg.get('model') or {}
+    nodes = [cfg.get(name) for name in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'data_preprocessor')]
+    nodes += [cfg.get('custom_hooks'), cfg.get('tta_pipeline'), model.get('data_preprocessor')]
+    for step in (step for node in nodes for step in _steps(node)):
+        if _is_resize(step) and sorted(_pair(step['scale'])) == old:
+            step['scale'] = scale
+            continue
+        for key in SIDES:
+            if key in step:
+                step[key] = _scaled(step[key], factors)
+        if isinstance(step.get('max_size'), int):  # the longer side
+            step['max_size'] = _side(step['max_size'], factors[1])
+    test_cfg = model.get('test_cfg')
+    if isinstance(test_cfg, dict) and test_cfg.get('mode') == 'slide':
+        for key in ('crop_size', 'stride'):
+            test_cfg[key] = _scaled(test_cfg[key], factors)
+
+
+def _is_resize(step: dict[str, Any]) -> bool:
+    return str(step.get('type')).endswith('Resize') and isinstance(step.get('scale'), (list, tuple, int))
+
+
+def _pair(scale: Any) -> tuple[int, int]:
+    return (scale, scale) if isinstance(scale, int) else (scale[0], scale[1])
+
+
+def _steps(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield each dict with a `type` in a part of a config, also nested dicts."""
+    return (part for _, part in parts_of(node, '-'))
+
+
+def _scaled(value: Any, factors: tuple[float, float]) -> Any:
+    """Scale a side, a pair or a list of pairs by the factors of the short and the long side; a square by the first.
+
+    All other values stay.
+    """
+    short, long = factors
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _side(value, short)
+    if not isinstance(value, (list, tuple)):
+        return value
+    kind: Any = type(value)
+    if len(value) == 2 and all(isinstance(side, int) for side in value) and value[0] != value[1]:
+        return kind(_side(side, short if side == min(value) else long) for side in value)
+    return kind(_scaled(part, factors) for part in value)
+
+
+def _side(side: int, factor: float) -> int:
+    if side <= 0:  # the border of a mosaic
+        return round(side * factor)
+    unit = GRID if side % GRID == 0 else 1
+    return max(unit, round(side * factor / unit) * unit)

@@ -1,0 +1,421 @@
+"""Annotations in COCO's formats: a check before mmdet and pycocotools read them.
+
+pycocotools reads and writes outside of its memory if a polygon or an RLE is wrong. COCO's evaluation needs more fields
+than training. Each annotation file is checked once in a process. Of other formats,
+`mask_fault` checks each object's mask when its picture is loaded: see guard.py.
+"""
+
+import inspect
+import json
+import os
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.fileio import list_from_file
+from mmengine.registry import DATASETS, Registry
+
+from ...checkpoints.errors import first_of
+from ...checks import check_int, check_number, check_sequence, check_type
+from ...openmmlab.errors import DataError, Faults, walk
+from ..configs.paths import LARGEST_FILE, MARKS, annotation_file, decode, read_file
+
+CLASSES_SHOWN = 10  # in an error
+
+NO_MASK = 'objects without a segmentation, in a config that trains or tests on masks'
+BAD_POLYGON = 'objects with a polygon that pycocotools cannot draw'
+SHORT_POLYGON = 'objects with a polygon that is not three points or more, an x and a y each'
+BAD_RLE = 'objects with an RLE that pycocotools cannot read'
+
+_shorten = reprlib.Repr()
+_shorten.maxstring = _shorten.maxother = 80
+
+TABLES = {'images': 'image', 'categories': 'category', 'annotations': 'annotation'}  # lists and their entries
+# Format by class of mmdet; subclasses inherit the format.
+FORM_OF = {
+    'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
+    'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
+}  # fmt: skip
+MOST_FILES = 32  # whose content is known
+READING = ('load_data_list', 'parse_data_info')  # methods; a class with its own reads another format
+
+
+class Annotations(NamedTuple):
+    """Content of an annotation file, and its faults.
+
+    Args:
+        pictures: name, size (height, width) and number of objects that mmdet loads, by id.
+        empty: number of pictures without objects.
+        rles: number of objects, without crowds, whose mask is an RLE.
+        categories: names, in the file's order.
+        objects: number for each category.
+        errors: entries with an error in mmdet, or a wrong meaning.
+        masks: masks, or a byte order mark, with an error in pycocotools.
+        in_evaluation: entries with an error in COCO's evaluation.
+        warnings: unusual entries.
+    """
+
+    pictures: dict[Any, tuple[str, tuple[int, int], int]]
+    empty: int
+    rles: int
+    categories: tuple[str, ...]
+    objects: Counter[str]
+    errors: Faults
+    masks: Faults
+    in_evaluation: Faults
+    warnings: Faults
+
+
+_known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what is looked at
+
+
+def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
+    """Return the registered class of a data set, or of a metric of METRICS, by a config; None for an unknown name."""
+    cls = config.get('type')
+    if isinstance(cls, str):
+        with registry.switch_scope_and_registry(None) as scoped:
+            cls = scoped.get(cls)
+    return cls if inspect.isclass(cls) else None
+
+
+def form_of(cls: Optional[type]) -> Optional[str]:
+    """Return the format that a data set or metric reads with pycocotools, a value of FORM_OF; None of another class."""
+    reading = [getattr(cls, name) for name in READING if hasattr(cls, name)]
+    if cls is None or not all(method.__module__.startswith('mmdet.') for method in reading):
+        return None
+    return next((FORM_OF[base.__name__] for base in cls.__mro__ if base.__name__ in FORM_OF), None)
+
+
+def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
+    """Check that the classes of a data set's config are categories of its annotation file, in its order.
+
+    mmdet numbers classes in the file's order, and leaves out the objects of a category with another name. A data set
+    that is not of FORM_OF, or whose class has an order of its own, is not checked.
+
+    Raises:
+        DataError: if not, with the difference.
+    """
+    cls: Any = class_of(dataset)
+    path, form = annotation_file(dataset), form_of(cls)
+    if path is None or form is None or getattr(cls, READING[0]).__qualname__ != f'CocoDataset.{READING[0]}':
+        return
+    classes = {**cls.METAINFO, **(dataset.get('metainfo') or {})}['classes']
+    classes = list_from_file(classes) if isinstance(classes, str) else list(classes)
+    names = check_annotations(path, form, with_masks).categories
+    missing = [name for name in classes if name not in names]
+    if missing:
+        raise DataError(
+            f'the classes {first_of(missing, CLASSES_SHOWN)} of metainfo are no categories of {path}, whose categories '
+            f'are {first_of(names, CLASSES_SHOWN)}'
+        )
+    shared = [name for name in names if name in classes]
+    if shared != classes:
+        raise DataError(
+            f'the classes of metainfo must be in the order of the categories of {path}, because mmdet numbers them so: '
+            f'{first_of(shared, CLASSES_SHOWN)}; got {first_of(classes, CLASSES_SHOWN)}'
+        )
+
+
+def uses_masks(cfg: Config) -> bool:
+    """Return whether a config trains or tests on the masks of objects."""
+    phases = ('train', 'val', 'test')
+    keys = [*(f'{phase}_{part}' for phase in phases for part in ('dataloader', 'evaluator')), 'custom_hooks']
+    return any(
+        isinstance(part, dict) and (part.get('with_mask') or 'segm' in str(part.get('metric')))
+        for key in keys
+        for _, part in walk(cfg.get(key))
+    )
+
+
+def check_annotations(
+    path: Union[str, Path], form: str, with_masks: bool, content: Optional[tuple[dict[str, list[Any]], bool]] = None
+) -> Annotations:
+    """Look through an annotation file. The result is kept until the file changes.
+
+    Args:
+        form: a value of FORM_OF.
+        with_masks: look at segmentations too.
+        content: of the file, as `read_annotations` returns it; None reads the file.
+
+    Raises:
+        DataError: if the file is no JSON with the lists of the format.
+    """
+    try:
+        state = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f'{path} cannot be read: {getattr(error, "strerror", None) or error}') from error
+    key = str(Path(path)), state.st_ino, state.st_mtime_ns, state.st_size, form, with_masks
+    if key not in _known:
+        if len(_known) >= MOST_FILES:
+            _known.pop(next(iter(_known)))
+        _known[key] = _look_through(*(content or read_annotations(path, form)), form, with_masks)
+    return _known[key]
+
+
+def require_annotations(
+    path: Union[str, Path], form: str, with_masks: bool, beyond: Sequence[str] = ('masks',)
+) -> Annotations:
+    """Check that mmdet and pycocotools can take an annotation file: see `check_annotations`.
+
+    Args:
+        beyond: refused faults besides `errors`, by their names in Annotations.
+
+    Raises:
+        DataError: if they cannot, with the annotations.
+    """
+    annotations = check_annotations(path, form, with_masks)
+    wrong = [sentence for name in ('errors', *beyond) for sentence in getattr(annotations, name).sentences()]
+    if wrong:
+        raise DataError(f'{path} has ' + '. It has '.join(wrong))
+    return annotations
+
+
+def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, str]]:
+    """Return the kind of fault of an object's mask, and the reason; None for a good mask.
+
+    Args:
+        segmentation: a list of polygons or an RLE.
+        size: height and width of the picture.
+    """
+    if segmentation is None or segmentation == []:
+        return NO_MASK, 'has none'
+    if isinstance(segmentation, dict):
+        reason = _rle_fault(segmentation, size)
+        return (BAD_RLE, reason) if reason else None
+    if not isinstance(segmentation, list):
+        return BAD_POLYGON, f'must be a list of lists of numbers, got {_shorten.repr(segmentation)}'
+    for polygon in segmentation:
+        reason = _polygon_fault(polygon, max(size))
+        if reason:
+            return BAD_POLYGON, reason
+    # pycocotools takes four numbers for a box. mmdet leaves such polygons out of training, COCO's evaluation does not.
+    short = next((polygon for polygon in segmentation if len(polygon) < 6 or len(polygon) % 2), None)
+    return None if short is None else (SHORT_POLYGON, f'has one of {len(short)} numbers')
+
+
+def _look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
+    errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
+    images = _entries('images', data['images'], _check_image, errors)
+    sizes = {image['id']: (image['height'], image['width']) for _, image in images}
+    files = {image['id']: str(image.get('file_name', image.get('coco_url'))) for _, image in images}
+    for file, count in Counter(files.values()).items():
+        if count > 1:
+            warnings.add('file names of several images, each with objects of its own', f'{file} of {count}')
+    if has_mark:
+        masks.add('a byte order mark, which pycocotools does not read', 'at its begin; --data removes it')
+    categories = _entries('categories', data['categories'], _check_category, errors)
+    names = {category['id']: category['name'] for _, category in categories}
+    for name, count in Counter(names.values()).items():
+        if count > 1:  # for training, see require_classes
+            in_evaluation.add('categories of one name', repr(name))
+    if not names:
+        errors.add('no categories', 'each has an id and a name')
+    known = first_of([f'{number} ({name})' for number, name in names.items()], CLASSES_SHOWN)
+    objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
+    filled, strays = set(), Faults()
+    loaded: Counter[Any] = Counter()
+    boxes: dict[tuple[Any, ...], Any] = {}
+    rles = 0
+    for name, item in _entries('annotations', data['annotations'], _check_object, errors):
+        image, category = item['image_id'], item['category_id']
+        size = sizes.get(image)
+        if category not in names:
+            kind = f'objects of unknown category_id; its categories are {known}'
+            errors.add(kind, f'{name} has {category}')
+        elif size is None:
+            strays.add("objects whose 'image_id' is that of no image", f'{name} has {image!r}')
+        else:
+            objects[names[category]] += 1
+            filled.add(image)
+            is_left_out = _check_box(name, item, size, warnings)
+            if item.get('ignore') and not is_left_out:
+                warnings.add("objects with 'ignore', which are left out", name)
+                is_left_out = True
+            if not is_left_out:
+                loaded[image] += 1
+                twin = boxes.setdefault((image, *item['bbox']), item)
+                if twin is not item:
+                    shared = (
+                        'class and box of another' if twin['category_id'] == category else 'the box of another class'
+                    )
+                    warnings.add(f'objects with {shared}', f'{name} and {twin["id"]}')
+            if 'iscrowd' not in item and form == 'COCO':
+                in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
+            if item['id'] == 0:
+                warnings.add("objects with the id 0, which COCO's evaluation counts as not found", name)
+            fault = mask_fault(item.get('segmentation'), size) if with_masks else None
+            if fault:
+                kind, reason = fault
+                (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
+            elif with_masks and isinstance(item['segmentation'], dict):
+                rles += not item.get('iscrowd')
+            elif with_masks and not is_left_out and _is_beside(item['bbox'], item['segmentation'], size):
+                warnings.add('objects whose bbox is not around their polygons', f'{name} has bbox {item["bbox"]}')
+    (warnings if filled else errors).update(strays)
+    pictures = {number: (files[number], size, loaded[number]) for number, size in sizes.items()}
+    empty = len(sizes.keys() - filled)
+    return Annotations(pictures, empty, rles, tuple(names.values()), objects, errors, masks, in_evaluation, warnings)
+
+
+def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[Any]], bool]:
+    """Return the lists of a file, and whether it begins with a byte order mark.
+
+    COCO's files of test pictures have no annotations: an empty list is returned.
+
+    Raises:
+        DataError: if the file is no JSON with the lists of the format.
+    """
+    try:
+        content = read_file(path, LARGEST_FILE)
+        data = json.loads(decode(content))
+    except DataError:
+        raise
+    except RecursionError as error:
+        raise DataError(f'{path} is no annotation file: it is nested more than a thousand times') from error
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise DataError(f'{path} is no JSON in UTF-8: {error}') from error
+    if isinstance(data, dict):
+        data.setdefault('annotations', [])
+    for table in TABLES:
+        if not isinstance(data, dict) or not isinstance(data.get(table), list):
+            raise DataError(
+                f"{path} is not in {form}'s format: it has no list {table!r}. Export COCO or YOLO (mmdet), or "
+                'label PNGs (mmseg), or convert it: see docs/guides/own_data.md'
+            )
+    return data, content.startswith(MARKS)
+
+
+def _entries(
+    table: str, entries: list[Any], check: Callable[[dict[str, Any]], None], errors: Faults
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the entries that pass a check, with names for messages, and add the faults to `errors`."""
+    whole = []
+    ids = set()
+    for index, entry in enumerate(entries):
+        number = entry.get('id') if isinstance(entry, dict) else None
+        name = f'{TABLES[table]} {number if type(number) in (int, str) else f"[{index}]"}'
+        try:
+            check_type('the entry', entry, dict, 'an object')
+            check(entry)
+        except KeyError as error:
+            errors.add(f'{table} without {error.args[0]!r}', name)
+        except (TypeError, ValueError) as error:
+            errors.add(f'{table} that cannot be read', f'{name}: {error}')
+        else:
+            if 'id' in entry and number in ids:
+                errors.add(f'{table} with the id of another: ids must be unique', name)
+            else:
+                whole.append((name, entry))
+            ids.add(number)
+    return whole
+
+
+def _check_image(image: dict[str, Any]) -> None:
+    hash(image['id'])
+    check_int('height', image['height'], 1)
+    check_int('width', image['width'], 1)
+    check_type('file_name', image.get('file_name', image.get('coco_url')), str, 'the name of a file')
+
+
+def _check_category(category: dict[str, Any]) -> None:
+    hash(category['id'])
+    check_type('name', category['name'], str, 'a string')
+
+
+def _check_object(item: dict[str, Any]) -> None:
+    check_int('id', item['id'])
+    hash((item['image_id'], item['category_id']))
+    for value in check_sequence('bbox', item['bbox'], 'four finite numbers', 4):
+        check_number('bbox', value)
+    check_number('area', item['area'])
+
+
+def _check_box(name: str, item: dict[str, Any], size: tuple[int, int], warnings: Faults) -> bool:
+    """Return whether mmdet leaves an object out for its box."""
+    x, y, width, height = box = item['bbox']
+    has = f'{name} has bbox {box}'
+    beside = f'{has}, its image {item["image_id"]} is {size[1]}x{size[0]}'
+    if width < 1 or height < 1 or item['area'] <= 0:
+        warnings.add('objects without area, which are left out', has)
+        return True
+    if x >= size[1] or y >= size[0] or x + width <= 0 or y + height <= 0:
+        warnings.add('boxes outside their image, which are left out', beside)
+        return True
+    if x < -1 or y < -1 or x + width > size[1] + 1 or y + height > size[0] + 1:
+        warnings.add('boxes that reach out of their image', beside)
+    return False
+
+
+def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, int]) -> bool:
+    """Return whether a bbox and the box around polygons share less than half of their union, inside the picture."""
+    x, y, width, height = box
+    corners = [x, y, x + width, y + height]
+    around = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
+    (x1, y1, x2, y2), (x3, y3, x4, y4) = (
+        [min(max(value, 0), size[1 - place % 2]) for place, value in enumerate(one)] for one in (corners, around)
+    )
+    shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
+    return 3 * shared < (x2 - x1) * (y2 - y1) + (x4 - x3) * (y4 - y3)
+
+
+def _polygon_fault(polygon: Any, side: int) -> Optional[str]:
+    """Return why a polygon cannot be drawn. An `int` of C holds five times each coordinate, which mmdet may magnify.
+
+    Args:
+        side: the longer side of the picture.
+    """
+    try:
+        points = np.asarray(polygon)
+    except ValueError:  # lists of several lengths
+        points = np.empty((0, 0))
+    if points.ndim != 1 or points.dtype.kind not in 'iuf':
+        return f'must be a list of lists of numbers, got {_shorten.repr(polygon)}'
+    if len(points) and not (-side <= points.min() and points.max() <= 2 * side):  # also NaN
+        return f"has {_shorten.repr(points.tolist())}: coordinates must be finite, and within twice the picture's size"
+    return None
+
+
+def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
+    """Return why an RLE cannot be decoded."""
+    counts, given = rle.get('counts'), rle.get('size')
+    if not isinstance(given, (list, tuple)) or set(map(type, given)) != {int} or list(given) != list(size):
+        return f'has the size {_shorten.repr(given)}, its picture is {list(size)} (height, width)'
+    if isinstance(counts, (str, bytes)):
+        runs = run_lengths(counts)
+        if runs is None:
+            return f'has counts that are no compressed RLE: {_shorten.repr(counts)}'
+    elif isinstance(counts, list) and set(map(type, counts)) == {int}:
+        runs = counts
+    else:
+        return f'has counts that are no whole numbers or string: {_shorten.repr(counts)}'
+    pixels = size[0] * size[1]
+    if len(runs) > pixels + 1 or min(runs) < 0 or sum(runs) != pixels:
+        return f'has counts that do not add up to the {pixels} pixels of its size: {_shorten.repr(counts)}'
+    return None
+
+
+def run_lengths(counts: Union[str, bytes], longest: int = 6) -> Optional[list[int]]:
+    """Return the run lengths of a compressed RLE; None for an invalid RLE, or a length of too many characters.
+
+    A length is some characters of five bits, least significant first. A sixth bit marks that another follows; the last
+    has the sign. From the fourth on, a length is a difference to the last but one (pycocotools' rleFrString).
+
+    Args:
+        longest: characters of a length; by default 30 bits, as in an `int` of C.
+    """
+    data = counts.encode(errors='surrogatepass') if isinstance(counts, str) else counts
+    words = re.findall(rb'[P-o]{0,%d}[0-O]' % (longest - 1), data)
+    if not words or sum(map(len, words)) != len(data):
+        return None
+    runs: list[int] = []
+    for word in words:
+        digits = [code - 48 & 31 for code in word]
+        run = sum(digit << 5 * place for place, digit in enumerate(digits))
+        run -= (digits[-1] >> 4) << 5 * len(digits)
+        runs.append(run + runs[-2] if len(runs) > 2 else run)
+    return runs

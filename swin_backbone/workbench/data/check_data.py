@@ -1,0 +1,250 @@
+"""Check of the data sets of a config before training.
+
+Annotation files are read whole; pictures and labels are a sample, of so many and for so long.
+"""
+
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.registry import METRICS, init_default_scope
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ...openmmlab.errors import DataError, Faults, sentence_of
+from ..configs.paths import annotation_file, datasets_in, metrics_in, require_data
+from .annotations import Annotations, check_annotations, class_of, form_of, uses_masks
+from .check_labels import LabelRule, read_label
+from .datasets import DataSets, depth_note_of
+from .guard import label_rule, unreadable
+from .left_out import count_left_out
+from .media import picture_size
+
+PHASES = ('train', 'val')
+MOST_CLASSES = 30  # of a table
+IGNORED_PIXELS = '(ignored)'  # among the classes of a report
+RARE = 10  # times as many objects as a class that may be mistyped
+SIMILAR = 0.7  # of two names, by difflib
+
+
+@dataclass
+class Report:
+    """Report of one data set.
+
+    Args:
+        name: of the phase, with the key of the data set among several.
+        rows: for the table, by their names.
+        classes: how many objects, or pixels of the labels looked at, each class has.
+        errors: data without a correct training.
+        warnings: unusual data.
+    """
+
+    name: str
+    rows: dict[str, str] = field(default_factory=dict)
+    classes: Counter[str] = field(default_factory=Counter)
+    errors: Faults = field(default_factory=Faults)
+    warnings: Faults = field(default_factory=Faults)
+
+    def sentences(self, faults: Faults) -> list[str]:
+        """Return the faults, a sentence each."""
+        return [f'{self.name}: {sentence}' for sentence in faults.sentences()]
+
+
+def check_data(
+    datasets: DataSets, max_files: int = 2000, seconds: float = 60, skip_unreadable: bool = False
+) -> list[Report]:
+    """Check the data sets of a config, also after an error in another.
+
+    Args:
+        max_files: number of opened pictures of a data set; drawn at random from more.
+        seconds: time limit for opening the pictures of a data set.
+        skip_unreadable: unreadable pictures are a warning, not an error.
+
+    Raises:
+        ValueError: if the config has no data, or a file or folder is missing.
+    """
+    cfg, with_masks = datasets.cfg, datasets.with_masks
+    require_data(cfg, PHASES)
+    if not any(datasets_in(cfg, phase) for phase in PHASES):
+        raise ValueError('the config has no data: none of train_dataloader, val_dataloader')
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    reports = []
+    for phase in PHASES:
+        sets = datasets_in(cfg, phase)
+        metrics = [metric for _, metric in metrics_in(cfg, phase) if form_of(class_of(metric, METRICS))]
+        evaluated = set(map(annotation_file, metrics))
+        for where, dataset in sets:
+            report = Report(phase if len(sets) == 1 else where)
+            reports.append(report)
+            path, form = annotation_file(dataset), form_of(class_of(dataset))
+            try:
+                wrong: list[Faults] = []
+                if path and form:
+                    annotations = check_annotations(path, form, with_masks)
+                    _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
+                    wrong = [getattr(annotations, name) for name in ('errors', *datasets.beyond)]
+                if not any(wrong):
+                    built = datasets.build(phase, dataset)
+                    if _check_pictures(report, built, cfg, phase == 'train', max_files, seconds, skip_unreadable):
+                        _warn_of_classes(report, report.classes)
+            except DataError as error:
+                report.errors.add('data that cannot be used', sentence_of(error))
+    return reports
+
+
+def check_own_data(datasets: DataSets, skip_unreadable: bool = False) -> None:
+    """Check the `own_data` of a config, 200 files and 5 seconds a data set, and print the reports.
+
+    Raises:
+        DataError: if the data has errors.
+    """
+    if 'own_data' not in datasets.cfg:
+        return
+    reports = check_data(datasets, max_files=200, seconds=5, skip_unreadable=skip_unreadable)
+    print_reports(reports, Console(stderr=True), with_errors=False)
+    errors = [sentence for report in reports for sentence in report.sentences(report.errors)]
+    if errors:
+        raise DataError('. '.join(errors))
+
+
+def print_reports(reports: Sequence[Report], console: Console, with_errors: bool = True) -> None:
+    """Print a table of the data sets, a table of their classes, and the faults."""
+    table = Table('', *(report.name for report in reports), title='data sets')
+    for name in dict.fromkeys(name for report in reports for name in report.rows):
+        table.add_row(name, *(report.rows.get(name, '') for report in reports))
+    console.print(table)
+    counted = 'objects' if any('objects' in report.rows for report in reports) else 'pixels of labels'
+    classes = Table('class', *(report.name for report in reports), title=counted)
+    names = list(dict.fromkeys(name for report in reports for name in report.classes))
+    for name in names[:MOST_CLASSES]:
+        classes.add_row(escape(str(name)), *(f'{report.classes[name]:,}' for report in reports))
+    if len(names) > MOST_CLASSES:
+        classes.add_row(f'and {len(names) - MOST_CLASSES} more')
+    if names:
+        console.print(classes)
+    for report in reports:
+        lines = [f'error: {sentence}' for sentence in report.sentences(report.errors) if with_errors]
+        lines += [f'warning: {sentence}' for sentence in report.sentences(report.warnings)]
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_pictures(
+    report: Report,
+    built: BaseDataset,
+    cfg: Config,
+    is_trained_on: bool,
+    max_files: int,
+    seconds: float,
+    skip_unreadable: bool,
+) -> bool:
+    """Check pictures and labels, and return whether the pixels of all labels for training are counted."""
+    left, left_out = count_left_out(built, uses_masks(cfg), is_trained_on, seconds)
+    rule = label_rule(cfg)
+    report.rows['pictures'] = f'{len(built):,}'
+    report.warnings.update(left_out)
+    if is_trained_on and 'objects' in report.rows:
+        report.rows['objects trained on'] = f'{left:,}'
+    classes = built.metainfo.get('classes', ())
+    sizes: list[tuple[int, int]] = []
+    checked = 0
+    max_files = 0 if getattr(built, 'backend_args', None) else max_files  # not on a local disk
+    for index in _sample(len(built), max_files, seconds):
+        item = built.get_data_info(index)
+        checked += 1
+        reason = unreadable(item)
+        if reason:
+            faults = report.warnings if skip_unreadable else report.errors
+            faults.add('pictures or labels that cannot be read', reason)
+            continue
+        size = picture_size(Path(item['img_path']))
+        sizes.append(size)
+        if note := depth_note_of(built, item):
+            report.warnings.add('pictures of more than 8 bits', note)
+        if form_of(type(built)) and size != (item['height'], item['width']):
+            report.warnings.add(
+                'pictures of another size than their annotations say',
+                f'{item["img_path"]} is {size[1]}x{size[0]}, annotated as {item["width"]}x{item["height"]}',
+            )
+        if rule and item.get('seg_map_path'):
+            _check_label(report, Path(item['seg_map_path']), rule.of(item), size, classes)
+    if sizes:
+        least, most = np.min(sizes, 0), np.max(sizes, 0)
+        report.rows['width'], report.rows['height'] = (f'{least[i]} to {most[i]}' for i in (1, 0))
+    sampled = '' if checked == len(built) else f' of {len(built):,}, drawn at random'
+    report.rows['pictures opened'] = f'{checked:,}{sampled}'
+    if rule:
+        report.rows['classes'] = str(len(classes))
+    return is_trained_on and bool(rule) and checked == len(built) and not report.errors
+
+
+def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
+    try:
+        values = read_label(path, rule, size)
+    except DataError as error:
+        report.errors.add('labels that cannot be trained on', str(error))
+        return
+    pixels = np.bincount(rule.classes_of_values()[values.ravel()], minlength=max(256, len(classes)))
+    counts = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
+    if not sum(counts.values()):
+        report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
+    counts[IGNORED_PIXELS] = int(pixels[rule.ignore_index])
+    report.classes.update(counts)
+
+
+def _report_annotations(
+    report: Report, path: str, annotations: Annotations, is_trained_on: bool, is_evaluated: bool
+) -> None:
+    report.rows['images annotated'] = f'{len(annotations.pictures):,}'
+    report.rows['objects'] = f'{sum(annotations.objects.values()):,}'
+    report.rows['classes'] = str(len(annotations.categories))
+    report.rows['images without objects'] = f'{annotations.empty:,}'
+    report.classes.update(annotations.objects)
+    report.errors.update(annotations.errors, path)
+    report.errors.update(annotations.masks, path)
+    if is_evaluated:
+        report.errors.update(annotations.in_evaluation, path)
+    report.warnings.update(annotations.warnings, path)
+    if is_trained_on:
+        _warn_of_classes(report, annotations.objects)
+    elif any(annotations.objects.values()):
+        for name in (name for name, count in annotations.objects.items() if not count):
+            report.warnings.add('classes without validation data, which have no score', name)
+    if not any(annotations.objects.values()):
+        (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
+
+
+def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
+    """Warn of classes without objects or pixels in training, and of rare ones with nearly the name of another."""
+    counts = Counter({name: count for name, count in counts.items() if name != IGNORED_PIXELS})
+    for name, count in counts.items():
+        letters = re.sub(r'\d', '', name)
+        frequent = [
+            name_2
+            for name_2, count_2 in counts.items()
+            if count_2 > RARE * count and re.sub(r'\d', '', name_2) != letters
+        ]
+        nearest = get_close_matches(name, frequent, 1, SIMILAR)
+        if not count:
+            report.warnings.add('classes without training data', name + (f', nearest {nearest[0]}' if nearest else ''))
+        elif nearest:
+            kind = 'rare classes, maybe mistyped'
+            report.warnings.add(kind, f'{name} ({count}), nearest {nearest[0]} ({counts[nearest[0]]})')
+
+
+def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:
+    """Yield random indices below `number`: at least one, at most `max_files`, within `seconds`."""
+    end = time.monotonic() + seconds
+    for count, index in enumerate(random.Random(0).sample(range(number), min(number, max_files))):
+        if count and time.monotonic() > end:
+            return
+        yield index

@@ -1,0 +1,144 @@
+"""The data sets of a config, each built once, and what is known of them: faults, pictures and objects left out."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.registry import DATASETS, METRICS, DefaultScope
+
+from ...openmmlab.errors import DataError, sentence_of, walk
+from ..configs.paths import annotation_file, datasets_of, metrics_of, require_data
+from .annotations import class_of, form_of, require_annotations, require_classes, uses_masks
+from .left_out import count_left_out, file_of
+from .media import depth_note
+
+SECONDS = 5  # for the annotations of a data set, before a training
+NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
+
+
+class DataSets:
+    """The data sets of a config. Each is checked and built at its first use: mmdet reads an annotation file once.
+
+    Args:
+        cfg: with filled `own_data`.
+        beyond: see `require_annotations`.
+    """
+
+    def __init__(self, cfg: Config, beyond: Sequence[str] = ('masks',)):
+        self.cfg, self.beyond = cfg, beyond
+        self.with_masks = uses_masks(cfg)
+        self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs, and data sets without pipelines' guards
+
+    def of(self, phase: str) -> Any:
+        """Return the data set of 'train', 'val' or 'test', with its wrappers.
+
+        Raises:
+            ValueError: if a file or folder is missing, with the key.
+            DataError: if the data set cannot be built, or its annotations are wrong.
+        """
+        require_data(self.cfg, (phase,))
+        return self.build(phase, self.cfg[f'{phase}_dataloader'].dataset)
+
+    def build(self, phase: str, config: Any) -> Any:
+        """Return the data set of a config, which may have wrappers. An equal config of a phase is built once.
+
+        Raises:
+            DataError: see `of`.
+        """
+        for known, dataset in self._built.get(phase, ()):
+            if known == config:
+                return dataset
+        for _, base in datasets_of(config, 'dataset'):
+            path, form = annotation_file(base), form_of(class_of(base))
+            if path and form:
+                require_annotations(path, form, self.with_masks, self.beyond)
+                require_classes(base, self.with_masks)
+        given = self._with_leaves(phase, config)
+        with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')):
+            try:
+                dataset = DATASETS.build(given)
+                if hasattr(dataset, 'full_init'):
+                    dataset.full_init()
+            except Exception as error:
+                raise build_error(config, error) from error
+        self._built.setdefault(phase, []).append((copy.deepcopy(config), dataset))
+        return dataset
+
+    def _with_leaves(self, phase: str, config: Any) -> Any:
+        """Return a config to build. The data sets inside its wrappers are built."""
+        given = copy.deepcopy(config)
+        for wrapper in [part for _, part in walk(given) if isinstance(part, dict)]:
+            for name in ('dataset', 'datasets'):
+                inner = wrapper.get(name)
+                if isinstance(inner, (list, tuple)):
+                    wrapper[name] = [self._leaf(phase, part) for part in inner]
+                elif inner is not None:
+                    wrapper[name] = self._leaf(phase, inner)
+        return given
+
+    def _leaf(self, phase: str, config: Any) -> Any:
+        is_leaf = isinstance(config, dict) and not ('dataset' in config or 'datasets' in config)
+        return self.build(phase, config) if is_leaf else config
+
+
+def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
+    """Yield the data sets inside wrappers that repeat, join, mix or cut them."""
+    if isinstance(dataset, BaseDataset):
+        yield dataset
+        return
+    single = [getattr(dataset, name) for name in ('dataset', '_dataset') if hasattr(dataset, name)]
+    for inner in getattr(dataset, 'datasets', single):
+        yield from base_datasets(inner)
+
+
+def facts_of(dataset: Any, with_masks: bool, is_training: bool) -> Iterator[str]:
+    """Yield sentences on a built data set: unusual annotations, objects that no loss sees, and pictures of 16 bits."""
+    for base in base_datasets(dataset):
+        path, form = file_of(base), form_of(type(base))
+        if path and form:
+            for sentence in require_annotations(path, form, with_masks).warnings.sentences():
+                yield f'{path} has {sentence}'
+        for sentence in count_left_out(base, with_masks, is_training, SECONDS)[1].sentences():
+            yield f'{base.ann_file} has {sentence}'
+        if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
+            yield note
+
+
+def check_evaluator(evaluator: Any, with_masks: bool) -> None:
+    """Check the annotation files of a config's metrics before pycocotools reads them.
+
+    Raises:
+        DataError: with the wrong annotations.
+    """
+    for _, metric in metrics_of(evaluator, 'evaluator'):
+        path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
+        if path and form:
+            require_annotations(path, form, with_masks, ('masks', 'in_evaluation'))
+
+
+def build_error(dataset: Any, error: Exception) -> DataError:
+    """Return the error of a data set that could not be built, with the wrong file if there is one."""
+    if isinstance(error, DataError):
+        return error
+    if NOTHING_LEFT in str(error):
+        base = next(base for _, base in datasets_of(dataset, 'dataset'))
+        where = annotation_file(base) or Path(
+            base.get('data_root') or '', base.get('data_prefix', {}).get('img_path', '')
+        )
+        setting = 'filter_cfg' if form_of(class_of(base)) else 'img_suffix'
+        return DataError(f'no picture of {where} is left with {setting}={base.get(setting)!r}')
+    return DataError(f'the data set cannot be built: {sentence_of(error)}')
+
+
+def depth_note_of(dataset: BaseDataset, item: dict[str, Any]) -> str:
+    """Return a sentence on a picture of 16 bits a channel that a data set loads with 8; '' for another."""
+    loads_8_bits = any(
+        getattr(step, 'color_type', '') == 'color' and getattr(step, 'imdecode_backend', '') == 'cv2'
+        for step in dataset.pipeline.transforms
+    )
+    path = Path(item.get('img_path') or '')
+    note = depth_note(path) if loads_8_bits and path.is_file() else ''
+    return f'{path} has {note}' if note else ''

@@ -1,0 +1,185 @@
+"""Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
+
+import math
+from pathlib import Path
+from typing import Any, Optional
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.dist import all_reduce
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+
+from ...openmmlab.errors import DataError, sentence_of
+from ..configs.paths import require_file
+from .annotations import SHORT_POLYGON, form_of, mask_fault
+from .check_labels import LabelRule, has_8_bits, read_label
+from .datasets import base_datasets
+from .media import picture_size, read_picture, require_whole
+
+
+def guard_dataset(
+    dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool, has_checked_masks: bool = True
+) -> None:
+    """Make a data set name wrong pictures and labels in its errors, in place.
+
+    Args:
+        skip_unreadable: leave out pictures that cannot be read, or have unreadable labels. Training draws another
+            picture. Pictures for validation and test are all read once before.
+        has_checked_masks: the masks in annotation files of FORM_OF are checked for the annotated sizes of pictures: see
+            `DataSets`.
+    """
+    for base in base_datasets(dataset):
+        if skip_unreadable and not is_training:
+            _leave_out_unreadable(base)
+        are_masks_checked = has_checked_masks and bool(form_of(type(base))) and not getattr(base, 'backend_args', None)
+        base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable, are_masks_checked)
+        base.guard.put_on(base)
+
+
+class GuardedPipeline:
+    """The pipeline of a data set with checks, which raises DataError for wrong data.
+
+    With `skip_unreadable`, an unreadable picture or label gives None.
+    `skipped` has a flag for each picture, in memory shared by worker processes.
+    """
+
+    def __init__(self, dataset: BaseDataset, cfg: Config, skip_unreadable: bool, are_masks_checked: bool):
+        self.is_local = not getattr(dataset, 'backend_args', None)
+        self.rule = label_rule(cfg)
+        self.skip_unreadable, self.are_masks_checked = skip_unreadable, are_masks_checked
+        self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
+
+    def put_on(self, dataset: BaseDataset) -> None:
+        """Take the place of a data set's pipeline, with its transforms."""
+        if dataset.pipeline is not self:
+            self.transforms, dataset.pipeline = dataset.pipeline.transforms, self
+            self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in self.transforms)
+
+    def __call__(self, item: dict[str, Any]) -> Optional[dict[str, Any]]:
+        source = dict(item)  # transforms change it
+        try:
+            if self.is_local and source.get('img_path'):
+                require_whole(Path(source['img_path']))
+            if self.is_local and source.get('seg_map_path'):
+                require_file(source['seg_map_path'])
+            return self._transform(item)
+        except DataError:
+            raise
+        except Exception as error:
+            reason = unreadable(source) if self.is_local else None
+            if reason and self.skip_unreadable:
+                self._skip(source, reason)
+                return None
+            hint = '; --skip-unreadable goes on without such pictures' if reason else ''
+            raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
+
+    def _transform(self, item: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
+        size: Optional[tuple[int, int]] = None
+        has_labels = False
+        for transform in self.transforms:
+            item = transform(item)
+            if item is None:
+                return None
+            if size is None and 'ori_shape' in item:
+                size = tuple(item['ori_shape'][:2])
+                self._check_masks(item, size)
+            if self.rule and size and not has_labels and 'gt_seg_map' in item:
+                has_labels = True
+                if item['gt_seg_map'].ndim < 2 and item['gt_seg_map'].size == math.prod(size):
+                    item['gt_seg_map'] = item['gt_seg_map'].reshape(size)  # mmseg removes axes of a single pixel
+                self._check_labels(item, self.rule, size)
+        return item
+
+    def _check_masks(self, item: dict[str, Any], size: tuple[int, int]) -> None:
+        """Raise DataError if pycocotools cannot take the mask of an object. mmdet leaves short polygons out."""
+        if not self.loads_masks or (self.are_masks_checked and size == (item.get('height'), item.get('width'))):
+            return
+        for index, instance in enumerate(item.get('instances', ())):
+            fault = mask_fault(instance.get('mask'), size)
+            if fault and fault[0] != SHORT_POLYGON:
+                raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
+
+    def _check_labels(self, item: dict[str, Any], rule: LabelRule, size: tuple[int, int]) -> None:
+        labels, path = item['gt_seg_map'], item.get('seg_map_path')
+        forbidden = LabelRule(rule.num_classes, rule.ignore_index).forbidden_values()  # of what is loaded and mapped
+        is_wrong = labels.shape != size or bool(cv2.countNonZero(cv2.LUT(labels.astype(np.uint8), forbidden)))
+        if self.is_local and path and (is_wrong or not has_8_bits(path)):
+            read_label(Path(path), rule.of(item), size)
+        if is_wrong:
+            raise DataError(f'{path or _name(item)}: its labels are {labels.shape}, its picture {size}; {rule}')
+
+    def _skip(self, item: dict[str, Any], reason: str) -> None:
+        index = item.get('sample_idx', 0)
+        if not self.skipped[index]:
+            self.skipped[index] = 1
+            MMLogger.get_current_instance().warning(f'skipped: {reason}')
+            if self.skipped.all():
+                raise DataError(f'none of {len(self.skipped)} pictures can be trained on, as: {reason}')
+
+
+class GuardHook(Hook):
+    """Keep the guards after another hook has set a pipeline, and log the number of skipped pictures of all processes.
+
+    mmdet's PipelineSwitchHook and mmpretrain's SwitchRecipeHook set pipelines.
+    """
+
+    priority = 'LOWEST'
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        for base in base_datasets(runner.train_dataloader.dataset):
+            if hasattr(base, 'guard'):
+                base.guard.put_on(base)
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        skipped = 0
+        for base in base_datasets(runner.train_dataloader.dataset):
+            if hasattr(base, 'guard'):
+                flags = base.guard.skipped.clone()
+                all_reduce(flags, 'max')
+                skipped += int(flags.sum())
+        if skipped:
+            runner.logger.warning(f'{skipped} pictures were skipped')
+
+
+def label_rule(cfg: Config) -> Optional[LabelRule]:
+    """Return the allowed values of loaded labels by the head of a segmentor; None for another model."""
+    head = cfg.get('model', {}).get('decode_head')
+    head = head[-1] if isinstance(head, (list, tuple)) else head
+    return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
+
+
+def unreadable(item: dict[str, Any]) -> Optional[str]:
+    """Return why the picture or label of an item cannot be read; None if both can."""
+    try:
+        if item.get('img_path'):
+            read_picture(Path(item['img_path']))
+        if item.get('seg_map_path'):
+            require_whole(Path(item['seg_map_path']))
+            picture_size(Path(item['seg_map_path']))
+    except FileNotFoundError as error:
+        return f'{error.filename} is not there'
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _leave_out_unreadable(dataset: BaseDataset) -> None:
+    reasons = [unreadable(dataset.get_data_info(index)) for index in range(len(dataset))]
+    readable = [index for index, reason in enumerate(reasons) if reason is None]
+    if not readable:
+        raise DataError(f'none of {len(dataset)} pictures can be tested on, as: {reasons[0]}')
+    if len(readable) < len(dataset):
+        logger = MMLogger.get_current_instance()
+        for reason in filter(None, reasons):
+            logger.warning(f'skipped: {reason}')
+        logger.warning(f'{len(dataset) - len(readable)} of {len(dataset)} pictures are left out of the evaluation')
+        dataset.get_subset_(readable)
+
+
+def _name(item: dict[str, Any]) -> str:
+    return str(item.get('img_path') or f'picture {item.get("sample_idx")} of the data set')

@@ -1,0 +1,99 @@
+"""Pictures and objects that are lost between an annotation file and the loss, counted from the built data set."""
+
+import copy
+import random
+import time
+from typing import Any, Optional
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+from numpy.typing import NDArray
+
+from ...openmmlab.errors import DataError, Faults
+from ..configs.paths import annotation_file
+from .annotations import BAD_POLYGON, BAD_RLE, NO_MASK, check_annotations, form_of, mask_fault
+
+CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
+
+
+def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, seconds: float) -> tuple[int, Faults]:
+    """Compare a built data set with its annotation file. No picture is read.
+
+    Args:
+        dataset: with the transforms that load annotations.
+        with_masks: see `check_annotations`.
+        is_trained_on: run these transforms, and require an object for the losses.
+        seconds: time limit for the transforms, on pictures in random order.
+
+    Returns:
+        The number of objects that are left, and of the pictures and objects that are not, by reason.
+
+    Raises:
+        DataError: if no object is left to train on.
+    """
+    form = form_of(type(dataset))
+    path = file_of(dataset)
+    file = check_annotations(path, form, with_masks) if path and form else None
+    pictures = dict(file.pictures) if file else {}
+    transforms = dataset.pipeline.transforms if is_trained_on else []
+    loading = [_without_pixels(step) for step in transforms if getattr(step, 'with_bbox', False)]
+    left_out, by_loading = Faults(), Faults()
+    number = left = looked = 0
+    end = time.monotonic() + seconds
+    for index in random.Random(0).sample(range(len(dataset)), len(dataset)):
+        item = dataset.get_data_info(index)
+        instances = item.get('instances', ())
+        given = (item.get('img_path'), (item.get('height'), item.get('width')), len(instances))
+        name, size, stated = pictures.pop(item.get('img_id'), given)
+        if stated > len(instances):
+            lost = stated - len(instances)
+            left_out.add(f'objects that {type(dataset).__name__} does not load', f'{lost} of {name}', lost)
+        flags = np.array([one.get('ignore_flag', 0) for one in instances], bool)
+        if flags.any():
+            left_out.add(CROWD, f'{flags.sum()} of {name}', int(flags.sum()))
+        if not looked or time.monotonic() < end:
+            looked += 1
+            for step in loading:
+                reason = f'which {type(step).__name__}(poly2mask={step.poly2mask}) leaves out of losses'
+                for place in np.flatnonzero(_flags_of(step, item) & ~flags):
+                    kind, _ = mask_fault(instances[place].get('mask'), size) or ('objects whose mask is an RLE', '')
+                    if kind in (NO_MASK, BAD_POLYGON, BAD_RLE):  # an error, named with its picture
+                        continue
+                    flags[place] = True
+                    by_loading.add(f'{kind}, {reason}', f'number {place} of {name}')
+        number += stated
+        left += len(instances) - int(flags.sum())
+    left_out.update(by_loading, f'in {looked:,} random pictures' if looked < len(dataset) else '')
+    settings = {'filter_cfg': dataset.filter_cfg, 'indices': dataset._indices}
+    cause = ' and '.join(f'{name}={value}' for name, value in settings.items() if value) or type(dataset).__name__
+    for name, (height, width), objects in pictures.values():
+        left_out.add(f'pictures that {cause} leaves out', f'{name}, {width}x{height} with {objects} objects')
+        number += objects
+    if is_trained_on and number and not left:
+        reasons = '. It has '.join(left_out.sentences())
+        raise DataError(f'no object of {path or "the data set"} is left to train on: it has {reasons}')
+    return left, left_out
+
+
+def file_of(dataset: BaseDataset) -> Optional[str]:
+    """Return the path of a built data set's annotation file, if it is on a local disk."""
+    return annotation_file(dict(ann_file=dataset.ann_file, backend_args=getattr(dataset, 'backend_args', None)))
+
+
+def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
+    """Return which objects of a picture a transform marks as ignored."""
+    if not item.get('instances') or 'segments_info' in item:  # of panoptic labels
+        return np.zeros(len(item.get('instances', ())), bool)
+    try:
+        flags: NDArray[np.bool_] = step.transform({**item, 'ori_shape': (1, 1), 'img_shape': (1, 1)})['gt_ignore_flags']
+    except Exception:  # of a wrong mask: an error, named with its picture
+        return np.zeros(len(item['instances']), bool)
+    return flags
+
+
+def _without_pixels(step: Any) -> Any:
+    """Return a copy of a transform that loads annotations, which draws no mask and reads no labels of pixels."""
+    step = copy.copy(step)
+    step.with_seg = False
+    step._poly2mask = lambda mask, height, width: np.zeros((height, width), np.uint8)
+    return step

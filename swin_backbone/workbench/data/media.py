@@ -1,0 +1,312 @@
+"""Pictures and videos: find them, read them frame by frame, and write pictures and videos."""
+
+import os
+import tempfile
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from glob import glob, has_magic
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, TiffImagePlugin
+
+from ...outputs import RESULTS_MARK
+from ...whole_files import write_whole_by
+from ..configs.paths import require_file
+
+PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
+VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
+UPPER_8 = 'of which the upper 8 are used'
+ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
+
+
+class Medium(NamedTuple):
+    """A picture or video.
+
+    Args:
+        path: of the file.
+        name: of results, without suffix; no other medium has it.
+        is_video: not a picture.
+    """
+
+    path: Path
+    name: str
+    is_video: bool
+
+
+class Frame(NamedTuple):
+    """A picture or a frame of a video: BGR pixels (H, W, 3) uint8, maybe reduced, and the size of the original."""
+
+    medium: Medium
+    number: int  # in the video; 0 for a picture
+    pixels: NDArray[Any]
+    size: tuple[int, int]  # height and width before a reduction
+
+    @property
+    def name(self) -> str:
+        return f'{self.medium.name}/{self.number:06d}' if self.medium.is_video else self.medium.name
+
+
+def find_media(inputs: Sequence[str]) -> list[Medium]:
+    """Return the pictures and videos of inputs, each once: of a file, below a folder, or matching a pattern.
+
+    Folders of results inside an input folder are skipped: see `mark_folder`.
+
+    Raises:
+        ValueError: if an input is no file or folder, or a pattern matches no file.
+    """
+    stems: dict[Path, str] = {}
+    for given in inputs:
+        path = Path(given)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in PICTURES + VIDEOS and not p.is_dir())
+            inside = _without_results(inside, path)
+            stems.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in stems)
+            if not inside:
+                raise ValueError(f'there is no picture and no video in {given!r}')
+        elif path.is_file():
+            stems.setdefault(path, path.stem)
+        else:
+            matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
+            named = Path(*takewhile(lambda part: not has_magic(part), path.parts))
+            matched = _without_results([p for p in matched if not p.is_dir()], named)
+            if not matched:
+                is_camera = given.isdecimal() or '://' in given
+                camera = '. A camera or an address is not read: record or download a file first' if is_camera else ''
+                raise ValueError(
+                    f'an input is a picture, video, folder or pattern; {given!r} is none, or matches none{camera}'
+                )
+            stems.update((p, p.stem) for p in matched if p not in stems)
+    media: list[Medium] = []
+    folders = {str(parent) for stem in stems.values() for parent in Path(_fold(stem)).parents}
+    used: set[str] = set()
+    for path, stem in stems.items():
+        is_video = path.suffix.lower() in VIDEOS
+        taken = used | folders if is_video else used  # results of a video's frames are in a folder of its name
+        names = (f'{stem}_{number}' if number else stem for number in count())
+        name = next(name for name in names if _fold(name) not in taken)
+        used.add(_fold(name))
+        media.append(Medium(path, name, is_video))
+    return media
+
+
+def _without_results(paths: Sequence[Path], root: Path) -> list[Path]:
+    """Return the paths that are in no marked folder below `root`."""
+    folders = {path: set(takewhile(lambda parent: parent != root, path.parents)) for path in paths}
+    marked = {folder for folder in set().union(*folders.values()) if (folder / RESULTS_MARK).exists()}
+    return [path for path in paths if not folders[path] & marked]
+
+
+def _fold(name: str) -> str:
+    """Return a name in the form in which file systems compare names."""
+    return unicodedata.normalize('NFC', name).casefold()
+
+
+@contextmanager
+def _named_in_utf_8(path: Path) -> Iterator[Path]:
+    """Yield the path of a file or folder, or of a link if the name is not UTF-8, which OpenCV cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder, 'link')
+            link.symlink_to(path.absolute())
+            yield link
+    else:
+        yield path
+
+
+def count_frames(medium: Medium) -> int:
+    """Return the number of frames that a video states; 1 for a picture."""
+    if not medium.is_video:
+        return 1
+    if not medium.path.is_file():
+        return 0
+    with _named_in_utf_8(medium.path) as path:
+        return max(0, int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT)))
+
+
+def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Frame]:
+    """Yield the frames of a video in order, or the picture.
+
+    Args:
+        max_pixels: a larger frame is reduced to so many.
+
+    Raises:
+        OSError: if no frame can be read, or, after the last, if a video states more.
+    """
+    if medium.is_video:
+        require_file(medium.path)
+        with _named_in_utf_8(medium.path) as path:
+            video = cv2.VideoCapture(str(path))
+            stated, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
+            index, seconds = 0, 0.0
+            while (read := video.read())[0]:
+                seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+                yield Frame(medium, index, _reduce(read[1], max_pixels), read[1].shape[:2])
+                index += 1
+        if not index:
+            raise OSError(f'{medium.path}: no frame of it can be read as a video')
+        # If frames are not evenly spaced, their stated number is an estimate, and the length is exact.
+        if stated - index > 1 and stated / rate - seconds > 2.5 / rate:
+            raise OSError(f'{medium.path} is cut off or damaged: {index} of its {stated:.0f} frames can be read')
+        return
+    pixels = read_picture(medium.path)
+    yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))
+
+
+def _reduce(pixels: NDArray[Any], max_pixels: Optional[int]) -> NDArray[Any]:
+    height, width = pixels.shape[:2]
+    if max_pixels is None or height * width <= max_pixels:
+        return pixels
+    scale = (max_pixels / (height * width)) ** 0.5
+    size = max(1, int(width * scale)), max(1, int(height * scale))
+    return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+
+
+def read_picture(path: Union[str, Path]) -> NDArray[Any]:
+    """Return the pixels of a picture as BGR, (H, W, 3) uint8.
+
+    Raises:
+        OSError: if it is missing, empty, truncated or no picture, with the path.
+    """
+    path = Path(path)
+    require_file(path)
+    require_whole(path)
+    _require_few_bands(path)
+    # Not cv2.imread, which cannot open every path and prints what goes wrong.
+    try:
+        pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error as error:  # of more than 2 ** 30 pixels
+        raise OSError(f'{path} cannot be read as a picture: {error.err}') from error
+    if pixels is None:
+        raise OSError(f'{path} cannot be read as a picture')
+    return pixels
+
+
+def _require_few_bands(path: Path) -> None:
+    """Raise an OSError for a TIFF of more than four bands. OpenCV and Pillow would read some of the bands."""
+    bands = _tiff_tags(path).get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+    if bands > 4:
+        raise OSError(f'{path} has {bands} bands: write a config for more than three, see docs/guides/more_bands.md')
+
+
+def _tiff_tags(path: Path) -> Mapping[int, Any]:
+    """Return the tags of a TIFF by their numbers; none of a file of another format."""
+    if path.suffix.lower() not in ('.tif', '.tiff'):
+        return {}
+    with open(path, 'rb') as file:
+        head = file.read(8)
+        head += file.read(8) if head[2:3] == b'+' else b''  # of BigTIFF
+        try:
+            tags = TiffImagePlugin.ImageFileDirectory_v2(head)
+            file.seek(tags.next)
+            tags.load(file)
+        except Exception:  # a file of another format, or a damaged one: the decoders raise
+            return {}
+    found: Mapping[int, Any] = tags
+    return found
+
+
+def depth_note(path: Path) -> str:
+    """Return words on what OpenCV, in training too, takes of a PNG or TIFF of 16 bits a channel; '' for fewer bits."""
+    with open(path, 'rb') as file:
+        head = file.read(26)
+    is_png = head.startswith(b'\x89PNG') and len(head) == 26
+    bits = head[24] if is_png else max(_tiff_tags(path).get(TiffImagePlugin.BITSPERSAMPLE, (8,)))
+    if bits <= 8:
+        return ''
+    pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
+    if pixels is None or pixels.dtype != np.uint16:
+        return ''
+    most = pixels.max()
+    return f'{bits} bits a channel, {UPPER_8}: its largest value {most} becomes {read_picture(path).max()} of 255'
+
+
+def require_whole(path: Path) -> None:
+    """Check that a picture is complete. Some decoders fill the rest of a truncated JPEG with grey, without an error.
+
+    Raises:
+        OSError: if it is missing, empty or truncated, with the path.
+    """
+    require_file(path)
+    with open(path, 'rb') as file:
+        head = file.read(8)
+        if not head:
+            raise OSError(f'{path} is empty')
+        file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        tail = file.read()
+    for begin, end in ENDS.items():
+        if head.startswith(begin) and not tail.endswith(end):  # or something follows, which is allowed: decode it all
+            try:
+                with Image.open(path) as image:
+                    image.load()
+            except Exception as error:  # Pillow's decoders raise many kinds
+                raise OSError(f'{path} is damaged: {error}') from error
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """Return height and width of a picture as `read_picture` does.
+
+    They are from the header, or, if the header has an orientation, from the pixels: libraries turn different formats.
+
+    Raises:
+        OSError: if it is missing or no picture, with the path.
+    """
+    require_file(path)
+    _require_few_bands(path)
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            if image.getexif().get(ExifTags.Base.Orientation) in (None, 1):
+                return height, width
+    except Exception as error:  # Pillow's decoders raise many kinds, without the name
+        raise OSError(f'{path} cannot be read as a picture: {error}') from error
+    pixels = read_picture(path)
+    return pixels.shape[0], pixels.shape[1]
+
+
+class VideoWriter:
+    """Write frames (H, W, 3) BGR as an MP4, at the rate of their video.
+
+    Args:
+        path: of the MP4, complete after `close`.
+        source: the video.
+    """
+
+    def __init__(self, path: Path, source: Medium):
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.beside = tempfile.TemporaryDirectory(prefix='.partial-', dir=path.parent)
+        self.partial = Path(self.beside.name, 'video.mp4')
+        with _named_in_utf_8(source.path) as named:
+            self.rate = cv2.VideoCapture(str(named)).get(cv2.CAP_PROP_FPS) or 25.0
+        self.writer: Optional[cv2.VideoWriter] = None
+        self.frames = 0
+
+    def write(self, pixels: NDArray[Any]) -> None:
+        if self.writer is None:
+            size = (pixels.shape[1], pixels.shape[0])
+            with _named_in_utf_8(self.partial.parent) as folder:
+                name = str(folder / self.partial.name)
+                self.writer = cv2.VideoWriter(name, cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
+        self.writer.write(pixels)
+        self.frames += 1
+
+    def close(self) -> None:
+        """Give the file its name.
+
+        Raises:
+            OSError: if a frame is missing. OpenCV reports neither a full disk nor a size that it cannot write.
+        """
+        with self.beside:
+            if self.writer is not None:
+                self.writer.release()
+                if count_frames(Medium(self.partial, '', True)) < self.frames:
+                    raise OSError(f'{self.path} cannot be written: not all of its {self.frames} frames are there')
+                write_whole_by(self.path, self.partial.replace)

@@ -1,0 +1,263 @@
+"""COCO JSON: annotation files for training and validation, and the folder of their pictures."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+from urllib.parse import unquote
+
+from ....openmmlab.errors import DataError
+from ..annotations import check_annotations, read_annotations, require_annotations
+from ..media import picture_size
+from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
+from .pairs import is_label
+from .splits import (
+    SAME,
+    folder_split,
+    index_tails,
+    match_name,
+    names_same,
+    read_split_lists,
+    split_of,
+    split_pictures,
+    train_and_val,
+)
+
+UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # before the names of pictures in Label Studio's exports
+SAMPLE = 50  # pictures of an annotation file whose place is looked up
+MAX_JSONS = 40  # that are looked into
+
+
+def find_coco(folder: DataFolder) -> Optional[OwnData]:
+    """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
+    if folder.one_file is not None and folder.one_file.suffix.lower() != '.json':
+        return None
+    files = _annotation_files(folder)
+    if not files:
+        return None
+    paths = list(files)
+    contents: list[dict[str, Any]] = []
+    images, written = [], len(paths) == 1
+    lines: list[str] = []
+    for path, (data, has_mark) in files.items():
+        annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
+        is_changed = _repair(folder, data)
+        is_mended = is_changed and bool(annotated.errors)
+        checked = folder.write(f'mended-{len(contents)}.json', data) if is_mended else path
+        require_annotations(checked, 'COCO', folder.with_masks, beyond=())
+        place, renamed = _find_pictures(folder, path, data)
+        if renamed:
+            lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
+        contents.append(data)
+        images.append(place)
+        written |= is_changed or bool(renamed) or has_mark
+    written |= _join_categories(contents)
+    names = [str(category['name']) for category in contents[0]['categories']]
+    require_distinct(names, paths[0])
+    by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
+    source = ' and '.join(map(str, paths))
+    if len(by_file) == 2 and names_same(by_file[0], by_file[1], source):
+        contents, written = contents[:1], True
+        lines.append(line('overruled', f'{source} {SAME}'))
+    named = set.union(*by_file)
+    folders = {picture.parent for picture in named}
+    if unnamed := [picture for picture in folder.pictures if picture.parent in folders and picture not in named]:
+        lines.append(
+            line('left out', f'{len(unnamed)} pictures without an entry in these annotation files, as {unnamed[0]}')
+        )
+    if len(contents) == 1:
+        contents, split_lines = _split(folder, contents[0], images[0])
+        images, lines = images[:1], lines + split_lines
+    if written:
+        paths = [folder.write(f'{split}.json', data) for split, data in zip(('train', 'val'), contents)]
+        lines.append(line('written', f'{folder.outputs}/{{train,val}}.json'))
+    splits = {
+        split: (path.absolute(), place, len(data['images']))
+        for split, path, place, data in zip(('train', 'val'), paths, [*images, *images], contents)
+    }
+    return describe_boxes(folder, 'COCO JSON', splits, names, lines)
+
+
+def describe_boxes(
+    folder: DataFolder,
+    layout: str,
+    splits: Mapping[str, tuple[Path, str, int]],
+    classes: Sequence[str],
+    lines: Sequence[str],
+) -> OwnData:
+    """Return the settings and the report of data in COCO's format.
+
+    Args:
+        splits: annotation file, folder of pictures, and number of pictures of 'train' and 'val'.
+        lines: of the report, at its end.
+    """
+    own: dict[str, Any] = dict(root=str(folder.root))
+    head = [f'data in {folder.root}: {layout}']
+    for split, (path, images, number) in splits.items():
+        own[split] = dict(images=images, annotations=str(path))
+        shown = path.relative_to(folder.root.absolute()) if folder.root.absolute() in path.parents else path
+        head.append(line(split, f'{number} pictures in {images}', str(shown)))
+    return OwnData(own, [*head, class_line(classes), *lines])
+
+
+def _annotation_files(folder: DataFolder) -> dict[Path, tuple[dict[str, Any], bool]]:
+    """Return the files for training and validation, or a single file to split, or no file.
+
+    Values are contents, and whether a file begins with a byte order mark.
+    """
+    candidates = sorted(folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, path))
+    if folder.one_file is not None:
+        name = folder.one_file.name.replace('train', 'val', 1)
+        others = [path for path in candidates if path.name == name != folder.one_file.name]
+        return {path: read_annotations(path, 'COCO') for path in [folder.one_file, *others[:1]]}
+    errors: dict[Optional[str], DataError] = {}
+    by_split: dict[Optional[str], list[Path]] = {}
+    contents = {}
+    named = [path for path in candidates if 'instances' in path.stem]
+    for path in (named or candidates)[:MAX_JSONS]:
+        split = split_of(path.relative_to(folder.ann_root))
+        try:
+            contents[path] = read_annotations(path, 'COCO')
+        except DataError as error:
+            errors.setdefault(split, error)
+        else:
+            annotated = check_annotations(path, 'COCO', folder.with_masks, contents[path])
+            if annotated.pictures or annotated.errors:
+                by_split.setdefault(split, []).append(path)
+    for split, fault in errors.items():
+        if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
+            raise fault
+    train, val = train_and_val(by_split)
+    for phase, paths in (('training', train), ('validation', val)):
+        if len(paths) > 1:
+            shown = ', '.join(str(path.relative_to(folder.ann_root)) for path in paths[:5])
+            raise DataError(
+                f'{folder.ann_root} has several annotation files for {phase}: {shown}; name one: --data FILE'
+            )
+    return {path: contents[path] for path in [*train, *val]}
+
+
+def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:
+    """Change what programs write and mmdet or COCO's evaluation reads wrong, in place, and return whether anything was.
+
+    VIA writes numbers of pictures as texts, and polygons without a list around. Label Studio leaves out sizes of
+    pictures; scripts leave out `area` and `iscrowd`. COCO's evaluation counts an object with the id 0 as not found
+    (Roboflow). mmdet numbers two categories of one name as two.
+    """
+    is_changed = False
+    images, objects, categories = (
+        [entry for entry in data[table] if isinstance(entry, dict)] for table in ('images', 'annotations', 'categories')
+    )
+    tails = index_tails(folder.pictures)
+    for image in images:
+        is_sized = image.get('height') and image.get('width')
+        picture = None if is_sized else match_name(unquote(str(image.get('file_name'))), tails)
+        if picture:
+            try:
+                image['height'], image['width'] = picture_size(folder.root / picture)
+            except OSError as error:
+                raise DataError(str(error)) from error
+            is_changed = True
+    numbers = {str(image.get('id')): image.get('id') for image in images}
+    is_counted_from_0 = any(item.get('id') == 0 for item in objects)
+    for number, item in enumerate(objects if any('bbox' in item for item in objects) else (), 1):  # else panoptic
+        before = dict(item)
+        item['id'] = number if is_counted_from_0 else item.get('id', number)
+        item['image_id'] = numbers.get(str(item.get('image_id')), item.get('image_id'))
+        item.setdefault('iscrowd', 0)
+        if _are_numbers(item.get('segmentation')):
+            item['segmentation'] = [item['segmentation']]
+        if _are_numbers(item.get('bbox')) and len(item['bbox']) == 4:
+            item.setdefault('area', item['bbox'][2] * item['bbox'][3])
+        is_changed |= item != before
+    names = [category.get('name') for category in categories]
+    used = {str(item.get('category_id')) for item in objects}
+    kept = [
+        category
+        for place, category in enumerate(categories, 1)
+        if str(category.get('id')) in used or names[place - 1] not in names[place:]
+    ]
+    if len(kept) < len(categories):
+        data['categories'], is_changed = kept, True
+    return is_changed
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(value, (int, float)) for value in values)
+
+
+def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the parts of a file for training and for validation, and lines of the report."""
+    by_picture: dict[Path, list[dict[str, Any]]] = {}
+    for image in data['images']:
+        by_picture.setdefault(Path(images, image['file_name']), []).append(image)
+    split = split_pictures(list(by_picture), *read_split_lists(folder, list(by_picture)))
+    parts = []
+    for pictures in (split.train, split.val):
+        chosen = [image for picture in pictures for image in by_picture[picture]]
+        ids = {image['id'] for image in chosen}
+        objects = [annotation for annotation in data['annotations'] if annotation['image_id'] in ids]
+        parts.append({**data, 'images': chosen, 'annotations': objects})
+    return parts, split.lines
+
+
+def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Optional[str]:
+    """Return the folder, relative to the root, of the pictures of an annotation file; None if none has any."""
+    names = [image['file_name'] for image in data['images']]
+    names = names[:: max(1, len(names) // SAMPLE)]
+    parents = {parent for picture in folder.pictures for parent in picture.parents}
+    split = split_of(Path(path.name)) or split_of(path.relative_to(folder.ann_root))
+
+    def rank(parent: Path) -> tuple[int, bool, bool, bool, int]:
+        number = sum((folder.root / parent / name).is_file() for name in names)
+        is_of_split = folder_split(parent / '-') == split
+        is_of_labels = is_label(parent / names[0])
+        return number, is_of_split, not is_of_labels, folder.root / parent == path.parent, -len(parent.parts)
+
+    best = max(sorted(parents), key=rank)
+    return best.as_posix() if rank(best)[0] else None
+
+
+def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> tuple[str, list[Path]]:
+    """Return the folder of the pictures of an annotation file, and those in other folders, found by their names.
+
+    If there are such, all names become paths below the root, in place. Label Studio writes addresses and paths of its
+    server, and Windows's separators; other programs leave out folders.
+    """
+    place = _picture_folder(folder, path, data)
+    paths = [Path(place or '.', image['file_name']) for image in data['images']]
+    there = {picture for picture in {*paths} if (folder.root / picture).is_file()}
+    tails = index_tails(picture for picture in folder.pictures if picture not in there)
+    found = {
+        name: match_name(unquote(str(name)), tails) or match_name(UPLOADED.sub('', name.name), tails)
+        for name in {*paths} - there
+    }
+    if place is None and None in found.values():
+        name = next(image['file_name'] for image, name in zip(data['images'], paths) if found[name] is None)
+        raise DataError(
+            f'{path} names {len(paths)} pictures, as {name!r}, and below {folder.root} is no picture of this name, or '
+            f'several; there are pictures in {list_folders(folder.pictures)}'
+        )
+    renamed = sorted(picture for picture in found.values() if picture)
+    if not renamed:
+        return place or '.', []
+    for image, name in zip(data['images'], paths):
+        image['file_name'] = (found.get(name) or name).as_posix()
+    return '.', renamed
+
+
+def _join_categories(contents: Sequence[dict[str, Any]]) -> bool:
+    """Give files with different categories the same, by name, in place, and return whether they were different.
+
+    mmdet numbers classes in the order of each file.
+    """
+    by_file = [{category['id']: category['name'] for category in data['categories']} for data in contents]
+    if all(list(names.values()) == list(by_file[0].values()) for names in by_file):
+        return False
+    used = (names[item['category_id']] for data, names in zip(contents, by_file) for item in data['annotations'])
+    ids = {name: number for number, name in enumerate(dict.fromkeys([*by_file[0].values(), *used]), 1)}
+    for data, names in zip(contents, by_file):
+        data['categories'] = [dict(id=number, name=name) for name, number in ids.items()]
+        for item in data['annotations']:
+            item['category_id'] = ids[names[item['category_id']]]
+    return True

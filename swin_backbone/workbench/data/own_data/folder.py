@@ -1,0 +1,202 @@
+"""The folder of a user's pictures and annotations: files, names of classes, and converted data."""
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+from ....openmmlab.errors import DataError
+from ....outputs import RESULTS_MARK, claim_folder
+from ....whole_files import write_whole
+from ...configs.paths import read_text
+from ..media import PICTURES
+
+CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
+NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
+CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
+LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelmap.txt: name:R,G,B:parts:actions
+
+
+class OwnData(NamedTuple):
+    """A recognised layout.
+
+    Args:
+        own_data: settings for `fill_own_data`.
+        lines: report for the user.
+    """
+
+    own_data: dict[str, Any]
+    lines: list[str]
+
+
+class DataFolder(NamedTuple):
+    """Files of a user, and the folder for converted data.
+
+    Args:
+        root: folder of the pictures.
+        files: below `root`, relative to it.
+        ann_root: folder of the annotations.
+        ann_files: below `ann_root`, relative to it.
+        outputs: folder for splits and converted annotations.
+        results: unread folders of earlier commands.
+        one_file: the only annotation file or data.yaml to read.
+        names: classes from the command line.
+        with_masks: the config uses masks of objects.
+    """
+
+    root: Path
+    files: list[Path]
+    ann_root: Path
+    ann_files: list[Path]
+    outputs: Path
+    results: list[str]
+    one_file: Optional[Path]
+    names: Optional[Sequence[str]] = None
+    with_masks: bool = False
+
+    @property
+    def pictures(self) -> list[Path]:
+        return list(filter(is_picture, self.files))
+
+    def with_suffix(self, *suffixes: str) -> list[Path]:
+        """Return the whole paths of the annotation files with a suffix."""
+        return [self.ann_root / path for path in self.ann_files if path.suffix.lower() in suffixes]
+
+    def write(self, name: str, data: Any) -> Path:
+        """Write bytes, or an object as JSON, and return the absolute path. An equal file stays."""
+        path = self.outputs / name
+        content = data if isinstance(data, bytes) else json.dumps(data).encode()
+        if not (path.is_file() and path.read_bytes() == content):
+            try:
+                claim_folder(self.outputs, overwrite=True)
+            except FileExistsError as error:
+                raise DataError(f'{self.outputs} is to have {name}: take another --work-dir ({error})') from error
+            write_whole(path, content)
+        return path.absolute()
+
+    def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
+        """Return the names of the classes by their values, and the source; (None, '') without names.
+
+        Args:
+            more: folders to search besides the two roots.
+            sparse: accept gaps between values.
+        """
+        if self.names:
+            return dict(enumerate(map(str, self.names))), 'own_data.classes'
+        for folder in (self.root, self.ann_root, *more):
+            for name in CLASS_FILES:
+                if (folder / name).is_file():
+                    return read_class_file(folder / name, sparse), str(folder / name)
+        return None, ''
+
+    def labelmap(self) -> dict[str, int]:
+        """Return the colours (0xRRGGBB) of the classes in CVAT's labelmap.txt, in its order; {} without a file."""
+        for path in self.with_suffix('.txt'):
+            if path.name.lower() == 'labelmap.txt':
+                matches = [match for line in read_text(path).splitlines() if (match := LABELMAP.match(line.strip()))]
+                names, colours = [match[1].strip() for match in matches], [match.groups()[1:] for match in matches]
+                if names:
+                    require_distinct(names, path)
+                return {name: int.from_bytes(map(int, colour), 'big') for name, colour in zip(names, colours)}
+        return {}
+
+
+def numbers_of(text: str) -> Optional[list[float]]:
+    """Return the finite numbers of a line, or None if it has other words."""
+    try:
+        numbers = [float(word) for word in text.split()]
+    except ValueError:
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def is_yolo(texts: Sequence[str]) -> bool:
+    """Return whether the first line of a text file has YOLO's form: a class, and the numbers of a box or outline."""
+    return bool(texts) and len(numbers_of(texts[0]) or ()) >= 5
+
+
+def is_picture(path: Path) -> bool:
+    return path.suffix.lower() in PICTURES
+
+
+def list_files(root: Path) -> tuple[list[Path], list[str]]:
+    """List the files below a folder, as sorted relative paths. Links are followed.
+
+    Hidden files, folders called work_dirs and folders with a mark of results are left out.
+
+    Returns:
+        The files, and the omitted folders of results.
+    """
+    files: list[Path] = []
+    results: list[str] = []
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # a link to a folder above
+            folders.clear()
+            continue
+        seen.add(real)
+        if RESULTS_MARK in names and Path(folder) != root:
+            results.append(str(Path(folder).relative_to(root)))
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith('.') and name != 'work_dirs')
+        files += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
+    return sorted(files), results
+
+
+def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:
+    """Return the names of the classes by their values: a name in each line, or a value and a name.
+
+    Args:
+        sparse: accept gaps between values. Otherwise such a line is a name.
+
+    Raises:
+        DataError: if the file cannot be read, or has a name or value twice.
+    """
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if lines and lines[0].lower().startswith(CSV_HEAD):
+        lines = lines[1:]
+    numbered = [match for line in lines if (match := NUMBERED.fullmatch(line))]
+    values = [int(match[1]) for match in numbered]
+    is_dense = sorted(values) == list(range(len(lines)))
+    if lines and len(set(values)) == len(lines) and (sparse or is_dense):
+        lines = [match[2].strip() for match in numbered]
+    else:
+        values = list(range(len(lines)))
+    require_distinct(lines, path)
+    return dict(sorted(zip(values, lines)))
+
+
+def require_distinct(names: Sequence[str], where: Union[str, Path]) -> None:
+    """Raise DataError if there are no names of classes, or two are equal."""
+    twice = [name for name, number in Counter(names).items() if number > 1]
+    if not names or twice:
+        raise DataError(f'{where} takes the names of the classes, each once, got {twice[0] + " twice" if twice else 0}')
+
+
+def count_suffixes(files: Sequence[Path]) -> str:
+    """Return the number of files with each suffix, in words."""
+    counts = Counter(path.suffix for path in files).most_common(5)
+    return ', '.join(f'{number} {suffix or "without suffix"}' for suffix, number in counts) or 'nothing'
+
+
+def list_folders(files: Sequence[Path]) -> str:
+    """Return the folders of files, in words."""
+    folders = sorted({str(path.parent) for path in files})
+    return ', '.join(folders[:6]) + (f' and {len(folders) - 6} more folders' if len(folders) > 6 else '')
+
+
+def line(title: str, *parts: str) -> str:
+    """Return a line of the report."""
+    return f'  {title:<12}' + ', '.join(filter(None, parts))
+
+
+def class_line(names: Iterable[str], more: str = '') -> str:
+    """Return the line of the report with the classes."""
+    names = list(names)
+    return line('classes', f'{len(names)}: ' + ', '.join(names[:12]) + (', ...' if len(names) > 12 else '') + more)

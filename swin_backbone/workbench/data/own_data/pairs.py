@@ -1,0 +1,88 @@
+"""Pairs of pictures and label files for segmentation."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from ....openmmlab.errors import DataError
+from .splits import SPLIT_OF, folder_split, words_of
+
+LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
+# Words of folders, and ends of names, of labels; and the ends of their pictures' names.
+LABEL_WORDS = {
+    *('label', 'labels', 'mask', 'masks', 'annotation', 'annotations', 'ann', 'anns', 'gt', 'gtfine', 'groundtruth'),
+    *('seg', 'segs', 'segmentation', 'segmentations', 'segmentationclass', 'target', 'targets', 'labelids'),
+    'segmentationclasspng',
+}
+PICTURE_WORDS = {'image', 'images', 'img', 'imgs', 'picture', 'pictures', 'photo', 'photos', 'jpegimages', 'leftimg'}
+LABEL_ENDS = re.compile(
+    r'[_.-](gtFine_labelTrainIds|gtFine_labelIds|labelTrainIds|labelIds|labels?|masks?|seg|gt|annotation|L)$', re.I
+)
+PICTURE_ENDS = re.compile(r'[_.-](leftImg8bit|image|img|sat|rgb)$', re.I)
+# Neither pictures nor labels of classes: files of Cityscapes, folders of Pascal VOC and labelme.
+OTHER_ENDS = re.compile(r'(_color|_instanceIds|_instanceTrainIds|_polygons)$')
+OTHER_FOLDERS = re.compile(r'(segmentationobject|visualization)', re.I)
+
+
+def pair_labels(
+    pictures: Sequence[Path], labels: Optional[Sequence[Path]] = None
+) -> tuple[dict[Path, Path], list[Path], list[Path]]:
+    """Pair each picture with the labels of its name, split and folders.
+
+    Args:
+        pictures: relative paths. Without `labels`, they include the labels.
+
+    Returns:
+        The labels of each picture, pictures without labels, and labels without a picture.
+
+    Raises:
+        DataError: if a picture has several labels, or two pictures share them.
+    """
+    pictures = [path for path in pictures if not _is_other(path)]
+    if labels is None:
+        labels = [path for path in pictures if is_label(path)]
+        if not labels:  # x.jpg and x.png, in one folder
+            beside = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
+            labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in beside]
+        pictures = sorted(set(pictures) - set(labels))
+    by_key: dict[tuple[str, ...], list[Path]] = {}
+    for path in labels:
+        if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
+            by_key.setdefault(_key(path, LABEL_ENDS), []).append(path)
+    owners: dict[tuple[str, ...], Path] = {}
+    pairs: dict[Path, Path] = {}
+    for picture in pictures:
+        key = _key(picture, PICTURE_ENDS)
+        paths = by_key.get(key, [])
+        # Cityscapes: several files for a picture, the classes for training in TrainIds
+        paths = [path for path in paths if 'TrainIds' in path.stem] or paths
+        if len(paths) > 1:
+            raise DataError(f'the picture {picture} has several files of labels: {", ".join(map(str, paths[:3]))}')
+        if paths and owners.setdefault(key, picture) != picture:
+            raise DataError(
+                f'{owners[key]} and {picture} share the labels {paths[0]}: give each a name and labels of its own'
+            )
+        if paths:
+            pairs[picture] = paths[0]
+    unused = [path for key, paths in by_key.items() if key not in owners for path in paths]
+    return pairs, [picture for picture in pictures if picture not in pairs], unused
+
+
+def _is_other(path: Path) -> bool:
+    return bool(OTHER_ENDS.search(path.stem) or any(map(OTHER_FOLDERS.search, path.parent.parts)))
+
+
+def is_label(path: Path) -> bool:
+    """Return whether a file is named, or in a folder named, as labels of pixels, classes or objects."""
+    named = [words for part in path.parent.parts if (words := set(words_of(part)) & (LABEL_WORDS | PICTURE_WORDS))]
+    in_folder = bool(named and named[-1] & LABEL_WORDS)
+    is_named = in_folder or bool(LABEL_ENDS.search(path.stem)) or _is_other(path)
+    return path.suffix.lower() in LABEL_SUFFIXES and is_named
+
+
+def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
+    """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
+    roles = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
+    folders = [part for part in path.parent.parts if not roles & set(words_of(part))]
+    return (folder_split(path) or '', *folders, ends.sub('', path.stem))

@@ -1,0 +1,205 @@
+"""Pictures for training and for validation: by lists, by the names of folders, or drawn."""
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+from unicodedata import normalize
+
+from ....openmmlab.errors import DataError
+from ...configs.paths import read_text
+from ..media import PICTURES
+from .folder import DataFolder, is_yolo, line
+
+SPLIT_OF = {  # by the words of names
+    **dict.fromkeys(('train', 'training', 'trn'), 'train'),
+    **dict.fromkeys(('val', 'valid', 'validation', 'dev'), 'val'),
+    **dict.fromkeys(('test', 'testing'), 'test'),
+}
+VAL_SHARE = 0.2  # of the pictures, where the split is drawn
+SAME = 'names the same pictures for training and for validation'
+DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
+IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
+COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
+
+Lists = dict[str, list[Path]]  # pictures by split
+
+
+class Split(NamedTuple):
+    """Pictures for training and for validation, and lines of the report about them."""
+
+    train: list[Path]
+    val: list[Path]
+    lines: list[str]
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name in lower case: `images_train2017` has images and train."""
+    return re.findall(r'[a-z]+', name.lower())
+
+
+def split_of(path: Path) -> Optional[str]:
+    """Return 'train', 'val' or 'test' by the file's name or the last folder with such a word, or None."""
+    parts = (path.stem, *reversed(path.parent.parts))
+    return next((SPLIT_OF[word] for part in parts for word in words_of(part) if word in SPLIT_OF), None)
+
+
+def folder_split(path: Path) -> Optional[str]:
+    """Return the same by the folders alone: a picture may be called train.jpg."""
+    return split_of(path.parent / '-')
+
+
+def train_and_val(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[list[Path], list[Path]]:
+    """Return the files for training and validation. A test set replaces a missing validation set.
+
+    Files of no split are for training. The second list is empty if a split has to be drawn.
+    """
+    train = [*by_split.get('train', ()), *by_split.get(None, ())]
+    val = list(by_split.get('val') or by_split.get('test') or ())
+    return (train, val) if train else (val, [])
+
+
+def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Return pictures for training, and a fifth of them for validation: the same on every machine.
+
+    Pictures are ordered by a checksum of their names. Further pictures change the split of few old pictures.
+    Roboflow's augmented copies of a picture stay together.
+
+    Raises:
+        DataError: if there are fewer than two pictures.
+    """
+    sources = {picture: picture.as_posix().partition(COPY)[0] for picture in sorted(set(pictures))}
+    order = sorted(set(sources.values()), key=lambda name: (zlib.crc32(name.encode('utf-8', 'surrogateescape')), name))
+    if len(order) < 2:
+        raise DataError(f'to hold out pictures for validation there must be two or more, got {len(order)}')
+    val = set(order[: max(1, round(VAL_SHARE * len(order)))])
+    train = [picture for picture, source in sources.items() if source not in val]
+    return train, [picture for picture, source in sources.items() if source in val]
+
+
+def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> Split:
+    """Split pictures by lists. Without lists, the folders decide, and without their names a checksum.
+
+    Args:
+        pictures: those with annotations.
+        lists: pictures by split, also those without annotations.
+        source: of the lists, for errors.
+
+    Raises:
+        DataError: if a list names none of the pictures, or a part of training is in validation.
+    """
+    lines: list[str] = []
+    by_split: dict[Optional[str], list[Path]] = {}
+    if lists:
+        for split, named in lists.items():
+            chosen = set(named)
+            by_split[split] = [picture for picture in pictures if picture in chosen]
+            if split != 'test' and not by_split[split]:
+                raise DataError(f'{source} names no picture with annotations for {split}, of {len(pictures)} such')
+        listed = {picture for named in lists.values() for picture in named}
+        rest = [picture for picture in pictures if picture not in listed]
+        if 'train' not in lists:
+            by_split['train'] = rest
+        elif rest:
+            lines.append(line('left out', f'{len(rest)} pictures that no list names, as {rest[0]}'))
+        lines.append(line('split', f'by {source}'))
+    else:
+        for picture in pictures:
+            by_split.setdefault(folder_split(picture), []).append(picture)
+    train, val = train_and_val(by_split)
+    is_overruled = names_same(train, val, source)
+    if is_overruled:
+        lines[-1] = line('overruled', f'{source} {SAME}')
+    if is_overruled or not val:
+        train, val = draw_split(train)
+        lines.append(line('split', DRAWN))
+    return Split(train, val, lines)
+
+
+def names_same(train: Iterable[Path], val: Iterable[Path], source: str) -> bool:
+    """Return whether the pictures for training and for validation are the same.
+
+    Raises:
+        DataError: if they share some pictures alone.
+    """
+    train, val = set(train), set(val)
+    shared = train & val
+    if shared and train != val:
+        raise DataError(
+            f'{source} names {len(shared)} pictures for training and for validation, as {min(shared)}: name each once'
+        )
+    return bool(shared)
+
+
+def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> tuple[Lists, str]:
+    """Return the pictures named in files train.txt, val.txt or test.txt, and the source for messages.
+
+    Args:
+        pictures: all, relative to the root.
+        subject: the preferred folder below ImageSets: 'Main' or 'Segmentation'.
+
+    Raises:
+        DataError: if a list of ImageSets names no picture, or lists in several folders differ.
+    """
+    tails = index_tails(pictures)
+    by_folder: dict[Path, Lists] = {}
+    missing = 0
+    for path in folder.with_suffix('.txt'):
+        name = path.stem.lower()
+        split = 'train' if name == 'trainval' else SPLIT_OF.get(name.rstrip('0123456789'))  # also train2017
+        texts = read_text(path).splitlines() if split else []
+        if split is None or is_yolo(texts):  # labels of a picture called train.jpg
+            continue
+        named = match_lines(texts, tails)
+        if not named and IMAGE_SETS in map(str.lower, path.parts):
+            raise DataError(f'{path} names no picture below {folder.root}, as {texts[:1]}')
+        lists = by_folder.setdefault(path.parent, {})
+        missing += sum(map(bool, map(str.strip, texts))) - len(named) if named else 0
+        if named and (name != 'trainval' or 'train' not in lists):
+            lists[split] = named
+    by_folder = {path: lists for path, lists in by_folder.items() if lists}
+    preferred = [path for path in by_folder if subject and path.name.lower() == subject.lower()]
+    sources = preferred or list(by_folder)
+    if not sources:
+        return {}, ''
+    if any(by_folder[path] != by_folder[sources[0]] for path in sources):
+        raise DataError(f'the lists in {" and ".join(map(str, sources[:3]))} differ: keep those in one folder')
+    left_out = f', in which {missing} names are of no picture' if missing else ''
+    return by_folder[sources[0]], f'the lists in {sources[0]}{left_out}'
+
+
+def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:
+    """Index pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c.
+
+    Accents are one character: archives of macOS have two.
+    """
+    tails: dict[str, list[Path]] = {}
+    for picture in pictures:
+        parts = picture.with_suffix('').parts
+        for first in range(len(parts)):
+            tails.setdefault(normalize('NFC', '/'.join(parts[first:])), []).append(picture)
+    return tails
+
+
+def match_lines(lines: Iterable[str], tails: Mapping[str, list[Path]]) -> list[Path]:
+    """Return the pictures named by lines: a path or a name, with or without suffix, at the begin of each line."""
+    matched = []
+    for text in filter(None, map(str.strip, lines)):
+        picture = match_name(text, tails) or match_name(text.split()[0], tails)
+        if picture is not None:
+            matched.append(picture)
+    return matched
+
+
+def match_name(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
+    """Return the single picture with the longest end of a path or name, or None."""
+    path = Path(normalize('NFC', name).replace('\\', '/'))
+    suffix = path.suffix if path.suffix.lower() in PICTURES else ''
+    parts = (path.with_suffix('') if suffix else path).parts
+    for first in range(len(parts)):
+        pictures = tails.get('/'.join(parts[first:]), [])
+        pictures = [picture for picture in pictures if picture.suffix == suffix] or pictures
+        if len(pictures) == 1:
+            return pictures[0]
+    return None

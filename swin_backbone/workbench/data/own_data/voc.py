@@ -1,0 +1,109 @@
+"""Pascal VOC's XML files, one for each picture.
+
+Sources: the devkit of VOC 2012, section 3, and mmdet's XMLDataset; the exports of CVAT, Label Studio and Roboflow.
+"""
+
+import math
+from pathlib import Path
+from typing import Optional
+from xml.etree import ElementTree
+
+from ....openmmlab.errors import DataError
+from ...configs.paths import read_file
+from .convert import Box, write_converted
+from .folder import DataFolder, OwnData, line
+from .pairs import is_label
+from .splits import folder_split, read_split_lists
+
+
+def find_voc(folder: DataFolder) -> Optional[OwnData]:
+    """Recognise an XML file for each picture, with lists of a split in ImageSets/Main."""
+    files = folder.with_suffix('.xml') if folder.one_file is None else []
+    if not files or _parse(files[0]).tag != 'annotation':
+        return None
+    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    by_stem: dict[str, list[Path]] = {}
+    for picture in pictures:
+        by_stem.setdefault(picture.stem, []).append(picture)
+    by_picture: dict[Path, Optional[Path]] = {}
+    for file in files:
+        by_picture[_picture_of(file.relative_to(folder.ann_root), by_stem, folder)] = file
+    numbered, source = folder.class_names()
+    if numbered:
+        names = list(numbered.values())
+    else:
+        names, source = list(folder.labelmap()), 'labelmap.txt'
+    source = f'from {source}' if names else 'in the order of the alphabet: there is no classes.txt'
+
+    def classes(used: set[str]) -> list[str]:
+        if numbered or not names:
+            return names or sorted(used)
+        return [name for name in names if name in used or name != 'background']
+
+    lists = read_split_lists(folder, pictures, 'Main')
+    own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
+    without = [picture for picture in pictures if picture not in by_picture]
+    if without:
+        own.lines.append(line('left out', f'{len(without)} pictures without an XML file, as {without[0]}'))
+    own.lines.append(line('', source))
+    return own
+
+
+def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) -> Path:
+    """Return the picture with the name of an XML file, or the name inside. Of several, split and folder decide."""
+    stated = _parse(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
+    pictures = by_stem.get(Path(stated).stem if stated else file.stem, [])
+    pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
+    pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
+    if len(pictures) != 1:
+        count = f'{len(pictures)} pictures of its name: ' if pictures else 'no picture'
+        count += ', '.join(map(str, pictures[:3]))
+        raise DataError(
+            f'{folder.ann_root / file} belongs to a picture of its name, and below {folder.root} there is {count}'
+        )
+    return pictures[0]
+
+
+def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[Box]]:
+    """Return size and boxes of an XML file, whose pixels count from 1. Scores leave out objects marked as difficult.
+
+    Args:
+        size: height and width of the picture, for a file without a size.
+
+    Raises:
+        DataError: with the file, and the wrong object.
+    """
+    root = _parse(file)
+    stated = [(root.findtext(f'size/{key}') or '').strip() for key in ('height', 'width')]
+    if all(text.isdecimal() and int(text) for text in stated):
+        size = int(stated[0]), int(stated[1])
+    height, width = size
+    boxes = []
+    for index, node in enumerate(root.iter('object')):
+        name = (node.findtext('name') or '').strip()
+        if not name:
+            raise DataError(f'{file}: object {index} has no name')
+        corners = [node.findtext(f'bndbox/{key}') for key in ('xmin', 'ymin', 'xmax', 'ymax')]
+        try:
+            left, top, right, bottom = (float(corner or '') for corner in corners)
+            is_box = all(map(math.isfinite, (left, top, right, bottom))) and right >= left and bottom >= top
+        except ValueError:
+            is_box = False
+        if not is_box:
+            raise DataError(
+                f'{file}: bndbox of object {index} takes xmin, ymin, xmax, ymax, the first two below; got {corners}'
+                + ('. If it has polygons, export COCO' if not any(corners) else '')
+            )
+        left, right = (min(max(value - 1, 0.0), width) for value in (left, right))
+        top, bottom = (min(max(value - 1, 0.0), height) for value in (top, bottom))
+        is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
+        boxes.append(Box(name, (left, top, right - left, bottom - top), is_ignored=is_difficult))
+    return size, boxes
+
+
+def _parse(file: Path) -> ElementTree.Element:
+    content = read_file(file)
+    try:
+        return ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise DataError(f'{file} cannot be read as XML: {error}') from error

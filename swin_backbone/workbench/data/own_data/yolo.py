@@ -1,0 +1,222 @@
+"""YOLO's text files: pictures, classes and splits by data.yaml, and boxes or outlines.
+
+Sources: docs.ultralytics.com/datasets/detect and /segment; the exports of CVAT, Label Studio and Roboflow.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from ....openmmlab.errors import DataError
+from ...configs.paths import read_text
+from .convert import Box, write_converted
+from .folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
+from .pairs import is_label
+from .splits import Lists, index_tails, match_lines, read_split_lists
+
+ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
+MOST_YAML = 2**20  # bytes
+MOST_TEXTS = 50  # text files whose first line is read
+
+
+class LoaderWithoutAliases(yaml.SafeLoader):
+    """PyYAML's safe loader in Python, without aliases. The loader in C crashes on deeply nested files.
+
+    A short file with nested aliases describes a structure of exponential size.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError('an alias (*name) is not read')
+        return super().compose_node(parent, index)
+
+
+def find_yolo(folder: DataFolder) -> Optional[OwnData]:
+    """Recognise a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
+    if folder.one_file is not None and folder.one_file.suffix.lower() == '.json':
+        return None
+    yaml_path, settings = _read_settings(folder)
+    files = {
+        picture: file for picture, file in _pair_files(folder).items() if file is not None or not is_label(picture)
+    }
+    texts = [file for file in files.values() if file is not None]
+    samples = [read_text(file).strip().splitlines() for file in texts[:MOST_TEXTS]]
+    if not any(is_yolo(lines) or not lines for lines in samples):  # an empty file: a picture without objects
+        return None
+    folders = {file.parent for file in texts}
+    beside = {file for file in folder.with_suffix('.txt') if file.parent in folders}
+    unused = [file for file in sorted(beside - set(texts)) if is_yolo(read_text(file).splitlines())]
+    names, source = settings.get('names'), ''
+    if names is None:
+        numbered, source = folder.class_names(sorted(folders))
+        names = list(numbered.values()) if numbered else None
+        source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
+    lists, of_yaml = _read_lists(folder, yaml_path, settings)
+    by_lists = (lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
+    points = math.prod(settings.get('kpt_shape') or [0])
+    own = write_converted(
+        folder, 'YOLO', files, by_lists, lambda file, size: (size, read_yolo(file, size, names, points)),
+        lambda used: names or sorted(used, key=lambda name: (len(name), name)),
+    )  # fmt: skip
+    without = [picture for picture, file in files.items() if file is None]
+    if without:
+        own.lines.append(line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background'))
+    if any(len(text.split()) == 6 + points for lines in samples for text in lines):
+        own.lines.append(line('not read', "the number behind a box: a track's id or a score"))
+    if unused:
+        own.lines.append(line('left out', f'{len(unused)} text files without a picture, as {unused[0]}'))
+    own.lines.extend(line('', text) for text in (source, *of_yaml) if text)
+    return own
+
+
+def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
+    """Return the path and the content of the first data.yaml with names, which become a list."""
+    one_file = folder.one_file
+    paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
+    for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
+        try:
+            values = yaml.load(read_text(path, MOST_YAML), Loader=LoaderWithoutAliases)
+        except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
+            if one_file is None and path.stem != 'data':  # a YAML file about another subject
+                continue
+            reason = ' '.join(str(error).split())
+            raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
+        names = values.get('names') if isinstance(values, dict) else None
+        if isinstance(names, dict):
+            if sorted(names, key=str) != sorted(range(len(names)), key=str):
+                raise DataError(f'{path}: names takes names by numbers that count from 0, got {list(names)!r:.200}')
+            names = [names[number] for number in range(len(names))]
+        if isinstance(names, list):
+            names = [str(name) for name in names]
+            require_distinct(names, f'{path}: names')
+            return path, {**values, 'names': names}
+        if one_file is not None:
+            raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
+    return folder.root / 'data.yaml', {}
+
+
+def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
+    """Return the text file, or None, for each picture.
+
+    Raises:
+        DataError: if two pictures share a text file.
+    """
+    texts = {path.with_suffix('.txt'): folder.ann_root / path
+             for path in folder.ann_files if path.suffix.lower() == '.txt'}  # fmt: skip
+    files: dict[Path, Optional[Path]] = {}
+    owners: dict[Path, Path] = {}
+    for picture in folder.pictures:
+        parts = picture.parts
+        tried = [picture.with_suffix('.txt')]
+        images = [index for index in range(len(parts) - 1) if parts[index].lower() == 'images']
+        if images:
+            before, behind = parts[: images[-1]], parts[images[-1] + 1 :]
+            tried.insert(0, Path(*before, 'labels', *behind).with_suffix('.txt'))
+            tried.append(Path(*before, *behind).with_suffix('.txt'))  # of an --annotations folder
+        text = next((texts[path] for path in tried if path in texts), None)
+        if text is not None and owners.setdefault(text, picture) != picture:
+            raise DataError(
+                f'{owners[text]} and {picture} share the labels {text}: give each picture a name and labels of its own'
+            )
+        files[picture] = text
+    if not any(files.values()):  # in a folder of another name, as makesense's
+        stems: dict[str, list[Path]] = {}
+        for path, text in texts.items():
+            stems.setdefault(path.stem, []).append(text)
+        files = {
+            picture: stems[picture.stem].pop() if len(stems.get(picture.stem, ())) == 1 else None for picture in files
+        }
+    return files
+
+
+def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[Lists, list[str]]:
+    """Return the pictures of train, val and test of a data.yaml, and lines of the report.
+
+    Raises:
+        DataError: if `path:` is another folder, or `train` names no picture.
+    """
+    base = yaml_path.parent
+    given = settings.get('path')
+    path = base / str(given or '')
+    if given and path.is_dir():
+        if path.resolve() != folder.root.resolve() and folder.root.resolve() not in path.resolve().parents:
+            raise DataError(
+                f'{yaml_path} has `path: {given}`, which is another folder than {folder.root}: correct `path:`, or '
+                f'pass --data {given}'
+            )
+        base = path
+    tails = index_tails(folder.pictures)
+    parents = {parent: (folder.root / parent).resolve() for parent in {picture.parent for picture in folder.pictures}}
+    lists: Lists = {}
+    lines: list[str] = []
+    for split in ('train', 'val', 'test'):
+        value = settings.get(split)
+        entries = [str(entry) for entry in (value if isinstance(value, list) else [value] if value else [])]
+        pictures: list[Path] = []
+        for entry in entries:
+            # Exports of Roboflow have ../train/images, relative to no existing folder
+            tried = [root / name for name in (entry, entry.replace('../', '')) for root in (base, folder.root)]
+            target = next((path for path in tried if path.exists()), None)
+            if target is not None and target.is_dir():
+                inside = target.resolve()
+                chosen = {parent for parent, path in parents.items() if inside in (path, *path.parents)}
+                pictures += [picture for picture in folder.pictures if picture.parent in chosen]
+            elif target is not None:
+                pictures += match_lines(read_text(target).splitlines(), tails)
+        if pictures:
+            lists[split] = pictures
+        elif entries and split == 'train':
+            raise DataError(
+                f'none of the {len(folder.pictures)} pictures below {folder.root} is among those that `train: '
+                f'{entries[0]}` of {yaml_path} names'
+            )
+        elif entries and split == 'val':
+            lines.append(f'{yaml_path}: `val: {entries[0]}` names no picture below {folder.root}')
+    return lists, lines
+
+
+def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int = 0) -> list[Box]:
+    """Return the boxes of a text file: CLASS X Y WIDTH HEIGHT in a line, or CLASS and the points of an outline.
+
+    Positions are shares of the picture's width and height, X and Y the centre. A number behind a box is a track's id or
+    a score, which is not read.
+
+    Args:
+        names: of the classes. None: numbers are the names.
+        points: numbers behind each box, the points of a pose; not read.
+
+    Raises:
+        DataError: with file and line.
+    """
+    height, width = size
+    form = 'CLASS X Y WIDTH HEIGHT' + (f' and {points} numbers of points' if points else ', or CLASS and points')
+    boxes = []
+    for number, text in enumerate(read_text(file).splitlines(), 1):
+        words = text.split()
+        if not words:
+            continue
+        values = numbers_of(text)
+        is_outline = not points and len(words) >= 7 and len(words) % 2 == 1
+        if values is None or not (is_outline or len(words) - 5 - points in (0, 1)):
+            raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
+        values = values if is_outline else values[:5]
+        if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
+            most = f'to {len(names) - 1}' if names else 'on'
+            raise DataError(f'{file}, line {number}: the class is a whole number from 0 {most}, got {words[0]!r}')
+        if not all(-ROUNDING <= value <= 1 + ROUNDING for value in values[1:]):
+            raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
+        corners: NDArray[Any] = np.reshape(values[1:], (-1, 2))
+        if not is_outline:
+            centre, half = corners[0], corners[1] / 2
+            corners = np.stack([centre - half, centre + half])
+        corners = np.clip(corners, 0, 1) * (width, height)
+        low, high = corners.min(0), corners.max(0)
+        x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
+        category = names[int(values[0])] if names else f'class {int(values[0])}'
+        boxes.append(Box(category, (x, y, w, h), corners.ravel().round(3).tolist() if is_outline else None))
+    return boxes

@@ -1,0 +1,323 @@
+"""Export a config and a checkpoint to a folder: capture, write, verify, rename."""
+
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...checks import check_choice
+from ...kernels.native.library import NAME as LIBRARY
+from ...kernels.native.library import library_path
+from ...openmmlab.layers.accelerate import accelerate
+from ...positions import Size
+from ...version import __version__
+from ..data.media import Frame, Medium
+from ..predict.predictor import Predictor
+from . import formats, verify
+from .graph import PARTS, ExportError, Graph, maps_graph
+from .library_nodes import with_nodes
+from .picture import Normalise, at_one_size
+from .predictor import evaluate
+from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
+from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
+
+SHOWN, LOOKED_AT = 2, 8  # pictures of a data set for the verification
+
+
+def export(
+    cfg: Config,
+    checkpoint: str,
+    out: Path,
+    format: str = 'onnx',
+    part: str = 'model',
+    shape: Optional[Size] = None,
+    precision: Optional[str] = None,
+    pictures: Sequence[NDArray[Any]] = (),
+    unsafe_load: bool = False,
+    overwrite: bool = False,
+    operators: Optional[str] = None,
+    texts: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write the folder `out` with the verified model and `deploy.json`, in place of an earlier export.
+
+    Args:
+        cfg: config of mmdet or mmseg.
+        checkpoint: path or URL of the whole model.
+        format: a name from `formats.FORMATS`.
+        part: 'model', from pixels to result; 'backbone'; or 'neck', the backbone with the neck.
+        shape: height and width of the model's input, for batch size 1. Pictures are resized to the size without
+            regard to proportions. None: batch, height and width stay free.
+        precision: from `formats.PRECISIONS`. None: the first precision of the format.
+        pictures: BGR pixels for verification and for int8 calibration. Empty: two pictures of the test set and
+            generated ones for verification, pictures of the training set for calibration.
+        unsafe_load: see `load_checkpoint`.
+        overwrite: replace an earlier export also if a user changed its files.
+        operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
+        texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
+
+    Returns:
+        The contents of deploy.json.
+
+    Raises:
+        ExportError: if the model cannot be exported, or the file and PyTorch disagree.
+        ValueError: if the toolbox is unknown, or the checkpoint does not fit.
+    """
+    precision = formats.check_format(format, precision, operators)
+    check_choice('--part', part, PARTS)
+    if part == 'model' and format not in ('onnx', 'openvino'):
+        raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
+    if part == 'model' and shape is not None:
+        cfg = at_one_size(cfg, shape)
+    predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load, accelerate=accelerate)
+    has_text = hasattr(predictor.model, 'language_model')
+    if has_text:
+        texts = tuple(texts or predictor.meta['classes'])
+        pipeline, predictor.meta = predictor.pipeline, dict(classes=texts)
+        predictor.pipeline = lambda given: pipeline({**given, 'text': texts, 'custom_entities': True})
+    elif texts:
+        raise ExportError(f'--texts needs a model with a language_model, got {type(predictor.model).__name__}')
+    graph = graph_of(predictor.model, cfg, part, shape, texts)
+    calibration: Sequence[Feed] = ()
+    if precision == 'int8':
+        calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
+    wanted = partial(result_of, predictor) if part == 'model' else None
+    if wanted and not pictures:
+        pictures = shown_pictures(cfg, 'test', wanted)
+        if precision == 'int8':  # is calibrated for pictures of this kind, not for generated ones
+            pictures = pictures or shown_pictures(cfg, 'train', wanted)
+        else:
+            pictures += made_pictures(graph)
+    meta = dict(
+        classes=list(predictor.meta['classes']),
+        palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
+        **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
+    )
+    metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
+    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite, operators)
+
+
+def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
+    """Return the graph of a whole model or of a part. Arguments and errors: see `export`."""
+    if part != 'model':
+        settings = dict(preprocessing=Normalise(model.data_preprocessor).settings())
+        return replace(maps_graph(model, part, shape), settings=settings)
+    if cfg.default_scope == 'mmseg':
+        from .heads.segmentor import segmentor_graph
+
+        return segmentor_graph(model, cfg, shape)
+    from .heads.detector import detector_graph
+
+    return detector_graph(model, cfg, shape, texts)
+
+
+def write(
+    graph: Graph,
+    out: Path,
+    format: str,
+    precision: str,
+    meta: Optional[dict[str, Any]] = None,
+    wanted: Optional[Callable[[NDArray[Any]], Result]] = None,
+    pictures: Sequence[NDArray[Any]] = (),
+    calibration: Sequence[Feed] = (),
+    metric: Callable[[Path], dict[str, float]] = lambda folder: {},
+    overwrite: bool = False,
+    operators: Optional[str] = None,
+) -> dict[str, Any]:
+    """Capture a graph, write a folder and verify the file: see `export`.
+
+    Args:
+        wanted: PyTorch's result for a picture, for a whole model.
+        calibration: inputs for int8.
+        metric: evaluates the model in a folder; an int8 manifest has the metric before and after quantization.
+    """
+    with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as beside:
+        wide = Path(beside) / 'fp32'
+        if precision == 'int8':
+            write(graph, wide, format, 'fp32', meta, wanted, pictures)
+            quantize = quantize_openvino if format == 'openvino' else quantize_onnx
+            name = formats.FORMATS[format]
+            quantize(wide / name, folder / name, calibration)
+        else:
+            write_model(graph, folder, format, precision, operators)
+        manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
+        packages = ('torch', *formats.NEEDED[format])
+        manifest['versions'] = dict(swin_backbone=__version__, **{name: version(name) for name in packages})
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        if wanted is None:
+            images = [feed[0] for feed in calibration[:SHOWN]]
+            figures = verify.verify_maps(open_maps(folder, manifest), graph, precision, images)
+        else:
+            figures = verify.verify_results(Model(folder), wanted, pictures or made_pictures(graph), precision)
+        manifest['verification'] = figures
+        if precision == 'int8':
+            before, after = ({**measure(one, calibration), **metric(one)} for one in (wide, folder))
+            manifest['quantization'] = dict(pictures=len(calibration), before=before, after=after)
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + '\n')
+    return read_manifest(out)
+
+
+@contextmanager
+def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder. The folder replaces `out` on success, and is deleted on an error.
+
+    Args:
+        overwrite: replace an earlier export in `out`.
+
+    Raises:
+        ExportError: if `out` is a file, or a folder with anything but an earlier export, or without `overwrite`.
+    """
+    if os.path.lexists(out):
+        _require_export(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f'.partial-{out.name}-', dir=out.parent) as beside:
+        partial = Path(beside, 'new')
+        partial.mkdir()
+        yield partial
+        if out.exists():
+            out.replace(Path(beside, 'former'))
+        partial.replace(out)
+
+
+def _require_export(out: Path, overwrite: bool) -> None:
+    wanted = f'--out-dir takes a new folder, or with --overwrite one of an earlier export, got {str(out)!r}'
+    if not out.is_dir() or out.is_symlink():
+        raise ExportError(wanted)
+    for path in sorted(out.iterdir()):
+        is_ours = path.is_file() and (path.name in (MANIFEST, LIBRARY) or path.match('model.*'))
+        if not (overwrite and is_ours):
+            raise ExportError(f'{wanted}, with {path.name}' + ('' if is_ours else ', which no export writes'))
+
+
+def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
+    """Return the entries of deploy.json for every model. The model's files are in the folder already."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
+    names = [path.name for path in files]
+    return dict(
+        format=format,
+        precision=precision,
+        task=graph.task,
+        file=formats.FORMATS[format] if formats.FORMATS[format] in names else formats.FORMATS['onnx'],
+        sha256={path.name: file_digest(path) for path in files},
+        **(dict(library=LIBRARY) if LIBRARY in names else {}),
+        inputs=[vars(port) for port in graph.inputs],
+        outputs=[vars(port) for port in graph.outputs],
+    )
+
+
+def write_model(graph: Graph, folder: Path, format: str, precision: str, operators: Optional[str] = None) -> None:
+    """Capture a graph, and write it in a format to the file named in `formats.FORMATS`.
+
+    With `operators`, the file is ONNX for every runtime, and the compiled library is written beside it.
+    """
+    path, onnx_file = folder / formats.FORMATS[format], folder / formats.FORMATS['onnx']
+    if operators:
+        graph = with_nodes(graph, precision)
+        shutil.copyfile(library_path(), folder / LIBRARY)
+    elif format != 'openvino' and precision in ('fp16', 'bf16'):
+        graph = formats.narrowed(graph, precision)
+    program = formats.capture(graph, example_of(graph))
+    if format == 'torch':
+        torch.export.save(program, str(path))
+    elif format == 'aoti':
+        with torch.no_grad(), formats.quiet():
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    else:
+        formats.write_onnx(program, graph, onnx_file, weights_apart=bool(operators))
+        if format == 'openvino' and not operators:
+            import openvino
+
+            # Half precision is for stored weights. The runtime's settings choose the dtype of the computation
+            model = openvino.convert_model(str(onnx_file))
+            openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
+            onnx_file.unlink()
+
+
+def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
+    """Return the size of a model, and the median time of up to five inputs."""
+    run, seconds = Model(folder).run, []
+    for feed in [inputs[0], *inputs[:5]]:  # a warm-up first
+        start = time.perf_counter()
+        run(feed)
+        seconds.append(time.perf_counter() - start)
+    size = sum(path.stat().st_size for path in folder.glob('model.*'))
+    return dict(bytes=size, seconds=statistics.median(seconds[1:]))
+
+
+def open_maps(folder: Path, manifest: dict[str, Any]) -> verify.Run:
+    """Return a function that runs the exported backbone or neck in a folder."""
+    path = folder / manifest['file']
+    if manifest['format'] in ('onnx', 'openvino'):
+        return Model(folder).run
+    if manifest['format'] == 'torch':
+        module: Any = torch.export.load(str(path)).module()
+    else:
+        module = torch._inductor.aoti_load_package(str(path))
+
+    def run(inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        with torch.no_grad():
+            return [one.numpy() for one in module(*map(torch.from_numpy, inputs))]
+
+    return run
+
+
+def example_of(graph: Graph) -> tuple[Tensor, ...]:
+    """Return inputs for the capture of a graph. The values are of no use."""
+    lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
+    return tuple(
+        torch.zeros([lengths.get(length, length) for length in port.shape], dtype=getattr(torch, port.dtype))
+        for port in graph.inputs
+    )
+
+
+def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
+    """Return PyTorch's result for a picture, in the form of `runtime.Model.predict`."""
+    frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, (picture.shape[0], picture.shape[1]))
+    (sample,) = predictor.predict([predictor.prepare(frame)])
+    if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
+        return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
+    instances = sample.pred_instances.numpy()
+    result = dict(boxes=instances.bboxes, scores=instances.scores, labels=instances.labels)
+    if 'masks' in instances:
+        result['masks'] = instances.masks.astype(bool)
+    return result
+
+
+def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Result]) -> list[NDArray[Any]]:
+    """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
+    pictures = []
+    with suppress(ExportError, OSError):
+        for picture in dataset_pictures(cfg, phase, LOOKED_AT):
+            result = wanted(picture)
+            if verify.compare(result, result)['compared']:
+                pictures.append(picture)
+            if len(pictures) == SHOWN:
+                break
+    return pictures
+
+
+def made_pictures(graph: Graph) -> list[NDArray[Any]]:
+    """Return generated smooth pictures of three sizes, or of the graph's own size."""
+    sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
+    rng, bands = np.random.default_rng(0), graph.inputs[0].shape[3]
+    return [
+        cv2.resize(rng.integers(0, 256, (9, 12, bands), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+        .reshape(*size, bands)
+        .astype(graph.inputs[0].dtype)
+        for size in sizes
+    ]

@@ -1,0 +1,148 @@
+"""Write a captured graph to a file: ONNX, OpenVINO's IR, torch.export's .pt2, AOTInductor's package."""
+
+import copy
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from ...checks import check_choice
+from .graph import BackboneMaps, ExportError, Graph
+
+OPSET = 20  # the first with Gelu
+IR_VERSION = 9  # of ONNX 1.15, as OPSET; the latest for ONNX Runtime 1.17
+FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml', 'torch': 'model.pt2', 'aoti': 'model.pt2'}
+PRECISIONS = {
+    'onnx': ('fp32', 'fp16', 'int8'),
+    'openvino': ('fp16', 'fp32', 'bf16', 'int8'),
+    'torch': ('fp32', 'fp16', 'bf16'),
+    'aoti': ('fp32', 'fp16', 'bf16'),
+}
+OPERATORS = {'swin': ('fp32', 'bf16')}  # precisions of --operators, for ONNX Runtime and OpenVINO
+PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
+NEEDED = {
+    'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
+    'openvino': ('onnx', 'onnxscript', 'openvino'),
+    'torch': (),
+    'aoti': (),
+}
+
+
+def check_format(format: str, precision: Optional[str], operators: Optional[str] = None) -> str:
+    """Return the precision, for None the first of the format.
+
+    Raises:
+        ValueError: for an unknown format, an unsuitable precision or operators.
+    """
+    check_choice('--format', format, FORMATS)
+    precisions, option = PRECISIONS[format], f'--format {format}'
+    if operators is not None:
+        check_choice('--operators', operators, OPERATORS)
+        check_choice('--format of --operators swin', format, ('onnx', 'openvino'))
+        precisions, option = OPERATORS[operators], f'--operators {operators}'
+    return check_choice(f'--precision of {option}', precision or precisions[0], precisions)
+
+
+def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
+    """Capture a graph of operators, valid for every size if sizes are free.
+
+    Args:
+        example: inputs. Free dimensions must have different lengths: torch ties dimensions of equal length together.
+
+    Raises:
+        ExportError: names the function that prevents the capture.
+    """
+    try:
+        # The cache of fake tensors compares symbolic shapes, which takes a third of a capture with free sizes.
+        with torch.no_grad(), quiet(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+            return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
+    except Exception as error:
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if '/torch/' not in one.filename]
+        where = f'{frames[-1].name} in {frames[-1].filename}:{frames[-1].lineno}'
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ExportError(f'torch cannot capture the model as a graph, for {where}: {lines[-1]}') from error
+
+
+def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart: bool = False) -> None:
+    """Write an ONNX model.
+
+    Args:
+        weights_apart: write weights to a second file, model.onnx.data. Runtimes map the file into memory.
+    """
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    from .fuse import simplify
+    from .heads.operators import onnx_translations
+
+    with quiet():
+        exported: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            custom_translation_table=onnx_translations(),
+            verbose=False,
+        )
+    model = exported.model
+    simplify(model)
+    model.ir_version = IR_VERSION
+    RemoveUnusedNodesPass()(model)
+    for values, ports in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
+        for value, port in zip(values, ports):
+            value.name = port.name
+            value.shape = type(value.shape)(port.shape)
+    model.metadata_props.clear()
+    for node in model.graph:
+        node.metadata_props.clear()  # places in the source code
+        node.doc_string = None
+    exported.save(str(path), external_data=weights_apart)
+
+
+def narrowed(graph: Graph, precision: str) -> Graph:
+    """Return a graph in half precision. The dtypes of inputs and outputs stay.
+
+    In a whole model, the backbone, the neck and the head's linear layers and convolutions compute in half precision.
+    Normalisation of pixels, coordinates, scores, NMS and pasting of masks stay in float32. Above 1024, fp16 has only
+    whole pixels.
+    """
+    dtype = dict(fp16=torch.float16, bf16=torch.bfloat16)[precision]
+    module: Any = copy.deepcopy(graph.module)
+    for part in [module] if isinstance(module, BackboneMaps) else [module.maps, *_products(module.head)]:
+        _narrow(part, dtype)
+    return replace(graph, module=module)
+
+
+def _products(head: nn.Module) -> list[nn.Module]:
+    """Return the linear layers and convolutions of a head outside torch's attention, which reads weights directly."""
+    attentions = [part for part in head.modules() if isinstance(part, nn.MultiheadAttention)]
+    inside = {part for attention in attentions for part in attention.modules()}
+    return [part for part in head.modules() if isinstance(part, PRODUCTS) and part not in inside]
+
+
+def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
+    """Make a module compute in a dtype, between inputs and outputs in float32."""
+    module.to(dtype)
+    module.register_forward_pre_hook(lambda _, given: tuple(one.to(dtype) for one in given))
+    module.register_forward_hook(
+        lambda _, given, out: out.float() if isinstance(out, Tensor) else tuple(one.float() for one in out)
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide warnings of torch's exporters about internals."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)

@@ -1,0 +1,96 @@
+"""mmdet's detectors as a graph: from pixels to objects.
+
+Layout: B batch, H W height and width, n objects.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Optional
+
+import torch
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from ....positions import Size
+from ..graph import BackboneMaps, Graph, Port, example_size, refusal
+from ..picture import Normalise, Padding, picture_ports, picture_settings
+from .boxes import View
+from .dense import DenseHead
+from .detr import TransformerHead
+from .layers import copy_for_graph, size_tensor
+from .mask2former import InstanceHead
+from .sparse import SparseHead
+from .two_stage import RegionHead
+
+
+class Detector(nn.Module):
+    """From pixels to the objects of all pictures of a batch, in pixels of the original picture."""
+
+    def __init__(self, model: Any, head: Any, padding: Padding):
+        super().__init__()
+        self.padding = padding
+        self.normalise = Normalise(model.data_preprocessor)
+        self.maps = BackboneMaps(model.backbone, copy_for_graph(model.neck) if model.with_neck else None)
+        self.head = head
+
+    def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        resized = size_tensor(picture.shape[1], picture.shape[2], size.float())
+        picture = self.padding(picture)  # heads treat the padding like a part of the picture, like in mmdet
+        image = self.normalise(picture)
+        maps = self.maps(image)
+        image_size = size_tensor(picture.shape[1], picture.shape[2], image)
+        zoom_2 = (resized / size.to(image.dtype)).flip(0)
+        own: Any = None
+        if self.head.with_masks:
+            own = size.tolist()
+            for side in own:
+                torch._check(side >= 1)
+        padded: Any = image.shape[-2:]
+        inner: Any = picture.shape[1:3]
+        view = View(image_size, torch.cat([zoom_2, zoom_2]), padded, inner, own)
+        results: tuple[Tensor, ...] = self.head(maps, view)
+        return results
+
+
+def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
+    """Return the graph's head for a detector, or raise an ExportError with the part that prevents the export."""
+    from mmdet.models import detectors
+
+    kinds: dict[Any, Any] = {
+        detectors.SparseRCNN: SparseHead,
+        detectors.TwoStageDetector: RegionHead,
+        detectors.Mask2Former: InstanceHead,
+        detectors.SingleStageDetector: DenseHead,
+        detectors.GroundingDINO: partial(TransformerHead, texts=texts),
+        detectors.DetectionTransformer: TransformerHead,
+    }
+    if type(model).__name__ == 'CoDETR':  # class of an mmdet project, not imported here
+        kinds = {type(model): TransformerHead}
+    for kind, head in kinds.items():
+        if isinstance(model, kind):
+            for method in ('predict', 'extract_feat'):
+                if getattr(type(model), method) is not getattr(kind, method):
+                    raise refusal(f'{type(model).__name__}.{method}, which differs from that of {kind.__name__},')
+            built: nn.Module = head(model)
+            return built
+    raise refusal(type(model).__name__)
+
+
+def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
+    """Return the graph of a whole detector. Arguments and errors: see `export.export`."""
+    head: Any = head_of(model, texts)
+    example = example_size(model.backbone, shape)
+    padding = Padding(cfg.test_dataloader.dataset.pipeline)
+    example = padding.example_size or example
+    module = Detector(model, head, padding).eval()
+    outputs = [
+        Port('image', 'int64', ('objects',)),
+        Port('boxes', 'float32', ('objects', 4)),
+        Port('scores', 'float32', ('objects',)),
+        Port('labels', 'int64', ('objects',)),
+    ]
+    if head.with_masks:
+        outputs.append(Port('masks', 'uint8', ('objects', 'own_height', 'own_width')))
+    task = 'instances' if head.with_masks else 'boxes'
+    settings = picture_settings(cfg, module.normalise, head.planes, head.most)
+    return Graph(module, task, picture_ports(model, head.batch, shape), outputs, shape is None, example, settings)

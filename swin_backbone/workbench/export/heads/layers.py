@@ -1,0 +1,180 @@
+"""Compute layers for every size by operators of every runtime: deformable layers by `grid_sample`, adaptive pooling.
+
+Layout: B batch, Q queries, C channels, T tokens of all levels, h heads, d channels of a head, P points of a head and
+level, G groups, K places of a kernel, H W height and width, n m bins.
+"""
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ....positions import Size
+
+Sizes = Sequence[Size]  # by level; sides are maybe symbolic
+
+
+def copy_for_graph(module: Any) -> Any:
+    """Copy a module, with the layers of the file."""
+    from mmcv.ops import DeformConv2d, ModulatedDeformConv2d, MultiScaleDeformableAttention
+
+    module = copy.deepcopy(module)
+    for parent in list(module.modules()):
+        for layer in parent.children():
+            if isinstance(layer, MultiScaleDeformableAttention):
+                layer.forward = partial(attend, layer)
+            elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
+                layer.forward = partial(convolve, layer, type(parent).__name__ == 'DyDCNv2')
+            elif isinstance(layer, nn.AdaptiveAvgPool2d):
+                layer.forward = partial(adaptive_avg_pool, layer.output_size)  # type: ignore[method-assign]
+    if hasattr(module, 'deform_sampling'):  # TOODHead samples every channel at a different place
+        module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1])[
+            :, :, 0
+        ]
+    return module
+
+
+def attend(
+    layer: Any,
+    query: Tensor,
+    key: Optional[Tensor] = None,
+    value: Optional[Tensor] = None,
+    identity: Optional[Tensor] = None,
+    query_pos: Optional[Tensor] = None,
+    key_padding_mask: Optional[Tensor] = None,
+    reference_points: Any = None,
+    spatial_shapes: Sizes = (),
+    **_: Any,
+) -> Tensor:
+    """Compute mmcv's MultiScaleDeformableAttention with free sizes of levels.
+
+    Args:
+        query, query_pos: (B, Q, C).
+        value: (B, T, C).
+        reference_points: places or boxes from 0 to 1, (B, Q, levels, 2 or 4).
+        spatial_shapes: the sizes of the levels.
+    """
+    from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
+
+    value = query if value is None else value
+    identity = query if identity is None else identity
+    query = query if query_pos is None else query + query_pos
+    if not layer.batch_first:
+        query, value = query.transpose(0, 1), value.transpose(0, 1)
+    B, Q, _C = query.shape
+    h, levels, P = layer.num_heads, layer.num_levels, layer.num_points
+    offsets = layer.sampling_offsets(query).view(B, Q, h, levels, P, 2)
+    weights = layer.attention_weights(query).view(B, Q, h, levels * P).softmax(-1).view(B, Q, h, levels, P)
+    values = layer.value_proj(value).unflatten(-1, (h, -1))
+    where = reference_points[:, :, None, :, None]  # B, Q, 1, levels, 1, 2 or 4
+    if where.shape[-1] == 2:
+        sides = torch.stack([size_tensor(W, H, query) for H, W in spatial_shapes])
+        places = where + offsets / sides[:, None]
+    else:
+        places = where[..., :2] + offsets / P * where[..., 2:] * 0.5
+    out: Tensor = layer.output_proj(multi_scale_deformable_attn_pytorch(values, spatial_shapes, places, weights))
+    y: Tensor = identity + (out if layer.batch_first else out.transpose(0, 1))
+    return y
+
+
+def tokens_of(maps: Sequence[Tensor]) -> Tensor:
+    """Return the tokens of maps (B, C, H, W), level after level: (B, T, C)."""
+    return torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2)
+
+
+def sizes_of(maps: Sequence[Tensor]) -> Sizes:
+    """Return height and width of maps."""
+    return [(one.shape[-2], one.shape[-1]) for one in maps]
+
+
+def centres(sizes: Sizes, like: Tensor) -> Tensor:
+    """Return the centres of the tokens, from 0 to 1 and x before y, repeated for all levels: (1, T, levels, 2)."""
+    levels = []
+    for H, W in sizes:
+        y_H, x_W = ((torch.arange(n, device=like.device).to(like.dtype) + 0.5) / n for n in (H, W))
+        levels.append(torch.stack([x_W.expand(H, W), y_H[:, None].expand(H, W)], -1).flatten(0, 1))
+    return torch.cat(levels)[None, :, None].expand(-1, -1, len(sizes), -1)
+
+
+def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
+    """Return height and width, maybe symbolic, as float values (2,)."""
+    return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
+
+
+def convolve(
+    layer: Any, rereads: bool, x: Tensor, offset: Optional[Tensor] = None, mask: Optional[Tensor] = None
+) -> Tensor:
+    """Compute mmcv's DeformConv2d or ModulatedDeformConv2d. A layer with `conv_offset` computes the offsets.
+
+    Args:
+        rereads: whether offsets and mask may be of a larger map, as in DyHead. mmcv reads their first values.
+    """
+    if rereads and offset is not None and mask is not None:
+        size = [-(-length // layer.stride[0]) for length in x.shape[2:]]  # a kernel of 3 with a padding of 1
+        offset, mask = (
+            t.flatten(1)[:, : t.shape[1] * size[0] * size[1]].unflatten(1, (-1, *size)) for t in (offset, mask)
+        )
+    if offset is None:
+        offset = layer.conv_offset(x)
+        if 'Modulated' in type(layer).__name__:
+            offset, mask = offset.tensor_split((2 * offset.shape[1] // 3,), 1)
+            mask = mask.sigmoid()
+    G = layer.deform_groups
+    stride, padding, dilation = (
+        value if isinstance(value, tuple) else (value, value) for value in (layer.stride, layer.padding, layer.dilation)
+    )
+    seen_BCKHW = sampled(x, offset, layer.kernel_size, stride, padding, dilation, G)
+    if mask is not None:
+        mask_BG1KHW = mask.unflatten(1, (G, 1, seen_BCKHW.shape[2]))
+        seen_BCKHW = (seen_BCKHW.unflatten(1, (G, -1)) * mask_BG1KHW).flatten(1, 2)
+    weight = layer.weight.flatten(1)[..., None, None]
+    return F.conv2d(seen_BCKHW.flatten(1, 2), weight, getattr(layer, 'bias', None), groups=layer.groups)
+
+
+def sampled(
+    x: Tensor, offset: Tensor, kernel: Size, stride: Size, padding: Size, dilation: Size, groups: int
+) -> Tensor:
+    """Return the inputs of a deformable convolution's products: (B, C, K, H, W) of the output.
+
+    Args:
+        offset: (B, groups * K * 2, H, W), y before x.
+    """
+    B, C, rows, columns = x.shape
+    H, W = offset.shape[-2:]
+    place_K = torch.arange(kernel[0] * kernel[1], device=x.device)
+    y_K, x_K = ((place_K // kernel[1]).to(x.dtype) * dilation[0], (place_K % kernel[1]).to(x.dtype) * dilation[1])
+    y_H, x_W = (
+        torch.arange(length, device=x.device).to(x.dtype) * step - pad
+        for length, step, pad in zip((H, W), stride, padding)
+    )
+    offset = offset.reshape(B * groups, -1, 2, H, W)
+    y = (y_K[:, None, None] + y_H[:, None]) + offset[:, :, 0]
+    x_place = (x_K[:, None, None] + x_W) + offset[:, :, 1]
+    height, width = size_tensor(rows, columns, x)
+    grid = torch.stack([(2 * x_place + 1) / width - 1, (2 * y + 1) / height - 1], -1)
+    maps = x.reshape(B * groups, C // groups, rows, columns)
+    seen = F.grid_sample(maps, grid.flatten(1, 2), mode='bilinear', padding_mode='zeros', align_corners=False)
+    return seen.reshape(B, C, len(place_K), H, W)
+
+
+def adaptive_avg_pool(output_size: Any, x_BCHW: Tensor) -> Tensor:
+    """Compute `F.adaptive_avg_pool2d`. An exporter would fix the bins to the example's size.
+
+    Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n). Every axis has a matrix (n, L).
+    """
+    numbers = output_size if isinstance(output_size, tuple) else (output_size, output_size)
+    rows_nH, columns_mW = (_bins(n, length, x_BCHW) for n, length in zip(numbers, x_BCHW.shape[-2:]))
+    return rows_nH @ x_BCHW @ columns_mW.t()
+
+
+def _bins(number: int, length: int, like: Tensor) -> Tensor:
+    bin_n1 = torch.arange(number, device=like.device)[:, None]
+    place_L = torch.arange(length, device=like.device)
+    # i L // n <= place and place < ceil((i + 1) L / n), without a division
+    inside_nL = ((place_L + 1) * number > bin_n1 * length) & (place_L * number < (bin_n1 + 1) * length)
+    weights_nL = inside_nL.to(like.dtype)
+    return weights_nL / weights_nL.sum(1, keepdim=True)

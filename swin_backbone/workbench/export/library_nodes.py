@@ -1,0 +1,186 @@
+"""Replace layers of a model with nodes of the compiled library: domain `swin`, see csrc/runtimes/operators.h.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ...compat import is_hooked
+from ...kernels.bind.block import can_run, settings_of, weights_of
+from ...kernels.bind.patches import can_embed, can_merge
+from ...kernels.bind.structure import norm_values
+from ...kernels.detection.convolution import MIN_CHANNELS
+from ...kernels.native.availability import can_multiply
+from ...kernels.native.layers import neighbours_first
+from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
+from ...models.pyramid import SwinPyramid
+from ...openmmlab.layers.conv3x3 import is_plain
+from ...replace import CannotRun, refuse
+from .graph import BackboneMaps, ExportError, Graph
+
+ABSENT = -1.0  # eps of a missing norm
+Shape = Callable[[Tensor], list[Any]]
+
+
+class Node(nn.Module):
+    """A layer for the capture of a graph: `torch.export` records name, weights and attributes."""
+
+    def __init__(self, kind: str, weights: Sequence[Tensor], shape: Shape, **attributes: Any):
+        super().__init__()
+        self.kind, self.shape, self.attributes = kind, shape, attributes
+        for i, weight in enumerate(weights):
+            self.register_buffer(f'weight{i}', weight.detach().float().contiguous())
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        inputs, shape = (x, *self.buffers()), self.shape(x)
+        y: Tensor = torch.onnx.ops.symbolic(
+            f'swin::{self.kind}', inputs, self.attributes, dtype=torch.float32, shape=shape, version=1
+        )
+        return y if self.kind != 'OutputNorm' else y.permute(0, 2, 3, 1)  # in place of a norm of tokens
+
+
+class ConvolutionNode(Node):
+    """A 3x3 convolution of maps (B, C, H, W). The runtime removes the transposes between two convolutions."""
+
+    def __init__(self, conv: nn.Conv2d):
+        C, N = conv.in_channels, conv.out_channels
+        weights = conv.weight.permute(0, 2, 3, 1), _bias(conv.bias, N)
+        super().__init__('Convolution', weights, lambda x: [*x.shape[:3], N], channels=C, outputs=N)
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def with_nodes(graph: Graph, precision: str) -> Graph:
+    """Replace layers of a graph with nodes: the backbone's layers, and 3x3 convolutions behind the backbone.
+
+    Layers unknown to the library stay plain.
+
+    Raises:
+        ExportError: if the library is missing, or the backbone belongs to a foreign package.
+    """
+    dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
+    module: Any = copy.deepcopy(graph.module)
+    backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
+    try:
+        can_multiply(dtype, raise_error=True)
+        if not isinstance(backbone, SwinPyramid):
+            refuse('native', f'the backbone is {type(backbone).__name__}', raise_error=True)
+    except CannotRun as error:
+        raise ExportError(f'--operators swin has no operator for this model: {error.reason}') from None
+    bfloat16 = int(precision == 'bf16')
+    sizes = None if graph.free else [size[1:] for size in backbone.map_sizes(*image_size(graph))]
+    backbone.patch_embed = _replaced(backbone.patch_embed, can_embed, embed_node, bfloat16)
+    for index, stage in enumerate(backbone.stages):
+        for i, block in enumerate(stage.blocks):
+            stage.blocks[i] = _replaced(block, can_run, block_node, bfloat16, sizes and sizes[index])
+        if stage.downsample is not None:
+            stage.downsample = _replaced(stage.downsample, can_merge, merge_node, bfloat16)
+    for index in backbone.out_indices:
+        norm = getattr(backbone, f'norm{index}')
+        if type(norm) is nn.LayerNorm and not is_hooked(norm):
+            setattr(backbone, f'norm{index}', norm_node(norm))
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            # A runtime computes narrow convolutions as fast.
+            if is_plain(child) and min(child.weight.shape[:2]) >= MIN_CHANNELS and not is_hooked(child):
+                setattr(parent, name, ConvolutionNode(child).eval())
+    return replace(graph, module=module)
+
+
+def image_size(graph: Graph) -> Sequence[int]:
+    """Return height and width of the backbone's input, for a graph of fixed size."""
+    _, *shape = graph.inputs[0].shape
+    if graph.task == 'maps':
+        return shape[1:]
+    module: Any = graph.module
+    image: Tensor = module.normalise(module.padding(torch.zeros(1, *shape)))
+    return image.shape[2:]
+
+
+def _replaced(layer: nn.Module, can_run: Callable[..., bool], make: Callable[..., Node], *arguments: Any) -> nn.Module:
+    return make(layer, *arguments).eval() if can_run(layer, None) else layer
+
+
+def _norm(weight: Optional[Tensor], bias: Optional[Tensor], channels: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(channels) if weight is None else weight, _bias(bias, channels)
+
+
+def _bias(bias: Optional[Tensor], channels: int) -> Tensor:
+    return torch.zeros(channels) if bias is None else bias
+
+
+def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
+    weight, (height, width) = embed.projection.weight, embed.patch_size
+    norm_weight, norm_bias, eps = norm_values(embed.norm)
+    return Node(
+        'Embed',
+        (weight, _bias(embed.projection.bias, len(weight)), *_norm(norm_weight, norm_bias, len(weight))),
+        lambda x: [x.shape[0], (x.shape[2] + height - 1) // height, (x.shape[3] + width - 1) // width, len(weight)],
+        bfloat16=bfloat16,
+        channels=weight.shape[1],
+        outputs=len(weight),
+        patch_height=height,
+        patch_width=width,
+        eps=ABSENT if eps is None else eps,
+    )
+
+
+def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]]) -> Node:
+    windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
+    w, settings = weights_of(block, windows.window_size), settings_of(block)
+    C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
+    linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
+    biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
+    norms = (w.norm1_weight, w.norm1_bias), (w.norm2_weight, w.norm2_bias), (w.norm3_weight, w.norm3_bias)
+    return Node(
+        'Block',
+        (
+            *linear,
+            *(_bias(bias, len(weight)) for weight, bias in zip(linear, biases)),
+            *(vector for norm in norms for vector in _norm(*norm, C)),
+            w.position_bias_hNN,
+            _bias(w.cosine_scale_h, heads),
+        ),
+        lambda x: list(x.shape),
+        version=1 if w.cosine_scale_h is None else 2,
+        bfloat16=bfloat16,
+        channels=C,
+        hidden=D,
+        heads=heads,
+        window_height=windows.window_size[0],
+        window_width=windows.window_size[1],
+        shift_height=windows.shift[0],
+        shift_width=windows.shift[1],
+        mask_padding=int(windows.mask_padding),
+        scale=float(settings.scale),
+        **{f'eps{i + 1}': eps for i, eps in enumerate((*settings.eps, ABSENT)[:3])},
+    )
+
+
+def merge_node(merging: PatchMerging, bfloat16: int) -> Node:
+    weight = merging.reduction.weight
+    norm_weight, norm_bias, eps = norm_values(merging.norm)
+    vectors = _norm(norm_weight, norm_bias, len(weight) if merging.post_norm else weight.shape[1])
+    return Node(
+        'Merge',
+        (neighbours_first(weight), *(vectors if merging.post_norm else map(neighbours_first, vectors))),
+        lambda x: [x.shape[0], (x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2, len(weight)],
+        bfloat16=bfloat16,
+        channels=weight.shape[1] // 4,
+        outputs=len(weight),
+        norm_after=int(merging.post_norm),
+        eps=ABSENT if eps is None else eps,
+    )
+
+
+def norm_node(norm: nn.LayerNorm) -> Node:
+    shape: Shape = lambda x: [x.shape[0], x.shape[3], x.shape[1], x.shape[2]]  # noqa: E731
+    (channels,) = norm.normalized_shape
+    return Node('OutputNorm', _norm(norm.weight, norm.bias, channels), shape, channels=channels, eps=norm.eps)

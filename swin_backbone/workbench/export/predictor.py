@@ -1,0 +1,173 @@
+"""Draw and evaluate an exported model with the toolboxes."""
+
+import copy
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import VISUALIZERS, DefaultScope
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from numpy.typing import NDArray
+
+from ...openmmlab.errors import DataError
+from ...positions import Size
+from ..configs.check import compare_classes
+from ..configs.paths import require_data
+from ..configs.published import start_from
+from ..data.media import Frame
+from ..data.own_data.config import fill_own_data
+from ..pictures.colours import distinct_colours
+from ..predict.predictor import VISUALIZERS_OF, Predictor, with_background
+from ..runner.build import build_runner
+from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resized_size
+
+
+def is_exported(path: str) -> bool:
+    """Return whether `path` is a folder of tools/export.py."""
+    return os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def scope_of(info: Mapping[str, Any]) -> str:
+    """Return the toolbox of an exported model."""
+    return 'mmseg' if info['task'] == 'segmentation' else 'mmdet'
+
+
+class ExportedPredictor(Predictor):
+    """`Predictor` for an exported model.
+
+    Args:
+        folder: the folder of an exported whole model.
+        device, threads, batch: see `runtime.Model`.
+
+    Raises:
+        RuntimeProblem: see `runtime.Model`.
+    """
+
+    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
+        self.model: Any = Model(folder, device, threads)
+        self.batch = batch
+        self.scope = scope_of(self.model.info)
+        palette = self.model.info.get('palette') or distinct_colours(len(self.model.classes))
+        self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists
+        with DefaultScope.overwrite_default_scope(self.scope):
+            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
+        self.visualizer.dataset_meta = self.meta
+
+    def prepare(self, frame: Frame) -> dict[str, Any]:
+        """Return the model's input for a frame: the pixels.
+
+        Raises:
+            OSError: for an unsuitable frame.
+        """
+        try:
+            self.model.check(frame.pixels)
+        except RuntimeProblem as error:
+            raise OSError(f'{frame.medium.path}: {error}') from error
+        return dict(inputs=frame.pixels)
+
+    def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
+        """Return the results of a batch of frames."""
+        results = self.model.predict([item['inputs'] for item in prepared], self.batch)
+        return [fill(BaseDataElement(), result) for result in results]
+
+    def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
+        """See `Predictor.scores`."""
+        (result,) = self.model.predict([prepared['inputs']], logits=True)
+        return with_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
+
+    def input_size(self, size: Size) -> Size:
+        """See `Predictor.input_size`."""
+        return resized_size(size, self.model.info['preprocessing']['resize'])
+
+    @property
+    def period(self) -> int:
+        """See `Predictor.period`; 1 for a folder without a period."""
+        return int(self.model.info.get('period', 1))
+
+    @property
+    def identity(self) -> str:
+        """See `Predictor.identity`."""
+        names = ('sha256', 'precision', 'preprocessing', 'classes')
+        described = json.dumps([self.model.info[name] for name in names], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
+
+
+class ExportedModel(BaseModel):
+    """An exported model for mmengine's test loop. Pictures are read again; the batch's inputs have no use.
+
+    Args:
+        folder, device, threads: see `runtime.Model`.
+    """
+
+    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
+        super().__init__()
+        self.runtime = Model(folder, device, threads)
+
+    def test_step(self, data: dict[str, Any]) -> list[BaseDataElement]:
+        """Return the samples of a batch with their results.
+
+        Raises:
+            DataError: for an unreadable or unsuitable picture.
+        """
+        samples: list[BaseDataElement] = data['data_samples']
+        for sample in samples:
+            try:
+                (result,) = self.runtime.predict([read_picture(sample.img_path, self.runtime.bands)])
+            except (OSError, RuntimeProblem) as error:
+                raise DataError(f'{sample.img_path}: {error}') from error
+            fill(sample, result)
+            for name, instances in sample.items():  # hooks and metrics take tensors, as of mmdet's preprocessor
+                if isinstance(instances, InstanceData) and hasattr(instances.get('bboxes'), 'tensor'):
+                    sample.get(name).bboxes = instances.bboxes.tensor
+        return samples
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError('an exported model is tested, and not trained')
+
+
+def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
+    """Test an exported model with a config's data and metric."""
+    info = Model(folder, device, threads).info  # raises errors before the data are read
+    scope = scope_of(info)
+    if scope != cfg.get('default_scope', scope):
+        raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
+    compare_classes(cfg, info.get('classes', ()), folder)
+    cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
+    start_from(cfg, None)
+
+
+def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
+    """Return the metric of an exported model on a config's test set; empty: no test set."""
+    cfg = copy.deepcopy(cfg)
+    try:
+        fill_own_data(cfg)
+        require_data(cfg, ('test',))
+    except (ValueError, OSError):
+        return {}
+    set_exported(cfg, str(folder))
+    with tempfile.TemporaryDirectory() as work_dir:
+        cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
+        cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=None)
+        cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
+        # Persistent workers stay alive after the only pass, and Python waits 5 s for each collected worker.
+        cfg.test_dataloader.persistent_workers = False
+        cfg.update(visualizer=None)  # a named visualizer of the process always writes to the first work_dir
+        return {name: float(value) for name, value in build_runner(cfg).test().items()}
+
+
+def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:
+    """Put a result into a toolbox's sample."""
+    if 'boxes' in result:
+        tensors = {name: torch.from_numpy(value) for name, value in result.items()}
+        sample.pred_instances = InstanceData(bboxes=tensors.pop('boxes'), **tensors)
+    else:
+        sample.pred_sem_seg = PixelData(data=torch.from_numpy(result['labels'].astype(np.int64))[None])
+    return sample

@@ -1,0 +1,120 @@
+"""Post-training quantization to int8, by NNCF and onnxruntime. Linear layers and convolutions are quantized; norms,
+softmax, attention's own products and the position bias stay in floating point."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+from numpy.typing import NDArray
+from torch import nn
+
+from ..data.own_data.config import fill_own_data
+from .formats import quiet
+from .graph import ExportError, Graph
+from .picture import Normalise, Padding, bands_of, resize_rule
+from .runtime import openvino_core, read_picture, resize
+
+CALIBRATION_PICTURES = 64
+
+Feed = list[NDArray[Any]]
+
+
+def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[Any]]:
+    """Yield pictures of a config's data set, chosen at equal distances.
+
+    Args:
+        phase: 'train' or 'test'.
+
+    Raises:
+        ExportError: for an unreadable data set.
+    """
+    try:
+        cfg = copy.deepcopy(cfg)
+        fill_own_data(cfg)
+        settings = (cfg.get(f'{phase}_dataloader') or {}).get('dataset')
+        while settings is not None and 'dataset' in settings:  # repeated, or mixed
+            settings = settings['dataset']
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
+        for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
+            yield read_picture(dataset.get_data_info(int(index))['img_path'], bands_of(cfg.model.backbone))
+    except Exception as error:  # a data set of a user raises anything
+        raise ExportError(f'the {phase} set of the config cannot be read ({error})') from error
+
+
+def training_pictures(cfg: Config) -> list[NDArray[Any]]:
+    """Return pictures of a config's training set.
+
+    Raises:
+        ExportError: for an unreadable training set.
+    """
+    try:
+        return list(dataset_pictures(cfg, 'train', CALIBRATION_PICTURES))
+    except ExportError as error:
+        raise ExportError(f'--precision int8 needs pictures to calibrate on: give --pictures; {error}') from error
+
+
+def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: nn.Module) -> list[Feed]:
+    """Return the inputs of a graph, made from pictures. A part of one size takes pictures of this size, unpadded."""
+    pictures = [one if one.shape[2] == 3 else one.astype(np.float32) for one in pictures]
+    pipeline = cfg.test_dataloader.dataset.pipeline
+    if graph.task != 'maps':
+        rule = resize_rule(pipeline)
+        return [[resize(one, rule)[None], np.array(one.shape[:2], np.int64)] for one in pictures]
+    normalise = Normalise(preprocessor)
+    if graph.free:
+        rule, prepare = resize_rule(pipeline), nn.Sequential(Padding(pipeline), normalise)
+    else:
+        rule, prepare = dict(scale=graph.inputs[0].shape[:1:-1], keep_ratio=False), nn.Sequential(normalise)
+        normalise.divisor = 1
+    return [[prepare(torch.from_numpy(resize(one, rule)[None])).contiguous().numpy()] for one in pictures]
+
+
+def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed]) -> None:
+    """Quantize an ONNX model: weights by channel, activations by range, in QDQ form."""
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    left = iter([dict(zip(('image',) if len(feed) == 1 else ('picture', 'size'), feed)) for feed in inputs])
+    reader: Any = SimpleNamespace(get_next=lambda: next(left, None))
+    with quiet():
+        quantize_static(
+            str(source),
+            str(target),
+            reader,
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options=dict(MatMulConstBOnly=True),
+        )
+
+
+def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> None:
+    """Quantize OpenVINO's IR."""
+    import nncf
+    import openvino
+
+    wide = openvino_core().read_model(str(source))
+    products = [
+        op.get_friendly_name()
+        for op in wide.get_ops()
+        if op.get_type_name() == 'MatMul'
+        and not any(op.input_value(side).get_node().get_type_name() == 'Constant' for side in (0, 1))
+    ]
+    with quiet():
+        model = nncf.quantize(
+            wide,
+            nncf.Dataset(list(inputs), list),
+            model_type=nncf.ModelType.TRANSFORMER,  # norms and softmax stay in floating point
+            preset=nncf.QuantizationPreset.MIXED,
+            ignored_scope=nncf.IgnoredScope(names=products),
+            subset_size=len(inputs),
+        )
+    openvino.save_model(model, str(target), compress_to_fp16=False)

@@ -1,0 +1,332 @@
+"""A config with the options of a command: what tools/ and `swin_backbone.load` train, test, predict with and export.
+
+The steps have an order, and a job takes each once: read the config, swap the backbone, apply `--data` and
+`--cfg-options`, build the data sets, derive settings from these, build the runner. Options follow the swap, because
+their keys may be of the new backbone.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.utils import import_modules_from_strings
+
+from ..devices import default_device, keep_freed_memory
+from ..openmmlab.config_files import read_config
+from ..openmmlab.errors import ConfigError
+from ..openmmlab.layers.accelerate import accelerate
+from ..openmmlab.layers.compile import compile_model
+from ..openmmlab.swap.diff import summarize
+from ..openmmlab.swap.replace import swap_backbone
+from .configs.amp import enable_amp, enable_amp_of_test
+from .configs.cfg_options import apply_options, setting_of
+from .configs.paths import datasets_in, require_data
+from .configs.published import find_weights, start_from, start_from_weights
+from .configs.training_settings import (
+    TrainingSettings,
+    apply_settings,
+    enable_auto_scale_lr,
+    fit_schedule,
+    lr_line,
+)
+from .data.check_data import Report, check_data, check_own_data
+from .data.datasets import DataSets
+from .data.own_data.config import fill_own_data
+from .data.own_data.layouts import find_data
+from .export.predictor import ExportedPredictor, is_exported, set_exported
+from .predict.predictor import Predictor
+from .runner.build import build_runner, run
+from .runner.launchers import processes, rank
+from .runner.safe_runner import SafeRunner
+from .runner.testing import OutputOptions, enable_tta, write_outputs
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a command. Docs: docs/reference/tools.md.
+
+    Args:
+        backbone, at, recipe: see `swap_backbone`; None keeps the config's backbone.
+        data: pictures of the user with annotations, in place of the config's; see `find_data`.
+        annotations: file or folder of the annotations, if they are not below `data`.
+        cfg_options: values by dotted keys; see `apply_options`.
+        work_dir: folder of logs and checkpoints. Default: the config's, or work_dirs/ and the config's name.
+        settings: settings of a training.
+        amp: mixed precision of this dtype; None: float32.
+        compile: compile backbone and neck.
+        unsafe_load: let pickles in checkpoints run code.
+        skip_unreadable: continue without unreadable pictures.
+        allow_missing: accept a checkpoint without some weights of the model.
+        launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
+    """
+
+    backbone: Optional[str] = None
+    at: Optional[str] = None
+    recipe: str = 'swin'
+    data: Optional[Union[str, Path]] = None
+    annotations: Optional[Union[str, Path]] = None
+    cfg_options: dict[str, Any] = field(default_factory=dict)
+    work_dir: Optional[str] = None
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
+    amp: Optional[str] = None
+    compile: bool = False
+    unsafe_load: bool = False
+    skip_unreadable: bool = False
+    allow_missing: bool = False
+    launcher: str = 'none'
+
+
+class Job:
+    """A config with options.
+
+    Args:
+        config: a file, `mmdet::...`, `mmseg::...` or `swin_backbone::...`, or a loaded config, which stays unchanged.
+        options: of the command.
+
+    Attributes:
+        cfg: the config with swap and options. `own_data` is filled by what reads data.
+
+    Raises:
+        ValueError: if the config is missing, or an option does not fit the config.
+    """
+
+    def __init__(self, config: Union[str, Config], options: Optional[Options] = None):
+        self.options = options = options or Options()
+        self.cfg: Config = copy.deepcopy(config) if isinstance(config, Config) else read_config(config)
+        if 'type' in (self.cfg.get('train_cfg') or {}):
+            self.cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
+        if options.at and not options.backbone:
+            raise ValueError(f'--at {options.at} needs --backbone, which is missing')
+        if options.annotations is not None and options.data is None:
+            raise ValueError(f'--annotations {options.annotations} needs --data, which is missing')
+        source = config.filename or 'config' if isinstance(config, Config) else config
+        name = Path(source.replace('::', '/')).stem
+        if options.backbone:
+            self.cfg = swap_backbone(self.cfg, options.backbone, at=options.at, recipe=options.recipe)
+            name += f'_{options.backbone}'
+        given = options.cfg_options
+        folder = options.work_dir or given.get('work_dir') or given.get('+work_dir')
+        self.cfg.work_dir = folder or self.cfg.get('work_dir') or str(Path('work_dirs') / name)
+        if options.data is not None:
+            self._find_data()
+        apply_options(self.cfg, given)
+        if any(key.lstrip('+').startswith('custom_imports') for key in given):
+            import_modules_from_strings(**self.cfg.custom_imports)  # mmengine imports only the modules in the file
+        self.cfg.work_dir = folder or self.cfg.work_dir
+        self.cfg.launcher = options.launcher
+
+    def _find_data(self) -> None:
+        """Put the user's data in place of the config's. Small pictures, and those without objects, are trained on."""
+        options = self.options
+        names = options.cfg_options.get('own_data.classes') or options.cfg_options.get('+own_data.classes')
+        names = names if isinstance(names, (list, tuple)) else None
+        assert options.data is not None
+        own = find_data(self.cfg, options.data, options.annotations, Path(self.cfg.work_dir) / 'data', names)
+        self.cfg.own_data = own.own_data
+        fill_own_data(self.cfg)
+        for _, dataset in datasets_in(self.cfg, 'train'):
+            dataset.pop('filter_cfg', None)
+        self.print(*own.lines)
+
+    @cached_property
+    def datasets(self) -> DataSets:
+        """The data sets. The first access fills `own_data` of the config.
+
+        Raises:
+            ConfigError: if an option contradicts `own_data`.
+        """
+        given = {key: setting_of(self.cfg, key) for key in self.options.cfg_options}
+        fill_own_data(self.cfg)
+        for key, value in given.items():
+            filled = setting_of(self.cfg, key)
+            if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
+                raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
+        return DataSets(self.cfg)
+
+    def derive_settings(self) -> None:
+        """Put the settings of a training into the config, and print what changes. `--cfg-options` have the last word.
+
+        Raises:
+            ConfigError: for a setting that the config cannot take, or that an option contradicts.
+        """
+        cfg, settings, has_own_data = self.cfg, self.options.settings, self.options.data is not None
+        if settings == TrainingSettings() and not has_own_data:
+            return
+        before, lines, number = copy.deepcopy(cfg), [], processes(self.options.launcher)
+        apply_settings(cfg, settings, self.options.cfg_options)
+        apply_options(cfg, self.options.cfg_options)
+        if settings.epochs is not None or 'own_data' in cfg:
+            fit_schedule(cfg, len(self.datasets.of('train')), number, settings.epochs)
+        options = self.options.cfg_options
+        if len(cfg.get('param_scheduler') or ()) != len(before.get('param_scheduler') or ()):  # indices have moved
+            options = {key: value for key, value in options.items() if not key.startswith('param_scheduler.')}
+        apply_options(cfg, options)
+        if settings.auto_scale_lr:
+            enable_auto_scale_lr(cfg)
+        elif settings.batch is not None or has_own_data:
+            lines.append(lr_line(cfg, number))
+        changes = summarize(before, cfg)
+        self.print(*lines, f'changed settings:\n{changes}' if changes else '')
+
+    def build_training(self, weights: Optional[str] = None, resume: Optional[str] = None) -> SafeRunner:
+        """Return the runner of a training, after a check of the data.
+
+        Args:
+            weights: path, URL or published name of the first weights of the whole model.
+            resume: checkpoint to continue from, or 'auto' for the last one in the working folder; excludes `weights`.
+
+        Raises:
+            ValueError: for an error in the config or the data.
+        """
+        self.derive_settings()
+        if self.options.amp:
+            enable_amp(self.cfg, self.options.amp)
+        if weights is not None:
+            start_from_weights(self.cfg, weights)
+        if resume is not None:
+            self.cfg.update(resume=True, load_from=None if resume == 'auto' else resume)
+        datasets = self.datasets
+        require_data(self.cfg, ('train', 'val'))
+        if not rank(self.options.launcher):
+            check_own_data(datasets, self.options.skip_unreadable)
+        return self._build_runner(datasets)
+
+    def train(self, weights: Optional[str] = None, resume: Optional[str] = None) -> SafeRunner:
+        """Train. Arguments and errors: see `build_training` and `run`."""
+        runner = self.build_training(weights, resume)
+        run(runner, 'train')
+        return runner
+
+    @contextmanager
+    def build_test(
+        self,
+        checkpoint: str,
+        outputs: Optional[OutputOptions] = None,
+        device: str = 'cpu',
+        threads: Optional[int] = None,
+    ) -> Iterator[SafeRunner]:
+        """Yield the runner of a test. Its outputs move to their places at the end.
+
+        Args:
+            checkpoint: path or URL of the whole model, or an exported folder.
+            outputs: what is drawn and written.
+            device, threads: of an exported model.
+
+        Raises:
+            ValueError: for an error in the checkpoint, the config or the data.
+            FileExistsError: if an output exists.
+        """
+        cfg, options, outputs, datasets = self.cfg, self.options, outputs or OutputOptions(), self.datasets
+        if is_exported(checkpoint):
+            _require_checkpoint_options(options.amp, options.compile)
+            if outputs.tta:
+                raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
+            set_exported(cfg, checkpoint, device, threads)
+        else:
+            start_from(cfg, checkpoint)
+        if options.amp:
+            enable_amp_of_test(cfg, options.amp)
+        if outputs.tta:
+            enable_tta(cfg)
+        require_data(cfg, ('test',))
+        inputs = [checkpoint, *filter(None, [cfg.filename])]
+        with write_outputs(cfg, outputs, inputs, is_first=not rank(options.launcher)) as hooks:
+            yield self._build_runner(datasets, not options.allow_missing, hooks)
+
+    def test(self, checkpoint: str, **settings: Any) -> dict[str, float]:
+        """Return the metrics of a test. Arguments and errors: see `build_test` and `run`."""
+        with self.build_test(checkpoint, **settings) as runner:
+            metrics: dict[str, float] = run(runner, 'test')
+        return metrics
+
+    def open_predictor(
+        self, checkpoint: Optional[str], device: Optional[str] = None, threads: Optional[int] = None, batch: int = 1
+    ) -> Predictor:
+        """Return a predictor of single pictures. It needs no data.
+
+        Args:
+            checkpoint: path, URL or published name of a whole model, or an exported folder; None: initial weights.
+            device: of torch. Default: the first CUDA device, or the CPU; the CPU for an exported folder.
+            threads, batch: of an exported model: see `ExportedPredictor`.
+
+        Raises:
+            ValueError: see `Predictor`.
+        """
+        options = self.options
+        if checkpoint is not None and is_exported(checkpoint):
+            return open_exported(checkpoint, device, threads, batch, options.amp, options.compile)
+        device = device or default_device()
+        if device.partition(':')[0] == 'cpu':
+            keep_freed_memory()
+        predictor = Predictor(
+            self.cfg,
+            checkpoint and find_weights(checkpoint),
+            device,
+            options.unsafe_load,
+            options.allow_missing,
+            options.amp,
+            accelerate,
+        )
+        if options.compile:
+            compile_model(predictor.model)
+        return predictor
+
+    def export(self, checkpoint: str, out: Path, format: str = 'onnx', **settings: Any) -> dict[str, Any]:
+        """Write a folder that runs without torch. Arguments and errors: see `export.export.export`."""
+        from .export.export import export
+
+        return export(self.cfg, checkpoint, out, format, unsafe_load=self.options.unsafe_load, **settings)
+
+    def check(self, max_files: int = 2000, seconds: float = 60) -> list[Report]:
+        """Return reports on the data. Arguments and errors: see `check_data`."""
+        return check_data(DataSets(self.datasets.cfg, beyond=()), max_files, seconds)
+
+    def _build_runner(self, datasets: DataSets, whole: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
+        options = self.options
+        runner = build_runner(self.cfg, options.unsafe_load, whole, options.skip_unreadable, datasets, accelerate)
+        if options.compile:
+            compile_model(runner.model)
+        for hook in hooks:
+            runner.register_hook(hook)
+        return runner
+
+    def print(self, *lines: str) -> None:
+        """Print lines in the first process of a run."""
+        if any(lines) and not rank(self.options.launcher):
+            print(*filter(None, lines), sep='\n', flush=True)
+
+
+def open_exported(
+    folder: str,
+    device: Optional[str] = None,
+    threads: Optional[int] = None,
+    batch: int = 1,
+    amp: Optional[str] = None,
+    compile: bool = False,
+) -> ExportedPredictor:
+    """Return the predictor of an exported folder.
+
+    Args:
+        device, threads, batch: see `ExportedPredictor`. Default device: the CPU.
+        amp, compile: refused: an exported model has the precision of its export.
+
+    Raises:
+        ValueError: for these.
+        RuntimeProblem: see `ExportedPredictor`.
+    """
+    _require_checkpoint_options(amp, compile)
+    device = device or 'cpu'
+    if device.partition(':')[0] == 'cpu':
+        keep_freed_memory()
+    return ExportedPredictor(folder, device, threads, batch)
+
+
+def _require_checkpoint_options(amp: Optional[str], compile: bool) -> None:
+    if amp or compile:
+        raise ValueError('--amp and --compile take a checkpoint: an exported model has the precision of its export')

@@ -1,0 +1,56 @@
+"""Relative position bias tables of a checkpoint: as trained, and for another window.
+
+Layout: R offsets in a window, h heads.
+"""
+
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...checkpoints.recognise import find_swin, tensors_of
+from ...checkpoints.resize import resize_table, window_of_table
+from ...positions import Size, log_spaced_coordinates
+
+
+def bias_tables(
+    loaded: Any, stage: int, block: int, target: Optional[Size] = None, window_size: Optional[Size] = None
+) -> list[tuple[Tensor, Size]]:
+    """Return a block's bias as trained, and for windows of `target`: resized (Swin V1) or computed (Swin V2).
+
+    A bias is a table (R, h) of the offsets between two places of a window, with the size of the window.
+
+    Args:
+        loaded: result of `read_checkpoint`.
+        stage, block: from 1.
+        target: (height, width). Default: twice the window of the checkpoint.
+        window_size: of the checkpoint, if the checkpoint has none. Default: square, for Swin V1.
+
+    Raises:
+        ValueError: if the checkpoint has no such block or no Swin, or its window is unknown.
+    """
+    weights = find_swin(tensors_of(loaded))
+    prefix = f'stages.{stage - 1}.blocks.{block - 1}.attn.w_msa.'
+    own = {name.removeprefix(prefix): value for name, value in weights.backbone.items() if name.startswith(prefix)}
+    if not own:
+        raise ValueError(f'the checkpoint has no block {block} in a stage {stage}')
+    is_v1 = 'relative_position_bias_table' in own
+    name = 'relative_position_bias_table' if is_v1 else 'logit_scale'
+    window = window_size or weights.windows.get(prefix + name)
+    if window is None and is_v1:
+        window = window_of_table(own[name])
+    if window is None:
+        raise ValueError('the checkpoint does not name the window of its training: give window_size')
+    target = target or (2 * window[0], 2 * window[1])
+    if not is_v1:
+        return [(_continuous(own, size, window), size) for size in (window, target)]
+    table_Rh = own[name].float()
+    return [(table_Rh, window), (resize_table(table_Rh, window, target)[0], target)]
+
+
+def _continuous(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:
+    """Return Swin V2's bias of each offset (Liu et al. 2022, equations 3 and 4): (R, h)."""
+    coordinates_R2 = log_spaced_coordinates(window_size, trained, torch.device('cpu'), torch.float32)
+    hidden = F.linear(coordinates_R2, weights['cpb_mlp.0.weight'].float(), weights['cpb_mlp.0.bias'].float()).relu()
+    return 16 * F.linear(hidden, weights['cpb_mlp.2.weight'].float()).sigmoid()

@@ -1,0 +1,57 @@
+"""Ids of pictures and categories in the user's COCO JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...openmmlab.errors import DataError
+from ..configs.paths import LARGEST_FILE, read_text
+
+
+class CocoIds:
+    """The ids of a COCO JSON, by names of files and classes.
+
+    Args:
+        path: the JSON. Its annotations are not read.
+        classes: names of the model's classes.
+
+    Raises:
+        DataError: if the file lacks images or categories, or has no category for a class.
+    """
+
+    def __init__(self, path: str, classes: Sequence[str]):
+        self.path = path
+        try:
+            data = json.loads(read_text(path, LARGEST_FILE))
+            numbers = {category['name']: category['id'] for category in data['categories']}
+            self.images: dict[tuple[str, ...], Any] = {
+                PurePosixPath(image['file_name'].replace('\\', '/')).parts: image['id'] for image in data['images']
+            }
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise DataError(f"{path} is no JSON with images and categories in COCO's format") from error
+        missing = [name for name in classes if name not in numbers]
+        if missing:
+            raise DataError(f'{path} has no category {missing[0]!r} of the model; it has {", ".join(numbers)}')
+        self.categories = [numbers[name] for name in classes]
+
+    def of(self, picture: Path) -> int:
+        """Return the id of a picture: its path ends with the file_name. The longest file_name counts.
+
+        Raises:
+            DataError: if there is none.
+        """
+        parts = picture.absolute().parts
+        for begin in range(len(parts)):
+            if parts[begin:] in self.images:
+                number: int = self.images[parts[begin:]]
+                return number
+        raise DataError(f'--annotations: {self.path} has no image with the file_name of {picture}')
+
+    def check(self, pictures: Sequence[Path]) -> None:
+        """Raise DataError for a picture without an id, and for two pictures with one."""
+        names: dict[int, Path] = {}
+        for picture in pictures:
+            other = names.setdefault(self.of(picture), picture)
+            if other != picture:
+                raise DataError(f'--annotations: {other} and {picture} are one image of {self.path}')

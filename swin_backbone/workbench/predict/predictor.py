@@ -1,0 +1,196 @@
+"""Predict pictures with a trained detector, segmentor or classifier, and draw the predictions."""
+
+import hashlib
+import math
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Optional
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
+from mmengine.runner import load_state_dict
+from mmengine.structures import BaseDataElement
+from numpy.typing import NDArray
+
+from ...openmmlab.mixed_precision import check_amp, mixed_precision
+from ...positions import Size
+from ..configs.check import compare_classes
+from ..data.media import Frame, Medium
+from ..data.own_data.config import set_num_classes
+from ..pictures.attention import find_backbone, strides_of
+from ..pictures.colours import distinct_colours
+from ..resume.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
+from ..resume.loading import load_from_file_or_address, read_checkpoints_safely
+from ..runner.by_shape import predict_by_shape
+
+VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
+_one_at_a_time = threading.RLock()  # all threads share mmengine's scope; a visualizer holds a single picture
+
+
+class Predictor:
+    """Model of a config with the weights of a checkpoint. Calls of several threads run in turn.
+
+    Args:
+        cfg: of mmdet, mmseg or mmpretrain.
+        checkpoint: path or URL of the whole model; None: initial weights of the config.
+        device: name of torch.
+        unsafe_load: see `load_checkpoint`.
+        allow_missing: accept a checkpoint without some weights of the model.
+        amp: predict in `mixed_precision` of this dtype; None: in float32.
+        accelerate: called with a model on the CPU.
+
+    Raises:
+        ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        checkpoint: Optional[str],
+        device: str,
+        unsafe_load: bool = False,
+        allow_missing: bool = False,
+        amp: Optional[str] = None,
+        accelerate: Optional[Callable[[Any], Any]] = None,
+    ):
+        self.scope = cfg.get('default_scope')
+        if self.scope not in VISUALIZERS_OF:
+            raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
+        read_checkpoints_safely(unsafe_load)
+        self.amp = amp and check_amp(amp, torch.device(device).type)
+        loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
+        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
+            self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
+            if 'own_data' in cfg:  # the checkpoint has the classes
+                set_num_classes(cfg.model, len(self.meta['classes']))
+            if 'data_preprocessor' in cfg:  # as mmpretrain's runner does
+                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+            self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
+            if checkpoint is None:
+                self.model.init_weights()
+            else:
+                self._load(loaded, checkpoint, allow_missing)
+                compare_classes(cfg, self.meta['classes'], checkpoint)
+            self.model.to(device).eval()
+            predict_by_shape(self.model)
+            if torch.device(device).type == 'cpu' and accelerate is not None:
+                accelerate(self.model)
+            steps = cfg.test_dataloader.dataset.pipeline
+            pipeline = [dict(step) for step in steps if not re.match('LoadImage|.*Annotations', step['type'])]
+            if self.scope != 'mmpretrain':  # which has no loader of pixels
+                pipeline.insert(0, dict(type=f'{self.scope}.LoadImageFromNDArray'))
+            self.pipeline = Compose(pipeline)
+            self._described = repr((cfg.model, pipeline, self.amp))
+            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
+        self.visualizer.dataset_meta = self.meta
+
+    def _load(self, loaded: dict[str, Any], checkpoint: str, allow_missing: bool) -> None:
+        weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
+        load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
+
+    def prepare(self, frame: Frame) -> dict[str, Any]:
+        """Return a frame as input of the model.
+
+        Raises:
+            OSError: if the test pipeline fails, as for a picture 1000 times as wide as high.
+        """
+        try:
+            with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
+                size = frame.pixels.shape[:2]
+                prepared: dict[str, Any] = self.pipeline(
+                    dict(img=frame.pixels, img_id=0, img_shape=size, ori_shape=size)
+                )
+                return prepared
+        except Exception as error:
+            height, width = frame.size
+            raise OSError(
+                f'{frame.medium.path} of {width}x{height} pixels is no input for the test pipeline: {error}'
+            ) from error
+
+    @torch.no_grad()
+    def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
+        """Return the predictions for each frame of a batch."""
+        precision = mixed_precision(self.model, self.amp) if self.amp else nullcontext()
+        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
+            samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
+            return samples
+
+    def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
+        """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
+        (sample,) = self.predict([prepared])
+        return with_background(sample.seg_logits.data.float().cpu().numpy(), self.threshold)
+
+    @property
+    def threshold(self) -> Optional[float]:
+        """Return the score from which a pixel has the second class, for a segmentor with a single score."""
+        return getattr(getattr(self.model, 'decode_head', None), 'threshold', None)
+
+    def input_size(self, size: Size) -> Size:
+        """Return height and width of the model's input for a frame of `size`, before padding to a multiple."""
+        frame = Frame(Medium(Path('zeros'), 'zeros', False), 0, np.zeros((*size, 3), np.uint8), size)
+        height, width = self.prepare(frame)['inputs'].shape[-2:]
+        return height, width
+
+    @property
+    def period(self) -> int:
+        """Return the least common multiple of the windows' sides in pixels; 32 for a backbone of another package.
+
+        A shift by a multiple of the period moves all windows with the picture.
+        """
+        try:
+            windows = find_backbone(self.model).window_size
+        except ValueError:
+            return 32
+        return math.lcm(*(stride * side for stride, window in zip(strides_of(self.model), windows) for side in window))
+
+    @property
+    def identity(self) -> str:
+        """Return a digest of weights, config of the model, and test pipeline."""
+        digest = hashlib.sha256(self._described.encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> NDArray[Any]:
+        """Return the frame with its predictions drawn, (H, W, 3) uint8 BGR."""
+        more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
+        pixels = cv2.cvtColor(frame.pixels, cv2.COLOR_BGR2RGB)
+        with _one_at_a_time:
+            if self.scope == 'mmpretrain':
+                self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
+            else:
+                self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
+            drawn: NDArray[np.uint8] = cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
+        return drawn
+
+
+def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:
+    """Return scores whose largest decides the class. A single score, a probability, gets the threshold beside it."""
+    if len(scores_KHW) > 1:
+        return scores_KHW
+    return np.concatenate([np.full_like(scores_KHW, threshold), scores_KHW])
+
+
+def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[str, Any]:
+    """Return classes and colours of the checkpoint or, without them, of the config's data set."""
+    meta = dataset_meta_of(loaded)
+    if 'classes' not in meta:
+        dataset = cfg.test_dataloader.dataset
+        with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+            cls = registry.get(dataset.type)
+        meta = dict(getattr(cls, 'METAINFO', {}), **dataset.get('metainfo', {}))
+    if 'classes' not in meta:
+        raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo has the classes')
+    if not meta.get('palette'):
+        meta['palette'] = distinct_colours(len(meta['classes']))
+    meta['palette'] = [tuple(colour) for colour in meta['palette']]  # mmdet cannot draw lists
+    return meta

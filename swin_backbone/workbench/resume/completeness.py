@@ -1,0 +1,84 @@
+"""Compare a checkpoint with a whole model: missing weights, other shapes, other classes."""
+
+from typing import Any, Optional
+
+import numpy as np
+from torch import Tensor, nn
+
+from ...checkpoints import CheckpointError
+from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
+from ...checkpoints.errors import first_of
+from ..configs.check import CLASS_HEADS
+
+ALLOW_MISSING = '--allow-missing leaves what does not fit random'
+
+
+def dataset_meta_of(loaded: dict[str, Any]) -> dict[str, Any]:
+    """Return the metainfo of the training data in a checkpoint of mmengine, with small letters as keys, or {}.
+
+    A palette without a colour for each class is left out.
+    """
+    saved = (loaded.get('meta') or {}).get('dataset_meta') or {}
+    meta = {key.lower(): value for key, value in saved.items() if value is not None}
+    palette = meta.pop('palette', None)
+    if isinstance(palette, (list, tuple, np.ndarray)) and len(palette) >= len(meta.get('classes', ())):
+        meta['palette'] = palette
+    return meta
+
+
+def fit_to_model(model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str]) -> Optional[dict[str, Tensor]]:
+    """Return weights with the names and shapes of a model with a Swin of this package, or None for other models.
+
+    Args:
+        loaded: contents of the file.
+        checkpoint: name of the file, for the log and for errors.
+        instead: advice in an error about missing weights. None: missing weights stay random.
+
+    Raises:
+        CheckpointError: if a weight is not finite or the backbone does not fit. With `instead`, also if weights are
+            missing or have another shape.
+    """
+    if backbones_of(model):
+        weights, report = adapt_weights(model, loaded, checkpoint)
+        report.log()
+        shapes = {**{key: tuple(value.shape) for key, value in weights.items()}, **report.other_shapes}
+    else:
+        entries = loaded.get('state_dict', loaded).items()
+        weights = {key.removeprefix('module.'): value for key, value in entries if isinstance(value, Tensor)}
+        check_finite(model, weights, checkpoint)
+        shapes = {key: tuple(value.shape) for key, value in weights.items()}
+    if instead is not None:
+        _check_shapes(model, shapes, loaded, checkpoint, instead)
+    return weights if backbones_of(model) else None
+
+
+def _check_shapes(
+    model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str, instead: str
+) -> None:
+    own = _trained(model)
+    missing = [key for key in own if key not in shapes]
+    wrong = [key for key in own if key in shapes and shapes[key] != own[key]]
+    if not missing and not wrong:
+        return
+    classes = dataset_meta_of(loaded).get('classes', ())
+    for name, module in model.named_modules():
+        number = getattr(module, 'num_classes', None)
+        is_head = name.rstrip('.0123456789').rpartition('.')[2] in CLASS_HEADS and isinstance(number, int)
+        if is_head and classes and number != len(classes) and any(key.startswith(f'{name}.') for key in wrong):
+            raise CheckpointError(
+                f'checkpoint {checkpoint!r} was trained with {len(classes)} classes, the model of the config has '
+                f'{number}; {instead}'
+            )
+    reasons = []
+    if missing:
+        reasons.append(f'does not have {len(missing)} of the {len(own)} weights of the model ({first_of(missing)})')
+    if wrong:
+        reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {own[wrong[0]]})')
+    raise CheckpointError(f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? {instead}')
+
+
+def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of parameters and running statistics; other buffers are computed."""
+    buffers = {key: value for key, value in model.named_buffers() if key.endswith(('running_mean', 'running_var'))}
+    both = {**dict(model.named_parameters()), **buffers}
+    return {key: tuple(value.shape) for key, value in both.items()}

@@ -1,0 +1,124 @@
+"""Build the runner of a config, and run it."""
+
+import atexit
+import time
+from collections.abc import Callable
+from typing import Any, Literal, Optional
+
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from ...checkpoints import CheckpointError
+from ...devices import has_accelerator, keep_freed_memory
+from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
+from ...outputs import mark_folder
+from ..configs.check import check_classes
+from ..data.datasets import DataSets
+from ..resume.loading import read_checkpoints_safely
+from .buffers import SameBuffersHook
+from .by_shape import predict_by_shape
+from .launchers import is_lost_peer, name_ranks_of_slurm
+from .safe_runner import SafeRunner, runner_class
+from .testing import MaskAreasHook
+
+LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
+RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
+
+
+def build_runner(
+    cfg: Config,
+    unsafe_load: bool = False,
+    whole: bool = False,
+    skip_unreadable: bool = False,
+    datasets: Optional[DataSets] = None,
+    accelerate: Optional[Callable[[Any], Any]] = None,
+) -> SafeRunner:
+    """Return the runner of a config, with guards for checkpoints and data.
+
+    Args:
+        unsafe_load: let pickles in checkpoints run code.
+        whole: refuse a checkpoint without all weights of the model; for tests.
+        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
+        datasets: data sets of the config; None builds these.
+        accelerate: called with a model on CPUs, before its distribution over processes.
+    """
+    check_classes(cfg)
+    read_checkpoints_safely(unless=unsafe_load)
+    if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
+        _distribute_on_cpu(cfg)
+    runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
+    runner.needs_all_weights, runner.skip_unreadable, runner.datasets = whole, skip_unreadable, datasets
+    mark_folder(runner.log_dir)
+    if not has_accelerator():
+        keep_freed_memory()
+    predict_by_shape(runner.model)
+    runner.register_hook(SameBuffersHook())
+    runner.register_hook(MaskAreasHook())
+    return runner
+
+
+def run(runner: Runner, what: Literal['train', 'test']) -> Any:
+    """Train or test.
+
+    Returns:
+        The model, or the metrics.
+
+    Raises:
+        ConfigError: for an error in the first step of training, in the first validation or in the test.
+        DataError, CheckpointError: for a bad file.
+        TrainingStopped: if a process of the run is lost, and for further reasons.
+    """
+    proven = ProvenHook()
+    runner.register_hook(proven, priority='VERY_LOW')
+    try:
+        return runner.train() if what == 'train' else runner.test()
+    except Exception as error:
+        if runner.distributed and is_lost_peer(error):
+            time.sleep(LEAD_S)
+            raise TrainingStopped(
+                f'rank {runner.rank} stops, because another process of the run is gone ({sentence_of(error)}); '
+                '--resume goes on from the last checkpoint'
+            ) from error
+        if proven.phase in proven.phases or isinstance(error, RUN_ERRORS):
+            raise
+        raise ConfigError(sentence_of(error)) from error
+
+
+class ProvenHook(Hook):
+    """Record the phases that worked once: a training step, a validation with metrics."""
+
+    phase = 'build'
+
+    def __init__(self) -> None:
+        self.phases: set[str] = set()
+
+    def before_train(self, runner: Runner) -> None:
+        self.phase = 'train'
+
+    def after_train_iter(self, *_: Any, **__: Any) -> None:
+        self.phases.add('train')
+
+    def before_val(self, runner: Runner) -> None:
+        self.phase = 'val'
+
+    def after_val(self, runner: Runner) -> None:
+        self.phases.add('val')
+        self.phase = 'train'
+
+
+def _distribute_on_cpu(cfg: Config) -> None:
+    """Join the processes of torchrun or srun over gloo. mmengine itself needs a CUDA device for each process."""
+    if not torch.distributed.is_initialized():
+        if cfg.launcher == 'slurm':
+            name_ranks_of_slurm()
+        torch.distributed.init_process_group('gloo')
+        # A process that exits with running threads of gloo may abort.
+        atexit.register(torch.distributed.destroy_process_group)
+    wrapper = cfg.get('model_wrapper_cfg') or dict(
+        type='MMDistributedDataParallel',
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False),
+    )
+    cfg.model_wrapper_cfg = dict(wrapper, device_ids=None)

@@ -1,0 +1,179 @@
+"""Skip the steps of a training with a loss or gradient that is not finite, which would make every weight NaN."""
+
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import torch
+from mmengine.dist import all_gather_object, all_reduce
+from mmengine.hooks import Hook
+from mmengine.hooks.hook import DATA_BATCH
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+
+from ...checkpoints.errors import first_of
+from ...openmmlab.errors import TrainingStopped
+from ..resume.checkpoint_hook import find_checkpoint_hook, name_of_last
+
+MAX_NAMED = 16  # images in a warning
+
+
+@HOOKS.register_module()
+class NonFiniteGuardHook(Hook):
+    """Skip a step with an infinite or NaN loss or gradient norm, on all ranks, and log the images of the step.
+
+    Weights, the optimizer's state and saved buffers (statistics of batch norm) stay as before the step. A step has all
+    its accumulated batches. mmengine's AmpOptimWrapper skips overflows itself and lowers its loss scale: these steps
+    count after the scale has reached 1. Several optimizers (`OptimWrapperDict`) are not watched.
+
+    Args:
+        max_in_a_row: number of skipped steps in a row that ends the training.
+
+    Raises:
+        TrainingStopped: after `max_in_a_row` skipped steps.
+    """
+
+    priority = 'HIGH'  # before the hooks that use the results of a step: EMA, checkpoints
+
+    def __init__(self, max_in_a_row: int = 10) -> None:
+        self.max_in_a_row = max_in_a_row
+        self.in_a_row = 0
+        self.wrapper: Optional[OptimWrapper] = None
+        self.problem: Optional[str] = None  # 'loss' or 'gradient norm' of a skipped step
+        self.finite: list[Tensor] = []  # a flag for each loss since the last step
+        self.seen: list[tuple[dict[str, Tensor], list[str]]] = []  # log variables and images since the last step
+        self.buffers: list[tuple[Tensor, Tensor]] = []  # saved buffers, and copies from before the step
+
+    def before_train(self, runner: Runner) -> None:
+        wrapper = runner.optim_wrapper
+        if isinstance(wrapper, OptimWrapperDict):
+            runner.logger.warning('NonFiniteGuardHook does not watch several optimizers.')
+            return
+        update_params, step = wrapper.update_params, wrapper.step
+
+        def watch_loss(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            self.finite.append(torch.isfinite(loss.detach()).all())
+            update_params(loss, *args, **kwargs)
+
+        def step_if_finite(**kwargs: Any) -> None:
+            loss_is_finite, gradient_is_finite = _agree(self.finite, _gradient_is_finite(wrapper))
+            self.finite.clear()
+            if loss_is_finite and gradient_is_finite:
+                self.in_a_row = 0
+                step(**kwargs)
+            elif not loss_is_finite:
+                self.problem = 'loss'
+            else:
+                self.problem = None if _lowers_its_scale(wrapper) else 'gradient norm'
+                if _scales_losses(wrapper):  # AmpOptimWrapper skips the step too, and adapts its scale
+                    step(**kwargs)
+
+        wrapper.update_params, wrapper.step = watch_loss, step_if_finite
+        self.wrapper = wrapper
+
+    def after_train(self, runner: Runner) -> None:
+        if self.wrapper is not None:
+            del self.wrapper.update_params, self.wrapper.step
+            self.wrapper = None
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
+        if self.wrapper is not None and not self.seen:
+            self.buffers = [(buffer, buffer.clone()) for buffer in _saved_buffers(runner.model)]
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None, outputs: Optional[dict[str, Any]] = None
+    ) -> None:
+        if self.wrapper is None:
+            return
+        tensors = {name: torch.as_tensor(value).detach() for name, value in (outputs or {}).items()}
+        values = {name: value for name, value in tensors.items() if value.numel() == 1}  # read after a skipped step
+        self.seen.append((values, list(_names_of_images(data_batch))))
+        if not self.wrapper.should_update():
+            return
+        (seen, self.seen), (problem, self.problem) = (self.seen, []), (self.problem, None)
+        if problem is None:
+            return
+        for buffer, before in self.buffers:
+            buffer.copy_(before)
+        self.in_a_row += 1
+        what = _describe(problem, seen)
+        runner.logger.warning(f'Iteration {runner.iter + 1}: step skipped, number {self.in_a_row} in a row. {what}')
+        if self.in_a_row >= self.max_in_a_row:
+            raise TrainingStopped(
+                f'training stops at iteration {runner.iter + 1}, after {self.in_a_row} skipped steps in a row. {what} '
+                f'{name_of_last(find_checkpoint_hook(runner))}'
+            )
+
+
+def _agree(*finite: list[Tensor]) -> list[bool]:
+    """Return for each list whether all flags are true on all ranks. One call waits once for the device."""
+    device = next((flag.device for flags in finite for flag in flags), None)
+    true = torch.ones((), dtype=torch.int32, device=device)
+    agreed = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in finite])
+    all_reduce(agreed, op='min')
+    return agreed.bool().tolist()
+
+
+def _gradient_is_finite(wrapper: OptimWrapper) -> list[Tensor]:
+    """Return a flag by the norm of all gradients, which are equal on all ranks; no flag without gradients."""
+    gradients = [
+        parameter.grad
+        for group in wrapper.optimizer.param_groups
+        for parameter in group['params']
+        if parameter.grad is not None
+    ]
+    norms = torch._foreach_norm(gradients) if gradients else []  # as clip_grad_norm_, without scaling
+    if not norms:
+        return []
+    return [torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())]
+
+
+def _lowers_its_scale(wrapper: OptimWrapper) -> bool:
+    """Return whether AmpOptimWrapper handles an overflow: its scale is dynamic and above 1."""
+    return _scales_losses(wrapper) and wrapper._scale_update_param is None and bool(wrapper.loss_scaler.get_scale() > 1)
+
+
+def _scales_losses(wrapper: OptimWrapper) -> bool:
+    """Return whether AmpOptimWrapper scales losses; by loss_scale=dict(enabled=False) the wrapper does not."""
+    return hasattr(wrapper, 'loss_scaler') and bool(wrapper.loss_scaler.is_enabled())
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield buffer
+
+
+def _describe(problem: str, seen: list[tuple[dict[str, Tensor], list[str]]]) -> str:
+    """Return sentences with the terms that are not finite and their images, for each rank."""
+    terms_of_batches = [
+        [f'{name} {value.item():g}' for name, value in outputs.items() if name != 'loss' and not value.isfinite()]
+        for outputs, _ in seen
+    ]
+    images = [name for (_, names), terms in zip(seen, terms_of_batches) if terms or problem != 'loss' for name in names]
+    ranks = all_gather_object((sorted({term for terms in terms_of_batches for term in terms}), images))
+    sentences = []
+    for rank, (terms, names) in enumerate(ranks):
+        if terms or problem != 'loss':
+            where = f' on rank {rank}' if len(ranks) > 1 else ''
+            sentences.append(
+                f'Not finite{where}: {", ".join(terms) or problem}; images: '
+                f'{first_of(names, MAX_NAMED) or "without names"}.'
+            )
+    return ' '.join(sentences)
+
+
+def _names_of_images(batch: Any) -> Iterator[str]:
+    if isinstance(batch, BaseDataElement):
+        name = batch.get('img_path') or batch.get('img_id')
+        if name is not None:
+            yield str(name)
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from _names_of_images(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from _names_of_images(value)

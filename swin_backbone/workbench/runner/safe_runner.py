@@ -1,0 +1,224 @@
+"""The Runner of tools/train.py and tools/test.py: mmengine's Runner with guards for checkpoints and data."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn, Optional, Union
+
+from mmengine.device import get_device
+from mmengine.dist import get_rank
+from mmengine.evaluator import Evaluator
+from mmengine.hooks import CheckpointHook, Hook
+from mmengine.logging import MMLogger
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import RUNNERS
+from mmengine.runner import BaseLoop, Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ...openmmlab.errors import ConfigError, TrainingStopped
+from ...whole_files import CANNOT_WRITE
+from ..data.annotations import uses_masks
+from ..data.datasets import DataSets, check_evaluator, facts_of
+from ..data.guard import GuardHook, guard_dataset
+from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
+from ..resume.latest import EPOCHS, newest_whole_checkpoint
+from ..resume.loading import FitCheckpointHook
+from ..resume.loops import placed
+from .lock import only_training_in
+from .monitor import CurvesHook
+from .signals import SignalHook, init_worker
+
+# Beginnings of mmengine's longest records, hundreds of lines before the first iteration
+FOR_THE_FILE = (
+    f'\n{"-" * 60}\nSystem environment:',
+    'Config:\n',
+    'Hooks will be executed in the following order:\n',
+    'paramwise_options -- ',
+)
+MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
+
+
+class SafeRunner(Runner):
+    """mmengine's Runner with loops, checkpoint hook, data loaders and guards of this package. Arguments: see mmengine.
+
+    Environment, config, hooks and rates of parameters are only in the log file. log_level='DEBUG' prints them.
+
+    Attributes:
+        needs_all_weights: refuse a checkpoint without all weights of the model.
+        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
+        datasets: data sets that are built already; None builds all.
+        resumed_from: the checkpoint.
+        accelerate: called with a model on CPUs; None keeps the model.
+    """
+
+    needs_all_weights = skip_unreadable = False
+    phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
+    datasets: Optional[DataSets] = None
+    resumed_from: Optional[str] = None
+    accelerate: Optional[Callable[[nn.Module], Any]] = None
+
+    def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
+        # mmengine removes a default hook that is None
+        hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
+        hooks['signals'] = SignalHook()
+        checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+        if isinstance(checkpoint, dict) and checkpoint['type'] in ('CheckpointHook', CheckpointHook):
+            hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
+        super().register_default_hooks(hooks)
+
+    def register_hooks(self, *args: Any, **kwargs: Any) -> None:
+        super().register_hooks(*args, **kwargs)
+        for hook in (FitCheckpointHook(), GuardHook(), CurvesHook()):
+            self.register_hook(hook)
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        logger = super().build_logger(*args, **kwargs)
+        for index, handler in enumerate(logger.handlers):
+            if type(handler) is logging.FileHandler:
+                logger.handlers[index] = LogFile(handler)
+            elif logger.log_file and handler.level >= logging.INFO:
+                handler.addFilter(lambda record: not record.getMessage().startswith(FOR_THE_FILE))
+        if logger.log_file:
+            hidden = 'environment, config, hooks, the rate of each parameter'
+            logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
+        return logger
+
+    def wrap_model(self, model_wrapper_cfg: Optional[dict[str, Any]], model: nn.Module) -> nn.Module:
+        """Accelerate the model first: in DistributedDataParallel, strides of parameters stay.
+
+        In processes without CUDA, BN takes the place of SyncBN, which computes on GPUs alone.
+        """
+        sync_bn = None
+        if get_device() == 'cpu':
+            sync_bn = self.cfg.pop('sync_bn', None)
+            has_sync_bn = sync_bn or any('SyncBatchNorm' in type(part).__name__ for part in model.modules())
+            if self.distributed and has_sync_bn:
+                model = revert_sync_batchnorm(model)
+                self.logger.warning(
+                    'SyncBN computes on GPUs alone: BN takes its place, with the statistics of each process'
+                )
+            if self.accelerate is not None:
+                self.accelerate(model)
+        wrapped: nn.Module = super().wrap_model(model_wrapper_cfg, model)
+        if sync_bn:
+            self.cfg.sync_bn = sync_bn  # the saved config keeps the setting
+        return wrapped
+
+    def build_dataloader(  # a static method of mmengine's
+        self, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> DataLoader[Any]:
+        """Build a data loader that names wrong data in its errors.
+
+        Raises:
+            DataError: for wrong annotations, and if the data set cannot be built.
+        """
+        if isinstance(dataloader, dict):
+            if self.datasets is None:
+                self.datasets = DataSets(self.cfg)
+            dataset = self.datasets.build(self.phase, dataloader['dataset'])
+            dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies what is no function
+        loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
+        is_training = self.phase == 'train'
+        if 'own_data' not in self.cfg and get_rank() == 0:  # check_own_data has printed the facts of own_data
+            for sentence in facts_of(loader.dataset, uses_masks(self.cfg), is_training):
+                self.logger.warning(sentence)
+        guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)
+        loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
+        return loader
+
+    def build_evaluator(self, evaluator: Any) -> Evaluator:
+        """Build an evaluator. Raises: see `check_evaluator`."""
+        check_evaluator(evaluator, uses_masks(self.cfg))
+        return super().build_evaluator(evaluator)
+
+    def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
+        self.phase = 'train'
+        return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
+
+    def build_val_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
+        self.phase = 'val'
+        return super().build_val_loop(loop)
+
+    def build_test_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
+        self.phase = 'test'
+        return super().build_test_loop(loop)
+
+    def load_or_resume(self) -> None:
+        if self._has_loaded or not self._resume or self._load_from is not None:
+            super().load_or_resume()
+            return
+        hook = find_checkpoint_hook(self)
+        folder = hook.folder(self) if hook is not None else self.work_dir
+        path = newest_whole_checkpoint(self.work_dir, folder, hook.filename_tmpl if hook is not None else EPOCHS)
+        if path is None:
+            self.logger.warning(f'There is no checkpoint in {folder} to resume: training starts from the beginning.')
+        else:
+            self.resume(path)
+
+    def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Continue from a checkpoint, as mmengine: see `fit_to_run`.
+
+        Raises:
+            CheckpointError: if the checkpoint does not fit. The run stays unchanged.
+        """
+        self._resume, self.resumed_from = True, filename
+        super().resume(filename, *args, **kwargs)
+        hook = find_checkpoint_hook(self)
+        if hook is not None:
+            hook.saved_iter, hook.saved_path = self.iter, filename
+
+    @property
+    def last_checkpoint(self) -> Optional[str]:
+        """The last saved or resumed checkpoint; None without one."""
+        return getattr(find_checkpoint_hook(self), 'saved_path', None)
+
+    def train(self) -> nn.Module:
+        """Train, as mmengine, while no other training is in the folder.
+
+        Raises:
+            TrainingStopped: if another process trains in the folder, on a full disk, or after too many losses that are
+                not finite.
+        """
+        try:
+            with only_training_in(self.work_dir, self.rank):
+                trained: nn.Module = super().train()
+            return trained
+        except OSError as error:
+            if error.errno not in CANNOT_WRITE:
+                raise
+            raise TrainingStopped(
+                f'training stops, because {error.filename or self.work_dir} cannot be written '
+                f'({error.strerror}). {name_of_last(find_checkpoint_hook(self))}'
+            ) from error
+        finally:
+            for hook in self.hooks:
+                if isinstance(hook, SignalHook):
+                    hook.restore_handlers()
+
+
+class LogFile(logging.FileHandler):
+    """The log file of another handler. An error of the disk is raised; logging prints a traceback for each line."""
+
+    def __init__(self, handler: logging.FileHandler):
+        handler.close()
+        super().__init__(handler.baseFilename, errors='backslashreplace')  # for file names that are not UTF-8
+        self.setFormatter(handler.formatter)
+        self.setLevel(handler.level)
+        self.filters = handler.filters
+
+    def handleError(self, record: logging.LogRecord) -> NoReturn:
+        raise
+
+
+def runner_class(kind: str, accelerate: Optional[Callable[[nn.Module], Any]] = None) -> type[SafeRunner]:
+    """Return SafeRunner with a function for models on CPUs, as a subclass of a config's own `runner_type`.
+
+    Raises:
+        ConfigError: if the class is no subclass of mmengine's Runner.
+    """
+    own = RUNNERS.get(kind)
+    if not isinstance(own, type) or not issubclass(own, Runner):
+        raise ConfigError(f"runner_type takes a subclass of mmengine's Runner, got {kind!r}")
+    bases = (SafeRunner,) if own is Runner else (SafeRunner, own)
+    return type(f'Safe{own.__name__}', bases, dict(accelerate=accelerate and staticmethod(accelerate)))

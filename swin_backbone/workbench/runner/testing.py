@@ -1,0 +1,229 @@
+"""A test: its outputs (pictures, label maps, predictions), and test-time augmentation."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Optional
+
+from mmengine.config import Config
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from ...openmmlab.errors import DataError, kind_of
+from ...outputs import check_outputs, claim_folder
+from ...whole_files import PARTIAL, write_whole
+from ..pictures.colours import distinct_colours, encode_labels
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What a test draws and writes.
+
+    Args:
+        tta: augment pictures: see `enable_tta`.
+        show: draw predictions in a window, for `wait_time` seconds each.
+        show_dir: folder of the drawn pictures.
+        out: a .pkl file for the predictions; for a segmentor, a folder of label PNGs.
+        first_label: value of the first class in label PNGs.
+        overwrite: replace existing files.
+    """
+
+    tta: bool = False
+    show: bool = False
+    wait_time: float = 2
+    show_dir: Optional[str] = None
+    out: Optional[str] = None
+    first_label: int = 0
+    overwrite: bool = False
+
+
+@contextmanager
+def write_outputs(
+    cfg: Config, outputs: OutputOptions, inputs: Sequence[str], is_first: bool = True
+) -> Iterator[list[Hook]]:
+    """Let a config write the outputs of a test, and yield further hooks. Outputs move to their places at the end.
+
+    Args:
+        inputs: files that no output may replace.
+        is_first: this process is the first of the run: it marks folders.
+
+    Raises:
+        FileExistsError: if an output exists. See `check_outputs`.
+    """
+    segments, hooks = cfg.get('default_scope') == 'mmseg', []
+    with ExitStack() as places:
+
+        def folder(path: str) -> Path:
+            if is_first:
+                claim_folder(path, outputs.overwrite)
+            return places.enter_context(written_by_others(Path(path)))
+
+        show_dir = str(folder(outputs.show_dir)) if outputs.show_dir else None
+        if outputs.show or show_dir:
+            enable_drawing(cfg, outputs.show, show_dir, outputs.wait_time)
+        if show_dir and cfg.get('default_scope') == 'mmdet':
+            hooks.append(DifferentNamesHook(with_suffix=True))
+        if outputs.out and segments:
+            hooks += [DifferentNamesHook(with_suffix=False), WriteLabelsHook(folder(outputs.out), outputs.first_label)]
+        elif outputs.out:
+            check_outputs(outputs.out, inputs=inputs, overwrite=outputs.overwrite)
+            beside = places.enter_context(written_by_others(Path(outputs.out).parent))
+            write_predictions(cfg, str(beside / Path(outputs.out).name))
+        yield hooks
+
+
+@contextmanager
+def written_by_others(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder for a toolbox, and move its files to `folder` at the end.
+
+    Each process of a run has a folder of its own. Of a picture that the sampler gives to two processes, the file of one
+    stays.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=PARTIAL, dir=folder) as beside:
+        try:
+            yield Path(beside)
+        finally:
+            for path in sorted(Path(beside).rglob('*')):
+                target = folder / path.relative_to(beside)
+                if path.is_dir():
+                    target.mkdir(exist_ok=True)
+                else:
+                    path.replace(target)
+
+
+def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
+    """Draw predictions on every tested picture, in a window or into `show_dir`.
+
+    Raises:
+        ValueError: if the config has no visualization hook.
+    """
+    hook = cfg.get('default_hooks', {}).get('visualization')
+    scope = cfg.get('default_scope')
+    if hook is None:
+        raise ValueError(
+            "--show and --show-dir need default_hooks=dict(visualization=dict(type='DetVisualizationHook')), "
+            "'SegVisualizationHook' or, of mmpretrain, 'VisualizationHook', in the config"
+        )
+    hook.update({'enable' if scope == 'mmpretrain' else 'draw': True, 'interval': 1})
+    if show:
+        hook.update(show=True, wait_time=wait_time)
+    if show_dir:
+        show_dir = str(Path(show_dir).absolute())  # mmdet's hook puts relative paths below the working folder
+        if scope == 'mmseg':
+            cfg.visualizer.save_dir = show_dir
+        elif scope == 'mmpretrain':
+            hook.out_dir = show_dir
+        else:
+            hook.test_out_dir = show_dir
+
+
+def enable_tta(cfg: Config) -> None:
+    """Test with the config's tta_model and tta_pipeline. Without these, a detector or classifier sees flipped pictures.
+
+    `MaskTTAModel` replaces mmdet's DetTTAModel, which stops at masks.
+
+    Raises:
+        ValueError: for a segmentor without tta_model and tta_pipeline.
+    """
+    scope = cfg.get('default_scope')
+    if 'tta_pipeline' not in cfg or 'tta_model' not in cfg:
+        if scope not in ('mmdet', 'mmpretrain'):
+            raise ValueError('--tta needs tta_model and tta_pipeline in the config')
+        pack = dict(cfg.test_dataloader.dataset.pipeline[-1])
+        if scope == 'mmdet':
+            pack['meta_keys'] = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
+            pack['meta_keys'] += ('flip', 'flip_direction')
+        flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+        augmentation = dict(type='TestTimeAug', transforms=[flips, [pack]])
+        cfg.tta_pipeline = [*cfg.test_dataloader.dataset.pipeline[:-1], augmentation]
+        nms = dict(type='nms', iou_threshold=0.5)
+        cfg.tta_model = (
+            dict(type='DetTTAModel', tta_cfg=dict(nms=nms, max_per_img=100))
+            if scope == 'mmdet'
+            else dict(type='AverageClsScoreTTA')
+        )
+    if kind_of(cfg.tta_model) == 'DetTTAModel':
+        from .tta import MaskTTAModel  # imports mmdet
+
+        cfg.tta_model.type = MaskTTAModel.__name__
+    cfg.model = dict(cfg.tta_model, module=cfg.model)
+    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+
+
+def write_predictions(cfg: Config, out: str) -> None:
+    """Write the predictions of a test to the pickle `out`. mmengine refuses other names than .pkl and .pickle."""
+    dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
+    cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]
+
+
+class DifferentNamesHook(Hook):
+    """Stop a test whose pictures have equal names, by which the toolboxes name their files.
+
+    Args:
+        with_suffix: the names of files have the suffix of the picture.
+    """
+
+    def __init__(self, with_suffix: bool):
+        self.with_suffix = with_suffix
+
+    def before_test(self, runner: Runner) -> None:
+        """See `Hook`. Raises DataError with two pictures of one name."""
+        dataset = runner.test_dataloader.dataset
+        pictures: dict[str, str] = {}
+        for index in range(len(dataset)):
+            path = dataset.get_data_info(index)['img_path']
+            name = Path(path).name if self.with_suffix else Path(path).stem
+            other = pictures.setdefault(name.casefold(), path)
+            if other != path:
+                raise DataError(f'{other} and {path} would be written to one file')
+
+
+class MaskAreasHook(Hook):
+    """Remove the boxes from `PREFIX.segm.json`, which mmdet's CocoMetric writes with outfile_prefix=PREFIX.
+
+    mmdet evaluates masks without boxes. With boxes in the file, pycocotools takes their areas as those of the masks,
+    and AP by size differs from the printed AP.
+    """
+
+    def after_val_epoch(self, runner: Runner, metrics: Any = None) -> None:
+        """See `Hook`."""
+        self._remove_boxes(runner.val_loop)
+
+    def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
+        """See `Hook`."""
+        self._remove_boxes(runner.test_loop)
+
+    def _remove_boxes(self, loop: Any) -> None:
+        for metric in getattr(getattr(loop, 'evaluator', None), 'metrics', ()):  # not in every foreign loop
+            path = Path(f'{getattr(metric, "outfile_prefix", None)}.segm.json')
+            if is_main_process() and path.is_file():
+                objects = json.loads(path.read_bytes())
+                for item in objects:
+                    item.pop('bbox', None)
+                write_whole(path, json.dumps(objects).encode())
+
+
+class WriteLabelsHook(Hook):
+    """Write a segmentor's predictions of a test as PNGs, as tools/infer.py.
+
+    Args:
+        folder: of the files.
+        first_label: value of the first class.
+    """
+
+    def __init__(self, folder: Path, first_label: int = 0):
+        self.folder, self.first_label = folder, first_label
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """See `Hook`."""
+        meta = dict(runner.test_loop.dataloader.dataset.metainfo)
+        meta['palette'] = meta.get('palette') or distinct_colours(len(meta['classes']))
+        for sample in outputs:
+            labels = sample.pred_sem_seg.data[0].cpu().numpy()
+            path = self.folder / f'{Path(sample.img_path).stem}.png'
+            path.write_bytes(encode_labels(labels, meta, self.first_label))

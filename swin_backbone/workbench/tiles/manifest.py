@@ -1,0 +1,110 @@
+"""Finished tiles of a picture on disk: a killed run continues, and the shards of several processes are merged.
+
+The folder of a picture has a file for each finished tile, and `settings.json`. Each file is written in one step.
+Names of tiles have a digest of the settings: tiles of other settings are never read. After the merge, the tiles are
+deleted, and there is the empty file `merged`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ...whole_files import write_whole
+
+
+class Manifest:
+    """The finished tiles of a picture.
+
+    Args:
+        folder: of the tiles.
+        settings: everything that the results depend on.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]):
+        self.folder, self._file, self._merged = folder, folder / 'settings.json', folder / 'merged'
+        self._settings = json.dumps(settings).encode()
+        self._digest = hashlib.sha256(self._settings).hexdigest()[:16]
+
+    def tile(self, index: int) -> Path:
+        """Return the path of a tile."""
+        return self.folder / f'{self._digest}-{index}.tile'
+
+    @contextmanager
+    def lock(self, shard: str) -> Iterator[None]:
+        """Lock a shard against other processes.
+
+        Raises:
+            ValueError: if another process works on the shard.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f'{shard}.lock'
+        try:
+            lock = FileLock(path).acquire(timeout=0)
+        except Timeout:
+            raise ValueError(f'another process works on {path}: wait for it, or end it') from None
+        with lock:
+            yield
+
+    def begin(self, tiles: range, resume: bool, overwrite: bool) -> int:
+        """Return the number of finished tiles of a shard: 0, or those to continue after if `resume` is set.
+
+        Raises:
+            ValueError: if there are tiles of other settings and `overwrite` is not set, or finished tiles and neither
+                `resume` nor `overwrite` is set.
+        """
+        if overwrite:
+            for path in map(self.tile, tiles):
+                path.unlink(missing_ok=True)
+        elif resume or any(self.folder.glob('*.tile')):
+            self.require_same()
+        done = next((number for number, index in enumerate(tiles) if not self.tile(index).exists()), len(tiles))
+        if done and not resume:
+            raise ValueError(
+                f'{self.folder} has finished tiles of this picture: --resume (in Python resume=True) goes on, '
+                '--overwrite (overwrite=True) begins again'
+            )
+        self._merged.unlink(missing_ok=True)
+        write_whole(self._file, self._settings)
+        return done
+
+    def require_same(self) -> None:
+        """Raise ValueError if the folder has other settings, with the difference."""
+        own = json.loads(self._settings)
+        begun = json.loads(self._file.read_bytes()) if self._file.exists() else own
+        differences = [f'{key} {begun[key]!s:.12}, not {own[key]!s:.12}' for key in own if begun[key] != own[key]]
+        if differences:
+            raise ValueError(
+                f'{self.folder} was begun with {", ".join(differences)}: take the same or another --out-dir, '
+                'or begin again by --overwrite'
+            )
+
+    def require_all(self, count: int) -> None:
+        """Raise ValueError unless all tiles of a picture are finished with the same settings."""
+        self.require_same()
+        finished = sum(self.tile(index).exists() for index in range(count))
+        if finished < count:
+            raise ValueError(f'{self.folder} has {finished} of {count} tiles: run all shards, or --resume them')
+
+    def is_begun(self) -> bool:
+        """Return whether a run has begun."""
+        return self._file.exists()
+
+    def is_merged(self) -> bool:
+        """Return whether the tiles were merged into the results.
+
+        Raises:
+            ValueError: if they had other settings.
+        """
+        self.require_same()
+        return self._merged.exists()
+
+    def mark_merged(self) -> None:
+        """Delete the tiles, and keep the settings."""
+        self._merged.touch()
+        for path in self.folder.glob('*.tile'):
+            path.unlink()

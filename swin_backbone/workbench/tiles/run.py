@@ -1,0 +1,275 @@
+"""Predict a picture larger than memory, tile by tile."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from ...outputs import check_outputs, claim_folder
+from ...whole_files import write_whole, write_whole_by
+from ..data.media import Frame, Medium
+from ..predict.predictor import Predictor
+from ..predict.results import category_ids_of
+from . import writers
+from .blend import Blender
+from .grid import Grid
+from .manifest import Manifest
+from .objects import Merger, Object, mark_cut, runs_of
+from .readers import digest_of, open_picture
+
+SMALLEST_OVERLAP = 32  # pixels, of a detector: the parts of a cut object are matched within the overlap
+
+
+class Progress(NamedTuple):
+    """Numbers of tiles of a run or shard: finished, all, and skipped since the begin of this run."""
+
+    done: int
+    total: int
+    blank: int
+
+
+class Finished(NamedTuple):
+    """Progress at the end of a run or shard, and the written files; a shard writes none."""
+
+    progress: Progress
+    files: list[Path]
+
+
+class TiledInference:
+    """Inference of a detector or segmentor on a large picture.
+
+    Args:
+        predictor: of a checkpoint or an exported folder.
+        path: of the picture; see `open_picture`.
+        out_dir: folder of the results. A segmentor writes `labels/NAME.tif`; a detector writes `objects/NAME.jsonl`,
+            `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` is
+            the manifest of finished tiles.
+        tile: side of a tile, in pixels.
+        overlap: of neighbouring tiles, in pixels, at most half a tile.
+        level: of a pyramid; 0 has all pixels.
+        skip_blank: skip tiles in which no channel varies by more than this number. None: skip no tile.
+        score_thr: lowest score of a written object.
+
+    Attributes:
+        notes: sentences on reductions and on unaligned windows.
+
+    Raises:
+        OSError: if the picture cannot be read.
+        ValueError: if an argument is out of range, or the model is a classifier.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        path: Union[str, Path],
+        out_dir: Union[str, Path],
+        tile: int = 1024,
+        overlap: int = 128,
+        level: int = 0,
+        skip_blank: Optional[int] = None,
+        score_thr: float = 0.3,
+    ):
+        self.predictor, self.path, self.out_dir = predictor, Path(path), Path(out_dir)
+        self.segments = predictor.scope == 'mmseg'
+        if not self.segments and overlap < SMALLEST_OVERLAP:
+            raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
+        self.picture = open_picture(path, level)
+        self.classes: list[str] = list(predictor.meta['classes'])
+        height, width = predictor.input_size((tile, tile))
+        period, keeps_size = predictor.period, (height, width) == (tile, tile)
+        self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
+        self.skip_blank, self.score_thr = skip_blank, score_thr
+        self.notes = [*self.picture.notes]
+        if not keeps_size:
+            self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
+        elif self.grid.step % period and len(self.grid) > 1:
+            self.notes.append(
+                f'tiles start every {self.grid.step} pixels, which is no multiple of {period}, the period of the '
+                'windows: labels differ more from the labels of the whole picture'
+            )
+        settings = dict(
+            format=2, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
+            tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else score_thr,
+        )  # fmt: skip
+        self.manifest = Manifest(self.out_dir / 'tiles' / self.path.stem, settings)
+
+    @property
+    def files(self) -> list[Path]:
+        """Return the paths of the results."""
+        if self.segments:
+            return [self.out_dir / 'labels' / f'{self.path.stem}.tif']
+        suffixes = ['.jsonl', '.images.json', *(['.geojson'] if self.picture.crs else [])]
+        return [self.out_dir / 'objects' / (self.path.stem + suffix) for suffix in suffixes]
+
+    def run(
+        self,
+        shard: Optional[tuple[int, int]] = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        report: Callable[[Progress], object] = lambda progress: None,
+    ) -> Finished:
+        """Predict all tiles and write the results, or predict the tiles of a shard.
+
+        Args:
+            shard: number from 0, and number of shards; `merge` writes the results.
+            resume: continue after the finished tiles.
+            overwrite: replace results and finished tiles.
+            report: called after each tile.
+
+        Raises:
+            ValueError: for finished tiles of another model or of other settings; for any finished tiles without
+                `resume` and `overwrite`; and if a second process works on the picture.
+            FileExistsError: if a result would replace a file; see `check_outputs` and `claim_folder`.
+            OSError: if the picture cannot be read, or the results cannot be written.
+        """
+        number, count = shard or (0, 1)
+        overwrite_results = overwrite or (resume and self.manifest.is_begun())  # maybe killed while it was writing them
+        self._check(overwrite_results)
+        tiles, name, blank = self.grid.shard(number, count), f'{number}-of-{count}', 0
+        with _name_in_errors(self.manifest.folder), self.manifest.lock(name):
+            if resume and self.manifest.is_merged() and all(path.exists() for path in self.files):
+                return Finished(Progress(len(tiles), len(tiles), 0), self.files)
+            done = self.manifest.begin(tiles, resume, overwrite and not resume)
+            report(Progress(done, len(tiles), blank))
+            for index, data, is_blank in self._predict(tiles[done:]):
+                write_whole(self.manifest.tile(index), data)
+                done, blank = done + 1, blank + is_blank
+                report(Progress(done, len(tiles), blank))
+            return Finished(Progress(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
+
+    def merge(self, overwrite: bool = False) -> list[Path]:
+        """Write the results of all shards, and delete their tiles.
+
+        Raises:
+            ValueError: if a tile is missing, or of another model or other settings.
+            FileExistsError, OSError: see `run`.
+        """
+        self._check(overwrite)
+        self.manifest.require_all(len(self.grid))
+        (self._write_labels if self.segments else self._write_objects)()
+        self.manifest.mark_merged()
+        return self.files
+
+    def _check(self, overwrite: bool) -> None:
+        check_outputs(*self.files, inputs=[self.path], overwrite=overwrite)
+        claim_folder(self.files[0].parent, overwrite=True)
+
+    def _predict(self, tiles: range) -> Iterator[tuple[int, bytes, bool]]:
+        """Yield the number of each tile, the result, and whether the tile was skipped."""
+        if not tiles:
+            return
+        if not self.segments:
+            for index in tiles:
+                pixels = self._read(index)
+                objects = [] if pixels is None else mark_cut(self._objects(index, pixels), self.grid, index)
+                yield index, writers.encode_objects(objects), pixels is None
+            return
+        with tempfile.TemporaryFile(dir=self.manifest.folder) as scratch:
+            blender = Blender(self.grid, len(self.classes), scratch)
+            for index in range(Blender.warm_up(self.grid, tiles[0]), tiles.stop):
+                pixels = self._read(index)
+                scores_KHW = None if pixels is None else self.predictor.scores(self._prepare(pixels))
+                blended = blender.add(index, scores_KHW)
+                if index in tiles:
+                    yield index, writers.encode_labels(self._labels(index, blended)), pixels is None
+
+    def _read(self, index: int) -> Optional[NDArray[Any]]:
+        """Return the pixels of a tile; None for a skipped tile."""
+        pixels = self.picture.read(self.grid.window(index))
+        if self.skip_blank is not None:
+            ranges = (cv2.minMaxLoc(channel)[:2] for channel in cv2.split(pixels))
+            if all(most - least <= self.skip_blank for least, most in ranges):
+                return None
+        return pixels
+
+    def _prepare(self, pixels: NDArray[Any]) -> dict[str, Any]:
+        height, width = pixels.shape[:2]
+        return self.predictor.prepare(Frame(Medium(self.path, self.path.stem, False), 0, pixels, (height, width)))
+
+    def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
+        dtype = writers.label_type(len(self.classes))
+        labels_HW = np.full(self.grid.cell(index).size, np.iinfo(dtype).max, dtype)
+        if blended is not None:
+            sums_KHW, has_scores_HW = blended
+            labels_HW[has_scores_HW] = sums_KHW.argmax(0)[has_scores_HW]
+        return labels_HW
+
+    def _objects(self, index: int, pixels: NDArray[Any]) -> Iterator[Object]:
+        (sample,) = self.predictor.predict([self._prepare(pixels)])
+        if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
+            raise ValueError('tiles are for segmentors and for detectors with boxes; the model is of another kind')
+        instances, window = sample.pred_instances.cpu().numpy(), self.grid.window(index)
+        for number in np.flatnonzero(instances.scores >= self.score_thr):
+            x1, y1, x2, y2 = map(float, instances.bboxes[number])
+            runs = None
+            if 'masks' in instances:
+                runs = runs_of(np.asarray(instances.masks[number], bool), window, self.grid.size[0])
+            yield Object(
+                (x1 + window.left, y1 + window.top, x2 + window.left, y2 + window.top),
+                float(instances.scores[number]), int(instances.labels[number]), runs,
+            )  # fmt: skip
+
+    def _write_labels(self) -> None:
+        def blocks() -> Iterator[NDArray[Any]]:
+            for index, window in self.grid.blocks():
+                cell = self.grid.cell(index)
+                labels_HW = writers.decode_labels(self.manifest.tile(index).read_bytes(), cell.size, len(self.classes))
+                yield labels_HW[window.within(cell)]
+
+        palette = self.predictor.meta['palette']
+        write_whole_by(
+            self.files[0],
+            lambda partial: writers.write_labels(partial, self.grid, blocks(), palette, self.classes, self.picture),
+        )
+
+    def _write_objects(self) -> None:
+        ids, (height, width) = category_ids_of(self.classes), self.grid.size
+        lines, images, *geojson = self.files
+        write_whole_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
+        for path in geojson:
+            write_whole_by(
+                path, lambda partial: writers.write_geojson(partial, self._merged(), self.picture, self.classes)
+            )
+        image = dict(id=1, file_name=str(self.path), height=height, width=width)
+        categories = [dict(id=number, name=name) for number, name in zip(ids, self.classes)]
+        write_whole(images, json.dumps(dict(images=[image], categories=categories)).encode())
+
+    def _merged(self) -> Iterator[Object]:
+        merger = Merger(self.grid)
+        for index in range(len(self.grid)):
+            yield from merger.add(index, writers.decode_objects(self.manifest.tile(index).read_bytes()))
+
+
+@contextmanager
+def _name_in_errors(path: Path) -> Iterator[None]:
+    """Add `path` to an error of the system without the name of a file, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def infer_tiled(
+    predictor: Predictor,
+    path: Union[str, Path],
+    out_dir: Union[str, Path],
+    *,
+    shard: Optional[tuple[int, int]] = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    report: Callable[[Progress], object] = lambda progress: None,
+    **settings: Any,
+) -> Finished:
+    """Run a detector or segmentor on a picture larger than memory.
+
+    Args and errors: see `TiledInference` (`settings`) and `TiledInference.run`.
+    """
+    return TiledInference(predictor, path, out_dir, **settings).run(shard, resume, overwrite, report)

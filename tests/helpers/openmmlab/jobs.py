@@ -1,0 +1,24 @@
+"""Configs, runners and predictors as jobs make them."""
+
+from swin_backbone import accelerate
+from swin_backbone.workbench.job import Job, Options
+from swin_backbone.workbench.runner import build
+
+
+def load_config(config, work_dir=None, options=None, launcher='none', backbone=None, with_data=True, **more):
+    """Return the config of a job; with `settings`, as a training has it. `more`: see `Options`."""
+    given = dict(work_dir=work_dir, cfg_options=options or {}, launcher=launcher, backbone=backbone, **more)
+    job = Job(str(config), Options(**{name: value for name, value in given.items() if value is not None}))
+    if with_data:
+        assert job.datasets
+    if more.get('settings') is not None:
+        job.derive_settings()
+    return job.cfg
+
+
+def build_runner(cfg, *args, **more):
+    return build.build_runner(cfg, *args, accelerate=accelerate, **more)
+
+
+def open_predictor(cfg, *args, **more):
+    return Job(cfg).open_predictor(*args, **more)

@@ -1,0 +1,118 @@
+"""Train, export and run the recipes of docs/guides/more_bands.md on generated TIFFs."""
+
+import copy
+import json
+import multiprocessing
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+pytest.importorskip('tifffile', reason='tifffile is not installed')
+
+import tifffile
+from helpers.export.small_exports import WIDTHS, Strided, randomise, require
+
+from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.workbench.export import export, predictor, runtime
+from swin_backbone.workbench.job import build_runner
+
+PAGE = ROOT / 'docs/guides/more_bands.md'
+BANDS, SIZE = 10, (64, 96)
+
+
+def write_folder(root):
+    """Write pictures with a box. Classes are levels of the last band."""
+    rng = np.random.default_rng(0)
+    for split, count in (('train', 2), ('val', 1)):
+        annotations = []
+        for index in range(count):
+            labels = np.full(SIZE, index % 3, np.uint8)
+            labels[16:48, 32:64] = 2
+            pixels = rng.integers(0, 2000, (*SIZE, BANDS)).astype(np.uint16)
+            pixels[..., -1] += labels.astype(np.uint16) * 3000
+            for folder in ('images', 'labels'):
+                (root / folder / split).mkdir(parents=True, exist_ok=True)
+            tifffile.imwrite(
+                root / 'images' / split / f'{index}.tif', pixels, photometric='minisblack', planarconfig='contig'
+            )
+            cv2.imwrite(str(root / 'labels' / split / f'{index}.png'), labels)
+            box = dict(id=index + 1, image_id=index + 1, category_id=1, bbox=[32, 16, 32, 32], area=1024, iscrowd=0)
+            annotations.append(box)
+        images = [dict(id=i + 1, file_name=f'{i}.tif', height=SIZE[0], width=SIZE[1]) for i in range(count)]
+        categories = [dict(id=1, name='ship'), dict(id=2, name='tank')]
+        content = dict(images=images, annotations=annotations, categories=categories)
+        (root / f'{split}.json').write_text(json.dumps(content))
+
+
+def config_of_page(name, root):
+    """Return a config of the page with a small model."""
+    page = PAGE.read_text(encoding='utf-8')
+    code = page[page.index(f'`{name}`') :].split('```python\n')[1].split('```')[0]
+    path = root / name
+    path.write_text(code.replace('data/bands', str(root)).replace('(1333, 800)', '(320, 256)'))
+    cfg = read_config(str(path))
+    cfg.model.backbone = dict(type=Strided, in_channels=cfg.model.backbone.in_channels)
+    if 'neck' in cfg.model:
+        cfg.model.neck.in_channels = WIDTHS
+        cfg.model.bbox_head.stacked_convs = 1
+    else:
+        cfg.model.decode_head.update(in_channels=WIDTHS, channels=32, pool_scales=(1, 2))
+        cfg.model.auxiliary_head.update(in_channels=WIDTHS[2], channels=32)
+    return cfg
+
+
+def train(cfg, root):
+    """Train for one step. Random weights give an export results to compare."""
+    cfg.update(work_dir=str(root / 'work'), launcher='none', visualizer=None)
+    cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None, param_scheduler=[])
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=1)
+    cfg.train_dataloader.update(batch_size=2, num_workers=0, persistent_workers=False)
+    cfg.default_hooks = dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1))
+    runner = build_runner(copy.deepcopy(cfg))
+    runner.train()
+    torch.manual_seed(0)  # the runner's seed is random
+    randomise(runner.model)
+    runner.save_checkpoint(str(root), 'model.pth')
+    return root / 'model.pth'
+
+
+@pytest.mark.parametrize('name', ['bands_seg.py', 'bands_det.py'])
+def test_a_recipe(name, tmp_path):
+    require('onnx')
+    write_folder(tmp_path)
+    cfg = config_of_page(name, tmp_path)
+    test_settings = {key: cfg[key] for key in ('test_dataloader', 'test_evaluator', 'test_cfg')}
+    checkpoint = train(cfg, tmp_path)
+    out = tmp_path / 'out'
+    free_sizes = ['batch', 'height', 'width', BANDS]
+    shape = None if name == 'bands_seg.py' else (128, 192)  # free sizes of a detector take a minute
+    manifest = export.export(cfg, str(checkpoint), out, shape=shape)
+    assert manifest['inputs'][0]['dtype'] == 'float32'
+    assert manifest['inputs'][0]['shape'] == (free_sizes if shape is None else [1, *shape, BANDS])
+    model = runtime.load(out)
+    path = str(tmp_path / 'images/val/0.tif')
+    pixels = tifffile.imread(path)
+    (result,) = model.predict([pixels])
+    (other,) = model.predict([runtime.read_picture(path, BANDS).astype(np.float32)])
+    assert np.array_equal(result['labels'], other['labels'])
+    assert result['labels'].size
+    assert runtime.main(str(out), path) == 0
+    changed = pixels.copy()
+    changed[..., -1] = 0  # the last band counts
+    (without,) = model.predict([changed])
+    assert not np.array_equal(result.get('scores', result['labels']), without.get('scores', without['labels']))
+    cfg.update(test_settings)
+    assert predictor.evaluate(cfg, out)
+    assert not multiprocessing.active_children()
+
+
+def test_a_picture_of_other_bands_is_refused(tmp_path):
+    path = tmp_path / 'x.tif'
+    tifffile.imwrite(path, np.zeros((4, 5, 7), np.uint16), photometric='minisblack', planarconfig='contig')
+    with pytest.raises(runtime.RuntimeProblem, match=r'it has the shape \(4, 5, 7\), and the model takes \(h, w, 10\)'):
+        runtime.read_picture(str(path), BANDS)

@@ -1,0 +1,58 @@
+"""Write, run and verify all cells of the table in docs/guides/deploy.md, and whole models in half precision."""
+
+import numpy as np
+import pytest
+from helpers.export.small_exports import require, save_checkpoint, small_config, small_swin
+
+from swin_backbone import SwinBackbone
+from swin_backbone.workbench.export import export, formats, graph, verify
+
+pytestmark = pytest.mark.slow
+CELLS = [(format, precision) for format, precisions in formats.PRECISIONS.items() for precision in precisions]
+MORE = {cell: ['nncf'] * (cell == ('openvino', 'int8')) for cell in CELLS}  # packages
+WHOLE_CELLS = [(format, precision) for format, precision in CELLS if format in ('onnx', 'openvino')]
+ROUNDED = 0.3  # share of matched objects: a random head magnifies rounding. Wrong coordinates match no object.
+
+
+@pytest.mark.parametrize('shape', [None, (60, 90)])
+@pytest.mark.parametrize(('format', 'precision'), CELLS)
+def test_a_backbone(format, precision, shape, tmp_path):
+    require(format, *MORE[(format, precision)])
+    one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', shape)
+    images = np.random.default_rng(0).standard_normal((4, 1, 3, 60, 90), np.float32)
+    calibration = [[image] for image in images] if precision == 'int8' else ()
+    manifest = export.write(one, tmp_path / 'out', format, precision, calibration=calibration)
+    assert (manifest['format'], manifest['precision']) == (format, precision)
+    assert all(figures['error'] < verify.MAP_TOLERANCE[precision] for figures in manifest['verification'])
+
+
+@pytest.mark.parametrize(('format', 'precision'), WHOLE_CELLS)
+def test_a_whole_segmentor(format, precision, tmp_path):
+    require(format, 'mmseg', *MORE[(format, precision)])
+    cfg = small_config('mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py')
+    checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
+    pictures = list(np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), np.uint8))
+    one = export.export(cfg, str(checkpoint), tmp_path / 'out', format, precision=precision, pictures=pictures)
+    assert (one['format'], one['precision']) == (format, precision)
+
+
+@pytest.mark.parametrize('family', ['UPerNet', 'RetinaNet', 'ATSS', 'Mask R-CNN', 'Mask2Former, instances'])
+def test_a_whole_model_in_fp16(family, tmp_path, monkeypatch):
+    """Coordinates are in float32. Differences come only from rounded maps."""
+    from test_families import FAMILIES
+
+    require('onnx')
+    if 'R-CNN' in family:
+        monkeypatch.setitem(verify.LEAST['matched'], 'fp16', ROUNDED)
+    cfg = small_config(FAMILIES[family].config)
+    checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
+    assert export.export(cfg, str(checkpoint), tmp_path / 'out', 'onnx', precision='fp16')['precision'] == 'fp16'
+    import onnx
+
+    model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
+    names = [node.name for node in model.graph.node]
+    assert len(names) == len(set(names))
+    halves = {one.name for one in model.graph.initializer if one.data_type == 10}  # TensorProto.FLOAT16
+    half = {node.op_type for node in model.graph.node if halves & set(node.input)}
+    assert {'Conv', 'MatMul', 'LayerNormalization'} <= half
+    assert not half & {'NonMaxSuppression', 'RoiAlign'}

@@ -1,0 +1,323 @@
+"""Export, verify and refuse backbones. Tests skip without the runtime."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.export.small_exports import require, small_swin
+from helpers.in_process import run_well
+from helpers.openmmlab.random_models import DETECTION
+from mmengine.config import Config
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.workbench.export import export, formats, graph, picture, quantize, runtime, verify
+from swin_backbone.workbench.export.graph import ExportError
+
+
+@pytest.fixture(autouse=True)
+def _small_sizes(monkeypatch):
+    monkeypatch.setattr(verify, 'SIZES', ((5, 6), (33, 47), (97, 130)))
+
+
+TWO_WINDOWS = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), window_size=((3, 5), (4, 4)))
+EVERYTHING = dict(mask_padding=True, use_abs_pos_embed=True, pretrain_img_size=32)
+RECTANGULAR = dict(window_size=(5, 4), **EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ('cls', 'arguments', 'format', 'shape'),
+    [
+        pytest.param(SwinV2Backbone, RECTANGULAR, 'onnx', None, id='V2, onnx', marks=pytest.mark.slow),
+        pytest.param(SwinV2Backbone, RECTANGULAR, 'openvino', None, id='V2, openvino', marks=pytest.mark.slow),
+        pytest.param(SwinMLPBackbone, dict(window_size=(3, 4)), 'onnx', None, id='MLP, onnx', marks=pytest.mark.slow),
+        pytest.param(SwinBackbone, dict(small_map='shrink'), 'onnx', (22, 50), id='shrink, one size'),
+        pytest.param(SwinBackbone, {}, 'torch', None, id='V1, torch'),
+    ],
+)
+def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, format, shape, tmp_path):
+    require(format)
+    one = graph.maps_graph(small_swin(cls, **arguments), 'backbone', shape)
+    manifest = export.write(one, tmp_path / 'out', format, 'fp32')
+    assert manifest == json.loads((tmp_path / 'out' / 'deploy.json').read_text())
+    assert len(manifest['verification']) == (6 if shape is None else 1)
+    assert all(figures['error'] < 1e-5 for figures in manifest['verification'])
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
+    """Capture once. OpenVINO reads the ONNX file."""
+    require('onnx')
+    onnx = pytest.importorskip('onnx')
+    one = graph.maps_graph(small_swin(SwinBackbone, **TWO_WINDOWS, **EVERYTHING), 'backbone', None)
+    manifest = export.write(one, tmp_path / 'out', 'onnx', 'fp32')
+    assert len(manifest['verification']) == 6
+    model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
+    assert {node.domain for node in model.graph.node} == {''}
+    assert (model.ir_version, model.opset_import[0].version) == (9, 20)  # for ONNX Runtime 1.17
+    lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
+    assert lengths == ['batch', 3, 'height', 'width']
+    require('openvino')
+    (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
+    of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
+    for figures in (*manifest['verification'], *of_openvino):
+        assert figures['error'] < 1e-5
+
+
+def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
+    """On a map of a single row or column, a strided convolution reads memory formats."""
+    FPN = pytest.importorskip('mmdet.models', reason='mmdet is not installed').FPN
+    neck = FPN([32], 8, 3, add_extra_convs='on_input')
+    model = SimpleNamespace(backbone=small_swin(SwinBackbone, depths=(1,)), neck=neck)
+    one = graph.maps_graph(model, 'neck', None)
+    export.write_model(one, tmp_path, 'torch', 'fp32')
+    run = export.open_maps(tmp_path, dict(format='torch', file='model.pt2'))
+    for size in ((1, 1), (8, 3), (5, 33)):
+        image = torch.randn(2, 3, *size)
+        for got, truth in zip(run([image.numpy()]), one.module(image)):
+            torch.testing.assert_close(torch.from_numpy(got), truth, rtol=1e-4, atol=1e-4)
+
+
+def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
+    """Change the weights between capture and verification, so the verification fails."""
+    model = small_swin(SwinBackbone, depths=(1,))
+    one = graph.maps_graph(model, 'backbone', (8, 12))
+    export.write(one, tmp_path / 'out', 'torch', 'fp32')
+    before = {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
+    write = export.write_model
+
+    def write_and_change(*args):
+        write(*args)
+        one.module.backbone.norm0.bias.data += 0.01
+
+    monkeypatch.setattr(export, 'write_model', write_and_change)
+    with pytest.raises(ExportError, match=r'map0 is \d.\de-0\d off PyTorch, and fp32 allows 1e-04'):
+        export.write(one, tmp_path / 'out', 'torch', 'fp32', overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+def test_an_earlier_export_without_user_files_is_replaced(record_fault, tmp_path):
+    out = tmp_path / 'out'
+
+    def make(text, **more):
+        with export.new_folder(out, **more) as folder:
+            for name in ('deploy.json', 'model.onnx'):
+                (folder / name).write_text(text)
+
+    make('1')
+    with pytest.raises(ExportError, match=r'with --overwrite one of an earlier export, got .* with deploy\.json$'):
+        make('3')
+    assert (out / 'deploy.json').read_text() == '1'
+    make('4', overwrite=True)
+    for mine in ('notes.md', 'model.onnx.d/notes.md'):
+        (out / mine).parent.mkdir(exist_ok=True)
+        (out / mine).write_text('mine')
+        for more in ({}, dict(overwrite=True)):
+            with pytest.raises(ExportError, match=f'with {mine.partition("/")[0]}, which' if more else 'with'):
+                make('5', **more)
+            assert (out / mine).read_text() == 'mine'
+            assert (out / 'model.onnx').read_text() == '4'
+            record_fault('outputs')
+        (out / mine).rename(tmp_path / 'mine')
+    (out / 'model.onnx.d').rmdir()
+    make('6', overwrite=True)
+    (tmp_path / 'link').symlink_to(out)
+    with pytest.raises(ExportError, match='--out-dir takes a new folder'), export.new_folder(tmp_path / 'link'):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['link', 'mine', 'out']
+
+
+def test_what_cannot_be_exported_is_said():
+    model = small_swin(SwinBackbone, depths=(1,), small_map='shrink')
+    for ask, says in (
+        (lambda: graph.maps_graph(model, 'backbone', None), "small_map='shrink'.*give --shape H W"),
+        (lambda: graph.maps_graph(model, 'neck', (8, 8)), 'SwinBackbone has none: use --part backbone'),
+        (lambda: formats.check_format('tflite', 'fp32'), "'onnx', 'openvino', 'torch', 'aoti', got 'tflite'"),
+        (lambda: formats.check_format('onnx', 'bf16'), "onnx takes one of 'fp32', 'fp16', 'int8', got 'bf16'"),
+        (lambda: formats.check_format('onnx', 'int8', 'swin'), "swin takes one of 'fp32', 'bf16', got 'int8'"),
+        (lambda: formats.check_format('torch', 'fp32', 'swin'), "swin takes one of 'onnx', 'openvino', got 'torch'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            ask()
+
+
+def test_a_map_of_another_shape_is_no_match():
+    assert verify.map_error(np.zeros((1, 2)), np.zeros((1, 3))) == float('inf')
+    assert verify.map_error(np.full((1, 2), 4.0), np.array([[2.0, 4.0]])) == 0.5
+
+
+def test_resize_rule_of_a_pipeline():
+    def rule_at_one_size(pipeline):
+        cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+        steps = picture.at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
+        assert [one['type'] for one in steps] == ['LoadImageFromFile', 'Resize', 'PackDetInputs']
+        assert list(cfg.test_dataloader.dataset.pipeline) == pipeline
+        return picture.resize_rule(steps)
+
+    load, pack = dict(type='LoadImageFromFile'), dict(type='PackDetInputs')
+    assert picture.resize_rule([load, pack]) is None
+    step = dict(type='Resize', scale=(1333, 800), keep_ratio=True)
+    assert picture.resize_rule([load, step, pack]) == dict(scale=[1333, 800], keep_ratio=True)
+    for pipeline in ([load, pack], [load, step, pack]):
+        assert rule_at_one_size(pipeline) == dict(scale=[64, 96], keep_ratio=False)
+    with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
+        picture.resize_rule([load, step, dict(type='RandomFlip'), pack])
+
+
+@pytest.mark.parametrize(
+    ('preprocessor', 'pad', 'shape', 'expected'),
+    [
+        (dict(type='mmdet.DetDataPreprocessor', pad_size_divisor=32), {}, (60, 90), (60, 90)),
+        (dict(type='mmdet.DetDataPreprocessor', pad_size_divisor=32), {}, None, (64, 96)),
+        (dict(type='mmdet.DetDataPreprocessor'), dict(size=(100, 70)), None, (70, 100)),
+        (dict(type='mmseg.SegDataPreProcessor', size_divisor=32), {}, None, (48, 80)),
+        (dict(type='mmseg.SegDataPreProcessor', size_divisor=8, test_cfg=dict(size_divisor=32)), {}, None, (64, 96)),
+    ],
+)
+def test_a_part_is_calibrated_at_its_own_size(preprocessor, pad, shape, expected):
+    """A free part is calibrated at the padded sizes of the model, and a part of one size at this size."""
+    pytest.importorskip(preprocessor['type'].split('.')[0])
+    from mmengine.registry import MODELS, DefaultScope
+
+    steps = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(80, 48), keep_ratio=False), dict(type='PackX')]
+    if pad:
+        steps.insert(2, dict(type='Pad', **pad))
+    cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=steps))))
+    with DefaultScope.overwrite_default_scope(preprocessor['type'].split('.')[0]):
+        built = MODELS.build(preprocessor)
+    for bands in (3, 1):
+        model = SimpleNamespace(
+            backbone=small_swin(SwinBackbone, depths=(1,), in_channels=bands), data_preprocessor=built
+        )
+        one = export.graph_of(model, cfg, 'backbone', shape)
+        assert {'mean', 'std', 'channels', 'pad_divisor', 'pad_value'} == set(one.settings['preprocessing'])
+        ((image,),) = quantize.feeds([np.zeros((30, 40, bands), np.uint8)], one, cfg, built)
+        assert (image.dtype, image.shape) == (np.float32, (1, bands, *expected))
+
+
+@pytest.mark.parametrize('rule', [dict(scale=[1333, 800], keep_ratio=True), dict(scale=[64, 48], keep_ratio=False)])
+def test_pictures_are_resized_as_mmcv_does(rule):
+    import mmcv
+
+    for size in ((427, 640), (333, 101), (800, 1333)):
+        picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        scale = tuple(rule['scale'])
+        truth = mmcv.imrescale(picture, scale) if rule['keep_ratio'] else mmcv.imresize(picture, scale)
+        assert np.array_equal(runtime.resize(picture, rule), truth)
+
+
+@pytest.mark.parametrize('size', [(0, 7), (1, 4000)])
+def test_a_picture_of_which_nothing_is_left_is_refused(size):
+    with pytest.raises(runtime.RuntimeProblem, match=f'a picture of {size[0]}x{size[1]} pixels would be 0x'):
+        runtime.resize(np.zeros((*size, 3), np.uint8), dict(scale=[1333, 800], keep_ratio=True))
+
+
+def test_pixel_limits_are_lower_for_larger_results():
+    cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=[]))))
+    for planes, pixels in ((1, 1 << 26), (150, (8 << 30) // (150 * 4))):
+        normalise = SimpleNamespace(settings=dict)
+        assert picture.picture_settings(cfg, normalise, planes)['limits'] == dict(pixels=pixels)
+
+
+def test_building_a_graph_changes_no_layer():
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    from mmseg.models import UPerHead
+
+    from swin_backbone.workbench.export.heads.layers import copy_for_graph
+
+    head = UPerHead(in_channels=[8, 8], in_index=[0, 1], channels=4, num_classes=3).eval()
+    changed = copy_for_graph(head)
+    pools = [[layer for layer in one.modules() if 'forward' in vars(layer)] for one in (head, changed)]
+    assert list(map(len, pools)) == [0, 4]
+    maps = [torch.randn(1, 8, 16, 20), torch.randn(1, 8, 8, 10)]
+    torch.testing.assert_close(changed(maps), head(maps))
+
+
+@pytest.mark.parametrize(('runner_up', 'share'), [(9.999999, 1.0), (9.99, 0.75)])
+def test_a_label_that_ties_in_pytorch_is_equal(runner_up, share):
+    logits = np.zeros((3, 2, 2), np.float32)
+    logits[1], logits[2, 0, 0] = 10, runner_up
+    truth = dict(labels=logits.argmax(0), logits=logits)
+    got = truth['labels'].astype(np.uint8)
+    assert verify.compare(dict(labels=got), truth)['equal_labels'] == 1
+    got[0, 0] = 2
+    assert verify.compare(dict(labels=got), truth)['equal_labels'] == share
+    got[0, 0] = 0
+    assert verify.compare(dict(labels=got), truth)['equal_labels'] == 0.75
+
+
+@pytest.mark.parametrize(
+    ('box', 'pixels', 'matched', 'mask_iou'),
+    [
+        ([0, 0, 20, 20], 4, 1, 0.99),  # 4 of 400 pixels
+        ([0, 0, 2, 2], 1, 1, 0.9975),  # 1 of 4 pixels, counted as of 400
+        ([9, 3, 9, 7], 4, None, None),
+        ([0, 0, 2, 2.1], 0, 0, 1),
+    ],
+)
+def test_objects_are_compared_by_boxes_with_area_and_masks(box, pixels, matched, mask_iou):
+    def result(box, pixels):
+        mask = np.zeros((1, 20, 20), bool)
+        mask[0, : int(box[3]), : int(box[2])] = True
+        mask.ravel()[:pixels] = False
+        return dict(boxes=np.array([box], np.float32), scores=np.ones(1), labels=np.zeros(1), masks=mask)
+
+    expected = [*box[:3], 2] if box[3] == 2.1 else box
+    figure = verify.compare(result(box, pixels), result(expected, 0))
+    assert (figure.get('matched'), figure.get('least_mask_iou')) == (matched, mask_iou and pytest.approx(mask_iou))
+
+
+def test_labels_of_one_logit_are_compared_alone():
+    truth = dict(labels=np.array([[0, 1]]), logits=np.array([[[-1.0, 1.0]]]))
+    assert verify.compare(dict(labels=np.array([[1, 1]])), truth) == dict(compared=2, equal_labels=0.5)
+    assert verify.compare(truth, dict(labels=np.ones((1, 2)))) == dict(compared=0, equal_labels=0.5)
+
+
+def objects(*scores, at=0):
+    """Return objects of a row of boxes."""
+    left = np.arange(len(scores))[:, None] * 20 + at
+    boxes = np.concatenate([left, left * 0, left + 10, left * 0 + 10], 1).astype(np.float32)
+    return dict(boxes=boxes, scores=np.array(scores), labels=np.zeros(len(scores)))
+
+
+@pytest.mark.parametrize(
+    ('got', 'wanted', 'most', 'compared', 'matched'),
+    [
+        (objects(0.9, 0.8), objects(0.9), 100, 3, 2 / 3),  # an object that only the file finds
+        (objects(0.9), objects(0.9, 0.8), 100, 3, 2 / 3),
+        (objects(0.9), objects(), 100, 1, 0),
+        (objects(0.9, 0.0505), objects(0.9), 100, 2, 1),  # rounding moves an object over the threshold
+        (objects(0.04, 0.01, at=3), objects(0.04, 0.01), 100, 2, 0),  # no object is clear
+        (objects(0.04, 0.01), objects(0.04, 0.01), 2, 2, 1),
+        (objects(0.9, 0.5, 0.4, at=0), objects(0.9, 0.5, 0.4), 3, 4, 1),  # the last object may differ
+        (objects(1, 1, at=3), objects(1, 1), 2, 0, None),  # chosen among equals
+        (objects(), objects(), 100, 0, None),
+    ],
+)
+def test_objects_are_compared_both_ways(got, wanted, most, compared, matched):
+    figure = verify.compare(got, wanted, 'fp32', most)
+    assert figure['compared'] == compared
+    assert figure.get('matched') == (matched if matched is None else pytest.approx(matched))
+    assert verify.is_verified([figure]) == (compared > 0)
+
+
+@pytest.mark.parametrize(('precision', 'error'), [('int8', 0.23), ('bf16', 0.23), ('fp16', 0.03), ('fp32', 2e-4)])
+def test_an_error_of_maps_is_refused_in_every_precision(precision, error):
+    one = graph.maps_graph(small_swin(SwinBackbone, depths=(1,)), 'backbone', (8, 12))
+
+    def run(images):
+        (y,) = one.module(torch.from_numpy(images[0]))
+        return [y.numpy() + error * max(1, float(y.abs().max()))]
+
+    with torch.no_grad(), pytest.raises(ExportError, match=f'verification failed: .* and {precision} allows'):
+        verify.verify_maps(run, one, precision)
+
+
+def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    made = dict(verification=[dict(objects=0, found=0, compared=0)] * 2, format='onnx', precision='fp32')
+    monkeypatch.setattr(export, 'export', lambda *_, **__: made)
+    result = run_well('tools/export.py', DETECTION, 'x.pth', '--out-dir', tmp_path)
+    assert result.stdout.splitlines()[-1].startswith(f'{tmp_path}: onnx, fp32, not verified: nothing was compared')

@@ -1,0 +1,228 @@
+"""Configs, and changes of tools/train.py and tools/test.py to configs."""
+
+import ast
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import ROOT
+from helpers.openmmlab import toy_training
+from helpers.openmmlab.jobs import build_runner, load_config
+from helpers.openmmlab.own_data import make_own_data
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from mmengine.structures import InstanceData
+from mmengine.utils import is_installed
+
+from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench import job
+from swin_backbone.workbench.configs import amp
+from swin_backbone.workbench.configs.cfg_options import setting_of
+from swin_backbone.workbench.configs.published import find_weights, start_from
+from swin_backbone.workbench.configs.training_settings import TrainingSettings, apply_settings
+from swin_backbone.workbench.cost import flops
+from swin_backbone.workbench.export import predictor
+from swin_backbone.workbench.job import Job
+from swin_backbone.workbench.runner import build, testing
+
+CONFIGS = ROOT / 'configs'
+ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
+RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+MASK_RCNN = str(CONFIGS / 'mask_rcnn' / f'{RECIPE}.py')
+FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
+RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+UPERNET = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')
+
+
+@pytest.mark.parametrize('name', ALL_CONFIGS)
+def test_every_config_builds_its_model(name):
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    from mmengine.registry import init_default_scope
+
+    if '_lora_' in name:
+        pytest.importorskip('peft', reason='peft is not installed: make test ENV=peers')
+    cfg = Config.fromfile(CONFIGS / name)
+    if not is_installed(cfg.default_scope):
+        pytest.skip(f'{cfg.default_scope} is not installed')
+    assert not any(str(base).startswith(('mmdet::', 'mmseg::')) for base in cfg.get('_base_', []))
+    init_default_scope(cfg.default_scope)
+    model = flops.build(cfg.model, cfg.default_scope)  # without memory: the largest have 300 M parameters
+    kinds = {
+        '_lora_': 'LoraSwinBackbone',
+        'simmim_swin-': 'SimMIMSwinBackbone',
+        'simmim_swinv2': 'SimMIMSwinV2Backbone',
+        'swinv2': 'SwinV2Backbone',
+        'swin-mlp': 'SwinMLPBackbone',
+    }
+    truth = next((kind for part, kind in kinds.items() if part in name), 'SwinBackbone')
+    assert type(model.backbone).__name__ == truth
+
+
+OWN_SEGMENTOR = 'swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py'
+PUBLISHED = [
+    ('mmdet', 'swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', ('neck', 'rpn_head', 'roi_head')),
+    ('mmdet', 'swin/mask-rcnn_swin-t-p4-w7_fpn_ms-crop-3x_coco.py', ('neck', 'rpn_head', 'roi_head')),
+    ('mmseg', OWN_SEGMENTOR, ('decode_head', 'auxiliary_head')),
+]
+
+
+@pytest.mark.parametrize(('toolbox', 'name', 'parts'), PUBLISHED)
+def test_recipe_equals_the_toolboxs_own(toolbox, name, parts):
+    package = pytest.importorskip(toolbox, reason=f'{toolbox} is not installed')
+    theirs = Config.fromfile(Path(package.__file__).parent / '.mim' / 'configs' / name)
+    folder = 'mask_rcnn' if toolbox == 'mmdet' else 'upernet'
+    ours = Config.fromfile(CONFIGS / folder / Path(name).name)
+    for key in ('param_scheduler', 'optim_wrapper', 'train_cfg', 'val_evaluator'):
+        assert ours[key] == theirs[key], key
+    for key in (*parts, 'train_cfg', 'test_cfg'):
+        assert in_theirs(ours.model[key]) == theirs.model[key], key
+    assert ours.model.backbone.drop_path_rate == theirs.model.backbone.drop_path_rate
+    for key in ('train_dataloader', 'test_dataloader'):
+        assert ours[key].dataset.pipeline == theirs[key].dataset.pipeline, key
+        assert ours[key].batch_size == theirs[key].batch_size
+
+
+def in_theirs(part):
+    """Return a part of a model with the toolbox's own layers in place of ours."""
+    return ast.literal_eval(repr(part.to_dict()).replace("'swin_backbone.", "'"))
+
+
+def test_order_of_work_dirs(tmp_path):
+    assert load_config(MASK_RCNN, 'x', {}, 'none').work_dir == 'x'
+    assert load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
+    default = load_config(MASK_RCNN, None, None, 'none').work_dir
+    assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
+
+
+@pytest.mark.parametrize(('config', 'batch', 'options', 'end'), [
+    (FCN, None, {'train_dataloader.batch_size': 1}, 12),
+    (FCN, 2, {'+train_dataloader.dataset.indices': 2}, 3),
+    (RETINANET, 4, {'param_scheduler.1.gamma': 0.5, 'param_scheduler.0.end': 9}, 3),  # loses the warm-up
+])  # fmt: skip
+def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, options, end):
+    data, settings = make_own_data(tmp_path / 'own'), TrainingSettings(epochs=3, batch=batch)  # 4 pictures
+    cfg = load_config(config, str(tmp_path), options, 'none', data=data, settings=settings)
+    assert [cfg.train_cfg.get('max_iters', end), cfg.param_scheduler[0].end] == [end, end]
+    assert all(setting_of(cfg, key) == value or cfg.param_scheduler[0].gamma == 0.5 for key, value in options.items())
+    record_fault('bad_commands')
+
+
+@pytest.mark.parametrize('key', ['train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr'])
+def test_an_option_is_no_second_value_of_a_setting(record_fault, key):
+    settings = TrainingSettings(epochs=3, batch=4, lr=0.1)
+    with pytest.raises(ConfigError, match=f'and --cfg-options {key} are one setting: leave out one of them'):
+        apply_settings(read_config(FCN), settings, [key])
+    record_fault('bad_commands')
+
+
+FLOAT16 = dict(type='AmpOptimWrapper', loss_scale='dynamic')
+BFLOAT16 = dict(type='Bfloat16OptimWrapper')
+
+
+@pytest.mark.parametrize(
+    ('has_gpu', 'dtype', 'wrapper'),
+    [
+        (True, 'auto', FLOAT16),
+        (True, 'float16', dict(FLOAT16, dtype='float16')),
+        (True, 'bfloat16', BFLOAT16),
+        (False, 'auto', BFLOAT16),
+        (False, 'bfloat16', BFLOAT16),
+    ],
+)
+@pytest.mark.parametrize('before', ['OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper'])
+def test_amp_takes_the_wrapper_of_dtype_and_machine(monkeypatch, has_gpu, dtype, wrapper, before):
+    monkeypatch.setattr(amp, 'has_accelerator', lambda: has_gpu)
+    cfg = Config.fromfile(MASK_RCNN)
+    cfg.optim_wrapper.type = before
+    kept = {key: cfg.optim_wrapper[key] for key in ('optimizer', 'paramwise_cfg')}
+    if before == 'AmpOptimWrapper':
+        cfg.optim_wrapper.loss_scale = 'dynamic'
+    amp.enable_amp(cfg, dtype)
+    assert cfg.optim_wrapper == {**kept, **wrapper}
+    amp.enable_amp_of_test(cfg, dtype)
+    assert cfg.custom_hooks[-1] == dict(type='MixedPrecisionHook', dtype=dtype)
+
+
+def test_what_amp_refuses(monkeypatch):
+    monkeypatch.setattr(amp, 'has_accelerator', lambda: False)
+    cfg = Config.fromfile(MASK_RCNN)
+    for enable in (amp.enable_amp, amp.enable_amp_of_test):
+        with pytest.raises(ValueError, match="'float16' of mixed precision takes a GPU"):
+            enable(cfg, 'float16')
+    cfg.optim_wrapper.type = 'SomebodysWrapper'
+    with pytest.raises(ValueError, match='SomebodysWrapper'):
+        amp.enable_amp(cfg)
+
+
+@pytest.mark.parametrize(('start', 'expected'), [
+    (Job.build_training, (True, 'epoch_4.pth')),
+    (partial(Job.build_training, resume='auto'), (True, None)),
+    (partial(Job.build_training, resume='epoch_1.pth'), (True, 'epoch_1.pth')),
+    (partial(Job.build_training, weights=RECIPE), (False, find_weights(RECIPE))),
+    (lambda job: start_from(job.cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
+    (lambda job: predictor.set_exported(job.cfg, 'exported'), (False, None)),
+])  # fmt: skip
+def test_where_weights_come_from(monkeypatch, start, expected):
+    """A config of a resumed training has resume=True and load_from."""
+    info = dict(classes=(), task='maps')
+    monkeypatch.setattr(predictor, 'Model', lambda *_: SimpleNamespace(info=info))
+    monkeypatch.setattr(job, 'build_runner', lambda *_, **__: None)
+    made = Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
+    start(made)
+    assert (made.cfg.resume, made.cfg.load_from) == expected
+
+
+def test_drawing_of_both_toolboxes():
+    for path, scope in ((MASK_RCNN, 'mmdet'), (UPERNET, 'mmseg')):
+        cfg = Config.fromfile(path)
+        testing.enable_drawing(cfg, False, 'pictures', 0)
+        assert cfg.default_hooks.visualization.draw
+        target = cfg.visualizer.save_dir if scope == 'mmseg' else cfg.default_hooks.visualization.test_out_dir
+        assert target == str(Path('pictures').absolute())
+
+
+@pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])
+def test_tta_of_masks(record_fault, name):
+    """A view and its mirror image are the same objects. Of two overlapping objects, the surer keeps box and mask."""
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    from mmdet.structures import DetDataSample
+
+    cfg = read_config(name)
+    testing.enable_tta(cfg)
+    assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
+    module = torch.nn.Identity()
+    module.test_step = None
+    model = MODELS.build(dict(cfg.model, module=module))
+    masks = torch.zeros(2, 6, 10, dtype=torch.bool)
+    masks[0, 1:3, 1:4] = masks[1, 4:6, 6:10] = True
+    objects = dict(bboxes=torch.tensor([[1.0, 1, 4, 3], [6, 4, 10, 6]]), labels=torch.tensor([0, 1]), masks=masks)
+    views = []
+    for direction, scores in ((None, [0.9, 0.4]), ('horizontal', [0.8, 0.5])):
+        flipped = InstanceData(**objects, scores=torch.tensor(scores))
+        if direction:
+            flipped.bboxes = flipped.bboxes.new_tensor([[6, 1, 9, 3], [0, 4, 4, 6]])
+            flipped.masks = masks.flip(-1)
+        views.append(
+            DetDataSample(
+                pred_instances=flipped, metainfo=dict(ori_shape=(6, 10), flip=bool(direction), flip_direction=direction)
+            )
+        )
+    (merged,) = model.merge_preds([views])
+    found = merged.pred_instances
+    assert found.scores.tolist() == pytest.approx([0.9, 0.5])
+    for key, value in objects.items():
+        assert found[key].equal(value), key
+    record_fault('bad_commands')
+
+
+@pytest.mark.parametrize('accelerator', [False, True])
+def test_a_runner_on_a_cpu_alone_keeps_freed_memory(accelerator, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(build, 'keep_freed_memory', lambda: kept.append(True))
+    monkeypatch.setattr(build, 'has_accelerator', lambda: accelerator)
+    build_runner(toy_training.config(tmp_path, epochs=1))
+    assert kept == [True] * (not accelerator)
