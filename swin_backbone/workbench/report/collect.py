@@ -12,12 +12,12 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from pycocotools.cocoeval import Params
 
-from ...openmmlab.data.media import read_picture
 from ...openmmlab.errors import kind_of
 from ...outputs import check_outputs, make_folder
-from ...pictures.colours import distinct_colours
-from ...pictures.curves import read_log
 from ...whole_files import write_whole
+from ..data.media import read_picture
+from ..pictures.colours import distinct_colours
+from ..pictures.curves import read_log
 from .analyse import detection_report
 from .confusion import WORST, PixelCounts, classification_report
 from .detection import evaluate, track

@@ -6,15 +6,20 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.in_process import error_of, run_well
+from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
-from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.cfg_options import parse_options
+from swin_backbone import load
 from swin_backbone.openmmlab.swap.diff import summarize
+from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.report.collect import add_coco_metric, write_report
+from swin_backbone.workbench.report.page import main_metric
+from swin_backbone.workbench.runner.build import build_runner
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -49,14 +54,14 @@ class Samples(list):
 
 def own_config(words, work_dir):
     config, _, *options = map(str, words)
-    return runtime.load_config(config, str(work_dir), parse_options(options), 'none')
+    return load_config(config, str(work_dir), parse_options(options), 'none')
 
 
 def guessed(cfg, out, **more):
     """Write the report on guesses for the test data of a config."""
     cfg.model, cfg.load_from = dict(type=Guess), None
     add_coco_metric(cfg)
-    runner = runtime.build_runner(cfg)
+    runner = build_runner(cfg)
     return write_report(runner, runner.test, summarize, out, f'{cfg.work_dir}/guess.pth', **more)
 
 
@@ -140,3 +145,36 @@ def test_a_classifier_of_mmpretrain(tmp_path):
     runner.cfg.default_scope = 'mmrotate'
     with pytest.raises(ValueError, match=r"a report takes a model of mmdet, .*, got default_scope='mmrotate'"):
         write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
+
+
+def test_tool_and_python_report_on_a_checkpoint(tmp_path):
+    config, _, *options = map(str, detection(make_own_data(tmp_path / 'own')))
+    checkpoint = save_random_model(own_config([config, '', *options], tmp_path / 'work'), tmp_path)
+    words = [
+        config,
+        checkpoint,
+        '--out-dir',
+        tmp_path / 'out',
+        '--work-dir',
+        tmp_path / 'work',
+        '--cfg-options',
+        *options,
+    ]
+    result = run_well('tools/report.py', *words)
+    assert result.stdout.splitlines()[-1] == str(tmp_path / 'out/index.html')
+    assert 'evaluating segm' in result.stderr  # the progress
+    assert 'report.json is there already' in error_of('tools/report.py', *words)
+    model = load(config, checkpoint, options=parse_options(options), work_dir=tmp_path / 'work')
+    report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
+    assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report), settings='')]
+
+
+def test_a_training_ends_with_a_report(tmp_path):
+    words = detection(make_own_data(tmp_path / 'own'))
+    result = run_well('tools/train.py', *words, '--report', '--work-dir', tmp_path / 'work')
+    assert result.stdout.splitlines()[-1] == str(tmp_path / 'work/report/index.html')
+    report = json.loads((tmp_path / 'work/report/report.json').read_text())
+    assert report['checkpoint'] == str(tmp_path / 'work/epoch_1.pth')
+    assert {'loss', 'loss_mask'} <= report['log']['losses'].keys()
+    assert report['log']['rates'].keys() == {'lr'}
+    assert report['log']['metrics']['coco/segm_mAP'][-1] == [1, report['metrics']['coco/segm_mAP']]

@@ -5,8 +5,8 @@ import io
 
 import numpy as np
 import pytest
-from helpers.openmmlab.detections import annotation, as_coco, result, scene
 from pycocotools.cocoeval import COCOeval, Params
+from scenes import annotation, as_coco, result, scene
 
 from swin_backbone.workbench.report import detection
 from swin_backbone.workbench.report.analyse import detection_report

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 import cv2
 import numpy as np
 import pytest
-from helpers.openmmlab.detections import scene
 from pycocotools.cocoeval import Params
+from scenes import scene
 
 from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
