@@ -303,7 +303,8 @@ class Job:
         """Write a folder that runs without torch. Arguments and errors: see `export.export.export`."""
         from .export.export import export
 
-        return export(self.cfg, checkpoint, out, format, unsafe_load=self.options.unsafe_load, **settings)
+        settings.update(unsafe_load=self.options.unsafe_load, accelerate=accelerate)
+        return export(self.cfg, checkpoint, out, format, **settings)
 
     def check(self, max_files: int = 2000, seconds: float = 60) -> list[Report]:
         """Return reports on the data. Arguments and errors: see `check_data`."""

@@ -10,7 +10,7 @@ from helpers.openmmlab import layouts
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from swin_backbone import load, swap_backbone
+from swin_backbone import accelerate, load, swap_backbone
 from swin_backbone.workbench.export import export
 from swin_backbone.workbench.model import _frames
 
@@ -76,7 +76,7 @@ def test_export_takes_config_checkpoint_and_options(tmp_path, monkeypatch):
     model.checkpoint = 'a.pth'
     (cfg, *given), options = model.export(tmp_path, part='neck')
     assert (cfg.model, *given) == (model.cfg.model, 'a.pth', tmp_path, 'onnx')
-    assert options == dict(part='neck', unsafe_load=False)
+    assert options == dict(part='neck', unsafe_load=False, accelerate=accelerate)
 
 
 def test_wrong_names_are_named():

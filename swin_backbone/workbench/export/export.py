@@ -24,7 +24,6 @@ from torch import Tensor
 from ...checks import check_choice
 from ...kernels.native.library import NAME as LIBRARY
 from ...kernels.native.library import library_path
-from ...openmmlab.layers.accelerate import accelerate
 from ...positions import Size
 from ...version import __version__
 from ..data.media import Frame, Medium
@@ -53,6 +52,7 @@ def export(
     overwrite: bool = False,
     operators: Optional[str] = None,
     texts: Sequence[str] = (),
+    accelerate: Optional[Callable[[Any], Any]] = None,
 ) -> dict[str, Any]:
     """Write the folder `out` with the verified model and `deploy.json`, in place of an earlier export.
 
@@ -70,6 +70,7 @@ def export(
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
+        accelerate: called with the model, whose results are those of the verification.
 
     Returns:
         The contents of deploy.json.
