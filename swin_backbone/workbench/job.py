@@ -1,4 +1,4 @@
-"""A config with the options of a command: what tools/ and `swin_backbone.load` train, test, report, predict with, export.
+"""A config with the options of a command: what tools/ and `swin_backbone.load` train, test, predict with and export.
 
 The steps have an order, and a job takes each once: read the config, swap the backbone, apply `--data` and
 `--cfg-options`, build the data sets, derive settings from these, build the runner. Options follow the swap, because

@@ -38,7 +38,7 @@ def detection_report(
     for label, row in enumerate(classes):
         row.update(_precisions(main, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
         for other in evaluations[:-1]:
-            row[f'AP of {other.params.iouType}'] = mean_precision(other.precision[:, :, label, 0, -1])
+            row['AP of boxes'] = mean_precision(other.precision[:, :, label, 0, -1])
     sizes, by_iou = {}, {}
     for one in evaluations:
         kind, parts = one.params.iouType, zip(one.params.iouThrs, one.precision)
