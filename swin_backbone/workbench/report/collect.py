@@ -27,7 +27,7 @@ from .thumbnails import Drawing, draw, draw_labels
 NAME, PAGE = 'report.json', 'index.html'
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
 META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances')  # for CocoMetric()
-NOT_COMPARED = ('work_dir', 'load_from', 'resume', 'launcher')  # settings that differ between equal trainings
+NOT_COMPARED = ('work_dir', 'load_from', 'resume', 'launcher')  # settings that equal trainings may differ in
 Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
 
 
@@ -104,10 +104,13 @@ class _Keep(Hook):
 def _objects(runner: Runner) -> Iterator[Union[Hook, Part]]:
     """Yield a hook, and after the test the report of what mmdet's CocoMetric has got."""
     metric = next(one for one in runner.test_evaluator.metrics if type(one).__name__ == 'CocoMetric')
+    kinds = [kind for kind in ('bbox', 'segm') if kind in metric.metrics]
+    if not kinds:
+        raise ValueError(f"a report takes a CocoMetric of 'bbox' or 'segm', got metric={metric.metrics}")
     hook = _Keep(lambda outputs: [*zip([one.img_path for one in outputs], metric.results[-len(outputs) :])])
     yield hook
     evaluations = []
-    for kind in [kind for kind in ('bbox', 'segm') if kind in metric.metrics]:
+    for kind in kinds:
         results = []
         for _, (_, found) in hook.kept:
             scores = found.get('mask_scores', found['scores']) if kind == 'segm' else found['scores']
@@ -138,14 +141,11 @@ def _pixels(runner: Runner) -> Iterator[Union[Hook, Part]]:
     yield _Keep(count)
     report = counts.report()
     worst = zip(report['pictures'], track(counts.worst, 'drawing'))
-    yield (
-        report,
-        dict(
-            pictures=[
-                draw_labels(read_picture(row['file']), one[2], one[3], palette, counts.ignored) for row, one in worst
-            ]
-        ),
-    )
+    drawn = [
+        draw_labels(read_picture(row['file']), label, predicted, palette, counts.ignored)
+        for row, (_, _, label, predicted) in worst
+    ]
+    yield report, dict(pictures=drawn)
 
 
 def _scores(runner: Runner) -> Iterator[Union[Hook, Part]]:

@@ -60,8 +60,10 @@ def draw(drawing: Drawing, read: Read) -> dict[str, Any]:
     return dict(address=address, part=[*low.tolist(), *(high - low).tolist()], panels=drawing.panels)
 
 
-def draw_labels(pixels: Array, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int) -> str:
-    """Return labels, prediction and wrong pixels of a segmentor side by side, as an address in HTML."""
+def draw_labels(
+    pixels: Array, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int
+) -> dict[str, Any]:
+    """Return the address of labels, prediction and wrong pixels of a segmentor, side by side."""
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
     colours, panels = np.array(palette, float)[:, ::-1], []  # BGR
     for labels in (label_HW, predicted_HW):
@@ -69,7 +71,7 @@ def draw_labels(pixels: Array, label_HW: Array, predicted_HW: Array, palette: Se
         panels.append(np.where(is_class[..., None], 0.45 * small + 0.55 * colours[is_class * labels], small))
     is_wrong = (label_HW != predicted_HW) & (label_HW != ignored)
     panels.append(np.where(is_wrong[..., None], np.array(WRONG), small.mean(2, keepdims=True) / 2 + 100))
-    return encode(np.concatenate(panels, axis=1).astype(np.uint8), 3 * SIDE)
+    return dict(address=encode(np.concatenate(panels, axis=1).astype(np.uint8), 3 * SIDE))
 
 
 def encode(pixels: Array, side: int = SIDE) -> str:

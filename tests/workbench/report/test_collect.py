@@ -119,6 +119,7 @@ def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path):
         report['metrics']
     )
     assert 0.5 < report['overall']['mIoU'] < 1
+    assert (tmp_path / 'out/index.html').read_text().count('src="data:image/webp;base64,') == 2
     (tmp_path / 'boxes.json').write_text('{"task": "detection"}')
     with pytest.raises(ValueError, match=r"--compare takes reports of segmentation, got '.*' of detection"):
         guessed(cfg, tmp_path / 'new', compare=[tmp_path / 'boxes.json'])

@@ -53,7 +53,7 @@ def of_pixels(files):
     label[:10] = 255
     counts.add(files[1], label, (label == 0).astype(np.uint8))
     picture = draw_labels(np.zeros((40, 60, 3), np.uint8), *counts.worst[0][2:], [(255, 0, 0), (0, 255, 0)], 255)
-    return counts.report(), dict(pictures=[dict(address=picture)])
+    return counts.report(), dict(pictures=[picture])
 
 
 def of_scores(files):
