@@ -97,12 +97,9 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     labelled = [one for one in truth.anns.values() if one['image_id'] in number_of and one['category_id'] in label_of]
     labelled.sort(key=lambda one: number_of[one['image_id']])
     row_of = {one['id']: row for row, one in enumerate(labelled)}
-    objects = Objects(
-        np.array([*row_of], int),
-        np.array([number_of[one['image_id']] for one in labelled], int),
-        np.array([label_of[one['category_id']] for one in labelled], int),
-        np.array([one['iscrowd'] for one in labelled], bool),
-    )
+    rows = [(one['id'], number_of[one['image_id']], label_of[one['category_id']], one['iscrowd']) for one in labelled]
+    *columns, crowds = np.array(rows, int).reshape(-1, 4).T
+    objects = Objects(*columns, crowds.astype(bool))
     by_class: dict[int, list[int]] = defaultdict(list)
     for index, result in enumerate(results):
         by_class[result['category_id']].append(index)
@@ -129,9 +126,9 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         )
         for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
             kept = entry['dtIgnore'][at] == 0
-            rows = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
+            matches = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
             places = [by_class[category][number - 1] for number in np.array(entry['dtIds'], int)[kept]]
-            parts.append(np.array([places, [label] * len(places), rows], int))
+            parts.append(np.array([places, [label] * len(places), matches], int))
     index, labels, match = np.concatenate(parts, axis=1)
     params.catIds, params.imgIds = categories, pictures
     evaluation.eval = dict(precision=precision, recall=recall)
