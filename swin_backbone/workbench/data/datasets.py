@@ -30,7 +30,7 @@ class DataSets:
     def __init__(self, cfg: Config, beyond: Sequence[str] = ('masks',)):
         self.cfg, self.beyond = cfg, beyond
         self.with_masks = uses_masks(cfg)
-        self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs, and data sets without pipelines' guards
+        self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
 
     def of(self, phase: str) -> Any:
         """Return the data set of 'train', 'val' or 'test', with its wrappers.
@@ -70,7 +70,8 @@ class DataSets:
     def _with_leaves(self, phase: str, config: Any) -> Any:
         """Return a config to build. The data sets inside its wrappers are built."""
         given = copy.deepcopy(config)
-        for wrapper in [part for _, part in walk(given) if isinstance(part, dict)]:
+        nested = walk(given, enters=lambda name, _: name in ('dataset', 'datasets') or name.isdecimal())
+        for wrapper in [part for _, part in nested if isinstance(part, dict)]:
             for name in ('dataset', 'datasets'):
                 inner = wrapper.get(name)
                 if isinstance(inner, (list, tuple)):
