@@ -98,8 +98,8 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     labelled.sort(key=lambda one: number_of[one['image_id']])
     row_of = {one['id']: row for row, one in enumerate(labelled)}
     rows = [(one['id'], number_of[one['image_id']], label_of[one['category_id']], one['iscrowd']) for one in labelled]
-    *columns, crowds = np.array(rows, int).reshape(-1, 4).T
-    objects = Objects(*columns, crowds.astype(bool))
+    numbers, pictured, labels, crowds = np.array(rows, int).reshape(-1, 4).T
+    objects = Objects(numbers, pictured, labels, crowds.astype(bool))
     by_class: dict[int, list[int]] = defaultdict(list)
     for index, result in enumerate(results):
         by_class[result['category_id']].append(index)
