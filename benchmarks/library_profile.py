@@ -100,6 +100,6 @@ def profile(arch: str, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, tra
     with tempfile.TemporaryDirectory() as folder:
         clocks = use_clocks(Path(folder))
         for H, W in sizes:
-            pairs = dtype is torch.bfloat16 and memory.library().multiplies_bfloat16
+            pairs = dtype is torch.bfloat16 and memory.libswin().multiplies_bfloat16
             rows = measure(clocks, partial(run, torch.randn(1, 3, H, W)), pairs)
-            show(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {memory.library().isa}, one thread')
+            show(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {memory.libswin().isa}, one thread')

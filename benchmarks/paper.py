@@ -126,7 +126,7 @@ def _gpu_without_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch('torch.cuda.is_bf16_supported', return_value=True))
         replacements: list[Replacement] = attend.replacements  # type: ignore[attr-defined]
         stack.callback(replacements.__setitem__, 0, replacements[0])
-        replacements[0] = replacements[0]._replace(can_run=lambda *_, **__: True)
+        replacements[0] = replacements[0]._replace(can_run=lambda attention, *_, **__: attention)
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield

@@ -6,7 +6,7 @@ marked forward runs the first replacement of the module's backend that can run, 
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 Forward = TypeVar('Forward', bound=Callable[..., Any])
 BACKENDS = ('auto', 'native', 'torch', 'triton')
@@ -17,12 +17,14 @@ class Replacement(NamedTuple):
 
     Attributes:
         can_run: `can_run(module, x, *args, raise_error=False)` takes the arguments of the marked forward, and returns
-            whether `run` can compute the call. With `raise_error`, a refusal raises `CannotRun`.
-        run: takes the arguments of the marked forward, and returns the result.
+            what `run` needs of the module: the module itself, or parts of the module. False: `run` cannot compute the
+            call. With `raise_error`, a refusal raises `CannotRun`.
+        run: `run(parts, x, *args)` takes the result of `can_run` in the place of the module, and returns the result of
+            the forward.
     """
 
     backend: str
-    can_run: Callable[..., bool]
+    can_run: Callable[..., Any]
     run: Callable[..., Any]
 
 
@@ -38,15 +40,17 @@ def replaceable(forward: Forward) -> Forward:
     def dispatch(module: Any, x: Any, *args: Any) -> Any:
         for backend, can_run, run in replacements:
             is_named = module.backend == backend
-            if (is_named or module.backend == 'auto') and can_run(module, x, *args, raise_error=is_named):
-                return run(module, x, *args)
+            if is_named or module.backend == 'auto':
+                parts = can_run(module, x, *args, raise_error=is_named)
+                if parts:
+                    return run(parts, x, *args)
         return forward(module, x, *args)
 
     dispatch.replacements = replacements  # type: ignore[attr-defined]
     return dispatch  # type: ignore[return-value]
 
 
-def register(forward: Callable[..., Any], backend: str, can_run: Callable[..., bool], run: Callable[..., Any]) -> None:
+def register(forward: Callable[..., Any], backend: str, can_run: Callable[..., Any], run: Callable[..., Any]) -> None:
     """Add a replacement to a marked forward: `run` computes the calls that `can_run` allows."""
     forward.replacements.append(Replacement(backend, can_run, run))  # type: ignore[attr-defined]
 
@@ -59,7 +63,7 @@ class CannotRun(ValueError):
         self.reason = reason
 
 
-def refuse(backend: str, reason: str, raise_error: bool) -> bool:
+def refuse(backend: str, reason: str, raise_error: bool) -> Literal[False]:
     """Return False, or raise `CannotRun` if `raise_error`. A `can_run` returns the result."""
     if raise_error:
         raise CannotRun(backend, reason)

@@ -30,7 +30,7 @@ WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
 class SwinStage(BaseModule):
     """Blocks at one resolution, and a patch merging before or after the blocks. Every second block shifts its windows.
 
-    `forward` runs only the blocks; the pyramid calls the patch merging.
+    `forward` runs only the blocks; the pyramid calls the patch merging and `normalise_output`.
 
     Args:
         with_cp: whether a training step stores only the input of each block, and recomputes the rest.
@@ -60,6 +60,16 @@ class SwinStage(BaseModule):
         for block in self.blocks:
             x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
         return x_BHWC
+
+    @replaceable
+    def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
+        """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
+
+        The map is not a channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
+        """
+        # `clone`, because `contiguous` compares sizes, which is a guard of torch.compile
+        y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+        return y_BCHW
 
 
 class SwinPyramid(BaseModule):
@@ -190,37 +200,13 @@ class SwinPyramid(BaseModule):
                 if index in stages:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
                     if out is None:
-                        outputs.append(self.normalise_output(x_BHWC, norm))
+                        outputs.append(stage.normalise_output(x_BHWC, norm))
                     else:
-                        outputs.append(self._write_output(x_BHWC, norm, out[len(outputs)]))
+                        outputs.append(_write_output(stage, x_BHWC, norm, out[len(outputs)]))
                 if index == stages[-1]:
                     break  # no later stage has an output
                 x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
         return tuple(outputs)
-
-    @replaceable
-    def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
-        """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
-
-        The map is not a channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
-        """
-        # `clone`, because `contiguous` compares sizes, which is a guard of torch.compile
-        y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
-        return y_BCHW
-
-    def _write_output(self, x_BHWC: Tensor, norm: nn.Module, out_BCHW: Tensor) -> Tensor:
-        """Write `normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
-
-        A user's norm, or a norm with hooks, may read several tokens and gets the whole map.
-        """
-        B, H, W, C = x_BHWC.shape
-        by_token = type(norm) in (nn.Identity, nn.LayerNorm) and not is_hooked(norm)
-        rows = max(1, WRITTEN_AT_ONCE // (W * C)) if by_token else H
-        for image in range(B):
-            for top in range(0, H, rows):
-                part_1HWC = x_BHWC[image : image + 1, top : top + rows]
-                out_BCHW[image : image + 1, :, top : top + rows] = self.normalise_output(part_1HWC, norm)
-        return out_BCHW
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Return channels, height and width of the stages' maps, for images of height x width pixels."""
@@ -306,3 +292,18 @@ class SwinPyramid(BaseModule):
             module.eval().requires_grad_(False)
         if self.absolute_pos_embed is not None:
             self.absolute_pos_embed.requires_grad_(False)
+
+
+def _write_output(stage: SwinStage, x_BHWC: Tensor, norm: nn.Module, out_BCHW: Tensor) -> Tensor:
+    """Write `SwinStage.normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
+
+    A user's norm, or a norm with hooks, may read several tokens and gets the whole map.
+    """
+    B, H, W, C = x_BHWC.shape
+    by_token = type(norm) in (nn.Identity, nn.LayerNorm) and not is_hooked(norm)
+    rows = max(1, WRITTEN_AT_ONCE // (W * C)) if by_token else H
+    for image in range(B):
+        for top in range(0, H, rows):
+            part_1HWC = x_BHWC[image : image + 1, top : top + rows]
+            out_BCHW[image : image + 1, :, top : top + rows] = stage.normalise_output(part_1HWC, norm)
+    return out_BCHW

@@ -22,6 +22,6 @@ def _call(function, arguments, environment):
     os.environ.update(environment)
     torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load.cache_clear()
-    memory.library.cache_clear()
-    availability._obstacle.cache_clear()
+    memory.libswin.cache_clear()
+    availability._find_obstacle.cache_clear()
     return function(*arguments)

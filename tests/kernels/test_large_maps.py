@@ -24,7 +24,7 @@ LAYERS = {
     'embed': (lambda model, x: model.patch_embed(x), (2, 3), (1, 2), 4, 1),
     'block': (lambda model, x: model.stages[0](x), (1, 2), (1, 2), 1, 1),
     'merge': (lambda model, x: model.stages[0].downsample(x), (1, 2), (1, 2), 1, 0.5),
-    'output': (lambda model, x: model.normalise_output(x, model.norm0), (1, 2), (2, 3), 1, 1),
+    'output': (lambda model, x: model.stages[0].normalise_output(x, model.norm0), (1, 2), (2, 3), 1, 1),
 }
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
-from ...models.pyramid import SwinPyramid, SwinStage
+from ...models.pyramid import SwinStage
 from ...replace import refuse, register
 from . import block, patches, stage
 
@@ -18,4 +18,4 @@ register(SwinV2Block.forward, 'native', block.can_run, block.run)
 register(SwinMLPBlock.forward, 'native', _refuse_swin_mlp, block.run)
 register(PatchEmbed.forward, 'native', patches.can_embed, patches.embed)
 register(PatchMerging.forward, 'native', patches.can_merge, patches.merge)
-register(SwinPyramid.normalise_output, 'native', patches.can_normalise, patches.normalise)
+register(SwinStage.normalise_output, 'native', patches.can_normalise, patches.normalise)

@@ -4,38 +4,27 @@ A layer keeps its modules, parameters and hooks. The layer's class becomes a sub
 deepcopy, DistributedDataParallel and torch.compile see an ordinary module.
 """
 
-import copy
 import re
 from collections import Counter, defaultdict
 from functools import cache, wraps
 from logging import INFO
-from typing import Any, Optional
+from typing import Any
 
-import torch
 from mmengine.logging import print_log
-from torch import Tensor, nn
-from torch.random import fork_rng
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch import nn
 
 from ...models.pyramid import SwinPyramid
-from ...modes import without_autocast
-from ...replace import CannotRun
-from .. import native
-from ..native.memory import can_read
-from . import foreign
-from .foreign import RECORD, Record
-from .structure import is_as_built
+from .foreign import RECORD, Record, compute, compute_norm, find_layer
+from .trial import try_layer
 
-BASE = '_swin_backbone_base'
-# Allowed differences from the original, by rounding, relative to the largest number.
-OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
+BASE = '_swin_backbone_base'  # the attribute of the subclass
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
     ours = {id(part) for one in model.modules() if isinstance(one, SwinPyramid) for part in one.modules()}
     modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
-    layers = {name: record for name, one in modules.items() if (record := foreign.find_layer(one)) is not None}
+    layers = {name: record for name, one in modules.items() if (record := find_layer(one)) is not None}
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
     for name, record in layers.items():
         if record.origin is not None:
@@ -47,34 +36,37 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     ]
     for (root, origin), blocks in swins.items():
         stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
-        # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.
-        output_norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
-        outcomes = defaultdict(list)
-        for name, record in layers.items():
-            module, prefix = modules[name], f'{root}.' if root else ''
-            is_output_norm = root not in layers and re.fullmatch(output_norms, name.removeprefix(prefix))
-            is_inner_norm = record.compute is foreign.compute_norm and not is_output_norm
-            if RECORD in vars(module) or is_inner_norm or not f'{name}.'.startswith(prefix):
-                continue
-            try:
-                with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
-                    difference, problem = _compare(copy.deepcopy(module), record)
-            except CannotRun as error:
-                difference, problem = 0.0, error.reason
-            except Exception as error:  # code of another package may raise any error
-                difference, problem = 0.0, f'The trial fails: {type(error).__name__}: {error}'
+        outcomes = defaultdict(list)  # differences, by the kind of a layer and the reason against the library
+        for name in _layers_of(root, modules, layers):
+            module, record = modules[name], layers[name]
+            difference, problem = try_layer(module, record)
             if problem is None and not dry_run:
                 module.__dict__[RECORD], module.__class__ = record._replace(stages=stages), _subclass(module.__class__)
-            outcomes[record.compute.__name__, problem].append(difference)
+            outcomes[record.compute.__name__.removeprefix('compute_'), problem].append(difference)
         for (kind, problem), differences in outcomes.items():
-            result = (
-                f'unchanged: {problem}' if problem else f'compiled library, largest difference {max(differences):.1e}'
-            )
+            result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
-            lines.append(f'{swin}: {len(differences)} x {kind.replace("compute_", "")}: {result}')
+            lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
     for line in lines:
         print_log(f'accelerate: {line}', 'current', INFO)
     return lines
+
+
+def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, Record]) -> list[str]:
+    """Return the names of the layers of a Swin to accelerate; a norm inside a layer is no layer of its own."""
+    prefix = f'{root}.' if root else ''
+    # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.
+    output_norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
+    return [
+        name
+        for name, record in layers.items()
+        if f'{name}.'.startswith(prefix)
+        and RECORD not in vars(modules[name])
+        and (
+            record.compute is not compute_norm
+            or (root not in layers and re.fullmatch(output_norms, name.removeprefix(prefix)))
+        )
+    ]
 
 
 def find_swins(model: nn.Module) -> list[nn.Module]:
@@ -110,7 +102,7 @@ def _subclass(base: Any) -> Any:
 
     @wraps(base.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = _compute(self, args, kwargs)
+        output = compute(self, *args, **kwargs)
         return base.forward(self, *args, **kwargs) if output is None else output
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
@@ -130,66 +122,3 @@ def _subclass(base: Any) -> Any:
 def _new(base: Any, *_: Any) -> Any:
     """Return an empty accelerated module, which pickle and deepcopy fill."""
     return _subclass(base).__new__(_subclass(base))
-
-
-def _compute(module: Any, args: Any, kwargs: Any) -> Any:
-    """Return the output by the library; None: the original computes."""
-    record: Optional[Record] = module.__dict__.get(RECORD)
-    if record is None or not foreign.can_run(module, next(iter((*args, *kwargs.values())), None)):
-        return None
-    return record.compute(module, record, foreign.bind(module, args, kwargs))
-
-
-def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
-    """Compute a layer by torch and by the library: return the largest difference, and why the library cannot be used.
-
-    The difference is that of outputs or gradients. The reason is None if the library can be used. `module` is a copy,
-    and changes.
-    """
-    native.can_run(next(module.parameters()), raise_error=True)
-    can_read([*module.parameters()], raise_error=True)
-    if not is_as_built(module, record.kinds):
-        return 0.0, 'A module inside has a hook.'
-    generator = torch.Generator().manual_seed(0)
-    module.train()
-    for owner, name in foreign.rates_in(module, record):
-        setattr(owner, name, 0.0)
-    for parameter in module.parameters():
-        std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
-        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
-        parameter.requires_grad_(True)
-    arguments = foreign.make_example(module, record, generator)
-    original, gradients = _run(module, *arguments)
-    module.__dict__[RECORD], module.__class__ = record, _subclass(module.__class__)
-    if _compute(module, arguments, {}) is None:
-        return 0.0, 'The compiled library has no computation for these sizes or settings.'
-    ours, our_gradients = _run(module, *arguments)
-    (outputs, structure), (our_outputs, our_structure) = tree_flatten(original), tree_flatten(ours)
-    is_tensor = [isinstance(one, Tensor) for one in outputs]
-    if structure != our_structure or is_tensor != [isinstance(one, Tensor) for one in our_outputs]:
-        return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
-    # A difference is relative to the largest number of its tensor, or to a tenth of the largest gradient if this is
-    # more: the gradient of a key's bias is rounding alone.
-    least = max(float(gradient.abs().max()) for gradient in gradients) / 10
-    difference = max(_relative(a, b) for a, b, is_compared in zip(our_outputs, outputs, is_tensor) if is_compared)
-    gradient_difference = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
-    is_equal = difference <= OUTPUT_TOLERANCE and gradient_difference <= GRADIENT_TOLERANCE
-    largest = max(difference, gradient_difference)
-    return largest, None if is_equal else f'The results differ by {largest:.1e}.'
-
-
-def _relative(ours: Tensor, original: Tensor, least: float = 0.0) -> float:
-    """Return the largest difference, divided by the original's largest number, or by `least` if this is more."""
-    return float((ours - original).abs().max()) / max(float(original.abs().max()), least)
-
-
-def _run(module: nn.Module, x: Tensor, *others: Any) -> tuple[Any, list[Tensor]]:
-    """Return the output, and the gradients of input and parameters."""
-    torch.manual_seed(0)  # of drop path
-    x = x.clone().requires_grad_(True)
-    module.zero_grad()
-    with torch.enable_grad():
-        output = module.forward(x, *others)
-        y = next(one for one in tree_leaves(output) if isinstance(one, Tensor))
-        (y * torch.linspace(-1, 1, y.numel()).sin().view(y.shape)).sum().backward()
-    return output, [torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *module.parameters())]

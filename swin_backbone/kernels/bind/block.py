@@ -6,7 +6,7 @@ Layout: B batch, H W height and width of a map, C channels, R offsets in a windo
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -60,17 +60,23 @@ V2 = {
 V2_WITH_NORM3 = {**V2, 'norm3': nn.LayerNorm}
 
 
-def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> bool:
+class Parts(NamedTuple):
+    """What the library needs of a block."""
+
+    block: Any
+    tensors: dict[str, Optional[Tensor]]  # in the order of `NAMES_V1` or `NAMES_V2`; None: the block has no such tensor
+
+
+def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> Any:
     """See `replace.Replacement`; without a map: whether the library computes the block as it is."""
-    is_v2 = isinstance(block, SwinV2Block)
+    is_v2, modules = isinstance(block, SwinV2Block), modules_inside(block)
     kinds = V1 if not is_v2 else V2 if block.norm3 is None else V2_WITH_NORM3
-    if not (can_read_map(x_BHWC, raise_error) and is_as_built(block, kinds, raise_error)):
+    if not (can_read_map(block, x_BHWC, raise_error) and is_as_built(block, modules, kinds, raise_error)):
         return False
-    attention, ffn, drop_path = block.attn.w_msa, block.ffn, block.drop_path
-    (_, activation, hidden_drop), _, ffn_drop = ffn.layers
-    dropouts = attention.proj_drop, hidden_drop, ffn_drop
+    attention, drop_path = modules['attn.w_msa'], modules['drop_path']
+    dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     reason = None
-    if activation.approximate != 'none' or ffn.add_identity:
+    if modules['ffn.layers.0.1'].approximate != 'none' or modules['ffn'].add_identity:
         reason = 'The compiled library has one MLP: exact GELU, and no shortcut of its own.'
     elif any(one.p and one.training for one in dropouts) or (attention.attn_drop_rate and attention.training):
         reason = 'The compiled library has no dropout, and a dropout rate is above 0.'
@@ -80,16 +86,17 @@ def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> 
         reason = 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
     if reason is not None:
         return refuse('native', reason, raise_error)
-    w: dict[str, Any] = tensors_of(block)
-    if not can_read([*w.values()], raise_error):
+    names = NAMES_V2 if is_v2 else NAMES_V1
+    tensors = {}
+    for name, owner, leaf in names:
+        module = modules.get(owner)
+        of_module = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
+        tensors[name] = of_module[leaf] if leaf in of_module else getattr(module, leaf, None)
+    if not can_read(tensors.values(), raise_error):
         return False
-    shapes = _own_shapes(w, attention.window_size)
-    wrong = [name for name, shape in shapes.items() if w[name] is not None and w[name].shape != shape]
-    if wrong:
-        reason = f'The compiled library takes a {wrong[0]} of {[*shapes[wrong[0]]]}, not {[*w[wrong[0]].shape]}.'
-        return refuse('native', reason, raise_error)
-    weights = BlockWeights(**{field: w[name] for field, name in FIELDS.items()}, position_bias_hNN=w.get(TABLE))  # type: ignore[arg-type]
-    return can_compute_block(weights, num_heads(w), block.window_size, raise_error)
+    h = num_heads(tensors)
+    more_shapes = _own_shapes(tensors, h, attention.window_size)
+    return can_compute_block(tensors, h, block.window_size, more_shapes, raise_error) and Parts(block, tensors)
 
 
 def num_heads(w: Mapping[str, Any]) -> int:
@@ -97,18 +104,16 @@ def num_heads(w: Mapping[str, Any]) -> int:
     return len(w[LOGIT_SCALE]) if LOGIT_SCALE in w else w[TABLE].shape[-1]
 
 
-def _own_shapes(w: Mapping[str, Any], window_size: Size) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that `_compute` reads."""
-    C, h, (Wh, Ww) = len(w[NAMES[1]]), num_heads(w), window_size
+def _own_shapes(w: Mapping[str, Any], h: int, window_size: Size) -> Sequence[tuple[int, ...]]:
+    """Return the shapes of the tensors behind `NAMES`, which `_compute` reads."""
     if LOGIT_SCALE not in w:
-        return {TABLE: ((2 * Wh - 1) * (2 * Ww - 1), h)}
-    hidden = len(w[CPB[0]])
-    of_cpb = dict(zip(CPB, [(hidden, 2), (hidden,), (h, hidden)]))
-    return {LOGIT_SCALE: (h, 1, 1), **of_cpb, **dict.fromkeys(QKV_BIASES, (C,))}
+        return (((2 * window_size[0] - 1) * (2 * window_size[1] - 1), h),)
+    C, hidden = len(w[NAMES[1]]), len(w[CPB[0]])
+    return (h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)
 
 
 def run(
-    block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False, out: Optional[Tensor] = None
+    parts: Parts, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False, out: Optional[Tensor] = None
 ) -> Tensor:
     """Run a block, see `SwinBlock.forward`.
 
@@ -117,21 +122,26 @@ def run(
         with_cp: whether a training step stores the block's input alone.
         out: memory for the output, without gradients. The memory of the input is allowed.
     """
-    windows, dtype, tensors = block.windows(x_BHWC), linear_dtype(x_BHWC), tensors_of(block)
-    attention, drop_path = block.attn.w_msa, block.drop_path
-    drops = drop_path.training and drop_path.drop_prob > 0
-    random_state = torch.get_rng_state() if drops and torch.is_grad_enabled() else None
-    drop_path_2B = _draw_drop_path(drop_path.drop_prob, x_BHWC) if drops else None
-    cache = cache_of(block)
-    window_pair = _pair_windows(attention, windows.window_size)
-    derive = partial(_derive, [*tensors], window_pair, None if torch.is_grad_enabled() else cache)
-    has_gradients = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in (x_BHWC, *tensors.values())
+    (block, tensors), has_gradients = parts, torch.is_grad_enabled()
+    windows, dtype, drop_path, cache = block.windows(x_BHWC), linear_dtype(x_BHWC), block.drop_path, cache_of(block)
+    random_state = drop_path_2B = None
+    if drop_path.training and drop_path.drop_prob > 0:
+        random_state = torch.get_rng_state() if has_gradients else None
+        drop_path_2B = _draw_drop_path(drop_path.drop_prob, x_BHWC)
+    stores = (
+        has_gradients
+        and not with_cp
+        and any(tensor is not None and tensor.requires_grad for tensor in (x_BHWC, *tensors.values()))
+        and is_stored(dtype, x_BHWC.shape[3], stages)
     )
-    stores = has_gradients and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
-    operator = Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out)
-    by_torch = partial(forward_by_torch, block, [*tensors], random_state)
-    return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors.values(), derive=derive)
+    window_pair = _pair_windows(block, windows.window_size)
+    return run_operator(
+        Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out),
+        partial(forward_by_torch, block, [*tensors], random_state),
+        x_BHWC.float().contiguous(),
+        *tensors.values(),
+        derive=partial(_derive, [*tensors], window_pair, None if has_gradients else cache),
+    )
 
 
 def settings_of(block: Any) -> BlockSettings:
@@ -142,22 +152,16 @@ def settings_of(block: Any) -> BlockSettings:
 
 def weights_of(block: Any, window_size: Size) -> BlockWeights:
     """Return the library's weights of a block, for windows of a size."""
-    tensors = tensors_of(block)
-    return _derive([*tensors], _pair_windows(block.attn.w_msa, window_size), None, *tensors.values())
-
-
-def tensors_of(block: Any) -> dict[str, Optional[Tensor]]:
-    """Return the tensors of a block by name; None: the block has no such tensor."""
-    modules = dict(modules_inside(block))
-    names = NAMES_V2 if isinstance(block, SwinV2Block) else NAMES_V1
-    return {name: getattr(modules.get(owner), leaf, None) for name, owner, leaf in names}
+    tensors = can_run(block, None, raise_error=True).tensors
+    return _derive([*tensors], _pair_windows(block, window_size), None, *tensors.values())
 
 
 WindowPair = tuple[Size, Size]  # the window in use, and the window of the table (V1) or of pre-training (V2)
 
 
-def _pair_windows(attention: Any, window_size: Size) -> WindowPair:
-    if isinstance(attention, WindowAttentionV2):
+def _pair_windows(block: Any, window_size: Size) -> WindowPair:
+    attention = block.attn.w_msa
+    if isinstance(block, SwinV2Block):
         return window_size, attention.pretrained_window or window_size
     return window_size, attention.window_size
 
@@ -169,12 +173,12 @@ def _derive(names: Sequence[str], window_pair: WindowPair, cache: Optional[Cache
         cache: of the computed tensors, if the position bias is small; None: compute them anew, with gradients.
     """
     w = dict(zip(names, tensors))
-    own = [w[name] for name in names if name not in NAMES and w[name] is not None]
+    own = [tensor for tensor in tensors[len(NAMES) :] if tensor is not None]
     if cache is None or num_heads(w) * math.prod(window_pair[0]) ** 2 > CACHED_BIAS:
         derived = _compute(w, window_pair)
     else:
         derived = made_from(own, window_pair, partial(_compute, w, window_pair), cache, 'derived')
-    return BlockWeights(**{**{field: w[name] for field, name in FIELDS.items()}, **derived})
+    return BlockWeights(**{**dict(zip(BlockWeights._fields, tensors[: len(NAMES)])), **derived})
 
 
 def _compute(w: Mapping[str, Any], window_pair: WindowPair) -> dict[str, Any]:

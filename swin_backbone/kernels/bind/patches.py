@@ -4,7 +4,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from functools import partial
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from torch import Tensor, nn
 
@@ -14,61 +14,72 @@ from ...replace import refuse
 from ..native.layers import OutputNorm, Projection
 from ..native.layers import run as run_operator
 from ..native.memory import cache_of, can_read
-from .structure import can_read_map, forward_by_torch, is_as_built, norm_values
+from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values
 
-NORM, NORM_KIND = ['norm.weight', 'norm.bias'], {'norm': nn.LayerNorm}
+NORM = ['norm.weight', 'norm.bias']
 
 
-def can_embed(embed: Any, image_BCHW: Optional[Tensor], raise_error: bool = False) -> bool:
+class Parts(NamedTuple):
+    """What the library needs of a patch embedding or a patch merging."""
+
+    layer: Any
+    tensors: list[Optional[Tensor]]  # weight and bias of the linear layer, weight and bias of the norm
+    eps: Optional[float]  # of the norm; None: no norm
+
+
+def _read(layer: Any, x: Optional[Tensor], linear: str, kind: type[nn.Module], raise_error: bool) -> Optional[Parts]:
+    """Return the parts of a layer if the library can read them; `linear` is the name of the linear layer."""
+    kinds = {linear: kind, 'norm': nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm}
+    if not (can_read_map(layer, x, raise_error) and is_as_built(layer, modules_inside(layer), kinds, raise_error)):
+        return None
+    module, (*vectors, eps) = getattr(layer, linear), norm_values(layer.norm)
+    parts = Parts(layer, [module.weight, module.bias, *vectors], eps)
+    return parts if can_read(parts.tensors, raise_error) else None
+
+
+def can_embed(embed: Any, image_BCHW: Optional[Tensor], raise_error: bool = False) -> Any:
     """See `replace.Replacement`; without an image: whether the library computes the layer as it is."""
-    kinds = {'projection': nn.Conv2d} if type(embed.norm) is nn.Identity else {**NORM_KIND, 'projection': nn.Conv2d}
-    if not (can_read_map(image_BCHW, raise_error) and is_as_built(embed, kinds, raise_error)):
-        return False
-    conv = embed.projection
-    if (conv.stride, conv.padding, conv.dilation, conv.groups) != (tuple(conv.weight.shape[2:]), (0, 0), (1, 1), 1):
+    parts, conv = _read(embed, image_BCHW, 'projection', nn.Conv2d, raise_error), embed.projection
+    if parts and (conv.stride, conv.padding, conv.dilation, conv.groups) != (conv.weight.shape[2:], (0, 0), (1, 1), 1):
         return refuse('native', f'The compiled library takes patches that do not overlap, not {conv}.', raise_error)
-    return can_read([conv.weight, conv.bias, *norm_values(embed.norm)[:2]], raise_error)
+    return parts
 
 
-def embed(layer: Any, image_BCHW: Tensor) -> Tensor:
+def embed(parts: Parts, image_BCHW: Tensor) -> Tensor:
     """Run a patch embedding, see `PatchEmbed.forward`."""
-    *vectors, eps = norm_values(layer.norm)
-    operator = Projection(False, eps, True, linear_dtype(image_BCHW), cache_of(layer))
-    by_torch = partial(forward_by_torch, layer, ['projection.weight', 'projection.bias', *NORM], None)
-    tensors = layer.projection.weight, layer.projection.bias, *vectors
-    return run_operator(operator, by_torch, image_BCHW.float(), *tensors)
+    operator = Projection(False, parts.eps, True, linear_dtype(image_BCHW), cache_of(parts.layer))
+    by_torch = partial(forward_by_torch, parts.layer, ['projection.weight', 'projection.bias', *NORM], None)
+    return run_operator(operator, by_torch, image_BCHW.float(), *parts.tensors)
 
 
-def can_merge(merging: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> bool:
+def can_merge(merging: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> Any:
     """See `replace.Replacement`; without a map: whether the library computes the layer as it is."""
-    kinds = {'reduction': nn.Linear} if type(merging.norm) is nn.Identity else {**NORM_KIND, 'reduction': nn.Linear}
-    if not (can_read_map(x_BHWC, raise_error) and is_as_built(merging, kinds, raise_error)):
-        return False
-    if merging.stride != 2:
+    parts = _read(merging, x_BHWC, 'reduction', nn.Linear, raise_error)
+    if parts and merging.stride != 2:
         reason = f'The compiled library merges patches with a stride of 2, not {merging.stride}.'
         return refuse('native', reason, raise_error)
-    if merging.reduction.bias is not None:
+    if parts and parts.tensors[1] is not None:
         reason = 'The compiled library merges patches without a bias, and the reduction has one.'
         return refuse('native', reason, raise_error)
-    return can_read([merging.reduction.weight, *norm_values(merging.norm)[:2]], raise_error)
+    return parts
 
 
-def merge(merging: Any, x_BHWC: Tensor) -> Tensor:
+def merge(parts: Parts, x_BHWC: Tensor) -> Tensor:
     """Run a patch merging, see `PatchMerging.forward`."""
-    *vectors, eps = norm_values(merging.norm)
-    operator = Projection(True, eps, merging.post_norm, linear_dtype(x_BHWC), cache_of(merging))
+    merging = parts.layer
+    operator = Projection(True, parts.eps, merging.post_norm, linear_dtype(x_BHWC), cache_of(merging))
     by_torch = partial(forward_by_torch, merging, ['reduction.weight', 'reduction.bias', *NORM], None)
-    return run_operator(operator, by_torch, x_BHWC.float().contiguous(), merging.reduction.weight, None, *vectors)
+    return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *parts.tensors)
 
 
-def can_normalise(_pyramid: Any, x_BHWC: Tensor, norm: Any, raise_error: bool = False) -> bool:
+def can_normalise(stage: Any, x_BHWC: Tensor, norm: Any, raise_error: bool = False) -> Any:
     """See `replace.Replacement`; other norms than `nn.LayerNorm` are left to torch by all backends."""
     is_plain = type(norm) is nn.LayerNorm and not is_hooked(norm)
-    return is_plain and can_read_map(x_BHWC) and can_read([norm.weight, norm.bias])
+    return is_plain and can_read_map(stage, x_BHWC) and can_read([norm.weight, norm.bias]) and stage
 
 
-def normalise(_pyramid: Any, x_BHWC: Tensor, norm: Any) -> Tensor:
-    """Normalise tokens, see `SwinPyramid.normalise_output`."""
+def normalise(_stage: Any, x_BHWC: Tensor, norm: Any) -> Tensor:
+    """Normalise tokens, see `SwinStage.normalise_output`."""
 
     def forward(x: Tensor) -> Tensor:
         return nn.functional.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps).permute(0, 3, 1, 2)

@@ -17,25 +17,27 @@ from .structure import can_read_map
 FORWARDS = SwinBlock.forward, SwinV2Block.forward
 
 
-def can_run(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> bool:
+def can_run(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> Any:
     """See `replace.Replacement`; False: the blocks are called one by one, and raise their own errors."""
-    return (
-        can_read_map(x_BHWC)
-        and type(stage.blocks) is ModuleList
-        and all(
-            type(block).forward in FORWARDS and not is_hooked(block) and block_binding.can_run(block, None)
-            for block in stage.blocks
-        )
-    )
+    if not can_read_map(stage, x_BHWC) or type(stage.blocks) is not ModuleList:
+        return False
+    blocks = []
+    for block in stage.blocks:
+        is_ours = type(block).forward in FORWARDS and not is_hooked(block)
+        parts = is_ours and block_binding.can_run(block, None)
+        if not parts:
+            return False
+        blocks.append(parts)
+    return stage, blocks
 
 
-def run(stage: Any, x_BHWC: Tensor) -> Tensor:
+def run(parts: tuple[Any, list[block_binding.Parts]], x_BHWC: Tensor) -> Tensor:
     """Run a stage, see `SwinStage.forward`.
 
     Without gradients, each block writes over the output of the block before. The input of the stage does not change.
     """
-    out = None
-    for block in stage.blocks:
+    (stage, blocks), out = parts, None
+    for block in blocks:
         x_BHWC = block_binding.run(block, x_BHWC, stage.sizes, stage.with_cp, out)
         out = None if torch.is_grad_enabled() else x_BHWC
     return x_BHWC

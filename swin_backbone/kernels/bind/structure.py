@@ -1,6 +1,6 @@
 """A layer and the modules inside: the library repeats their computation, and calls none of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import torch
@@ -13,33 +13,35 @@ from ...modes import autocast_dtype
 from ...replace import refuse
 from .. import native
 from ..native.availability import torch_alone
+from ..native.memory import drop_cache
+
+Modules = dict[str, Any]  # inside a layer, by name
 
 
-def modules_inside(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield names and modules inside a layer, level by level. `named_modules` takes four times the time."""
-    parents = [('', layer)]
+def modules_inside(layer: nn.Module) -> Modules:
+    """Return the modules inside a layer by name, level by level. `named_modules` takes five times the time."""
+    modules, parents = {}, [('', layer)]
     for prefix, parent in parents:  # the list grows in the loop
         for name, module in parent._modules.items():
             if module is not None:
-                name = prefix + name
-                yield name, module
+                modules[prefix + name] = module
                 if module._modules:
-                    parents.append((f'{name}.', module))
+                    parents.append((f'{prefix}{name}.', module))
+    return modules
 
 
-def is_as_built(layer: nn.Module, kinds: Mapping[str, type[nn.Module]], raise_error: bool = False) -> bool:
-    """Return whether the modules inside have the types of `kinds`, by name, and no hooks.
+def is_as_built(
+    layer: nn.Module, modules: Modules, kinds: Mapping[str, type[nn.Module]], raise_error: bool = False
+) -> bool:
+    """Return whether the modules inside a layer have the types of `kinds`, by name, and no hooks.
 
     A module without an entry in `kinds` must be an `nn.Identity`. Types must match exactly, because a subclass may
     compute a different result.
     """
-    num_found = 0
-    for name, module in modules_inside(layer):
-        kind = kinds.get(name)
-        if type(module) is not (kind or nn.Identity) or is_hooked(module):
+    for name, module in modules.items():
+        if type(module) is not kinds.get(name, nn.Identity) or is_hooked(module):
             return refuse('native', f'{name} of {type(layer).__name__} is not as it was built.', raise_error)
-        num_found += kind is not None
-    if num_found < len(kinds):
+    if not modules.keys() >= kinds.keys():
         return refuse('native', f'{type(layer).__name__} lacks a module that it was built with.', raise_error)
     return True
 
@@ -49,10 +51,15 @@ def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[T
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
 
 
-def can_read_map(x: Optional[Tensor], raise_error: bool = False) -> bool:
-    """Return whether the library computes a layer for the map `x`: float32, or any floating dtype under autocast."""
+def can_read_map(layer: nn.Module, x: Optional[Tensor], raise_error: bool = False) -> bool:
+    """Return whether the library computes a layer for the map `x`: float32, or any floating dtype under autocast.
+
+    If the map is on another device, so are the weights: the memory of the packed weights is freed.
+    """
     if x is None:
         return True
+    if x.device.type != 'cpu' and not torch.compiler.is_compiling():
+        drop_cache(layer)
     if x.dtype is not torch.float32 and not (x.is_floating_point() and autocast_dtype(x.device.type)):
         reason = f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
         return refuse('native', reason, raise_error)

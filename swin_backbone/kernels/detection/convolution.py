@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from ..native.availability import can_multiply, can_run
 from ..native.layers import run
 from ..native.library import PRODUCTS, Convolution
-from ..native.memory import Cache, address, dtype_number, empty, is_readable, library, made_from
+from ..native.memory import Cache, address, dtype_number, empty, is_readable, libswin, made_from
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels
@@ -73,7 +73,7 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
     if dtype is None or not can_multiply(dtype):
         return False
-    return PRODUCTS[dtype] is torch.float32 or library().isa != 'amx'
+    return PRODUCTS[dtype] is torch.float32 or libswin().isa != 'amx'
 
 
 def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
@@ -124,7 +124,7 @@ class _Convolution(NamedTuple):
             of_x = convolution(grad_BHWN, turned, tile, None, weight.shape[1])
         if needed[1] or needed[2]:
             # torch emulates products of bfloat16 on a processor without bfloat16
-            wide = x_BHWC.dtype if library().multiplies_bfloat16 else torch.float32
+            wide = x_BHWC.dtype if libswin().multiplies_bfloat16 else torch.float32
             _, of_weight, of_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.to(wide).permute(0, 3, 1, 2),
                 x_BHWC.to(wide).permute(0, 3, 1, 2),
@@ -145,7 +145,7 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
     packed = empty(POINTS[tile] * N * C)
-    library().pack_convolution(first, tile, N, C, torch.get_num_threads(), packed.data_ptr())
+    libswin().pack_convolution(first, tile, N, C, torch.get_num_threads(), packed.data_ptr())
     return packed
 
 
@@ -159,5 +159,5 @@ def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tens
         address('bias', bias_N, (N,)),
     )
     first = address('x', x_BHWC, x_BHWC.shape, x_BHWC.dtype)
-    library().convolution_forward(byref(described), first, y_BHWN.data_ptr())
+    libswin().convolution_forward(byref(described), first, y_BHWN.data_ptr())
     return y_BHWN

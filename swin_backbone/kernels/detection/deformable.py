@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..native.layers import run
 from ..native.library import Deformable
-from ..native.memory import address, library
+from ..native.memory import address, libswin
 
 
 def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class _Deformable(NamedTuple):
 
     def compute(self, values: Tensor, places: Tensor, weights: Tensor) -> Sequence[Tensor]:
         described, arrays, y_BQhd = self.describe(values, places, weights)
-        library().deformable_forward(byref(described), *arrays, y_BQhd.data_ptr())
+        libswin().deformable_forward(byref(described), *arrays, y_BQhd.data_ptr())
         return (y_BQhd,)
 
     def describe(
@@ -64,7 +64,7 @@ class _Deformable(NamedTuple):
         described, arrays, y_BQhd = self.describe(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
         grad = address('grad', grad_BQhd, y_BQhd.shape)
-        library().deformable_backward(byref(described), *arrays, grad, *(one.data_ptr() for one in gradients))
+        libswin().deformable_backward(byref(described), *arrays, grad, *(one.data_ptr() for one in gradients))
         return gradients
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..native.library import RoiAlign
-from ..native.memory import address, dtype_number, library
+from ..native.memory import address, dtype_number, libswin
 
 
 def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: Any) -> None:
@@ -28,7 +28,7 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
     described = _describe(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
     pooled = address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
-    library().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled)
+    libswin().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled)
 
 
 def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Any) -> None:
@@ -41,7 +41,7 @@ def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tenso
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
     described = _describe(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
     grad = address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
-    library().roi_align_backward(byref(described), grad, _address_of_maps(sums_BCHW))
+    libswin().roi_align_backward(byref(described), grad, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
 
@@ -56,7 +56,7 @@ def nms(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) ->
     number = len(boxes_N4)
     indices_N, count = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
     boxes_N4 = boxes_N4.contiguous()
-    library().nms(
+    libswin().nms(
         *(address('boxes', boxes_N4, (number, 4)), address('order', order_N, (number,), torch.long)),
         *(number, iou_threshold, offset, torch.get_num_threads(), indices_N.data_ptr(), byref(count)),
     )

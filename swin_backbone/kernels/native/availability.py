@@ -43,7 +43,7 @@ class Storage(NamedTuple):
 
 def can_run(x: Tensor, raise_error: bool = False) -> bool:
     """Return whether the library computes layers for maps of the device, dtype and mode of `x`."""
-    recorder = recorder_of(x)
+    recorder, reason = recorder_of(x), None
     if x.device.type != 'cpu':
         reason = f'The compiled library is for CPUs, not {x.device.type}.'
     elif recorder is not None:
@@ -59,8 +59,8 @@ def can_run(x: Tensor, raise_error: bool = False) -> bool:
     elif getattr(_torch_alone, 'depth', 0):
         reason = 'The compiled library has no second derivatives.'
     else:
-        return can_multiply(linear_dtype(x), raise_error)
-    return refuse('native', reason, raise_error)
+        reason = _find_obstacle(linear_dtype(x))
+    return reason is None or refuse('native', reason, raise_error)
 
 
 _torch_alone = local()
@@ -82,12 +82,12 @@ def can_multiply(dtype: torch.dtype, raise_error: bool = False) -> bool:
     Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.
     """
-    reason = _obstacle(dtype)
+    reason = _find_obstacle(dtype)
     return reason is None or refuse('native', reason, raise_error)
 
 
 @lru_cache(maxsize=len(PRODUCTS) + 1)
-def _obstacle(dtype: torch.dtype) -> Optional[str]:
+def _find_obstacle(dtype: torch.dtype) -> Optional[str]:
     if dtype not in PRODUCTS:
         return f'The compiled operators compute in float32, bfloat16 and float16, not {dtype}.'
     library, reason = load()
@@ -114,7 +114,7 @@ def _multiplies(dtype: torch.dtype) -> bool:
     panels, y_BHWN = pack_linear(weight_NCHW, dtype, unit=1), empty(2, 3, 2, 96)
     images = Images(image_BCHW.data_ptr(), *image_BCHW.shape, tuple(image_BCHW.stride()), 16, 16)
     projection = Projection(DTYPES.index(PRODUCTS[dtype]), 1, 96, panels.data_ptr(), None, False, 0.0, None, None)
-    memory.library().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
+    memory.libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)
     error = (y_BHWN.permute(0, 3, 1, 2) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     return bool(error < (1e-5 if PRODUCTS[dtype] is torch.float32 else 2e-2))

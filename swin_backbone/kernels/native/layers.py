@@ -7,7 +7,7 @@ Layout: B batch, H W height and width of a map, C channels, D hidden channels, h
 `Projection`, K input channels and N output channels of the linear layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_int64, c_void_p
 from typing import Any, NamedTuple, Optional, Protocol
@@ -21,7 +21,7 @@ from ...positions import Size
 from ...replace import refuse
 from . import library as structures
 from .library import DTYPES, PRODUCTS
-from .memory import LINE, Cache, address, aligned, empty, is_readable, library, made_from, pack_linear
+from .memory import LINE, Cache, address, aligned, empty, is_readable, libswin, made_from, pack_linear
 
 LARGEST_WINDOW = 16  # places along a side
 HEAD_DIMS = range(8, 65, 8)  # channels of a head
@@ -168,10 +168,22 @@ class BlockSettings(NamedTuple):
     eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
 
 
-def can_compute_block(w: BlockWeights, heads: int, window: Size, raise_error: bool = False) -> bool:
-    """Return whether the library computes blocks of these sizes; the position bias of `w` is not read."""
-    C, D, reason = len(w.proj_weight), len(w.fc1_weight), None
-    for name, tensor, shape in zip(w._fields[:14], w, _block_shapes(C, D, heads, window)):
+def can_compute_block(
+    tensors: Mapping[str, Any],
+    heads: int,
+    window: Size,
+    more_shapes: Sequence[Sequence[int]] = (),
+    raise_error: bool = False,
+) -> bool:
+    """Return whether the library computes blocks of these sizes.
+
+    Args:
+        tensors: by name, in the order of `BlockWeights`, but for the position bias and the scale.
+        more_shapes: of the tensors behind these.
+    """
+    _, proj, fc1, *_ = tensors.values()
+    C, D, reason = len(proj), len(fc1), None
+    for (name, tensor), shape in zip(tensors.items(), (*_block_shapes(C, D, heads, window)[:-2], *more_shapes)):
         if tensor is not None and tensor.shape != shape:
             reason = f'The compiled library takes a {name} of {list(shape)}, not {list(tensor.shape)}.'
             return refuse('native', reason, raise_error)
@@ -217,15 +229,13 @@ class Block(NamedTuple):
             groups, size = _saved_size(described, 0)
             memory = [aligned(groups * size).view(groups, size)]
         saved = memory[0].data_ptr() if memory else None
-        library().block_forward(byref(described), x_BHWC.data_ptr(), y_BHWC.data_ptr(), saved, groups)
+        libswin().block_forward(byref(described), x_BHWC.data_ptr(), y_BHWC.data_ptr(), saved, groups)
         return y_BHWC, *memory
 
     def describe(self, x_BHWC: Tensor, w: BlockWeights) -> structures.Block:
-        """Return the library's description of the block."""
+        """Return the library's description of the block. `can_compute_block` has checked shapes and dtypes."""
         (B, H, W, C), D, h, windows = x_BHWC.shape, len(w.fc1_weight), len(w.position_bias_hNN), self.windows
-        linear, (scale, eps), shapes = w[:4], self.settings, _block_shapes(C, D, h, windows.window_size)
-        if any(weight.shape != shape for weight, shape in zip(linear, shapes)):
-            raise ValueError(f'qkv, proj, fc1 and fc2 must be {shapes[:4]}, got {[list(one.shape) for one in linear]}')
+        linear, (scale, eps) = w[:4], self.settings
 
         def make() -> list[Tensor]:
             return [pack_linear(weight, self.dtype, unit) for weight, unit in zip(linear, (C // h, 1, 1, 1))]
@@ -233,7 +243,7 @@ class Block(NamedTuple):
         packed = made_from(linear, (self.dtype, h), make, self.cache)
         padding = 1 if windows.mask_padding else 0 if windows.pads_first else 2  # `swin_padding`
         others = [None if tensor is None else tensor.contiguous() for tensor in (*w[4:], self.drop_path_2B)]
-        p = [address(*one) for one in zip((*w._fields[4:], 'drop_path'), others, (*shapes[4:], (2, B)))]
+        p = [None if tensor is None else tensor.data_ptr() for tensor in others]
         described = structures.Block(
             *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), B, H, W, C, D, h),
             *(*windows.window_size, *windows.shift, padding, len(eps) == 3),
@@ -247,9 +257,12 @@ class Block(NamedTuple):
         self, grad_BHWC: Tensor, _: Sequence[bool], x_BHWC: Tensor, *stored: Any
     ) -> Sequence[Optional[Tensor]]:
         w = BlockWeights(*stored[: len(BlockWeights._fields)])
-        x, described = address('x', x_BHWC, x_BHWC.shape), self.describe(x_BHWC, w)
         C, h = x_BHWC.shape[3], len(w.position_bias_hNN)
         shapes, units = _block_shapes(C, len(w.fc1_weight), h, self.windows.window_size), (1, C // h, 1, 1)
+        for name, tensor, shape in zip(w._fields, w, shapes):  # hooks of saved tensors may return any tensor
+            if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
+                raise ValueError(f'{name} must be {list(shape)}, float32, got {list(tensor.shape)}, {tensor.dtype}')
+        x, described = address('x', x_BHWC, x_BHWC.shape), self.describe(x_BHWC, w)
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(w[:4], units)]
         groups, saved = 0, None
         if self.stores:
@@ -259,7 +272,7 @@ class Block(NamedTuple):
             saved = address('saved', memory, _saved_size(described, groups), torch.uint8)
         of_x, of_weights = torch.empty_like(x_BHWC), [empty(shape) for shape in shapes]
         g = [gradient.data_ptr() for gradient in of_weights]
-        library().block_backward(
+        libswin().block_backward(
             *(byref(described), (c_void_p * 4)(*[panels.data_ptr() for panels in transposed])),
             *(x, grad_BHWC.data_ptr(), saved, groups),
             byref(structures.BlockGradients(of_x.data_ptr(), tuple(g[:4]), tuple(g[4:8]), *g[8:])),
@@ -270,7 +283,7 @@ class Block(NamedTuple):
 def _saved_size(block: structures.Block, groups: int) -> tuple[int, int]:
     """Return the number of groups with saved values, and the bytes of a group. For `groups=0` the library decides."""
     number, size = c_int64(groups), c_int64()
-    library().block_saved_size(byref(block), byref(number), byref(size))
+    libswin().block_saved_size(byref(block), byref(number), byref(size))
     return number.value, size.value
 
 
@@ -297,7 +310,7 @@ class Projection(NamedTuple):
     def compute(self, x: Tensor, weight: Tensor, *vectors: Optional[Tensor]) -> Sequence[Tensor]:
         places, projection, (rows, columns) = self.describe(x, weight, *vectors)
         y_BHWN = empty(len(x), rows, columns, len(weight))
-        forward = library().merge_forward if self.merges else library().embed_forward
+        forward = libswin().merge_forward if self.merges else libswin().embed_forward
         forward(byref(places), byref(projection), y_BHWN.data_ptr())
         return (y_BHWN,)
 
@@ -339,7 +352,7 @@ class Projection(NamedTuple):
         of_x = empty(x.shape) if needs_of_x else empty(0)  # a norm before the projection needs `of_x` too
         of_weight, of_bias, of_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
         g = [gradient.data_ptr() or None for gradient in (of_x, of_weight, of_bias, *of_norm)]
-        backward = library().merge_backward if self.merges else library().embed_backward
+        backward = libswin().merge_backward if self.merges else libswin().embed_backward
         backward(
             *(byref(places), byref(projection), transposed.data_ptr(), grad_BHWN.data_ptr()),
             byref(structures.ProjectionGradients(*g)),
@@ -359,7 +372,7 @@ class OutputNorm(NamedTuple):
     def compute(self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Sequence[Tensor]:
         B, H, W, C = x_BHWC.shape
         y_BCHW, vectors = empty(B, C, H, W), [None if v is None else v.contiguous() for v in (weight, bias)]
-        library().output_norm_forward(
+        libswin().output_norm_forward(
             *(x_BHWC.data_ptr(), B, H * W, C, *(address('a tensor of the norm', v, (C,)) for v in vectors)),
             *(self.eps, torch.get_num_threads(), y_BCHW.data_ptr()),
         )
@@ -371,7 +384,7 @@ class OutputNorm(NamedTuple):
         B, H, W, C = x_BHWC.shape
         gradients = torch.empty_like(x_BHWC), empty(C), empty(C)
         weight = None if weight is None else weight.contiguous()
-        library().output_norm_backward(
+        libswin().output_norm_backward(
             *(address('x', x_BHWC, x_BHWC.shape), grad_BCHW.data_ptr(), B, H * W, C),
             *(address('weight', weight, (C,)), self.eps, torch.get_num_threads()),
             *(gradient.data_ptr() for gradient in gradients),

@@ -6,7 +6,7 @@ library checks all numbers.
 Layout: N outputs and K inputs of a linear layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_int64, c_void_p
 from functools import lru_cache, partial
 from typing import Any, Optional, TypeVar
@@ -30,7 +30,7 @@ empty: Callable[..., Tensor] = partial(torch.empty, dtype=float32, device='cpu')
 
 
 @lru_cache(maxsize=1)
-def library() -> Library:
+def libswin() -> Library:
     """Return the loaded library. Without a library, raise a RuntimeError with the reason."""
     loaded, reason = load()
     if loaded is None:
@@ -51,7 +51,7 @@ def is_readable(tensor: Tensor) -> bool:
     return first % tensor.itemsize == 0 and (first != 0 or tensor.numel() == 0)
 
 
-def can_read(weights: Sequence[Optional[Tensor]], raise_error: bool = False) -> bool:
+def can_read(weights: Iterable[Optional[Tensor]], raise_error: bool = False) -> bool:
     """Return whether the library can read the weights."""
     for w in weights:
         if w is not None and not (w.dtype is float32 and is_readable(w)):
@@ -99,22 +99,18 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
     """
     dtype, weight_NK = PRODUCTS[dtype], weight.detach().flatten(1).contiguous()
     (N, K), first = weight_NK.shape, address('weight', weight_NK, weight_NK.shape)
-    panels = empty(library().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
-    library().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), panels.data_ptr())
+    panels = empty(libswin().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
+    libswin().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), panels.data_ptr())
     return panels
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """Return a hash of all bytes of the tensors. A change of a single number changes the hash.
-
-    Raises:
-        ValueError: if a tensor is not readable.
-    """
+    """Return a hash of all bytes of readable tensors. A change of a single number changes the hash."""
     dense = [tensor.contiguous() for tensor in tensors]
     count, hashed = len(dense), c_int64()
-    pieces = (c_void_p * count)(*[address('a tensor', tensor, tensor.shape, tensor.dtype) for tensor in dense])
+    pieces = (c_void_p * count)(*[tensor.data_ptr() for tensor in dense])
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in dense])
-    library().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
+    libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
     return hashed.value
 
 
@@ -124,6 +120,11 @@ _caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
 def cache_of(module: nn.Module) -> Cache:
     """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
     return _caches.setdefault(module, {})
+
+
+def drop_cache(module: nn.Module) -> None:
+    """Free the tensors made from a module's weights."""
+    _caches.pop(module, None)
 
 
 def made_from(

@@ -3,6 +3,8 @@
 Layout: T tokens, L windows, C channels, h heads, N places of a window, d channels of a head.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,43 +13,23 @@ from ...models.windows import Windows
 LOG2E = 1.4426950408889634
 
 
-def attend_by_torch(
-    qkv_T3C: Tensor,
-    padding_3C: Tensor,
-    bias_hNN: Tensor,
-    batch: int,
-    height: int,
-    width: int,
-    window_size: list[int],
-    shift: list[int],
-    mask_padding: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the results of `attend_in_windows`, with gradients."""
-    windows = Windows(height, width, (window_size[0], window_size[1]), (shift[0], shift[1]), mask_padding)
-    _, _, v, logits_LhNN, _ = _logits(qkv_T3C, padding_3C, bias_hNN, batch, windows, scale)
+def attend_by_torch(qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    """Return the results of `attend_in_windows`, which has the same arguments, with gradients."""
+    windows, _, _, v, logits_LhNN, _ = _prepare(qkv_T3C, padding_3C, bias_hNN, *settings)
     y_LhNd = logits_LhNN.softmax(-1) @ v
-    out_TC = windows.reverse(y_LhNd.transpose(1, 2).flatten(2), batch).flatten(0, 2)
+    out_TC = windows.reverse(y_LhNd.transpose(1, 2).flatten(2), settings[0]).flatten(0, 2)
     return out_TC, logits_LhNN.logsumexp(-1) * LOG2E
 
 
 def attend_by_torch_backward(
-    grad_TC: Tensor,
-    qkv_T3C: Tensor,
-    padding_3C: Tensor,
-    bias_hNN: Tensor,
-    batch: int,
-    height: int,
-    width: int,
-    window_size: list[int],
-    shift: list[int],
-    mask_padding: bool,
-    scale: float,
-    needs_padding: bool,
+    grad_TC: Tensor, qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of `attend_in_windows_backward`. An operator's backward pass has no autograd."""
-    windows = Windows(height, width, (window_size[0], window_size[1]), (shift[0], shift[1]), mask_padding)
-    q, k, v, logits_LhNN, is_token_LN1 = _logits(qkv_T3C, padding_3C, bias_hNN, batch, windows, scale)
+    """Return the results of `attend_in_windows_backward`, which has the same arguments but for output and log-sum-exp.
+
+    An operator's backward pass has no autograd.
+    """
+    batch, height, width, *_, scale, needs_padding = settings
+    windows, q, k, v, logits_LhNN, is_token_LN1 = _prepare(qkv_T3C, padding_3C, bias_hNN, *settings[:-1])
     grad_LNC = windows.partition(grad_TC.view(batch, height, width, -1))
     grad_LhNd, weights_LhNN = grad_LNC.unflatten(-1, (len(bias_hNN), -1)).transpose(1, 2), logits_LhNN.softmax(-1)
     grad_weights_LhNN = grad_LhNd @ v.transpose(-2, -1)
@@ -60,16 +42,29 @@ def attend_by_torch_backward(
     return windows.reverse(grad_LN3C, batch).flatten(0, 2), grad_padding_3C, grad_logits_LhNN.sum(0)
 
 
-def _logits(
-    qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, batch: int, windows: Windows, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k and v, three times (L, h, N, d); logits (L, h, N, N); and whether a place has a token, (L, N, 1)."""
+def _prepare(
+    qkv_T3C: Tensor,
+    padding_3C: Tensor,
+    bias_hNN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: list[int],
+    shift: list[int],
+    mask_padding: bool,
+    scale: float,
+) -> tuple[Windows, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the windows, their q, k and v (L, h, N, d), logits (L, h, N, N) and whether a place has a token (L, N, 1).
+
+    For the arguments see `attend_in_windows`.
+    """
+    windows = Windows(height, width, (window_size[0], window_size[1]), (shift[0], shift[1]), mask_padding)
     flagged_TC = torch.cat([torch.ones_like(qkv_T3C[:, :1]), qkv_T3C], dim=1)
-    flagged_LNC = windows.partition(flagged_TC.view(batch, windows.height, windows.width, -1))  # padding has no flag
+    flagged_LNC = windows.partition(flagged_TC.view(batch, height, width, -1))  # padding has no flag
     is_token_LN1 = flagged_LNC[..., :1] > 0
     qkv_LN3C = torch.where(is_token_LN1, flagged_LNC[..., 1:], padding_3C)
     q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
     logits_LhNN, mask_L1NN = (q * scale) @ k.transpose(-2, -1) + bias_hNN, windows.mask(q.device)
     if mask_L1NN is not None:
         logits_LhNN = logits_LhNN.masked_fill(~mask_L1NN.repeat(batch, 1, 1, 1), -torch.inf)
-    return q, k, v, logits_LhNN, is_token_LN1
+    return windows, q, k, v, logits_LhNN, is_token_LN1

@@ -24,8 +24,8 @@ FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentenc
 WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
-def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = False) -> bool:
-    """Return whether the Triton kernels compute the attention of maps `x`; see `replace.Replacement`.
+def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = False) -> Any:
+    """Return `attention` if the Triton kernels compute it for maps `x`, or False; see `replace.Replacement`.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
     kernel fails in its trial on a CUDA device, one warning gives the reason.
@@ -48,7 +48,7 @@ def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = Fal
         reason = _find_fault(*variant)
         if reason is not None and not raise_error:
             _warn_once(*variant[:4], reason)
-    return reason is None or refuse('triton', reason, raise_error)
+    return attention if reason is None else refuse('triton', reason, raise_error)
 
 
 def _find_limit(recorder: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float) -> Optional[str]:

@@ -5,10 +5,4 @@ from .swin_block import SwinBlock
 from .swin_mlp_block import SwinMLPBlock
 from .swin_v2_block import SwinV2Block
 
-__all__ = [
-    'PatchEmbed',
-    'PatchMerging',
-    'SwinBlock',
-    'SwinMLPBlock',
-    'SwinV2Block',
-]
+__all__ = ['PatchEmbed', 'PatchMerging', 'SwinBlock', 'SwinMLPBlock', 'SwinV2Block']

@@ -175,7 +175,7 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
 
     monkeypatch.setattr(convolution, 'can_multiply', lambda dtype: True)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
-        monkeypatch.setattr(convolution, 'library', lambda isa=isa: SimpleNamespace(isa=isa))
+        monkeypatch.setattr(convolution, 'libswin', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
     monkeypatch.setattr(convolution, 'can_multiply', lambda dtype: dtype is not torch.bfloat16)
     assert taken() == {False}

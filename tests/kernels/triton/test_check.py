@@ -100,7 +100,8 @@ def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, modu
     with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as patch:
         patch.setattr(module, name, fail)
         kernel = attend.replacements[0]
-        attend.replacements[0] = kernel._replace(can_run=lambda *_, **__: True)  # of a graph that was compiled before
+        # as in a graph that was compiled before
+        attend.replacements[0] = kernel._replace(can_run=lambda attention, *_, **__: attention)
         warnings.simplefilter('always')
         for model.backend in ('torch', 'triton', 'triton'):
             (y,) = model(x)

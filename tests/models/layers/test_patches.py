@@ -12,7 +12,7 @@ from torch import nn
 
 from swin_backbone.kernels.native import can_multiply
 from swin_backbone.models.layers import PatchEmbed, PatchMerging
-from swin_backbone.models.pyramid import SwinPyramid
+from swin_backbone.models.pyramid import SwinStage
 
 needs_library = pytest.mark.skipif(not can_multiply(torch.float32), reason='the library does not compute float32 here')
 sizes = dict(batch=st.integers(1, 3), height=st.integers(1, 40), width=st.integers(1, 40))
@@ -29,7 +29,7 @@ def by_layer(layer, x):
 
 
 def output_norm(norm, x_BHWC):
-    return SwinPyramid.normalise_output(norm, x_BHWC, norm)  # of the pyramid, it reads the backend alone
+    return SwinStage.normalise_output(norm, x_BHWC, norm)  # of the stage, it reads the backend alone
 
 
 def literal_output_norm(norm, x_BHWC):

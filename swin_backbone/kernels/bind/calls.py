@@ -1,0 +1,42 @@
+"""Calls of foreign layers: the arguments of a call by name, and the map among them.
+
+Layout: B batch, H W height and width of a map, C channels.
+"""
+
+import inspect
+from functools import cache
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+Values = dict[str, Any]  # arguments of a call, by name
+OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
+
+_signature_of = cache(inspect.signature)
+
+
+def list_arguments(module: Any) -> list[str]:
+    """Return the names of the arguments of `forward`, except those of OPTIONAL."""
+    _, *parameters = _signature_of(type(module).forward).parameters.values()
+    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in OPTIONAL]
+
+
+def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Values:
+    """Return the arguments of a call by name, with defaults and with those of `**kwargs`."""
+    bound = _signature_of(type(module).forward).bind(module, *args, **kwargs)
+    bound.apply_defaults()
+    _, *values = bound.arguments.items()
+    return {**{name: value for name, value in values if name != 'kwargs'}, **bound.arguments.get('kwargs', {})}
+
+
+def find_map(module: Any, values: Values) -> Optional[Tensor]:
+    """Return the first argument as a map (B, H, W, C); None: the size is unknown or wrong."""
+    x: Tensor = next(iter(values.values()))
+    if x.dim() == 4:
+        return x
+    size = next((values[name] for name in ('hw_shape', 'input_size', 'input_dimensions') if name in values), None)
+    owner = values if 'H' in values else vars(module)
+    H, W = size or getattr(module, 'input_resolution', None) or (owner.get('H'), owner.get('W'))
+    if x.dim() != 3 or H is None or W is None or x.shape[1] != int(H) * int(W):
+        return None
+    return x.reshape(len(x), int(H), int(W), x.shape[-1])

@@ -1,0 +1,130 @@
+"""The Swin blocks of each origin: names of weights, arguments of `forward`, windows.
+
+An origin is a package, or the code that a package copied. The names of the weights (`checkpoints/formats.py`) and the
+arguments of `forward` identify an origin, so copies of a package's code have its origin.
+
+Layout: L windows, N places of a window.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, Optional
+
+import torch
+from mmengine.utils import to_2tuple
+from torch import Tensor, nn
+
+from ...checkpoints import formats
+from ...checkpoints.formats import Format, name_here
+from ...models.windows import Windows
+from ...positions import Size
+from .block import ATTENTION, LINEARS, LOGIT_SCALE, NORMS
+from .calls import Values, list_arguments
+from .structure import modules_inside
+
+Names = dict[str, str]  # from our names of a block's tensors to the names in the block
+BLOCK, INDEX = 'stages.0.blocks.0.', f'{ATTENTION}relative_position_index'  # our names
+REQUIRED = {INDEX, *(f'{name}.weight' for name in (*LINEARS[1:], *NORMS[:2]))}
+
+
+class Origin(NamedTuple):
+    """The block of one origin. Strings of several names are separated by spaces."""
+
+    name: str
+    format: Format  # of checkpoints: the names of weights
+    block: str  # name of a block in the format
+    arguments: str  # of `forward`, without OPTIONAL
+    windows: Callable[[Any, Values, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
+    drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
+
+
+def read_windows(block: Any, values: Values, size: Size) -> Windows:
+    """Return the windows of a block that pads the map, then rolls."""
+    owner = block if hasattr(block, 'window_size') else block.attn
+    return Windows(*size, tuple(to_2tuple(owner.window_size)), tuple(to_2tuple(owner.shift_size)))
+
+
+def _read_toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = read_windows(block, values, size)
+    if getattr(block.attn, 'pad_small_map', True) or min(size) > block.attn.window_size:  # only mmpretrain shrinks
+        return windows
+    return windows._replace(shift=(0, 0)) if min(size) == block.attn.window_size else None
+
+
+def _read_detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = read_windows(block, values, size)
+    mask_LNN, given_LNN = find_mask(windows), values['mask_matrix']
+    is_known = mask_LNN is None or (given_LNN is not None and torch.equal(given_LNN == 0, mask_LNN))
+    return windows if is_known else None
+
+
+@lru_cache(maxsize=8)
+def find_mask(windows: Windows) -> Optional[Tensor]:
+    mask_L1NN = windows.mask(torch.device('cpu'))
+    return None if mask_L1NN is None else mask_L1NN[:, 0]
+
+
+def _read_timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = read_windows(block, values, size)._replace(pads_first=False)
+    height, width = block.input_resolution
+    has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
+    return None if has_mask and windows.counts() != windows._replace(height=height, width=width).counts() else windows
+
+
+def _read_torchvision(block: Any, values: Values, size: Size) -> Windows:
+    windows = read_windows(block, values, size)
+    rows, columns = (0 if n <= w else s for n, w, s in zip(size, windows.window_size, windows.shift))
+    return windows._replace(shift=(rows, columns))
+
+
+def _read_transformers(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    if not values.get('always_partition', True):
+        block.set_shift_and_window_size(size)
+    config = getattr(block.attention, 'config', None)  # only sdpa returns no weights
+    return read_windows(block, values, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
+
+
+_TOOLBOX = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _read_toolbox, 'attn.drop ffn.dropout_layer')
+_OFFICIAL = Origin('official detection code', formats.OFFICIAL, 'layers.0.blocks.0.', 'x mask_matrix', _read_detection)
+_FIXED = _OFFICIAL._replace(name='official classification code', arguments='x', windows=read_windows)
+_TRANSFORMERS = Origin(
+    'transformers',
+    formats.HUGGING_FACE,
+    'encoder.layers.0.blocks.0.',
+    'hidden_states input_dimensions',
+    _read_transformers,
+)
+BLOCKS = (
+    _TOOLBOX._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
+    _TOOLBOX,
+    _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2'),
+    _OFFICIAL,
+    _FIXED,
+    Origin(
+        'torchvision', formats.TORCHVISION, 'features.1.0.', 'x', _read_torchvision, 'stochastic_depth stochastic_depth'
+    ),
+    _TRANSFORMERS._replace(format=formats.HUGGING_FACE_V2),
+    _TRANSFORMERS._replace(drop_paths='drop_path'),
+)
+
+
+def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
+    """Return the origin of a block, and our name of each tensor with the name in the block; None: no known block."""
+    for origin in BLOCKS:
+        has_drop_paths = all(hasattr(block, path.partition('.')[0]) for path in origin.drop_paths.split())
+        if list_arguments(block) == origin.arguments.split() and has_drop_paths:
+            names = _names_in_block(block, origin)
+            if REQUIRED <= names.keys() and (LOGIT_SCALE in names or origin.format.family == formats.V1):
+                return origin, names
+    return None
+
+
+def _names_in_block(block: nn.Module, origin: Origin) -> Names:
+    """Return our name of each tensor of a block, with the name in the block."""
+    names: Names = {}
+    for path, one in modules_inside(block).items():
+        for attribute in (*one._parameters, *one._buffers):
+            ours = name_here(f'{origin.block}{path}.{attribute}', origin.format)
+            if ours:
+                names[ours.removeprefix(BLOCK)] = f'{path}.{attribute}'
+    return names

@@ -1,0 +1,113 @@
+"""Compare a foreign layer with its computation by the compiled library, on random weights and a random map."""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.random import fork_rng
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from ...modes import without_autocast
+from ...replace import CannotRun
+from .. import native
+from ..native.memory import can_read
+from .calls import Values, list_arguments
+from .foreign import RECORD, Record, compute, compute_embedding, rates_in
+from .origins import find_mask, read_windows
+from .structure import is_as_built, modules_inside
+
+# Allowed differences from the original, by rounding, relative to the largest number.
+OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
+
+
+def try_layer(module: nn.Module, record: Record) -> tuple[float, Optional[str]]:
+    """Return the largest difference of outputs and gradients, and why the library cannot be used; None: it can."""
+    try:
+        with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
+            return _compare(copy.deepcopy(module), record)
+    except CannotRun as error:
+        return 0.0, error.reason
+    except Exception as error:  # code of another package may raise any error
+        return 0.0, f'The trial fails: {type(error).__name__}: {error}'
+
+
+def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
+    """Compute a layer by torch and by the library: return the largest difference, and why the library cannot be used.
+
+    The difference is that of outputs or gradients. The reason is None if the library can be used. `module` is a copy,
+    and changes.
+    """
+    native.can_run(next(module.parameters()), raise_error=True)
+    can_read([*module.parameters()], raise_error=True)
+    modules = modules_inside(module)
+    if not is_as_built(module, modules, record.kinds):
+        return 0.0, 'A module inside has a hook.'
+    generator = torch.Generator().manual_seed(0)
+    module.train()
+    for owner, name in rates_in(modules, record):
+        setattr(owner, name, 0.0)
+    for parameter in module.parameters():
+        std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
+        parameter.requires_grad_(True)
+    arguments = _make_example(module, record, generator)
+    original, gradients = _run(module, module.forward, *arguments)
+    module.__dict__[RECORD] = record
+    if compute(module, *arguments) is None:
+        return 0.0, 'The compiled library has no computation for these sizes or settings.'
+    ours, our_gradients = _run(module, partial(compute, module), *arguments)
+    (outputs, structure), (our_outputs, our_structure) = tree_flatten(original), tree_flatten(ours)
+    is_tensor = [isinstance(one, Tensor) for one in outputs]
+    if structure != our_structure or is_tensor != [isinstance(one, Tensor) for one in our_outputs]:
+        return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
+    # A difference is relative to the largest number of its tensor, or to a tenth of the largest gradient if this is
+    # more: the gradient of a key's bias is rounding alone.
+    least = max(float(gradient.abs().max()) for gradient in gradients) / 10
+    difference = max(_relative(a, b) for a, b, is_compared in zip(our_outputs, outputs, is_tensor) if is_compared)
+    gradient_difference = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
+    is_equal = difference <= OUTPUT_TOLERANCE and gradient_difference <= GRADIENT_TOLERANCE
+    largest = max(difference, gradient_difference)
+    return largest, None if is_equal else f'The results differ by {largest:.1e}.'
+
+
+def _make_example(module: Any, record: Record, generator: torch.Generator) -> list[Any]:
+    """Return random arguments for a copy of a layer."""
+    names = list_arguments(module)
+    if record.compute is compute_embedding:
+        height, width = module.projection.kernel_size
+        return [torch.randn(2, record.channels, 5 * height + 1, 7 * width + 1, generator=generator)]
+    is_map = names == ['x'] and (not hasattr(module, 'input_resolution') or hasattr(module, 'drop_path1'))  # of timm
+    Wh, Ww = read_windows(module, {}, (1, 1)).window_size if record.origin else (4, 4)
+    size = 2 * Wh + 1, Ww + max(1, Ww // 2)
+    if hasattr(module, 'set_input_size'):
+        module.set_input_size(size, (Wh, Ww))
+    if names == ['x']:
+        size = getattr(module, 'input_resolution', size)
+    values: Values = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
+    if 'mask_matrix' in names:
+        module.H, module.W = size
+        mask_LNN = find_mask(read_windows(module, {}, size))
+        values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
+    shape = size if is_map else (math.prod(size),)
+    return [torch.randn(2, *shape, record.channels, generator=generator), *(values[name] for name in names[1:])]
+
+
+def _relative(ours: Tensor, original: Tensor, least: float = 0.0) -> float:
+    """Return the largest difference, divided by the original's largest number, or by `least` if this is more."""
+    return float((ours - original).abs().max()) / max(float(original.abs().max()), least)
+
+
+def _run(module: nn.Module, forward: Callable[..., Any], x: Tensor, *others: Any) -> tuple[Any, list[Tensor]]:
+    """Return the output of `forward`, and the gradients of input and parameters."""
+    torch.manual_seed(0)  # of drop path
+    x = x.clone().requires_grad_(True)
+    module.zero_grad()
+    with torch.enable_grad():
+        output = forward(x, *others)
+        y = next(one for one in tree_leaves(output) if isinstance(one, Tensor))
+        (y * torch.linspace(-1, 1, y.numel()).sin().view(y.shape)).sum().backward()
+    return output, [torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *module.parameters())]
