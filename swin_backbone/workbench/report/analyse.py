@@ -6,7 +6,7 @@ from typing import Any, Optional
 import numpy as np
 
 from .confusion import WORST, triples
-from .detection import Evaluation, found_at, mean_precision
+from .detection import FOUND_IOU, Evaluation, mean_precision
 from .errors import KINDS, costs, doubtful_labels, find_errors
 from .thumbnails import Drawing, Shape, outline
 
@@ -80,7 +80,7 @@ def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[st
     for row, equal in enumerate(f1 == f1.max(1, keepdims=True)):
         at = np.flatnonzero(equal)[(equal.sum() - 1) // 2]
         best.append(dict(threshold=float(THRESHOLDS[at]), **{key: float(one[row, at]) for key, one in values.items()}))
-    curves = evaluation.precision[found_at(evaluation.params), :, :, 0, -1].T  # (K, 101)
+    curves = evaluation.precision[np.abs(evaluation.params.iouThrs - FOUND_IOU).argmin(), :, :, 0, -1].T  # (K, 101)
     there = np.flatnonzero(totals)
     rows = [(names[row], curves[row], f1[row]) for row in there]
     rows += [('all', curves[there].mean(0), f1[-1])] if rows else []

@@ -53,30 +53,24 @@ class PixelCounts:
         report = dict(
             task='segmentation', metric='IoU', **_by_class(self.counts, self.classes, 'pixels'), pictures=pictures
         )
-        means = {
-            name: float(np.mean([row[key] for row in report['classes'] if row[key] is not None]))
-            for name, key in (('mIoU', 'IoU'), ('mAcc', 'accuracy'))
-        }
+        rows = {key: [row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy')}
+        means = dict(mIoU=float(np.mean(rows['IoU'])), mAcc=float(np.mean(rows['accuracy'])))
         return dict(report, overall=means | report['overall'])
 
 
 def classification_report(
-    files: Sequence[str], labels: Array, scores_NK: Array, classes: Sequence[str]
+    files: Sequence[str], labels_N: Array, scores_NK: Array, classes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the part of the report of a classifier, the surest mistakes first.
-
-    Args:
-        labels: (N,).
-    """
+    """Return the part of the report of a classifier, the surest mistakes first."""
     predicted, counts = scores_NK.argmax(1), np.zeros((len(classes), len(classes)), np.int64)
-    np.add.at(counts, (labels, predicted), 1)
+    np.add.at(counts, (labels_N, predicted), 1)
     report = dict(task='classification', metric='accuracy', **_by_class(counts, classes, 'pictures'))
-    score, of_label = scores_NK.max(1), scores_NK[np.arange(len(labels)), labels]
+    score, of_label = scores_NK.max(1), scores_NK[np.arange(len(labels_N)), labels_N]
     if len(classes) > 5:
         report['overall']['top5'] = float(((scores_NK > of_label[:, None]).sum(1) < 5).mean())
-    wrong = np.flatnonzero(predicted != labels)
+    wrong = np.flatnonzero(predicted != labels_N)
     report['pictures'] = [
-        dict(file=files[row], label=classes[labels[row]], predicted=classes[predicted[row]], score=float(score[row]),
+        dict(file=files[row], label=classes[labels_N[row]], predicted=classes[predicted[row]], score=float(score[row]),
              score_of_label=float(of_label[row]))
         for row in wrong[np.argsort(-score[wrong], kind='stable')]
     ]  # fmt: skip
@@ -84,12 +78,7 @@ def classification_report(
 
 
 def _by_class(counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
-    """Return number, IoU, accuracy and precision of each class, None for a share of nothing, and the confusion.
-
-    Args:
-        counts: (labels, predictions).
-        unit: what is counted. Pictures have no IoU.
-    """
+    """Return IoU (of pixels), accuracy and precision of each class, None without any, of (label, prediction) counts."""
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     wholes = dict(IoU=labelled + predicted - right, accuracy=labelled, precision=predicted)
     overall = {'aAcc' if unit == 'pixels' else 'top1': float(right.sum() / counts.sum())}

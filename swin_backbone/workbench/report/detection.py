@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 from rich.console import Console
 
-FOUND_IOU = 0.5  # a prediction with this IoU finds an object
+FOUND_IOU = 0.5  # a prediction with this IoU, or the next one of iouThrs, finds an object
 Array = NDArray[Any]
 track = partial(rich.progress.track, console=Console(stderr=True))  # shows progress
 
@@ -105,7 +105,7 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         by_class[result['category_id']].append(index)
     evaluation = COCOeval(iouType=params.iouType)
     params.iouThrs = np.asarray(params.iouThrs, float)
-    evaluation.cocoGt, evaluation.params, at = truth, params, found_at(params)
+    evaluation.cocoGt, evaluation.params, at = truth, params, np.abs(params.iouThrs - FOUND_IOU).argmin()
     shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)
     precision, recall = -np.ones(shape), -np.ones((shape[0], *shape[2:]))
     parts: list[Array] = [np.empty((3, 0), int)]
@@ -138,11 +138,6 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     score = np.array([results[row]['score'] for row in index], float)
     matched = Found(index, picture, labels, score, match)
     return Evaluation(truth, results, params, precision, evaluation.stats, objects, matched)
-
-
-def found_at(params: Params) -> int:
-    """Return the place of `FOUND_IOU`, or of the next IoU, in iouThrs."""
-    return int(np.abs(np.asarray(params.iouThrs) - FOUND_IOU).argmin())
 
 
 def mean_precision(precision: Array) -> Optional[float]:

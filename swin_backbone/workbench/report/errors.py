@@ -38,11 +38,7 @@ class Errors(NamedTuple):
 
 
 def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
-    """Compare the predictions with all objects of their picture.
-
-    Args:
-        threshold: the confusion counts predictions with at least this score.
-    """
+    """Compare the predictions with all objects of their picture. The confusion counts scores from `threshold` on."""
     objects, found, classes = evaluation.objects, evaluation.found, len(evaluation.totals)
     is_found, is_right, is_strong = evaluation.is_found, found.match >= 0, found.score >= threshold
     is_free = ~np.isin(np.arange(len(objects.id)), found.match[is_strong])
@@ -73,25 +69,18 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     return Errors(kind, target, is_on_crowd, is_missed, is_seen, confusion)
 
 
-def _kinds(iou: Array, same: Array, is_found: Array, is_right: Array) -> tuple[Array, Array]:
-    """Return the kind of each prediction of a picture, and the object of its largest IoU for CLASS or PLACE.
-
-    Args:
-        iou: (D, N).
-        same: whether prediction and object have one class, (D, N).
-        is_found: whether a prediction finds the object, (N,).
-        is_right: (D,).
-    """
-    if not iou.shape[1]:
-        return np.where(is_right, RIGHT, BACKGROUND), np.full(len(iou), -1)
-    of_class, of_others = np.where(same, iou, 0), np.where(same, 0, iou)
+def _kinds(iou_DN: Array, is_class_DN: Array, is_found_N: Array, is_right_D: Array) -> tuple[Array, Array]:
+    """Return the kind of each prediction of a picture, and the object of its largest IoU for CLASS or PLACE."""
+    if not iou_DN.shape[1]:
+        return np.where(is_right_D, RIGHT, BACKGROUND), np.full(len(iou_DN), -1)
+    of_class, of_others = np.where(is_class_DN, iou_DN, 0), np.where(is_class_DN, 0, iou_DN)
     best = of_class.max(1)
     checks = {
-        RIGHT: is_right,
+        RIGHT: is_right_D,
         PLACE: (best >= BACKGROUND_IOU) & (best <= FOUND_IOU),
         CLASS: of_others.max(1) >= FOUND_IOU,
-        DOUBLE: (of_class * is_found).max(1) >= FOUND_IOU,
-        BACKGROUND: iou.max(1) <= BACKGROUND_IOU,
+        DOUBLE: (of_class * is_found_N).max(1) >= FOUND_IOU,
+        BACKGROUND: iou_DN.max(1) <= BACKGROUND_IOU,
     }
     kind = np.select([*checks.values()], [*checks], BOTH)
     return kind, np.where(kind == PLACE, of_class.argmax(1), of_others.argmax(1))
