@@ -17,7 +17,7 @@ run all examples.
 """
 SECTIONS = {
     'From a name to predictions': (
-        *('load', 'Model', 'Model.train', 'Model.test', 'Model.predict', 'Prediction', 'Model.export'),
+        *('load', 'Model', 'Model.train', 'Model.test', 'Model.report', 'Model.predict', 'Prediction', 'Model.export'),
     ),
     'Backbones': (
         *('SwinBackbone', 'SwinBackbone.forward', 'SwinBackbone.map_sizes', 'SwinV2Backbone', 'SwinMLPBackbone'),

@@ -16,6 +16,7 @@ from .info import print_info
 TOOLS = {
     'train': ('train', 'train a detector, segmentor or classifier'),
     'test': ('test', 'evaluate a checkpoint or an exported model'),
+    'report': ('report', 'write a page on what a model gets wrong'),
     'infer': ('infer', 'predict for pictures, folders and videos'),
     'export': ('export', 'make a folder that runs without torch'),
     'convert': ('convert_checkpoint', 'write a checkpoint in another format'),

@@ -22,7 +22,9 @@ LARGER_FOLDERS = {  # and why
     'docs/guides': 'a page for each thing that users do',
     'docs/measurements': 'a page for each thing that is measured',
     'swin_backbone': "the packages of CONTRIBUTING's table, and the files that several of them import",
+    'swin_backbone/workbench': 'a folder for each thing that people do with a model, and its doors',
     'tests': 'mirrors swin_backbone/, benchmarks/, tools/ and what else is tested',
+    'tests/workbench': 'mirrors swin_backbone/workbench',
     'tools': 'a file for each command, by the names that the toolboxes give them',
 }
 TORCHVISION_FOR_CUDA = """

@@ -7,6 +7,7 @@ shows loss terms, learning rate and validation metrics.
 """
 
 import argparse
+from pathlib import Path
 
 from swin_backbone.command_line import (
     ARGUMENTS,
@@ -30,7 +31,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--vis', choices=['tensorboard', 'wandb'], help='write the log for TensorBoard or Weights & Biases too'
     )
+    parser.add_argument(
+        '--report', action='store_true', help='at the end write report/ into the working folder, as tools/report.py'
+    )
     args = parser.parse_args()
+    if args.report and args.launcher != 'none':
+        parser.error('--report takes one process: use tools/report.py after the training')
     if args.resume and args.weights:
         parser.error('--resume loads the weights of a checkpoint: leave out --weights')
     return args
@@ -38,6 +44,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.workbench.configs.paths import require_data
+    from swin_backbone.workbench.job import Job
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run
     from swin_backbone.workbench.runner.monitor import enable_vis
 
@@ -46,7 +54,15 @@ def main() -> None:
             job = make_job(args)
             enable_vis(job.cfg, args.vis)
             runner = job.build_training(args.weights, args.resume)
+            if args.report:
+                require_data(job.cfg, ('test',))
         run(runner, 'train')
+        if args.report:
+            if runner.last_checkpoint is None:
+                raise ValueError('--report takes a checkpoint, and the training has written none')
+            folder = Path(job.cfg.work_dir, 'report')
+            Job(runner.cfg).report(runner.last_checkpoint, folder, overwrite=True)
+            print(folder / 'index.html')
 
 
 if __name__ == '__main__':

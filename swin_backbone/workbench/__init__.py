@@ -1,1 +1,1 @@
-"""What people do with a model: configs, data, training, prediction, export, pictures. `job.py` is the door."""
+"""What people do with a model: configs, data, training, prediction, export, pictures, reports. `job.py` is the door."""

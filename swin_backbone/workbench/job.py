@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -244,6 +244,28 @@ class Job:
         with self.build_test(checkpoint, **settings) as runner:
             metrics: dict[str, float] = run(runner, 'test')
         return metrics
+
+    def report(
+        self,
+        checkpoint: str,
+        out_dir: Union[str, Path],
+        compare: Sequence[Union[str, Path]] = (),
+        overwrite: bool = False,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """Test, and write a page on what the model gets wrong.
+
+        Args:
+            checkpoint, settings: see `build_test`.
+            out_dir, compare, overwrite: see `write_report`, also for the returned numbers and errors.
+        """
+        from .report.collect import add_coco_metric, write_report  # of pictures
+
+        fill_own_data(self.cfg)
+        add_coco_metric(self.cfg)
+        with self.build_test(checkpoint, **settings) as runner:
+            test = partial(run, runner, 'test')
+            return write_report(runner, test, summarize, out_dir, checkpoint, compare, overwrite)
 
     def open_predictor(
         self, checkpoint: Optional[str], device: Optional[str] = None, threads: Optional[int] = None, batch: int = 1

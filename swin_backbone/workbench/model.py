@@ -95,6 +95,25 @@ class Model:
 
         return Job(self.cfg).test(self._require_checkpoint('test'), device=self._device or 'cpu')
 
+    def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
+        """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
+
+        Args:
+            compare: folders of other reports, shown beside this one.
+            overwrite: replace an earlier report.
+
+        Returns:
+            The contents of report.json.
+
+        Raises:
+            ValueError: as `test`, and for a run to compare without a report of this task.
+            FileExistsError: without `overwrite`, if there is a report.
+        """
+        from .job import Job
+
+        checkpoint = self._require_checkpoint('report')
+        return Job(self.cfg).report(checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu')
+
     def predict(
         self, pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]], score_thr: float = 0.3
     ) -> list[Prediction]:

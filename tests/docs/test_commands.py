@@ -121,7 +121,7 @@ def fill(words, kind):
         filled += ('--format', FORMATS[kind])
     if words[0] == 'tools/infer.py' and '--out-dir' not in words:
         filled += ('--out-dir', f'outputs-{kind}', '--overwrite')
-    return [f'{word}-{kind}' if word in ('seen', 'drawn') else word for word in filled]
+    return [f'{word}-{kind}' if word in ('seen', 'drawn', 'report') else word for word in filled]
 
 
 def cases():

@@ -23,6 +23,7 @@ pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 from helpers import ROOT
 from helpers.export.small_exports import require, save_checkpoint, small_config
 from helpers.export.tiny_export import export_to
+from helpers.in_process import run_well
 from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone.workbench.export import export, runtime
@@ -347,3 +348,14 @@ def test_the_cpp_example_prints_the_objects_python_finds(config, tmp_path):
     tolerance = np.array([0, 2e-3, 0.2, 0.2, 0.2, 0.2, 50])[: truth.shape[1]]
     for one in truth:  # objects with similar scores may change places
         assert any(np.all(np.abs(one - other) <= tolerance) for other in got), one
+
+
+def test_a_report_of_an_exported_folder_is_that_of_its_model(work, tmp_path):
+    reports = []
+    for model in ('model.pth', 'out'):
+        words = [work / 'config.py', work / model, '--out-dir', tmp_path / model, '--work-dir', tmp_path]
+        run_well('tools/report.py', *words)
+        reports.append(json.loads((tmp_path / model / 'report.json').read_text()))
+    assert reports[0]['checkpoint'] == str(work / 'model.pth')
+    assert reports[0]['overall'] == pytest.approx(reports[1]['overall'], abs=0.002)
+    assert [row['file'] for row in reports[0]['pictures']] == [row['file'] for row in reports[1]['pictures']]

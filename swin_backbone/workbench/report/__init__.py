@@ -1,0 +1,1 @@
+"""A page on what a model gets wrong, and its numbers."""

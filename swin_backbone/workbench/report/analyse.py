@@ -1,0 +1,122 @@
+"""The report of a detector: numbers by class, kinds of errors, worst pictures and labels to check."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from .confusion import WORST, triples
+from .detection import FOUND_IOU, Evaluation, mean_precision
+from .errors import KINDS, costs, doubtful_labels, find_errors
+from .thumbnails import Drawing, Shape, outline
+
+SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
+STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # the first of COCOeval
+THRESHOLDS = np.arange(101) / 100  # of scores
+CHECKED = 12  # labels of a kind with a thumbnail
+
+
+def detection_report(
+    evaluations: Sequence[Evaluation], files: Mapping[Any, str]
+) -> tuple[dict[str, Any], dict[str, list[Drawing]]]:
+    """Return the report, and drawings for the first of its pictures and of each kind of its labels.
+
+    Args:
+        evaluations: of boxes, masks or both. The errors are those of the last.
+        files: paths of the pictures, by image_id.
+    """
+    main = evaluations[-1]
+    best, curves = _thresholds(main)
+    threshold, sure = best[-1]['threshold'], np.array([row['threshold'] for row in best])
+    errors = find_errors(main, threshold)
+    counts = [*np.bincount(errors.kind, minlength=len(KINDS)).tolist(), int(errors.is_missed.sum())]
+    number, gains = dict(zip([*KINDS, 'missed'], counts)), costs(main, errors)
+    labels, pictures = doubtful_labels(main, errors, sure), _pictures(main, threshold)
+    for row in (row for rows in (pictures, *labels.values()) for row in rows):
+        row['file'] = files.get(row['image_id']) or main.truth.imgs[row['image_id']]['file_name']  # not tested
+    classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
+    for label, row in enumerate(classes):
+        row.update(_precisions(main, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
+        for other in evaluations[:-1]:
+            row['AP of boxes'] = mean_precision(other.precision[:, :, label, 0, -1])
+    sizes, by_iou = {}, {}
+    for one in evaluations:
+        kind, parts = one.params.iouType, zip(one.params.iouThrs, one.precision)
+        sizes[kind] = {stat: value if value > -1 else None for stat, value in zip(STATS, one.stats.tolist())}
+        by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
+    costliest = sorted(gains, key=lambda kind: -gains[kind])
+    report = dict(
+        task='detection', metric='AP', overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
+        classes=classes, sizes=sizes, by_iou=by_iou, best=best[-1], curves=curves, pictures=pictures, labels=labels,
+        errors=[dict(kind=kind, count=number[kind], cost=gains[kind]) for kind in costliest],
+        confusion=triples(errors.confusion, [*main.names, 'background']),
+    )  # fmt: skip
+    drawings = {kind: [_of_label(row) for row in rows[:CHECKED]] for kind, rows in labels.items()}
+    return report, dict(drawings, pictures=[_of_picture(main, threshold, row) for row in pictures[:WORST]])
+
+
+def _precisions(evaluation: Evaluation, label: int) -> dict[str, Optional[float]]:
+    """Return the AP of a class by `STATS`."""
+    precision = evaluation.precision[:, :, label, :, -1]
+    parts = [precision[..., 0], *(precision[np.isclose(evaluation.params.iouThrs, iou), :, 0] for iou in (0.5, 0.75))]
+    parts += [precision[..., area] for area in range(1, len(SIZES))]
+    return {stat: mean_precision(part) for stat, part in zip(STATS, parts)}
+
+
+def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """Return threshold, F1, precision and recall at the best F1, of each class and, last, of all; and the curves.
+
+    A prediction counts from the threshold on. Of equal thresholds the middle is the best.
+    """
+    found, totals, names = evaluation.found, evaluation.totals, evaluation.names
+    objects, counts = np.append(totals, totals.sum())[:, None], []
+    for kept in (found.match >= -1, found.match >= 0):
+        label, score = found.label[kept], found.score[kept]
+        groups = [np.sort(score[label == one]) for one in range(len(names))] + [np.sort(score)]
+        counts.append([len(group) - np.searchsorted(group, THRESHOLDS) for group in groups])
+    predicted, right = np.array(counts)  # (K + 1, 101)
+    f1, best = 2 * right / np.maximum(predicted + objects, 1), []
+    values = dict(F1=f1, precision=right / np.maximum(predicted, 1), recall=right / np.maximum(objects, 1))
+    for row, equal in enumerate(f1 == f1.max(1, keepdims=True)):
+        at = np.flatnonzero(equal)[(equal.sum() - 1) // 2]
+        best.append(dict(threshold=float(THRESHOLDS[at]), **{key: float(one[row, at]) for key, one in values.items()}))
+    curves = evaluation.precision[np.abs(evaluation.params.iouThrs - FOUND_IOU).argmin(), :, :, 0, -1].T  # (K, 101)
+    there = np.flatnonzero(totals)
+    rows = [(names[row], curves[row], f1[row]) for row in there]
+    rows += [('all', curves[there].mean(0), f1[-1])] if rows else []
+    return best, {name: dict(precision=one.round(4).tolist(), F1=two.round(4).tolist()) for name, one, two in rows}
+
+
+def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
+    """Return counts of the pictures with objects or predictions, the lowest F1 first, then the most errors."""
+    objects, found, pictures = evaluation.objects, evaluation.found, evaluation.params.imgIds
+    strong, right = found.score >= threshold, found.match >= 0
+    parts = (objects.picture[~objects.is_crowd], found.picture[strong], found.picture[strong & right])
+    labelled, predicted, hits = (np.bincount(part, minlength=len(pictures)) for part in parts)
+    f1, errors = 2 * hits / np.maximum(labelled + predicted, 1), labelled + predicted - 2 * hits
+    columns = dict(F1=f1, right=hits, wrong=predicted - hits, missed=labelled - hits)
+    return [
+        dict(image_id=pictures[row], **{name: values[row].item() for name, values in columns.items()})
+        for row in np.lexsort((-errors, f1))
+        if labelled[row] + predicted[row]
+    ]
+
+
+def _of_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]) -> Drawing:
+    """Return labels and predictions of a picture."""
+    objects, found, names = evaluation.objects, evaluation.found, evaluation.names
+    number, strong = evaluation.params.imgIds.index(row['image_id']), found.score >= threshold
+    labels, predictions = [], []
+    for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
+        item, is_found = evaluation.truth.anns[objects.id[one]], bool((found.match[strong] == one).any())
+        labels.append(Shape(item['bbox'], names[objects.label[one]], is_found, outline(item.get('segmentation'))))
+    for one in np.flatnonzero((found.picture == number) & strong):
+        item, text = evaluation.results[found.result[one]], f'{names[found.label[one]]} {found.score[one]:.2f}'
+        predictions.append(Shape(item['bbox'], text, bool(found.match[one] >= 0), outline(item.get('segmentation'))))
+    return Drawing(row['file'], (labels, predictions))
+
+
+def _of_label(row: Mapping[str, Any]) -> Drawing:
+    """Return a label, a prediction or both, with their surroundings."""
+    shapes = [Shape(row[f'{part}_box'], row[part], part == 'label') for part in ('predicted', 'label') if part in row]
+    return Drawing(row['file'], (shapes,), is_cropped=True)

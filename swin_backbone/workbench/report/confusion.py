@@ -1,0 +1,98 @@
+"""Accuracy by class, classes taken for others and worst pictures, of segmentors and classifiers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+from .detection import Array
+
+SIDE = 280  # pixels of a kept label map
+WORST = 24  # pictures with a thumbnail
+
+
+class PixelCounts:
+    """The pixels of pictures by label and prediction.
+
+    Args:
+        classes: names.
+        ignored: label of pixels that are not counted.
+
+    Attributes:
+        worst: (share of wrong pixels, -number, labels, predictions) of `WORST` pictures, reduced to `SIDE` pixels.
+    """
+
+    def __init__(self, classes: Sequence[str], ignored: int = 255):
+        self.classes, self.ignored = classes, ignored
+        self.counts = np.zeros((len(classes), len(classes)), np.int64)  # (labels, predictions)
+        self.pictures: list[dict[str, Any]] = []
+        self.worst: list[tuple[float, int, Array, Array]] = []
+
+    def add(self, file: str, label_HW: Array, predicted_HW: Array) -> None:
+        """Count a picture."""
+        counted, number = label_HW != self.ignored, len(self.classes)
+        pairs = label_HW[counted].astype(np.int64) * number + predicted_HW[counted]
+        counts = np.bincount(pairs, minlength=number**2).reshape(number, number)
+        self.counts += counts
+        errors = counts - np.diag(counts.diagonal())
+        label, predicted = (self.classes[place] for place in divmod(int(errors.argmax()), number))
+        wrong = float(errors.sum() / max(counts.sum(), 1))
+        self.pictures.append(dict(file=file, wrong=wrong, mainly=f'{label} as {predicted}' if wrong else ''))
+        scale = min(1.0, SIDE / max(label_HW.shape))
+        size = [max(1, round(side * scale)) for side in label_HW.shape[::-1]]
+        maps = [
+            cv2.resize(one.astype(np.int32), size, interpolation=cv2.INTER_NEAREST) for one in (label_HW, predicted_HW)
+        ]
+        self.worst.append((wrong, -len(self.pictures), maps[0], maps[1]))
+        self.worst = sorted(self.worst, reverse=True)[:WORST]
+
+    def report(self) -> dict[str, Any]:
+        """Return the part of the report, the worst pictures first."""
+        pictures = sorted(self.pictures, key=lambda picture: -picture['wrong'])
+        report = dict(
+            task='segmentation', metric='IoU', **_by_class(self.counts, self.classes, 'pixels'), pictures=pictures
+        )
+        rows = {key: [row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy')}
+        means = dict(mIoU=float(np.mean(rows['IoU'])), mAcc=float(np.mean(rows['accuracy'])))
+        return dict(report, overall=means | report['overall'])
+
+
+def classification_report(
+    files: Sequence[str], labels_N: Array, scores_NK: Array, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the part of the report of a classifier, the surest mistakes first."""
+    predicted, counts = scores_NK.argmax(1), np.zeros((len(classes), len(classes)), np.int64)
+    np.add.at(counts, (labels_N, predicted), 1)
+    report = dict(task='classification', metric='accuracy', **_by_class(counts, classes, 'pictures'))
+    score, of_label = scores_NK.max(1), scores_NK[np.arange(len(labels_N)), labels_N]
+    if len(classes) > 5:
+        report['overall']['top5'] = float(((scores_NK > of_label[:, None]).sum(1) < 5).mean())
+    wrong = np.flatnonzero(predicted != labels_N)
+    report['pictures'] = [
+        dict(file=files[row], label=classes[labels_N[row]], predicted=classes[predicted[row]], score=float(score[row]),
+             score_of_label=float(of_label[row]))
+        for row in wrong[np.argsort(-score[wrong], kind='stable')]
+    ]  # fmt: skip
+    return report
+
+
+def _by_class(counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
+    """Return IoU (of pixels), accuracy and precision of each class, None without any, of (label, prediction) counts."""
+    right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    wholes = dict(IoU=labelled + predicted - right, accuracy=labelled, precision=predicted)
+    overall = {'aAcc' if unit == 'pixels' else 'top1': float(right.sum() / counts.sum())}
+    if unit == 'pictures':
+        del wholes['IoU']
+    rows = [
+        {'name': name, unit: int(labelled[index])}
+        | {key: float(right[index] / whole[index]) if whole[index] else None for key, whole in wholes.items()}
+        for index, name in enumerate(names)
+    ]
+    return dict(overall=overall, classes=rows, confusion=triples(counts, names))
+
+
+def triples(counts: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Return a matrix for the report: names, and the (label, prediction, count) that are not 0."""
+    counted = [(int(row), int(column), int(counts[row, column])) for row, column in np.argwhere(counts)]
+    return dict(names=[*names], counts=counted)

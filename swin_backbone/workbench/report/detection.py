@@ -1,0 +1,146 @@
+"""Which predictions of a detector find which objects, and average precision, by pycocotools."""
+
+import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import rich.progress
+from numpy.typing import NDArray
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval, Params
+from rich.console import Console
+
+FOUND_IOU = 0.5  # a prediction with this IoU, or the next one of iouThrs, finds an object
+Array = NDArray[Any]
+track = partial(rich.progress.track, console=Console(stderr=True))  # shows progress
+
+
+class Objects(NamedTuple):
+    """The N labelled objects, in the order of pictures. `picture` and `label` count from 0, by the order of ids."""
+
+    id: Array
+    picture: Array
+    label: Array
+    is_crowd: Array  # neither found nor missed
+
+
+class Found(NamedTuple):
+    """The D predictions that COCOeval counts at IoU `FOUND_IOU`, by class, then picture, then falling score."""
+
+    result: Array  # index in the results
+    picture: Array
+    label: Array
+    score: Array
+    match: Array  # index of the found object, or -1
+
+
+class Evaluation(NamedTuple):
+    """The COCOeval of boxes or masks.
+
+    Arrays have T values of IoU, R = 101 of recall, K classes, 4 areas and M numbers of predictions in a picture.
+    """
+
+    truth: COCO
+    results: Sequence[Mapping[str, Any]]
+    params: Params  # catIds and imgIds are sorted
+    precision: Array  # (T, R, K, 4, M), -1 for a class without objects
+    stats: Array  # (12,), of `summarize`
+    objects: Objects
+    found: Found
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the classes."""
+        return [self.truth.cats[number]['name'] for number in self.params.catIds]
+
+    @property
+    def totals(self) -> Array:
+        """Return the number of objects of each class, (K,)."""
+        return np.bincount(self.objects.label[~self.objects.is_crowd], minlength=len(self.params.catIds))
+
+    @property
+    def is_found(self) -> Array:
+        """Return for each object whether a prediction finds it, (N,)."""
+        return np.isin(np.arange(len(self.objects.id)), self.found.match)
+
+    def overlaps(self, rows: Array, objects: Array) -> Array:
+        """Return the IoU of predictions and objects of a picture, (D, N). With a crowd: the covered share.
+
+        Args:
+            rows, objects: their numbers in `found` and `objects`.
+        """
+        labels = [self.truth.anns[number] for number in self.objects.id[objects]]
+        key = 'bbox' if self.params.iouType == 'bbox' else 'segmentation'
+        found = [self.results[row][key] for row in self.found.result[rows]]
+        if not (found and labels):
+            return np.zeros((len(found), len(labels)))
+        shared: Array = coco_mask.iou(found, [one[key] for one in labels], [int(one['iscrowd']) for one in labels])
+        return shared
+
+
+def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) -> Evaluation:
+    """Evaluate predictions as COCOeval, a class at a time, in a fraction of its memory.
+
+    Args:
+        truth: its annotations get the keys of COCOeval, and masks become RLE.
+        results: COCO results, with bbox and, for masks, segmentation.
+        params: iouType, iouThrs, maxDets; catIds and imgIds, if they are not all of `truth`.
+    """
+    categories = np.unique(params.catIds or truth.getCatIds()).tolist()
+    pictures = np.unique(params.imgIds or truth.getImgIds()).tolist()
+    number_of, label_of = ({one: number for number, one in enumerate(ids)} for ids in (pictures, categories))
+    labelled = [one for one in truth.anns.values() if one['image_id'] in number_of and one['category_id'] in label_of]
+    labelled.sort(key=lambda one: number_of[one['image_id']])
+    row_of = {one['id']: row for row, one in enumerate(labelled)}
+    rows = [(one['id'], number_of[one['image_id']], label_of[one['category_id']], one['iscrowd']) for one in labelled]
+    numbers, pictured, labels, crowds = np.array(rows, int).reshape(-1, 4).T
+    objects = Objects(numbers, pictured, labels, crowds.astype(bool))
+    by_class: dict[int, list[int]] = defaultdict(list)
+    for index, result in enumerate(results):
+        by_class[result['category_id']].append(index)
+    evaluation = COCOeval(iouType=params.iouType)
+    params.iouThrs = np.asarray(params.iouThrs, float)
+    evaluation.cocoGt, evaluation.params, at = truth, params, np.abs(params.iouThrs - FOUND_IOU).argmin()
+    shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)
+    precision, recall = -np.ones(shape), -np.ones((shape[0], *shape[2:]))
+    parts: list[Array] = [np.empty((3, 0), int)]
+    for label, category in enumerate(track(categories, f'evaluating {params.iouType}')):
+        seen = {results[index]['image_id'] for index in by_class[category]}
+        seen.update(pictures[row] for row in objects.picture[objects.label == label])
+        if not seen:
+            continue
+        params.catIds, params.imgIds = [category], sorted(seen)
+        left_out = 'bbox' if params.iouType == 'segm' else 'segmentation'  # the area is of the other
+        found = [{key: value for key, value in results[row].items() if key != left_out} for row in by_class[category]]
+        with redirect_stdout(io.StringIO()):
+            evaluation.cocoDt = truth.loadRes(found) if found else COCO()
+            evaluation.evaluate()
+            evaluation.accumulate()
+        precision[:, :, label], recall[:, label] = (
+            evaluation.eval[key][..., 0, :, :] for key in ('precision', 'recall')
+        )
+        for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
+            kept = entry['dtIgnore'][at] == 0
+            matches = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
+            places = [by_class[category][number - 1] for number in np.array(entry['dtIds'], int)[kept]]
+            parts.append(np.array([places, [label] * len(places), matches], int))
+    index, labels, match = np.concatenate(parts, axis=1)
+    params.catIds, params.imgIds = categories, pictures
+    evaluation.eval = dict(precision=precision, recall=recall)
+    with redirect_stdout(io.StringIO()):
+        evaluation.summarize()
+    picture = np.array([number_of[results[row]['image_id']] for row in index], int)
+    score = np.array([results[row]['score'] for row in index], float)
+    matched = Found(index, picture, labels, score, match)
+    return Evaluation(truth, results, params, precision, evaluation.stats, objects, matched)
+
+
+def mean_precision(precision: Array) -> Optional[float]:
+    """Return the mean of a part of COCOeval's precision, or None without objects."""
+    counted = precision[precision > -1]
+    return float(np.mean(counted)) if counted.size else None

@@ -1,0 +1,70 @@
+"""The page of a report, by the template page.html."""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Optional
+from urllib.parse import quote
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader
+
+from .analyse import THRESHOLDS
+from .errors import MEANING
+
+LARGEST_MATRIX = 40  # classes
+NOT_SHOWN = ('file', 'image_id', 'label_box', 'predicted_box')
+
+
+def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> str:
+    """Return the page of a report.
+
+    Args:
+        thumbnails: of `draw`, or with an address alone, for the first of `pictures` and of each kind of `labels`.
+        folder: of the page. Links to pictures are relative to it.
+    """
+    metric, names, curves = report['metric'], report['confusion']['names'], report.get('curves', {})
+    counts = np.zeros((len(names), len(names)), np.int64)
+    for row, column, count in report['confusion']['counts']:
+        counts[row, column] = count
+    errors = counts - np.diag(counts.diagonal())
+    there = np.flatnonzero(counts.sum(0) + counts.sum(1))
+    shown = np.sort(there[(-errors.sum(0) - errors.sum(1))[there].argsort(kind='stable')][:LARGEST_MATRIX])
+    pairs = np.argwhere(errors[: len(report['classes']), : len(report['classes'])])  # without background
+    confused = [(names[row], names[column], errors[row, column]) for row, column in pairs]
+    given: dict[str, Any] = dict(
+        report=report,
+        thumbnails=thumbnails,
+        worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric])),
+        confused=sorted(confused, key=lambda one: -one[2]),
+        matrix=[(names[one], [(names[i], counts[one, i]) for i in shown], counts[one].sum()) for one in shown],
+        lines={
+            key: {name: [*zip(THRESHOLDS, one[key])] for name, one in curves.items()} for key in ('precision', 'F1')
+        },
+        meaning=MEANING,
+        ours=main_metric(report),
+    )
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(link=partial(_link, folder=folder), file_name=lambda file: Path(file).name, facts=_facts)
+    return environment.get_template('page.html').render(given)
+
+
+def _link(file: str, folder: Path) -> str:
+    """Return the address of a picture."""
+    try:
+        return quote(Path(os.path.relpath(file, folder)).as_posix())
+    except ValueError:  # another drive of Windows
+        return Path(file).absolute().as_uri()
+
+
+def _facts(row: Mapping[str, Any]) -> str:
+    shown = {name: f'{value:.2f}' if isinstance(value, float) else value for name, value in row.items()}
+    return ', '.join(f'{name} {value}' for name, value in shown.items() if name not in NOT_SHOWN)
+
+
+def main_metric(report: Mapping[str, Any]) -> dict[str, Optional[float]]:
+    """Return the main metric of a report, of all classes and of each."""
+    overall = {f'all: {name}': value for name, value in report['overall'].items()}
+    return overall | {row['name']: row[report['metric']] for row in report['classes']}

@@ -1,0 +1,181 @@
+"""The report of a tested model: its AP is the evaluator's, and tools, Python and trainings write it."""
+
+import json
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.in_process import error_of, run_well
+from helpers.openmmlab.jobs import load_config
+from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.random_models import save_random_model
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+from swin_backbone import load
+from swin_backbone.openmmlab.swap.diff import summarize
+from swin_backbone.workbench.configs.cfg_options import parse_options
+from swin_backbone.workbench.report.collect import add_coco_metric, write_report
+from swin_backbone.workbench.report.page import main_metric
+from swin_backbone.workbench.runner.build import build_runner
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+
+class Guess(BaseModel):
+    """Predict the labels of a picture with errors, twice."""
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def test_step(self, data):
+        rng = np.random.default_rng(0)
+        for sample in data['data_samples']:
+            if 'gt_sem_seg' in sample:
+                sample.pred_sem_seg = PixelData(data=sample.gt_sem_seg.data.roll(3, -1) % 2)
+                continue
+            (height, width), truth = sample.ori_shape, sample.gt_instances
+            boxes, labels = (np.repeat(np.asarray(one), 2, axis=0) for one in (truth.bboxes.tensor, truth.labels))
+            boxes = boxes + rng.normal(0, 2, boxes.shape).astype(np.float32)
+            masks = np.zeros((len(boxes), height, width), bool)
+            for mask, (x1, y1, x2, y2) in zip(masks, boxes.astype(int)):
+                mask[y1:y2, x1:x2] = True
+            found = dict(bboxes=boxes, scores=rng.random(len(boxes), np.float32), labels=labels, masks=masks)
+            sample.pred_instances = InstanceData(**{name: torch.from_numpy(value) for name, value in found.items()})
+        return data['data_samples']
+
+
+class Samples(list):
+    metainfo = MappingProxyType(dict(classes=('cat', 'dog')))
+
+
+def own_config(words, work_dir):
+    config, _, *options = map(str, words)
+    return load_config(config, str(work_dir), parse_options(options), 'none')
+
+
+def guessed(cfg, out, **more):
+    """Write the report on guesses for the test data of a config."""
+    cfg.model, cfg.load_from = dict(type=Guess), None
+    add_coco_metric(cfg)
+    runner = build_runner(cfg)
+    return write_report(runner, runner.test, summarize, out, f'{cfg.work_dir}/guess.pth', **more)
+
+
+@pytest.fixture
+def detector(tmp_path):
+    """Return the config of a detector, whose data have a crowd."""
+    root = make_own_data(tmp_path / 'own')
+    coco = read_coco(root, 'val')
+    coco['annotations'].append(dict(coco['annotations'][0], id=77, iscrowd=1, bbox=[0, 30, 20, 18]))
+    write_coco(root, 'val', coco)
+    return own_config(detection(root), tmp_path / 'work')
+
+
+def test_the_report_has_the_numbers_of_the_evaluator(detector, tmp_path):
+    report = guessed(detector, tmp_path / 'out')
+    names = {'AP': '', 'AP50': '_50', 'AP75': '_75', 'AP small': '_s', 'AP medium': '_m', 'AP large': '_l'}
+    assert report['metrics']['coco/bbox_mAP'] > 0.2
+    for kind in ('bbox', 'segm'):
+        for name, end in names.items():
+            value = report['sizes'][kind][name]
+            assert round(-1 if value is None else value, 3) == report['metrics'][f'coco/{kind}_mAP{end}']
+    assert json.loads((tmp_path / 'out/report.json').read_text()) == json.loads(json.dumps(report))
+    drawn = len(report['pictures']) + sum(map(len, report['labels'].values()))
+    assert (tmp_path / 'out/index.html').read_text().count('<image') == drawn > 0
+
+
+def test_a_detector_without_cocos_metric_gets_it(detector, tmp_path):
+    detector.test_evaluator = dict(type='VOCMetric', metric='mAP')
+    report = guessed(detector, tmp_path / 'out')
+    assert report['metrics']['pascal_voc/mAP'] > 0
+    assert round(report['overall']['AP'], 3) == report['metrics']['coco/bbox_mAP'] > 0.2
+    assert [*report['sizes']] == ['bbox']
+
+
+def test_runs_are_compared_by_class_and_setting(detector, tmp_path):
+    first = guessed(detector, tmp_path / 'first/report')
+    detector.test_dataloader.batch_size = 2
+    report = guessed(detector, tmp_path / 'second', compare=[tmp_path / 'first'])
+    (other,) = report['compared']
+    assert other['name'] == str(tmp_path / 'first')
+    assert other['values']['nut'] == first['classes'][0]['AP']
+    assert other['settings'].splitlines() == ['test_dataloader.batch_size', '  - 8', '  + 2']
+    page = (tmp_path / 'second/index.html').read_text()
+    assert '/first</button>' in page
+    with pytest.raises(ValueError, match=r'--compare takes a folder with report.json or report/report.json, got'):
+        guessed(detector, tmp_path / 'third', compare=[tmp_path])
+    with pytest.raises(FileExistsError, match=r'report.json is there already'):
+        guessed(detector, tmp_path / 'second')
+
+
+def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path):
+    cfg = own_config(segmentation(make_own_data(tmp_path / 'own')), tmp_path / 'work')
+    report = guessed(cfg, tmp_path / 'out')
+    assert {name: round(100 * value, 2) for name, value in report['overall'].items()} == pytest.approx(
+        report['metrics']
+    )
+    assert 0.5 < report['overall']['mIoU'] < 1
+    assert (tmp_path / 'out/index.html').read_text().count('src="data:image/webp;base64,') == 2
+    (tmp_path / 'boxes.json').write_text('{"task": "detection"}')
+    with pytest.raises(ValueError, match=r"--compare takes reports of segmentation, got '.*' of detection"):
+        guessed(cfg, tmp_path / 'new', compare=[tmp_path / 'boxes.json'])
+
+
+def test_a_classifier_of_mmpretrain(tmp_path):
+    """mmpretrain is not installed here: the hook gets its samples alone."""
+    scores = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    samples = [
+        BaseDataElement(metainfo=dict(img_path=f'{row}.jpg'), gt_label=torch.tensor([1]), pred_score=one)
+        for row, one in enumerate(scores)
+    ]
+    hooks, cfg = [], Config(dict(default_scope='mmpretrain'))
+    loader = SimpleNamespace(dataset=Samples(samples))
+    runner = SimpleNamespace(cfg=cfg, test_dataloader=loader, register_hook=hooks.append)
+
+    def test():
+        hooks[0].after_test_iter(runner, 0, outputs=samples)
+        return {'accuracy/top1': 0.0}
+
+    report = write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
+    assert report['overall'] == dict(top1=0.0)
+    assert [row['file'] for row in report['pictures']] == ['0.jpg', '1.jpg']
+    runner.cfg.default_scope = 'mmrotate'
+    with pytest.raises(ValueError, match=r"a report takes a model of mmdet, .*, got default_scope='mmrotate'"):
+        write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
+
+
+def test_tool_and_python_report_on_a_checkpoint(tmp_path):
+    config, _, *options = map(str, detection(make_own_data(tmp_path / 'own')))
+    checkpoint = save_random_model(own_config([config, '', *options], tmp_path / 'work'), tmp_path)
+    words = [
+        config,
+        checkpoint,
+        '--out-dir',
+        tmp_path / 'out',
+        '--work-dir',
+        tmp_path / 'work',
+        '--cfg-options',
+        *options,
+    ]
+    result = run_well('tools/report.py', *words)
+    assert result.stdout.splitlines()[-1] == str(tmp_path / 'out/index.html')
+    assert 'evaluating segm' in result.stderr  # the progress
+    assert 'report.json is there already' in error_of('tools/report.py', *words)
+    model = load(config, checkpoint, options=parse_options(options), work_dir=tmp_path / 'work')
+    report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
+    assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report), settings='')]
+
+
+def test_a_training_ends_with_a_report(tmp_path):
+    words = detection(make_own_data(tmp_path / 'own'))
+    result = run_well('tools/train.py', *words, '--report', '--work-dir', tmp_path / 'work')
+    assert result.stdout.splitlines()[-1] == str(tmp_path / 'work/report/index.html')
+    report = json.loads((tmp_path / 'work/report/report.json').read_text())
+    assert report['checkpoint'] == str(tmp_path / 'work/epoch_1.pth')
+    assert {'loss', 'loss_mask'} <= report['log']['losses'].keys()
+    assert report['log']['rates'].keys() == {'lr'}
+    assert report['log']['metrics']['coco/segm_mAP'][-1] == [1, report['metrics']['coco/segm_mAP']]
