@@ -20,9 +20,8 @@ from ...replace import refuse
 from .library import DTYPES, PRODUCTS, Library, load
 
 Made = TypeVar('Made')  # tensors
-Cache = dict[
-    str, tuple[tuple[Any, ...], Any]
-]  # by role: a key, and tensors that are up to date if the key is unchanged
+# By role: a key, and tensors that are up to date if the key is unchanged
+Cache = dict[str, tuple[tuple[Any, ...], Any]]
 LINE = 64  # bytes of a cache line
 float32 = torch.float32
 # Return memory on the CPU, under any default dtype and device.
