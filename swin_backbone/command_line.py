@@ -204,6 +204,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--compile': dict(
         action='store_true', help='compile backbone and neck by torch.compile, with free sizes of pictures; on a GPU'
     ),
+    '--val-loss': dict(
+        action='store_true', help='compute the losses on the validation set too, at each validation: val_loss'
+    ),
     '--score-thr': dict(
         type=number(0, 1), default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
     ),

@@ -43,6 +43,7 @@ from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .runner.build import build_runner, run
 from .runner.launchers import processes, rank
+from .runner.monitor import ValLossHook
 from .runner.safe_runner import SafeRunner
 from .runner.testing import OutputOptions, enable_tta, write_outputs
 
@@ -60,6 +61,7 @@ class Options:
         settings: settings of a training.
         amp: mixed precision of this dtype; None: float32.
         compile: compile backbone and neck.
+        val_loss: compute the losses on the validation set too, at each validation of a training.
         unsafe_load: let pickles in checkpoints run code.
         skip_unreadable: continue without unreadable pictures.
         allow_missing: accept a checkpoint without some weights of the model.
@@ -76,6 +78,7 @@ class Options:
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     amp: Optional[str] = None
     compile: bool = False
+    val_loss: bool = False
     unsafe_load: bool = False
     skip_unreadable: bool = False
     allow_missing: bool = False
@@ -195,7 +198,7 @@ class Job:
         require_data(self.cfg, ('train', 'val'))
         if not rank(self.options.launcher):
             check_own_data(datasets, self.options.skip_unreadable)
-        return self._build_runner(datasets)
+        return self._build_runner(datasets, hooks=[ValLossHook()] if self.options.val_loss else [])
 
     def train(self, weights: Optional[str] = None, resume: Optional[str] = None) -> SafeRunner:
         """Train. Arguments and errors: see `build_training` and `run`."""
