@@ -35,6 +35,7 @@ from .configs.training_settings import (
     fit_schedule,
     lr_line,
 )
+from .data.balance import balance
 from .data.check_data import Report, check_data, check_own_data
 from .data.datasets import DataSets
 from .data.own_data.config import fill_own_data
@@ -164,12 +165,19 @@ class Job:
         before, lines, number = copy.deepcopy(cfg), [], processes(self.options.launcher)
         apply_settings(cfg, settings, self.options.cfg_options)
         apply_options(cfg, self.options.cfg_options)
+        dataset = None
+        if settings.balance:
+            dataset, line = balance(self.datasets)
+            lines.append(line)
         if settings.epochs is not None or 'own_data' in cfg:
-            fit_schedule(cfg, len(self.datasets.of('train')), number, settings.epochs)
+            built = self.datasets.build('train', dataset) if dataset else self.datasets.of('train')
+            fit_schedule(cfg, len(built), number, settings.epochs)
         options = self.options.cfg_options
         if len(cfg.get('param_scheduler') or ()) != len(before.get('param_scheduler') or ()):  # indices have moved
             options = {key: value for key, value in options.items() if not key.startswith('param_scheduler.')}
         apply_options(cfg, options)
+        if dataset:  # behind the options, whose keys are of the data set inside
+            cfg.train_dataloader.dataset = dataset
         if settings.auto_scale_lr:
             enable_auto_scale_lr(cfg)
         elif settings.batch is not None or has_own_data:
