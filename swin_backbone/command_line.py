@@ -178,6 +178,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         action='store_true',
         help='learning rate in proportion to the batch, from auto_scale_lr.base_batch_size of the config',
     ),
+    '--balance': dict(
+        action='store_true',
+        help='let rare classes count more: repeat their pictures; of a segmentor, weigh the loss by class',
+    ),
     '--annotations': dict(
         metavar='A', help='with --data: file or folder of annotations outside the folder of pictures'
     ),
@@ -203,6 +207,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     '--compile': dict(
         action='store_true', help='compile backbone and neck by torch.compile, with free sizes of pictures; on a GPU'
+    ),
+    '--val-loss': dict(
+        action='store_true', help='compute the losses on the validation set too, at each validation: val_loss'
     ),
     '--score-thr': dict(
         type=number(0, 1), default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
@@ -246,7 +253,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 CONFIG = 'config backbone at recipe cfg_options debug'  # for `make_job`
-TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr'  # for `make_job`
+TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr balance'  # for `make_job`
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -313,7 +320,7 @@ def make_job(args: argparse.Namespace) -> Any:
     options = Options(**{name: given[name] for name in names})
     if 'auto_scale_lr' in given:
         shape = args.shape and args.shape[::-1]
-        settings = TrainingSettings(args.epochs, args.batch, shape, args.lr, args.auto_scale_lr)
+        settings = TrainingSettings(args.epochs, args.batch, shape, args.lr, args.auto_scale_lr, args.balance)
         options = replace(options, settings=settings)
     return Job(args.config, options)
 

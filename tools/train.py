@@ -24,8 +24,8 @@ from swin_backbone.command_line import (
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} {TRAINING_OPTIONS} data annotations weights resume amp compile work_dir skip_unreadable unsafe_load '
-        'timeout launcher local_rank',
+        f'{CONFIG} {TRAINING_OPTIONS} data annotations weights resume amp compile val_loss work_dir '
+        'skip_unreadable unsafe_load timeout launcher local_rank',
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
     parser.add_argument(

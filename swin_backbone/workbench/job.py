@@ -35,6 +35,7 @@ from .configs.training_settings import (
     fit_schedule,
     lr_line,
 )
+from .data.balance import balance
 from .data.check_data import Report, check_data, check_own_data
 from .data.datasets import DataSets
 from .data.own_data.config import fill_own_data
@@ -43,6 +44,7 @@ from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .runner.build import build_runner, run
 from .runner.launchers import processes, rank
+from .runner.monitor import ValLossHook
 from .runner.safe_runner import SafeRunner
 from .runner.testing import OutputOptions, enable_tta, write_outputs
 
@@ -60,6 +62,7 @@ class Options:
         settings: settings of a training.
         amp: mixed precision of this dtype; None: float32.
         compile: compile backbone and neck.
+        val_loss: compute the losses on the validation set too, at each validation of a training.
         unsafe_load: let pickles in checkpoints run code.
         skip_unreadable: continue without unreadable pictures.
         allow_missing: accept a checkpoint without some weights of the model.
@@ -76,6 +79,7 @@ class Options:
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     amp: Optional[str] = None
     compile: bool = False
+    val_loss: bool = False
     unsafe_load: bool = False
     skip_unreadable: bool = False
     allow_missing: bool = False
@@ -161,12 +165,19 @@ class Job:
         before, lines, number = copy.deepcopy(cfg), [], processes(self.options.launcher)
         apply_settings(cfg, settings, self.options.cfg_options)
         apply_options(cfg, self.options.cfg_options)
+        dataset = None
+        if settings.balance:
+            dataset, line = balance(self.datasets)
+            lines.append(line)
         if settings.epochs is not None or 'own_data' in cfg:
-            fit_schedule(cfg, len(self.datasets.of('train')), number, settings.epochs)
+            built = self.datasets.build('train', dataset) if dataset else self.datasets.of('train')
+            fit_schedule(cfg, len(built), number, settings.epochs)
         options = self.options.cfg_options
         if len(cfg.get('param_scheduler') or ()) != len(before.get('param_scheduler') or ()):  # indices have moved
             options = {key: value for key, value in options.items() if not key.startswith('param_scheduler.')}
         apply_options(cfg, options)
+        if dataset:  # behind the options, whose keys are of the data set inside
+            cfg.train_dataloader.dataset = dataset
         if settings.auto_scale_lr:
             enable_auto_scale_lr(cfg)
         elif settings.batch is not None or has_own_data:
@@ -195,7 +206,7 @@ class Job:
         require_data(self.cfg, ('train', 'val'))
         if not rank(self.options.launcher):
             check_own_data(datasets, self.options.skip_unreadable)
-        return self._build_runner(datasets)
+        return self._build_runner(datasets, hooks=[ValLossHook()] if self.options.val_loss else [])
 
     def train(self, weights: Optional[str] = None, resume: Optional[str] = None) -> SafeRunner:
         """Train. Arguments and errors: see `build_training` and `run`."""

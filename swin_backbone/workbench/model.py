@@ -56,6 +56,8 @@ class Model:
         img_scale: Optional[tuple[int, int]] = None,
         lr: Optional[float] = None,
         *,
+        balance: bool = False,
+        val_loss: bool = False,
         resume: bool = False,
     ) -> Model:
         """Train as tools/train.py, and use the last checkpoint from then on.
@@ -67,6 +69,8 @@ class Model:
             batch: pictures per step and device.
             img_scale: (width, height) in pixels.
             lr: learning rate.
+            balance: let rare classes count more.
+            val_loss: compute the losses on the validation set too, at each validation.
             resume: continue from the last checkpoint in the working folder.
 
         Returns:
@@ -79,7 +83,8 @@ class Model:
         from .configs.training_settings import TrainingSettings
         from .job import Job
 
-        options = replace(self._options, settings=TrainingSettings(epochs, batch, img_scale, lr))
+        settings = TrainingSettings(epochs, batch, img_scale, lr, balance=balance)
+        options = replace(self._options, settings=settings, val_loss=val_loss)
         runner = Job(self._config, options).train(*((None, 'auto') if resume else (self.checkpoint, None)))
         self.cfg, self._predictor = runner.cfg, None
         self.checkpoint = runner.last_checkpoint or self.checkpoint

@@ -13,6 +13,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 from swin_backbone import accelerate, load, swap_backbone
 from swin_backbone.workbench.export import export
 from swin_backbone.workbench.model import _frames
+from swin_backbone.workbench.pictures.curves import read_log
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 SMALL = {
@@ -36,7 +37,8 @@ def test_from_a_name_to_predictions(tmp_path):
     model = load(RETINANET, backbone='swin-nano', data=root, work_dir=tmp_path / 'work', options=SMALL)
     with pytest.raises(ValueError, match='to predict, a model needs a checkpoint'):
         model.predict(np.zeros((64, 64, 3), np.uint8))
-    assert model.train(epochs=1, batch=2, img_scale=(64, 64)) is model
+    assert model.train(epochs=1, batch=2, img_scale=(64, 64), val_loss=True) is model
+    assert read_log(tmp_path / 'work').losses['val_loss']
     assert model.checkpoint.endswith('epoch_1.pth')
     picture = np.full((50, 70, 3), 90, np.uint8)
     one, *more = model.predict([root / 'images' / 'val', picture])

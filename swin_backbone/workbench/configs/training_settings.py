@@ -27,11 +27,13 @@ class TrainingSettings(NamedTuple):
     """The settings of a training; None keeps the config's.
 
     Args:
-        epochs: passes over all training pictures, also of a config that counts iterations or repeats pictures.
+        epochs: passes over all training pictures, also of a config that counts iterations or repeats pictures. A pass
+            of `balance` has its repetitions.
         batch: pictures of a step and process.
         img_scale: width and height in pixels of the resized pictures.
         lr: the learning rate; the other rates of the schedule follow.
         auto_scale_lr: let mmengine scale the learning rate in proportion to the batch.
+        balance: let rare classes count more: see `data.balance`.
     """
 
     epochs: Optional[int] = None
@@ -39,6 +41,7 @@ class TrainingSettings(NamedTuple):
     img_scale: Optional[tuple[int, int]] = None
     lr: Optional[float] = None
     auto_scale_lr: bool = False
+    balance: bool = False
 
 
 def apply_settings(cfg: Config, settings: TrainingSettings, options: Collection[str] = ()) -> None:

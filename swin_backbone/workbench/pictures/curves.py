@@ -17,6 +17,7 @@ SCALARS = Path('vis_data', 'scalars.json')  # of mmengine's LocalVisBackend, bel
 LINES = ('-', '--', ':', '-.')  # by log
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
 MOST_LINES = len(COLOURS)
+VAL_LOSS = 'val_loss'  # of ValLossHook
 MAIN_METRICS = ('mAP', 'mIoU', 'PQ', 'top1')  # ends of names; details are longer, as bbox_mAP_s
 NO_OBJECTS = -1  # COCO's metric for a size without objects
 
@@ -25,7 +26,7 @@ class Log(NamedTuple):
     """Scalars of a training."""
 
     name: str
-    losses: Points  # against iterations
+    losses: Points  # against iterations, also `val_loss`
     rates: Points  # learning rates, against iterations
     metrics: Points  # of validation, against epochs or iterations
     by_epoch: bool  # whether validation counts epochs
@@ -62,7 +63,11 @@ def read_log(path: Path) -> Log:
     names = {name for record in train.values() for name in record if name not in NOT_DRAWN}
     losses = _points(train, [name for name in names if 'loss' in name])
     rates = _points(train, [name for name in names if name == 'lr' or name.endswith('/lr')])
-    metrics = _points(validated, {name for record in validated.values() for name in record if name not in NOT_DRAWN})
+    of_validation = {name for record in validated.values() for name in record if name not in NOT_DRAWN}
+    metrics = _points(validated, [name for name in of_validation if 'loss' not in name])
+    for at, value in _points(validated, [VAL_LOSS]).get(VAL_LOSS, ()):
+        logged = [step for step, record in train.items() if record.get('epoch', 0) <= at] if by_epoch else [at]
+        losses.setdefault(VAL_LOSS, []).append((max(logged, default=0), value))
     if not (losses or metrics):
         raise ValueError(f'{str(path)!r} has neither losses nor metrics')
     name = path.name if path.is_dir() or path.name != SCALARS.name else path.absolute().parents[1].name
@@ -74,7 +79,7 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
     """Draw loss terms, learning rate and validation metrics of trainings."""
     figure = Figure(figsize=(11, 4.2), layout='constrained')
     loss, rate, metric = figure.subplots(1, 3, width_ratios=(1.25, 1, 1.25))
-    _draw(loss, {log.name: log.losses for log in logs}, 'Loss and its terms', first='loss')
+    _draw(loss, {log.name: log.losses for log in logs}, 'Loss and its terms', first=('loss', VAL_LOSS))
     _draw(rate, {log.name: log.rates for log in logs}, 'Learning rate')
     _draw(metric, {log.name: log.metrics for log in logs}, 'Validation metrics', marker='o')
     for axis in (loss, rate):
@@ -87,16 +92,16 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
     return figure
 
 
-def _draw(axis: Axes, by_log: Mapping[str, Points], title: str, first: str = '', marker: str = '') -> None:
+def _draw(axis: Axes, by_log: Mapping[str, Points], title: str, first: Sequence[str] = (), marker: str = '') -> None:
     """Draw the curves of several logs: colours by names, styles of lines by logs."""
     axis.set_title(title, fontsize=10)
     names = list(dict.fromkeys(name for points in by_log.values() for name in points))
-    names.sort(key=lambda name: (name != first, not name.endswith(MAIN_METRICS), name))
+    names.sort(key=lambda name: (name not in first, not name.endswith(MAIN_METRICS), name))
     for log, style, points in zip(by_log, LINES * len(by_log), by_log.values()):
         for name, colour in zip(names[:MOST_LINES], COLOURS):
             if name in points:
                 label = name if len(by_log) == 1 else f'{log}: {name}'
-                width = 2.2 if name == first else 1.2
+                width = 2.2 if name in first else 1.2
                 axis.plot(*zip(*points[name]), style, color=colour, lw=width, label=label, marker=marker, ms=3)
     if not names:
         axis.text(0.5, 0.5, 'none yet', ha='center', va='center', transform=axis.transAxes, color='#555555')

@@ -1,18 +1,30 @@
-"""Views of a training: curves.png beside the log, and mmengine's backends for TensorBoard and W&B."""
+"""Views of a training: validation loss, curves.png beside the log, mmengine's backends for TensorBoard and W&B."""
 
+import copy
 import logging
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
 from mmengine.config import Config
-from mmengine.dist import master_only
+from mmengine.dataset import Compose, DefaultSampler
+from mmengine.dist import all_gather_object, master_only
 from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import DataLoader
 
+from ...openmmlab.errors import ConfigError, kind_of, parts_of, sentence_of, walk
+from ..configs.paths import datasets_in
+from ..data.datasets import base_datasets
+from ..data.seeds import LOSS, keep_generators, seed_generators
 from ..pictures.curves import curves_figure, read_log
 from ..pictures.save import save_figure
 
+PICTURES = 'pictures'  # their number, beside sums of losses
 VIS_BACKENDS = {'tensorboard': 'TensorboardVisBackend', 'wandb': 'WandbVisBackend'}  # by the value of --vis
 
 
@@ -38,6 +50,102 @@ class CurvesHook(Hook):
             save_figure(curves_figure([read_log(Path(runner.work_dir))]), Path(runner.log_dir, 'curves.png'))
         except Exception as error:  # no error here stops a training
             runner.logger.log(logging.WARNING, f'curves.png was not drawn: {error}')
+
+
+class ValLossHook(Hook):
+    """Add the losses on the validation set to its metrics: `val_loss`, and `val_` before the name of each term.
+
+    A copy of the model, which shares the parameters, computes the losses without gradients. Dropout, drop path and
+    batch norm are as in validation. Modules with a method `loss` are in training mode, because detectors and heads
+    return other outputs then. Every validation draws the same random numbers, and the training's generators keep
+    their state. The mean over the set weighs a batch by its pictures. The batch is that of the training; mmseg's is 1,
+    because its pictures keep their shapes. A model that cannot compute the losses gets one warning, and no losses.
+    """
+
+    priority = 'HIGHEST'  # before the hooks that take metrics, and before EMAHook, which takes the averages away
+
+    def before_train(self, runner: Runner) -> None:
+        """Build the loader. Raises ConfigError without validation."""
+        if runner.val_loop is None:
+            raise ConfigError('--val-loss needs val_dataloader, and the config has none')
+        given = runner.val_dataloader
+        dataset = copy.deepcopy(given.dataset)
+        for base, (_, cfg) in zip(base_datasets(dataset), datasets_in(runner.cfg, 'val')):
+            base.pipeline = Compose(loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
+            base.guard.put_on(base)
+        self.loader: Optional[DataLoader[Any]] = DataLoader(
+            dataset,
+            1 if runner.cfg.get('default_scope') == 'mmseg' else runner.cfg.train_dataloader.get('batch_size', 1),
+            sampler=DefaultSampler(dataset, shuffle=False, seed=0),
+            num_workers=given.num_workers,
+            collate_fn=given.collate_fn,
+            worker_init_fn=given.worker_init_fn,
+        )
+
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
+        """See `Hook`."""
+        if metrics is None or getattr(self, 'loader', None) is None:
+            return
+        sums: dict[str, float] = {}
+        try:
+            with keep_generators(), torch.no_grad():
+                seed_generators(runner.seed, LOSS, runner.rank)
+                for pictures, losses in self._losses(runner):
+                    _add(sums, {PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
+        except Exception as error:  # no error here stops a training
+            runner.logger.warning(f'--val-loss has no effect: {sentence_of(error)}')
+            self.loader, sums = None, {}
+        totals: dict[str, float] = {}
+        for part in all_gather_object(sums):
+            _add(totals, part)
+        number = totals.pop(PICTURES, 1)
+        for name, total in totals.items():
+            metrics[f'val_{name}'] = total / number
+            runner.message_hub.log_scalars.pop(f'val/val_{name}', None)  # of earlier losses: the log has means
+
+    def _losses(self, runner: Runner) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the number of pictures and the losses of each batch."""
+        model: Any = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        held = [value for part in model.modules() for _, value in walk(vars(part)) if isinstance(value, torch.Tensor)]
+        shared = [
+            value for value in held if isinstance(value, nn.Parameter) or not value.is_leaf
+        ]  # CondInst keeps maps
+        model = copy.deepcopy(model, {id(value): value for value in shared}).eval()
+        for part in model.modules():
+            part.training = hasattr(type(part), 'loss')
+        model.data_preprocessor.batch_augments = None
+        for batch in self.loader or ():
+            data = model.data_preprocessor(batch, True)
+            with runner.optim_wrapper.optim_context(model):
+                losses = model(**data, mode='loss')
+            _, values = model.parse_losses(losses)
+            yield len(data['inputs']), {name: float(value) for name, value in values.items() if 'loss' in name}
+
+
+def loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, Any]]:
+    """Return the pipeline of a validation with the labels of a training.
+
+    Toolboxes load labels for validation after Resize, in the size of the file. Here they are loaded before, as in
+    training, and the training's last step packs them.
+
+    Args:
+        train: data set of the training, with wrappers.
+    """
+    steps = [step for _, step in parts_of(train, 'dataset')]
+    labels = [step for index, step in enumerate(steps) if _loads_labels(step) and step not in steps[:index]]
+    packs = [step for step in steps if kind_of(step).startswith('Pack')]
+    middle = [step for step in val[1:-1] if not _loads_labels(step)]
+    return [val[0], *labels, *middle, packs[0] if packs else val[-1]]
+
+
+def _loads_labels(step: dict[str, Any]) -> bool:
+    kind = kind_of(step)
+    return kind == 'ConvertBoxType' or (kind.startswith('Load') and kind.endswith('Annotations'))
+
+
+def _add(sums: dict[str, float], values: dict[str, float]) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0) + value
 
 
 def enable_vis(cfg: Config, name: Optional[str]) -> None:

@@ -1,0 +1,110 @@
+"""`--balance`: repeated pictures of rare classes, and weights of a segmentor's loss."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from helpers.openmmlab import own_data
+from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+
+from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench.configs.cfg_options import parse_options
+from swin_backbone.workbench.configs.training_settings import TrainingSettings
+from swin_backbone.workbench.job import Job, Options
+
+BALANCED = TrainingSettings(epochs=3, batch=4, balance=True)
+
+
+def job_of(tmp_path, words, change=lambda cfg: None, settings=BALANCED):
+    config, _, *given = (word for word in words if settings.epochs is None or 'max_epochs' not in str(word))
+    cfg = read_config(str(config))
+    change(cfg)
+    return Job(cfg, Options(work_dir=str(tmp_path), cfg_options=parse_options(given), settings=settings))
+
+
+@pytest.fixture
+def rare_bolts(tmp_path, monkeypatch):
+    """12 pictures of a nut; 8 of these have a washer, and the last has a bolt too."""
+    monkeypatch.setitem(own_data.COUNTS, 'train', 12)
+    root = make_own_data(tmp_path)
+    for split in own_data.COUNTS:
+        coco = read_coco(root, split)
+        coco['categories'].append(dict(id=9, name='washer'))
+        nuts = [dict(one, category_id=3) for one in coco['annotations']]
+        more = [dict(one, category_id=9, id=100 + one['id']) for one in nuts[:8]]
+        coco['annotations'] = [*nuts, *more, dict(nuts[-1], category_id=7, id=200)]
+        write_coco(root, split, coco)
+    return root
+
+
+def in_repetition(cfg):
+    cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=3, dataset=cfg.train_dataloader.dataset)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=90, val_interval=30)
+
+
+def test_pictures_of_rare_classes_are_repeated(rare_bolts, tmp_path, capsys):
+    """The limit is 4, half of the washer's 8 pictures: the bolt's picture repeats sqrt(4 / 1) times."""
+    runner = job_of(tmp_path, detection(rare_bolts)).build_training()
+    dataset = runner.cfg.train_dataloader.dataset
+    assert (dataset.type, dataset.oversample_thr) == ('ClassBalancedDataset', 4 / 12)
+    loader = runner.build_dataloader(runner.cfg.train_dataloader)
+    drawn = Counter(sample.img_id for batch in loader for sample in batch['data_samples'])
+    assert drawn == {**dict.fromkeys(range(12), 1), 11: 2}
+    line = '--balance repeats pictures of classes in less than half as many pictures as the median class: bolt (1); '
+    assert f'{line}an epoch has 13 pictures in place of 12' in capsys.readouterr().out
+
+
+def test_epochs_count_the_repetitions(rare_bolts, tmp_path):
+    """3 passes over 13 pictures, in steps of 4, also of a config that counts iterations and repeats pictures."""
+    words = [word for word in detection(rare_bolts) if 'train_dataloader.dataset' not in str(word)]
+    job = job_of(tmp_path, words, in_repetition)
+    job.derive_settings()
+    dataset = job.cfg.train_dataloader.dataset
+    assert (dataset.dataset.type, dataset.times) == ('ClassBalancedDataset', 1)
+    assert job.cfg.train_cfg.max_iters == 3 * 4
+    assert len(job.datasets.of('train')) == 13
+
+
+def test_balanced_data_stays(tmp_path, capsys):
+    job = job_of(tmp_path, detection(make_own_data(tmp_path)), settings=TrainingSettings(balance=True))
+    job.derive_settings()
+    assert job.cfg.train_dataloader.dataset.type == 'CocoDataset'
+    assert '--balance repeats nothing: ' in capsys.readouterr().out
+
+
+def test_the_loss_of_a_segmentor_weighs_rare_classes_more(tmp_path, capsys):
+    """A quarter of the pixels is a nut, none is a bolt. Weights 1 / log(1.02 + share), with a mean of 1."""
+    words = segmentation(make_own_data(tmp_path), 'own_data.classes=[ground,nut,bolt]')
+    job = job_of(tmp_path, words, settings=TrainingSettings(balance=True))
+    job.derive_settings()
+    losses = [job.cfg.model[head].loss_decode for head in ('decode_head', 'auxiliary_head')]
+    for loss in losses:
+        ground, nut, bolt = loss.class_weight
+        assert 0.75 * ground + 0.25 * nut == pytest.approx(1, rel=1e-3)
+        assert (nut / ground, bolt / ground) == (pytest.approx(2.389, rel=1e-3), pytest.approx(28.83, rel=1e-3))
+    line = 'by class: bolt 21.4 (0.00% of the pixels), nut 1.77 (25.00% of the pixels), ground 0.742 (75.00% of'
+    assert f'--balance weighs the cross entropy {line}' in capsys.readouterr().out
+    assert job.build_training().model.decode_head.loss_decode.class_weight == [ground, nut, bolt]
+
+
+def test_labels_are_counted_as_training_loads_them(tmp_path):
+    """With reduce_zero_label, 0 is ignored, and all other pixels are a nut."""
+    words = segmentation(make_own_data(tmp_path), 'own_data.classes=[nut,bolt]', '+own_data.reduce_zero_label=True')
+    job = job_of(tmp_path, words, settings=TrainingSettings(balance=True))
+    job.derive_settings()
+    assert job.cfg.model.decode_head.loss_decode.class_weight[0] == 1
+
+
+@pytest.mark.parametrize('change', [dict(type='LovaszLoss'), dict(use_sigmoid=True)])
+def test_a_loss_without_weights_is_named(tmp_path, change):
+    def edit(cfg):
+        for head in ('decode_head', 'auxiliary_head'):
+            cfg.model[head].loss_decode.update(change)
+
+    job = job_of(tmp_path, segmentation(make_own_data(tmp_path)), edit, TrainingSettings(balance=True))
+    with pytest.raises(ConfigError, match=r"needs loss_decode=dict\(type='CrossEntropyLoss'\)"):
+        job.derive_settings()

@@ -1,0 +1,171 @@
+"""`--val-loss`: the losses on the validation set, of a training that has the same bits without them."""
+
+import copy
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.openmmlab import toy_training
+from helpers.openmmlab.jobs import build_runner
+from helpers.openmmlab.own_data import SIDE, detection, make_own_data, read_coco, segmentation
+from helpers.openmmlab.toy_training import differing, run_ranks
+from mmengine.config import ConfigDict
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmengine.registry import HOOKS, MODELS
+
+from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench.configs.cfg_options import parse_options
+from swin_backbone.workbench.data.seeds import LOSS, seed_generators
+from swin_backbone.workbench.job import Job, Options
+from swin_backbone.workbench.pictures.curves import read_log
+from swin_backbone.workbench.runner.monitor import ValLossHook, loss_pipeline
+
+HOOKS.register_module(module=ValLossHook, force=True)  # for configs of toy trainings
+
+
+@HOOKS.register_module(force=True)
+class Draws(Hook):
+    """Compare the generators before and after the validation's losses, and keep the metrics."""
+
+    priority = 'VERY_HIGH'  # behind ValLossHook
+    metrics, kept = None, True
+
+    def states(self):
+        return str((random.getstate(), np.random.get_state(), torch.get_rng_state().tolist()))
+
+    def after_val_iter(self, *_, **__):
+        self.before = self.states()
+
+    def after_val_epoch(self, runner, metrics=None):
+        type(self).metrics = [*(type(self).metrics or ()), dict(metrics)]
+        type(self).kept &= self.before == self.states()
+
+
+@pytest.fixture(autouse=True)
+def _new_loggers():
+    MMLogger._instance_dict.clear()
+    yield
+    MMLogger._instance_dict.clear()
+
+
+def run(work_dir, *hooks, **more):
+    Draws.metrics, Draws.kept = None, True
+    runner = toy_training.train(
+        toy_training.config(work_dir, epochs=2, val=1, hooks=[dict(type=kind) for kind in (*hooks, 'Draws')], **more)
+    )
+    assert Draws.kept
+    return runner, Draws.metrics
+
+
+def test_a_training_has_the_same_bits_with_and_without(tmp_path, capsys):
+    """With drop path, batch norm, random pictures and losses, a moving average, and a model that counts its losses."""
+    with_, metrics = run(tmp_path / 'with', 'EMAHook', 'ValLossHook')
+    _, without = run(tmp_path / 'without', 'EMAHook')
+    assert differing(tmp_path / 'with' / 'epoch_2.pth', tmp_path / 'without' / 'epoch_2.pth') == []
+    assert [set(values) for values in (metrics[0], without[0])] == [{'val_loss', 'val_loss_a', 'val_loss_b'}, set()]
+    assert metrics[0]['val_loss'] != metrics[1]['val_loss']
+    assert f'val_loss: {metrics[1]["val_loss"]:.4f}' in capsys.readouterr().out  # no mean over validations
+    (_, last) = read_log(tmp_path / 'with').losses['val_loss']
+    assert last == (16, pytest.approx(metrics[1]['val_loss']))
+    again = {}, {}
+    for values in again:
+        next(hook for hook in with_.hooks if isinstance(hook, ValLossHook)).after_val_epoch(with_, values)
+    assert again[0] == again[1] != {}  # equal weights, equal draws
+
+
+@MODELS.register_module(force=True)
+class Mean(toy_training.Toy):
+    """The loss is the mean of the numbers of the pictures."""
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        losses = super().forward(inputs, data_samples, mode)
+        if mode == 'loss':
+            numbers = [int(sample.img_path[8:-4]) for sample in data_samples]
+            self.kept = [dict(losses)]  # with their graph, which cannot be copied
+            losses = dict(loss_a=sum(numbers) / len(numbers) + 0 * losses['loss_a'], other=losses['loss_b'])
+        return losses
+
+
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_the_mean_weighs_batches_by_their_pictures(tmp_path, ranks):
+    """16 pictures in batches of 6, 6 and 4; in two processes of 6 and 2."""
+    more = dict(model__type='Mean', train_dataloader__batch_size=6)
+    if ranks == 1:
+        _, metrics = run(tmp_path, 'ValLossHook', **more)
+        assert metrics[0] == dict(val_loss=7.5, val_loss_a=7.5)
+    else:
+        cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='ValLossHook')], **more)
+        assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log0').read_text()[-3000:]
+        assert read_log(tmp_path).losses['val_loss'][0][1] == 7.5
+
+
+def test_a_model_without_losses_gets_one_warning(tmp_path):
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        if mode == 'loss' and not torch.is_grad_enabled():
+            raise RuntimeError('no loss in eval')
+        return toy_training.Toy.forward(self, inputs, data_samples, mode)
+
+    MODELS.register_module(module=type('Refuses', (toy_training.Toy,), dict(forward=forward)), force=True)
+    runner, metrics = run(tmp_path, 'ValLossHook', model__type='Refuses')
+    assert metrics == [{}, {}]
+    log = Path(runner.logger.log_file).read_text()
+    assert log.count('--val-loss has no effect: model: RuntimeError: no loss in eval') == 1
+    cfg = toy_training.config(tmp_path / 'no', epochs=1, hooks=[dict(type='ValLossHook')])
+    with pytest.raises(ConfigError, match='--val-loss needs val_dataloader'):
+        build_runner(cfg).train()
+
+
+def own_training(tmp_path, kind):
+    config, _, *words = kind(make_own_data(tmp_path / 'own'))
+    options = Options(work_dir=str(tmp_path / 'work'), cfg_options=parse_options(words), val_loss=True)
+    runner = Job(str(config), options).build_training()
+    hook = next(hook for hook in runner.hooks if isinstance(hook, ValLossHook))
+    return runner, hook
+
+
+@pytest.mark.parametrize('kind', [detection, segmentation])
+def test_the_losses_are_those_of_the_training_on_the_set(tmp_path, kind):
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    runner, hook = own_training(tmp_path, kind)
+    metrics = {}
+    keep = Hook()
+    keep.after_val_epoch = lambda runner, metrics=metrics, into=metrics: into.update(metrics)
+    runner.register_hook(keep)
+    model = runner.train()
+    for batch in hook.loader:
+        for inputs, sample in zip(batch['inputs'], batch['data_samples']):
+            assert inputs.shape == (3, SIDE, SIDE)
+            if kind is detection:  # twice as large as in the file
+                (box,) = sample.gt_instances.bboxes.tensor.tolist()
+                x, y, width, height = read_coco(tmp_path / 'own', 'val')['annotations'][sample.img_id]['bbox']
+                assert box == [2 * x, 2 * y, 2 * (x + width), 2 * (y + height)]
+                (mask,) = sample.gt_instances.masks.to_ndarray()
+                assert (mask.shape, mask.sum()) == ((SIDE, SIDE), pytest.approx(4 * width * height, rel=0.1))
+            else:
+                assert sample.gt_sem_seg.data.shape == (1, SIDE, SIDE)
+                assert int(sample.gt_sem_seg.data.sum()) == 48 * 48
+    model.eval()
+    seed_generators(runner.seed, LOSS, 0)
+    with torch.no_grad():
+        batches = (model.data_preprocessor(batch, True) for batch in hook.loader)
+        losses = [float(model.parse_losses(model(**batch, mode='loss'))[0]) for batch in batches]
+    assert metrics['val_loss'] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+
+
+def test_labels_are_loaded_before_the_picture_is_resized():
+    """Nested pipelines of mosaics, and classifiers, which load no labels."""
+    names = 'LoadImageFromFile', 'Resize', 'LoadAnnotations', 'PackDetInputs'
+    load, resize, boxes, pack = (dict(type=name) for name in names)
+    loading = [load, dict(type='mmdet.LoadAnnotations', with_bbox=True)]
+    packs = dict(type='PackDetInputs', meta_keys=('flip',))
+    inner = dict(type='CocoDataset', pipeline=loading)
+    train = dict(type='MultiImageMixDataset', dataset=inner, pipeline=[dict(type='Mosaic'), packs])
+    for node in (train, dict(type='ConcatDataset', datasets=[train, copy.deepcopy(train)])):
+        assert loss_pipeline([load, resize, boxes, pack], ConfigDict(node)) == [load, loading[1], resize, packs]
+    classes = dict(type='ImageNet', pipeline=[load, dict(type='RandomFlip'), dict(type='PackInputs')])
+    val = [load, dict(type='ResizeEdge'), dict(type='CenterCrop'), dict(type='PackInputs')]
+    assert loss_pipeline(val, classes) == val
