@@ -1,7 +1,7 @@
 """Recognise the layout of a folder of pictures and annotations, and describe it as `own_data`.
 
-Layouts are COCO JSON, YOLO's text files, Pascal VOC's XML, and labels as pictures. What mmdet and mmseg cannot read is
-converted into a folder of the run. A missing split into training and validation is drawn.
+Layouts are COCO JSON, YOLO's text files, XML of Pascal VOC and CVAT, labelme's JSON, and labels as pictures. What mmdet
+and mmseg cannot read is converted into a folder of the run. A missing split into training and validation is drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,20 @@ from mmengine.config import Config
 
 from ....openmmlab.errors import DataError
 from ..annotations import uses_masks
-from .coco import find_coco
 from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
 from .labels import find_labels
-from .voc import find_voc
-from .yolo import find_yolo
+from .objects.coco import find_coco
+from .objects.cvat import find_cvat
+from .objects.labelme import SHAPES, find_labelme
+from .objects.voc import find_voc
+from .objects.yolo import find_yolo
 
 Finder = Callable[[DataFolder], Optional[OwnData]]
 # What finds the data of a config, by its toolbox, and what is looked for
 FINDERS: dict[str, tuple[tuple[Finder, ...], str]] = {
     'mmdet': (
-        (find_coco, find_yolo, find_voc),
-        'a JSON in the format of COCO, text files of YOLO, or XML of Pascal VOC',
+        (find_labelme, find_cvat, find_coco, find_yolo, find_voc),
+        'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
     ),
     'mmseg': ((find_labels,), 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
 }
@@ -40,7 +42,7 @@ def find_data(
     """Recognise pictures and annotations for a config of mmdet or mmseg.
 
     Args:
-        data: a folder, a COCO JSON, or YOLO's data.yaml.
+        data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
         annotations: a file or folder, if they are not below `data`.
         folder: for a split, and annotations in a format of the toolbox.
         names: of the classes; default: from files.
@@ -64,7 +66,7 @@ def find_data(
 
 def _find(scope: str, folder: DataFolder) -> OwnData:
     left_out = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
-    if not folder.pictures:
+    if not (folder.pictures or folder.holding('.json', SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
     finders, layouts = FINDERS[scope]
     first_error = None  # a broken file may be beside a whole layout
@@ -89,8 +91,10 @@ def _find(scope: str, folder: DataFolder) -> OwnData:
 
 def _list(data: Path, annotations: Optional[Path], outputs: Path, names: Optional[Sequence[str]]) -> DataFolder:
     one_file = next((path for path in (annotations, data) if path is not None and not path.is_dir()), None)
-    if one_file is not None and one_file.suffix.lower() not in ('.json', '.yaml', '.yml'):
-        raise DataError(f"{one_file} is no annotation file: it takes a COCO JSON, or YOLO's data.yaml, or a folder")
+    if one_file is not None and one_file.suffix.lower() not in ('.json', '.xml', '.yaml', '.yml'):
+        raise DataError(
+            f"{one_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
+        )
     root = data if data.is_dir() else data.parent
     files, results = list_files(root)
     if not data.is_dir() and not any(is_picture(path) for path in files):
