@@ -1,7 +1,8 @@
 """Recognise the layout of a folder of pictures and annotations, and describe it as `own_data`.
 
-Layouts are COCO JSON, YOLO's text files, XML of Pascal VOC and CVAT, labelme's JSON, and labels as pictures. What mmdet
-and mmseg cannot read is converted into a folder of the run. A missing split into training and validation is drawn.
+Layouts are COCO JSON, YOLO's text files, XML of Pascal VOC and CVAT, labelme's JSON, labels as pictures, and a folder
+for each class. What the toolboxes cannot read is converted into a folder of the run. A missing split into training and
+validation is drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from mmengine.config import Config
 
 from ....openmmlab.errors import DataError
 from ..annotations import uses_masks
+from .classes import find_classes
 from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
 from .labels import find_labels
 from .objects.coco import find_coco
@@ -28,6 +30,7 @@ FINDERS: dict[str, tuple[tuple[Finder, ...], str]] = {
         (find_labelme, find_cvat, find_coco, find_yolo, find_voc),
         'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
     ),
+    'mmpretrain': ((find_classes,), 'a folder of pictures for each class, or lists train.txt and val.txt'),
     'mmseg': ((find_labels,), 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
 }
 
@@ -39,7 +42,7 @@ def find_data(
     folder: Union[str, Path],
     names: Optional[Sequence[str]] = None,
 ) -> OwnData:
-    """Recognise pictures and annotations for a config of mmdet or mmseg.
+    """Recognise pictures and annotations for a config of mmdet, mmseg or mmpretrain.
 
     Args:
         data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
@@ -53,7 +56,7 @@ def find_data(
     """
     scope = cfg.get('default_scope')
     if scope not in FINDERS:
-        raise ValueError(f'--data takes a config of mmdet or mmseg, got default_scope={scope!r}')
+        raise ValueError(f'--data takes a config of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
     for argument, given in (('--data', data), ('--annotations', annotations)):
         if given is not None and not Path(given).exists():
             raise ValueError(f'{argument}: there is no {str(given)!r}')

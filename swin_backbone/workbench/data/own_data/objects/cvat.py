@@ -1,6 +1,7 @@
 """XML of CVAT for images 1.1, a file for all pictures.
 
-Source: docs.cvat.ai/docs/dataset_management/formats/format-cvat. datumaro, which reads the format, installs twelve packages.
+Source: docs.cvat.ai/docs/dataset_management/formats/format-cvat. datumaro, which reads the format too, installs twelve
+packages.
 """
 
 from pathlib import Path
