@@ -158,8 +158,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     'checkpoint': dict(help='path or URL of a checkpoint'),
     '--data': dict(
         metavar='D',
-        help='your own pictures and annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or label '
-        'PNGs, or the JSON itself; replaces data sets, classes and metrics of the config',
+        help='your own pictures and annotations: a folder with a COCO or labelme JSON, YOLO text files, Pascal VOC or '
+        'CVAT XML, label PNGs or a folder for each class, or the JSON itself; replaces data sets, classes and metrics '
+        'of the config',
     ),
     '--backbone': dict(metavar='NAME', help="put this Swin in place of the config's backbone: swin-t, swinv2-b, ..."),
     '--epochs': dict(

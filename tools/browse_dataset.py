@@ -1,4 +1,4 @@
-"""Show the augmented pictures of a training pipeline, with boxes, masks or labels.
+"""Show the augmented pictures of a training pipeline, with boxes, masks, labels or classes.
 
 python tools/browse_dataset.py CONFIG --output-dir D --not-show
 
@@ -29,6 +29,8 @@ from swin_backbone.command_line import (
 from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole
 
+READABLE = 224  # pixels of a side of a picture with a class, at least
+
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
@@ -58,13 +60,15 @@ def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
 
 def draw(visualizer: Any, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
     """An item of a data set with what is annotated on it, (H, W, 3) BGR."""
-    sample = item['data_samples']
+    sample, pixels = item['data_samples'], picture_of(item)
+    if hasattr(visualizer, 'visualize_cls'):
+        side = max(READABLE, *pixels.shape[:2])
+        shown = visualizer.visualize_cls(pixels, sample, resize=side, show=show, wait_time=seconds, name=name)
+        return shown[..., ::-1]  # type: ignore[no-any-return]
     instances = sample.get('gt_instances', {})
     if hasattr(instances.get('bboxes'), 'tensor'):  # mmdet's box structure, which its visualizer does not take
         instances.bboxes = instances.bboxes.tensor
-    visualizer.add_datasample(
-        name, picture_of(item), sample, draw_gt=True, draw_pred=False, show=show, wait_time=seconds
-    )
+    visualizer.add_datasample(name, pixels, sample, draw_gt=True, draw_pred=False, show=show, wait_time=seconds)
     drawn: NDArray[np.uint8] = visualizer.get_image()[..., ::-1]
     return drawn
 
@@ -81,8 +85,9 @@ def main() -> int:
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = make_job(args).datasets.cfg
-        if cfg.get('default_scope') not in ('mmdet', 'mmseg'):
-            raise ValueError(f'the config must be of mmdet or mmseg, got default_scope={cfg.get("default_scope")!r}')
+        visualizers = {**VISUALIZERS_OF, 'mmrotate': 'RotLocalVisualizer'}
+        if (scope := cfg.get('default_scope')) not in visualizers:
+            raise ValueError(f'the config must be of one of {", ".join(visualizers)}, got default_scope={scope!r}')
         init_default_scope(cfg.default_scope)
         if cfg.get(f'{args.phase}_dataloader') is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
@@ -90,7 +95,7 @@ def main() -> int:
             make_folder(args.output_dir)
         dataset = DataSets(cfg, beyond=()).of(args.phase)  # a wrong mask is an error of its picture alone
         guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable, has_checked_masks=False)
-    visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
+    visualizer = VISUALIZERS.build(dict(type=visualizers[scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo
     number = min(len(dataset), args.show_number or len(dataset))
     failed = 0

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from collections import Counter
 
 import cv2
@@ -176,6 +177,24 @@ def test_a_picture_gets_the_scores_that_testing_gives_it(tmp_path, shapes, train
     assert len(scores) == len(expected) == len(paths)
     for path, sample in zip(paths, expected):
         assert scores[str(path)] == pytest.approx(sample['pred_score'].max().item(), rel=1e-4), path
+
+
+def test_a_folder_for_each_class_is_trained_on(tmp_path, shapes):
+    """Three of the demo's four classes, with Mixup, whose number of classes follows too."""
+    data = tmp_path / 'own'
+    for kind in CLASSES[:3]:
+        shutil.copytree(shapes / 'crops' / 'train' / kind, data / kind)
+    config, work = tmp_path / 'config.py', tmp_path / 'work'
+    config.write_text(
+        f"_base_ = {str(DEMO)!r}\nmodel = dict(train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8)]))\n"
+    )
+    small = options('model.backbone.depths=[1,1,1,1]')
+    trained = run_well('tools/train.py', config, '--data', data, '--epochs', 1, '--work-dir', work, *small)
+    assert 'accuracy/top1' in trained.stdout
+    assert 'a fifth of the pictures is for validation' in trained.stdout
+    assert 'pictures by class' in trained.stderr
+    tested = run_well('tools/test.py', work / 'config.py', work / 'epoch_1.pth', '--work-dir', tmp_path / 'test')
+    assert 'accuracy/top1: ' in tested.stdout
 
 
 def test_a_checkpoint_of_another_number_of_classes_is_named(tmp_path, shapes, trained):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.in_process import error_of, run, run_well
+from helpers.openmmlab.layouts import write, write_picture
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
@@ -174,6 +175,36 @@ def test_browse_dataset_draws_what_is_trained_on(tmp_path, words):
     more = ('--not-show', '--output-dir', tmp_path / 'out', '--show-number', 2)
     assert '2 pictures in' in run_well('tools/browse_dataset.py', *more, *words(make_own_data(tmp_path))).stdout
     assert len(list((tmp_path / 'out').glob('*.jpg'))) == 2
+
+
+def rotated(root):
+    """Return arguments for a picture with a turned box, in DOTA's format."""
+    write_picture(root / 'trainval' / 'images', 'P0001', np.zeros((64, 64, 3), np.uint8), '.png')
+    write(root / 'trainval' / 'annfiles' / 'P0001.txt', '32 8 56 32 32 56 8 32 ship 0\n')
+    keys = (f'train_dataloader.dataset.data_root={root}', 'train_dataloader.dataset.pipeline.3.scale=(256,256)')
+    return 'mmrotate::rotated_retinanet/rotated-retinanet-rbox-le90_r50_fpn_1x_dota.py', '--cfg-options', *keys
+
+
+def classified(root):
+    for name in ('cat', 'dog'):
+        write_picture(root / name, '0', np.zeros((64, 64, 3), np.uint8))
+        write_picture(root / name, '1', np.zeros((64, 64, 3), np.uint8))
+    return 'mmpretrain::resnet/resnet18_8xb32_in1k.py', '--data', root, '--cfg-options', f'+work_dir={root.parent}/work'
+
+
+@pytest.mark.toolboxes
+@pytest.mark.parametrize(('package', 'words'), [('mmrotate', rotated), ('mmpretrain', classified)])
+def test_browse_dataset_draws_turned_boxes_and_classes(tmp_path, package, words):
+    pytest.importorskip(package, reason=f'{package} is not installed: make install EXTRAS=cls,rotate')
+    run_well('tools/browse_dataset.py', *words(tmp_path / 'own'), '--not-show', '--output-dir', tmp_path / 'out')
+    drawn = [cv2.imread(str(path)) for path in sorted((tmp_path / 'out').glob('*.jpg'))]
+    assert len(drawn) == (1 if package == 'mmrotate' else 2)
+    for pixels in drawn:
+        assert min(pixels.shape[:2]) >= 224
+        assert pixels.max() > 100
+        if package == 'mmrotate':  # an edge from (32, 8) to (56, 32), four times larger, and no edge of an upright box
+            assert pixels[76:84, 172:180].max() > 60
+            assert pixels[28:36, 28:36].max() < 60
 
 
 def test_what_print_config_prints_is_the_config_of_a_training(tmp_path):

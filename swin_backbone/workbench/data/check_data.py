@@ -32,6 +32,7 @@ from .media import picture_size
 PHASES = ('train', 'val')
 MOST_CLASSES = 30  # of a table
 IGNORED_PIXELS = '(ignored)'  # among the classes of a report
+COUNTED = ('objects', 'pictures by class')
 RARE = 10  # times as many objects as a class that may be mistyped
 SIMILAR = 0.7  # of two names, by difflib
 
@@ -122,7 +123,7 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
     for name in dict.fromkeys(name for report in reports for name in report.rows):
         table.add_row(name, *(report.rows.get(name, '') for report in reports))
     console.print(table)
-    counted = 'objects' if any('objects' in report.rows for report in reports) else 'pixels of labels'
+    counted = next((name for name in COUNTED if any(name in report.rows for report in reports)), 'pixels of labels')
     classes = Table('class', *(report.name for report in reports), title=counted)
     names = list(dict.fromkeys(name for report in reports for name in report.classes))
     for name in names[:MOST_CLASSES]:
@@ -147,7 +148,7 @@ def _check_pictures(
     seconds: float,
     skip_unreadable: bool,
 ) -> bool:
-    """Check pictures and labels, and return whether the pixels of all labels for training are counted."""
+    """Check pictures and labels, and return whether all labels for training are counted."""
     left, left_out = count_left_out(built, uses_masks(cfg), is_trained_on, seconds)
     rule = label_rule(cfg)
     report.rows['pictures'] = f'{len(built):,}'
@@ -182,9 +183,18 @@ def _check_pictures(
         report.rows['width'], report.rows['height'] = (f'{least[i]} to {most[i]}' for i in (1, 0))
     sampled = '' if checked == len(built) else f' of {len(built):,}, drawn at random'
     report.rows['pictures opened'] = f'{checked:,}{sampled}'
-    if rule:
+    is_classified = bool(len(built)) and isinstance(built.get_data_info(0).get('gt_label'), int)
+    if is_classified:
+        labels = [built.get_data_info(index)['gt_label'] for index in range(len(built))]
+        counts = np.bincount(labels, minlength=len(classes))
+        report.classes.update(dict(zip(classes, counts.tolist())))
+        report.rows['pictures by class'] = f'{min(counts):,} to {max(counts):,}'
+        if not is_trained_on:
+            _warn_of_unscored(report, report.classes)
+    if rule or is_classified:
         report.rows['classes'] = str(len(classes))
-    return is_trained_on and bool(rule) and checked == len(built) and not report.errors
+    is_counted = is_classified or (bool(rule) and checked == len(built))
+    return is_trained_on and is_counted and not report.errors
 
 
 def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
@@ -217,10 +227,14 @@ def _report_annotations(
     if is_trained_on:
         _warn_of_classes(report, annotations.objects)
     elif any(annotations.objects.values()):
-        for name in (name for name, count in annotations.objects.items() if not count):
-            report.warnings.add('classes without validation data, which have no score', name)
+        _warn_of_unscored(report, annotations.objects)
     if not any(annotations.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
+
+
+def _warn_of_unscored(report: Report, counts: Counter[str]) -> None:
+    for name in (name for name, count in counts.items() if not count):
+        report.warnings.add('classes without validation data, which have no score', name)
 
 
 def _warn_of_classes(report: Report, counts: Counter[str]) -> None:

@@ -1,9 +1,11 @@
 """Write the scenes of `layouts` in the export formats of CVAT, Label Studio, labelme, Roboflow and VIA."""
 
+import base64
 import shutil
 from functools import partial
 from pathlib import Path
 
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -118,10 +120,51 @@ def label_studio_json(root):
     write(root / 'project-1.json', [dict(id=1, annotations=[dict(id=1, result=[])], data=dict(image='/a.jpg'))])
 
 
-def cvat_images(root):
-    """CVAT for images 1.1."""
-    _write_pictures(root / 'images')
-    write(root / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
+def cvat_images(root, subsets=('default', 'default'), shape=None):
+    """CVAT for images 1.1, with a tag and a polyline in each picture. `shape` writes the element of a box."""
+
+    def box(x, y, side, name):
+        return f'<box label="{name}" xtl="{x}" ytl="{y}" xbr="{x + side}" ybr="{y + side}" occluded="0" z_order="0"/>'
+
+    images = ''
+    for number, (subset, name, picture, boxes) in enumerate(_all(*subsets)):
+        write_picture(root / 'images' / subset, name, picture)
+        shapes = ''.join((shape or box)(x, y, side, NAMES[kind]) for x, y, side, kind in boxes)
+        images += (f'<image id="{number}" name="{name}.jpg" subset="{subset}" width="64" height="64">'
+                   f'<tag label="night"/>{shapes}<polyline label="nut" points="1,1;9,9"/></image>')  # fmt: skip
+    labels = ''.join(f'<label><name>{name}</name><type>any</type></label>' for name in NAMES)
+    tag = '<label><name>night</name><type>tag</type></label>'
+    write(root / 'annotations.xml', '<?xml version="1.0" encoding="utf-8"?>\n<annotations><version>1.1</version>'
+          f'<meta><task><labels>{labels}{tag}</labels></task></meta>{images}</annotations>')  # fmt: skip
+
+
+def cvat_polygon(x, y, side, name):
+    points = ';'.join(f'{x + dx}.00,{y + dy}.00' for dx, dy in ((0, 0), (side, 0), (side, side), (0, side)))
+    return f'<polygon label="{name}" points="{points}" z_order="0"/>'
+
+
+def cvat_halves(x, y, side, name):
+    """Two boxes of a group."""
+    half = side // 2
+    boxes = ((x, y, x + half, y + side), (x + half, y, x + side, y + side))
+    return ''.join(f'<box label="{name}" group_id="{x}" xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}"/>'
+                   for left, top, right, bottom in boxes)  # fmt: skip
+
+
+def cvat_mask(x, y, side, name):
+    """An object of a brush, with a row and a column of background around."""
+    runs = ', '.join([str(side + 3), *[f'{side}, 2'] * (side - 1), str(side), str(side + 3)])
+    return f'<mask label="{name}" rle="{runs}" left="{x - 1}" top="{y - 1}" width="{side + 2}" height="{side + 2}"/>'
+
+
+def cvat_turned(x, y, side, name):
+    """A box that is turned by a quarter, and so the same."""
+    return f'<box label="{name}" xtl="{x}" ytl="{y}" xbr="{x + side}" ybr="{y + side}" rotation="90.00"/>'
+
+
+def cvat_ellipse(x, y, side, name):
+    half = side / 2
+    return f'<ellipse label="{name}" cx="{x + half}" cy="{y + half}" rx="{half}" ry="{half}"/>'
 
 
 def via_csv(root):
@@ -129,12 +172,34 @@ def via_csv(root):
     write(root / 'via_export_csv.csv', 'filename,file_size,file_attributes,region_count,region_id\n')
 
 
-def labelme(root):
+def labelme(root, shape=None, image_path='{}.jpg', folder='.', **more):
+    """A JSON beside each picture, or in `folder`. `shape` writes the shape of a rectangle."""
     for _, name, picture, boxes in _all():
-        write_picture(root, name, picture)
-        shapes = [dict(label=NAMES[kind], shape_type='rectangle', points=[[x, y], [x + side, y + side]])
-                  for x, y, side, kind in boxes]  # fmt: skip
-        write(root / f'{name}.json', dict(version='5.5.0', flags={}, shapes=shapes, imagePath=f'{name}.jpg'))
+        write_picture(root / 'images', name, picture)
+        shapes = [dict(label=NAMES[kind], **(shape or labelme_rectangle)(x, y, side)) for x, y, side, kind in boxes]
+        shapes.append(dict(label='edge', shape_type='line', points=[[1, 1], [9, 9]]))
+        write(root / 'images' / folder / f'{name}.json',
+              dict(version='5.5.0', flags={}, shapes=shapes, imagePath=image_path.format(name), imageData='aGVsbG8=',
+                   imageHeight=64, imageWidth=64, **more))  # fmt: skip
+
+
+def labelme_rectangle(x, y, side):
+    return dict(shape_type='rectangle', points=[[x + side, y], [x, y + side]], group_id=None)
+
+
+def labelme_polygon(x, y, side):
+    return dict(points=[[x, y], [x + side, y], [x + side, y + side], [x, y + side]], group_id=x, shape_type=None)
+
+
+def labelme_circle(x, y, side):
+    half = side / 2
+    return dict(shape_type='circle', points=[[x + half, y + half], [x + half, y]])
+
+
+def labelme_mask(x, y, side):
+    png = cv2.imencode('.png', np.full((side, side), 255, np.uint8))[1]
+    mask = base64.b64encode(png).decode()
+    return dict(shape_type='mask', points=[[x, y], [x + side - 1, y + side - 1]], mask=mask)
 
 
 def labelme_coco(root):
@@ -241,6 +306,17 @@ def voc_segmentation(root):
 
 VARIANTS = dict(
     cvat_coco_subsets=partial(cvat_coco, subsets=('Train', 'Validation')),
+    **{
+        f'cvat_images_{kind}': partial(cvat_images, shape=globals()[f'cvat_{kind}'])
+        for kind in ('polygon', 'halves', 'mask', 'turned', 'ellipse')
+    },
+    cvat_images_subsets=partial(cvat_images, subsets=('Train', 'Validation')),
+    **{
+        f'labelme_{kind}': partial(labelme, shape=globals()[f'labelme_{kind}'])
+        for kind in ('polygon', 'circle', 'mask')
+    },
+    labelme_windows=partial(labelme, folder='../labels', image_path='..\\images\\{}.jpg'),
+    labelme_elsewhere=partial(labelme, image_path='C:\\Users\\me\\{}_old.jpg'),  # renamed with its JSON
     cvat_voc_subsets=partial(cvat_voc, subsets=('Train', 'Validation')),
     cvat_masks_subsets=partial(cvat_masks, subsets=SPLITS),
     label_studio_coco_windows=partial(label_studio_coco, folder='images\\'),
@@ -255,5 +331,5 @@ VARIANTS = dict(
 def made(kind, folder):
     root = Path(folder) / kind
     root.mkdir(parents=True)
-    {**LAYOUTS, **VARIANTS, **globals()}[kind](root)
+    {**LAYOUTS, **globals(), **VARIANTS}[kind](root)
     return root

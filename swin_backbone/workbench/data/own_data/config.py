@@ -1,4 +1,4 @@
-"""Point any config of mmdet or mmseg at the user's own pictures.
+"""Point any config of mmdet, mmseg or mmpretrain at the user's own pictures.
 
 `own_data` names pictures and annotations once. Data sets, evaluators and numbers of classes follow. `--data` writes it
 (layouts.py), or the user does, in a config or by --cfg-options:
@@ -14,7 +14,10 @@ for detection, in COCO's format, with the categories of the file; and for segmen
         root='data/own', classes=('road', 'tree'), ignore_index=255, image_suffix='.jpg', label_suffix='.png',
         train=dict(images='images/train', labels='labels/train'), val=dict(images='images/val', labels='labels/val'))
 
-`--data` writes the second kind as `pairs`, for each split a file of pictures and labels in mmengine's format.
+`--data` writes the second kind as `pairs`, for each split a file of pictures and labels in mmengine's format. For
+classification, with a picture's name and the number of its class in each line of a file,
+
+    own_data = dict(root='data/own', classes=('cat', 'dog'), train=dict(list='train.txt'), val=dict(list='val.txt'))
 """
 
 from collections.abc import Iterator
@@ -54,7 +57,9 @@ def fill_own_data(cfg: Config) -> None:
         raise ConfigError(
             f'own_data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
         )
-    if 'annotations' in own.train:
+    if cfg.get('default_scope') == 'mmpretrain':
+        _fill_classes(cfg, own)
+    elif 'annotations' in own.train:
         _fill_coco(cfg, own)
     else:
         _fill_image_label(cfg, own)
@@ -130,14 +135,9 @@ def _segment_instances(cfg: Config, number: int) -> None:
 
 
 def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
-    classes = own.get('classes')
-    if not classes or isinstance(classes, str):
-        raise ValueError(
-            'own_data.classes must name the classes in the order of the label values, as in '
-            f'own_data.classes="[road,tree]"; got {classes!r}'
-        )
+    classes = _classes_of(own)
     ignored = own.get('ignore_index', 255)
-    metainfo = dict(classes=tuple(classes), palette=[list(colour) for colour in distinct_colours(len(classes))])
+    metainfo = dict(classes=classes, palette=[list(colour) for colour in distinct_colours(len(classes))])
     for loader, split in _loaders(cfg):
         if 'pairs' in own[split]:
             _replace_data(
@@ -176,11 +176,42 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
     set_num_classes(cfg.model, len(classes))
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
+# --- classification ---------------------------------------------------------------------------------------------------
+
+
+def _fill_classes(cfg: Config, own: ConfigDict) -> None:
+    if 'num_classes' not in (cfg.model.get('head') or {}):
+        kind = cfg.model.type
+        raise ConfigError(f'own_data takes a classifier, whose model.head has num_classes, and model is {kind}')
+    classes = _classes_of(own)
+    for loader, split in _loaders(cfg):
+        file = str(Path(_existing(own, split, 'list')).absolute())
+        _replace_data(loader, 'CustomDataset', data_root=own.root, ann_file=file, metainfo=dict(classes=classes))
+    _replace_metrics(cfg, 'Accuracy', dict(topk=(1, 5)))
+    for phase in ('val', 'test'):
+        metric = cfg[f'{phase}_evaluator']
+        given = metric.get('topk', 1)
+        given = given if isinstance(given, (list, tuple)) else [given]
+        metric.topk = tuple(k for k in given if k < len(classes)) or (1,)  # of five classes, the best five are all
+    for part in (cfg.model, cfg.get('data_preprocessor')):
+        set_num_classes(part, len(classes))
+
+
+# --- all --------------------------------------------------------------------------------------------------------------
 
 
 def _loaders(cfg: Config) -> tuple[Any, ...]:
     return (cfg.train_dataloader, 'train'), (cfg.val_dataloader, 'val'), (cfg.test_dataloader, 'val')
+
+
+def _classes_of(own: ConfigDict) -> tuple[str, ...]:
+    classes = own.get('classes')
+    if not classes or isinstance(classes, str):
+        raise ValueError(
+            'own_data.classes must name the classes in the order of the label values, as in '
+            f'own_data.classes="[road,tree]"; got {classes!r}'
+        )
+    return tuple(classes)
 
 
 def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> str:

@@ -17,6 +17,7 @@ from ..media import PICTURES
 
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
+HEAD = 2**16  # bytes of a file that tell its format
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelmap.txt: name:R,G,B:parts:actions
 
@@ -66,6 +67,11 @@ class DataFolder(NamedTuple):
         """Return the whole paths of the annotation files with a suffix."""
         return [self.ann_root / path for path in self.ann_files if path.suffix.lower() in suffixes]
 
+    def holding(self, suffix: str, pattern: str) -> list[Path]:
+        """Return the annotation files with a suffix and a pattern in their first 64 KiB, or `one_file` if it has."""
+        paths = self.with_suffix(suffix) if self.one_file is None else [self.one_file]
+        return [path for path in paths if path.suffix.lower() == suffix and re.search(pattern.encode(), _head(path))]
+
     def write(self, name: str, data: Any) -> Path:
         """Write bytes, or an object as JSON, and return the absolute path. An equal file stays."""
         path = self.outputs / name
@@ -103,6 +109,13 @@ class DataFolder(NamedTuple):
                     require_distinct(names, path)
                 return {name: int.from_bytes(map(int, colour), 'big') for name, colour in zip(names, colours)}
         return {}
+
+
+def _head(path: Path) -> bytes:
+    if not path.is_file():  # a device or FIFO
+        return b''
+    with open(path, 'rb') as file:
+        return file.read(HEAD)
 
 
 def numbers_of(text: str) -> Optional[list[float]]:

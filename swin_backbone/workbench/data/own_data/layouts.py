@@ -1,7 +1,8 @@
 """Recognise the layout of a folder of pictures and annotations, and describe it as `own_data`.
 
-Layouts are COCO JSON, YOLO's text files, Pascal VOC's XML, and labels as pictures. What mmdet and mmseg cannot read is
-converted into a folder of the run. A missing split into training and validation is drawn.
+Layouts are COCO JSON, YOLO's text files, XML of Pascal VOC and CVAT, labelme's JSON, labels as pictures, and a folder
+for each class. What the toolboxes cannot read is converted into a folder of the run. A missing split into training and
+validation is drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,19 +14,23 @@ from mmengine.config import Config
 
 from ....openmmlab.errors import DataError
 from ..annotations import uses_masks
-from .coco import find_coco
+from .classes import find_classes
 from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
 from .labels import find_labels
-from .voc import find_voc
-from .yolo import find_yolo
+from .objects.coco import find_coco
+from .objects.cvat import find_cvat
+from .objects.labelme import SHAPES, find_labelme
+from .objects.voc import find_voc
+from .objects.yolo import find_yolo
 
 Finder = Callable[[DataFolder], Optional[OwnData]]
 # What finds the data of a config, by its toolbox, and what is looked for
 FINDERS: dict[str, tuple[tuple[Finder, ...], str]] = {
     'mmdet': (
-        (find_coco, find_yolo, find_voc),
-        'a JSON in the format of COCO, text files of YOLO, or XML of Pascal VOC',
+        (find_labelme, find_cvat, find_coco, find_yolo, find_voc),
+        'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
     ),
+    'mmpretrain': ((find_classes,), 'a folder of pictures for each class, or lists train.txt and val.txt'),
     'mmseg': ((find_labels,), 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
 }
 
@@ -37,10 +42,10 @@ def find_data(
     folder: Union[str, Path],
     names: Optional[Sequence[str]] = None,
 ) -> OwnData:
-    """Recognise pictures and annotations for a config of mmdet or mmseg.
+    """Recognise pictures and annotations for a config of mmdet, mmseg or mmpretrain.
 
     Args:
-        data: a folder, a COCO JSON, or YOLO's data.yaml.
+        data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
         annotations: a file or folder, if they are not below `data`.
         folder: for a split, and annotations in a format of the toolbox.
         names: of the classes; default: from files.
@@ -51,7 +56,7 @@ def find_data(
     """
     scope = cfg.get('default_scope')
     if scope not in FINDERS:
-        raise ValueError(f'--data takes a config of mmdet or mmseg, got default_scope={scope!r}')
+        raise ValueError(f'--data takes a config of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
     for argument, given in (('--data', data), ('--annotations', annotations)):
         if given is not None and not Path(given).exists():
             raise ValueError(f'{argument}: there is no {str(given)!r}')
@@ -64,7 +69,7 @@ def find_data(
 
 def _find(scope: str, folder: DataFolder) -> OwnData:
     left_out = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
-    if not folder.pictures:
+    if not (folder.pictures or folder.holding('.json', SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
     finders, layouts = FINDERS[scope]
     first_error = None  # a broken file may be beside a whole layout
@@ -89,8 +94,10 @@ def _find(scope: str, folder: DataFolder) -> OwnData:
 
 def _list(data: Path, annotations: Optional[Path], outputs: Path, names: Optional[Sequence[str]]) -> DataFolder:
     one_file = next((path for path in (annotations, data) if path is not None and not path.is_dir()), None)
-    if one_file is not None and one_file.suffix.lower() not in ('.json', '.yaml', '.yml'):
-        raise DataError(f"{one_file} is no annotation file: it takes a COCO JSON, or YOLO's data.yaml, or a folder")
+    if one_file is not None and one_file.suffix.lower() not in ('.json', '.xml', '.yaml', '.yml'):
+        raise DataError(
+            f"{one_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
+        )
     root = data if data.is_dir() else data.parent
     files, results = list_files(root)
     if not data.is_dir() and not any(is_picture(path) for path in files):

@@ -1,13 +1,21 @@
 """`--data` with layouts and exports of annotation programs: the right objects and labels, or an error with advice."""
 
+import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 from helpers.openmmlab import exports, layouts
 from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
+from pycocotools import mask as coco_mask
 
+from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.annotations import check_annotations
+from swin_backbone.workbench.data.check_data import check_data
+from swin_backbone.workbench.data.datasets import DataSets
+
+MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 
 ALL = {name for split in ('train', 'val') for name, *_ in layouts.scenes(split)}
 
@@ -21,7 +29,10 @@ def plain(name):
     ('cvat_coco', False), ('cvat_coco_subsets', True), ('cvat_voc', False), ('cvat_voc_subsets', True),
     ('cvat_yolo', False), ('cvat_ultralytics', True), ('label_studio_coco', False),
     ('label_studio_coco_windows', False), ('label_studio_coco_upload', False), ('label_studio_coco_local_files', False),
-    ('label_studio_yolo', False), ('label_studio_voc', False), ('labelme_coco', False), ('roboflow_coco', True),
+    ('label_studio_yolo', False), ('label_studio_voc', False), ('labelme_coco', False),
+    *((f'cvat_images{kind}', False) for kind in ('', '_polygon', '_halves', '_mask', '_turned', '_ellipse')),
+    *((f'labelme{kind}', False) for kind in ('', '_polygon', '_circle', '_mask', '_windows', '_elsewhere')),
+    ('cvat_images_subsets', True), ('roboflow_coco', True),
     ('roboflow_coco_one_name', True), ('roboflow_yolo', True), ('roboflow_darknet', True), ('roboflow_voc', True),
     ('label_studio_coco_own_pictures', False), ('label_studio_coco_no_sizes', False), ('via_coco', False),
     ('voc_segmentation', True), ('coco', True), ('yolo', True), ('voc', True),
@@ -79,12 +90,133 @@ def test_labels_of_exports(kind, train, tmp_path, record_fault):
 
 @pytest.mark.parametrize(('kind', 'config', 'message'), [
     *((kind, BOXES, "json is not in COCO's format: it has no list 'images'. Export COCO or YOLO")
-      for kind in ('labelme', 'via_json', 'label_studio_json')),
+      for kind in ('via_json', 'label_studio_json')),
     *((kind, config, 'no annotations .* were found .* datumaro and supervision convert')
-      for kind in ('cvat_images', 'via_csv') for config in (BOXES, LABELS)),
+      for kind, config in (('via_csv', BOXES), ('via_csv', LABELS), ('cvat_images', LABELS), ('labelme', LABELS))),
     ('cvat_coco', LABELS, 'looked for a PNG of labels for each picture'),
 ])  # fmt: skip
 def test_exports_without_a_reader_are_refused_with_advice(kind, config, message, tmp_path, record_fault):
     with pytest.raises(ValueError, match=message):
         fill(config, exports.made(kind, tmp_path), tmp_path / 'work')
     record_fault('bad_data')
+
+
+def changed(path, old='', new='', **keys):
+    """Return a function that changes a text, or keys of the first shape, in a file."""
+
+    def change(root):
+        file = root / path
+        data = file.read_text()
+        if keys:
+            data = json.loads(data)
+            data['shapes'][0].update(keys)
+            data = json.dumps(data)
+        assert data.count(old)
+        file.write_text(data.replace(old, new, 1) if old else data)
+
+    return change
+
+
+def one_more(root):
+    shutil.copy(root / 'images' / 'train_0.json', root / 'images' / 'copy.json')
+
+
+def of_one_picture(root):
+    """Two JSON files of train_1; a picture's name is not that of its file."""
+    changed('images/train_0.json', 'train_0.jpg', 'train_1.jpg')(root)
+
+
+def without_picture(root):
+    (root / 'images' / 'train_0.jpg').unlink()
+
+
+def without_pictures(root):
+    [path.unlink() for path in root.rglob('*.jpg')]
+
+
+JSON, XML = r'train_0\.json: ', r"annotations\.xml: image 0 \('train_0\.jpg'\)"
+BOX = '<box label="nut" xtl="4"'
+
+
+@pytest.mark.parametrize(('kind', 'change', 'message'), [
+    ('labelme', changed('images/train_0.json', label=None), JSON + r'shapes\[0\]\.label takes the name .* got None'),
+    ('labelme', changed('images/train_0.json', points=[[1, 2]]),
+     JSON + r'shapes\[0\]\.points: a rectangle takes two corners, .* got \[\[1, 2\]\]'),
+    ('labelme', changed('images/train_0.json', shape_type='polygon', points=[[1, 2], [3, 4]]),
+     JSON + r'shapes\[0\]\.points: a polygon takes three points or more'),
+    ('labelme', changed('images/train_0.json', shape_type='polygon', points=[[1, 2], [3, float('nan')], [3, 'x']]),
+     JSON + r'shapes\[0\]\.points: a polygon takes three points or more'),
+    ('labelme_mask', changed('images/train_0.json', mask='bm90IGEgUE5H'), JSON + r'shapes\[0\]\.points: a mask takes'),
+    ('labelme_mask', changed('images/train_0.json', points=[[60, 6], [83, 29]]), JSON + r'shapes\[0\]\.points: a mask'),
+    ('labelme', changed('images/train_0.json', '"shapes": [{', '"shapes": [3, {'), JSON + r'shapes\[0\] takes an'),
+    ('labelme', changed('images/train_0.json', '"imageData"', 'imageData'), 'train_0.json cannot be read as JSON'),
+    ('labelme', of_one_picture, r'train_0\.json and .*train_1\.json are of the same picture images/train_1\.jpg'),
+    ('labelme', one_more, r'copy\.json and .*train_0\.json are of the same picture'),
+    ('labelme', without_picture, JSON + r"imagePath is 'train_0\.jpg', and below .* is no picture .*_json"),
+    ('labelme', without_pictures, 'imageData has the picture: `labelme_export_json` writes a file of it'),
+    ('cvat_images', changed('annotations.xml', BOX, '<box xtl="4"'), XML + ': box 1 has no label'),
+    ('cvat_images', changed('annotations.xml', BOX, '<box label="nut" xtl="a"'),
+     XML + r": box 1 takes xtl, ytl, xbr, ybr; got {'xtl': 'a', 'ytl'"),
+    ('cvat_images_mask', changed('annotations.xml', 'rle="27', 'rle="26'), XML + ': mask 1 takes rle with width'),
+    ('cvat_images_mask', changed('annotations.xml', 'left="3"', 'left="59"'), XML + ': mask 1 takes rle with width'),
+    ('cvat_images_polygon', changed('annotations.xml', '4.00,6.00;28.00,6.00;28.00,30.00;', '4.00,6.00;'),
+     XML + ': polygon 1 takes points='),
+    ('cvat_images', changed('annotations.xml', BOX, '<box label="cog" xtl="4"'),
+     XML + r" has the class 'cog', which is none of \['nut', 'bolt'\]"),
+    ('cvat_images', changed('annotations.xml', 'name="train_1.jpg"', 'name="train_0.jpg"'),
+     r"image 0 \('train_0.jpg'\) and .*: image 1 \('train_0.jpg'\) are of the same picture"),
+    ('cvat_images', lambda root: (root / 'images/default/train_0.jpg').unlink(), XML + ': below .* is no picture of'),
+    ('cvat_images', changed('annotations.xml', '</meta>', '</meta><track id="0" label="nut"></track>'),
+     r'annotations\.xml has tracks of CVAT for video: export CVAT for images 1\.1, or COCO'),
+    ('cvat_images', changed('annotations.xml', '</annotations>'), r'annotations\.xml cannot be read as XML'),
+])  # fmt: skip
+def test_errors_in_labelme_and_cvat_are_named(kind, change, message, tmp_path, record_fault):
+    root = exports.made(kind, tmp_path)
+    change(root)
+    with pytest.raises(DataError, match=message):
+        fill(BOXES, root, tmp_path / 'work')
+    record_fault('bad_data')
+
+
+@pytest.mark.parametrize(('kind', 'lines'), [
+    ('labelme', ["shapes of the type 'line': 6, as "]),
+    ('cvat_images', ['elements <tag>: 6, as ', 'elements <polyline>: 6, as ']),
+])  # fmt: skip
+def test_shapes_without_an_area_are_counted(kind, lines, tmp_path, record_fault):
+    root = exports.made(kind, tmp_path)
+    for path in root.rglob('train_1.json'):
+        path.unlink()
+    if kind == 'labelme':  # keys in the order of the alphabet
+        for path in root.rglob('*.json'):
+            path.write_text(json.dumps(json.loads(path.read_text()) | dict(imageData='A' * 10**5), sort_keys=True))
+        lines = [lines[0].replace('6', '5'), '1 pictures without a JSON file, as images/train_1.jpg']
+    _, report = fill(BOXES, root, tmp_path / 'work')
+    assert [line in report for line in lines] == [True] * len(lines)
+    record_fault('bad_data')
+
+
+@pytest.mark.parametrize('kind', ['labelme_polygon', 'labelme_mask', 'cvat_images_polygon', 'cvat_images_mask'])
+def test_outlines_and_bitmaps_are_masks(kind, tmp_path):
+    cfg, _ = fill(MASKS, exports.made(kind, tmp_path), tmp_path / 'work')
+    data = read(cfg)
+    for item in data['annotations']:
+        mask = item['segmentation']
+        area = coco_mask.area(coco_mask.merge(coco_mask.frPyObjects(mask, 64, 64)) if isinstance(mask, list) else mask)
+        assert item['area'] == area == item['bbox'][2] * item['bbox'][3]
+    report, _ = check_data(DataSets(cfg, ()))
+    assert report.rows['objects trained on'] == str(len(data['annotations']))
+
+
+def test_tasks_of_cvat_may_have_the_same_names(tmp_path):
+    for task in ('task_1', 'task_2'):
+        exports.made('cvat_images', tmp_path / 'own' / task)
+    cfg, _ = fill(BOXES, tmp_path / 'own', tmp_path / 'work')
+    assert len(read(cfg)['images']) + len(read(cfg, 'val')['images']) == 12
+
+
+def test_an_xml_of_cvat_may_be_elsewhere(tmp_path):
+    root = exports.made('cvat_images', tmp_path)
+    xml = shutil.move(root / 'annotations.xml', tmp_path / 'job_7.xml')
+    cfg, report = fill(BOXES, root, tmp_path / 'work', xml)
+    assert 'CVAT for images' in report
+    assert len(boxes(read(cfg))) == 5

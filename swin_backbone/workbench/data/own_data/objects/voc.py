@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Optional
 from xml.etree import ElementTree
 
-from ....openmmlab.errors import DataError
-from ...configs.paths import read_file
+from .....openmmlab.errors import DataError
+from ....configs.paths import MOST_TEXT, read_file
+from ..folder import DataFolder, OwnData, line
+from ..pairs import is_label
+from ..splits import folder_split, read_split_lists
 from .convert import Box, write_converted
-from .folder import DataFolder, OwnData, line
-from .pairs import is_label
-from .splits import folder_split, read_split_lists
 
 
 def find_voc(folder: DataFolder) -> Optional[OwnData]:
     """Recognise an XML file for each picture, with lists of a split in ImageSets/Main."""
     files = folder.with_suffix('.xml') if folder.one_file is None else []
-    if not files or _parse(files[0]).tag != 'annotation':
+    if not files or parse_xml(files[0]).tag != 'annotation':
         return None
     pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
     by_stem: dict[str, list[Path]] = {}
@@ -51,7 +51,7 @@ def find_voc(folder: DataFolder) -> Optional[OwnData]:
 
 def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) -> Path:
     """Return the picture with the name of an XML file, or the name inside. Of several, split and folder decide."""
-    stated = _parse(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
+    stated = parse_xml(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
     pictures = by_stem.get(Path(stated).stem if stated else file.stem, [])
     pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
     pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
@@ -73,7 +73,7 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
     Raises:
         DataError: with the file, and the wrong object.
     """
-    root = _parse(file)
+    root = parse_xml(file)
     stated = [(root.findtext(f'size/{key}') or '').strip() for key in ('height', 'width')]
     if all(text.isdecimal() and int(text) for text in stated):
         size = int(stated[0]), int(stated[1])
@@ -101,8 +101,9 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
     return size, boxes
 
 
-def _parse(file: Path) -> ElementTree.Element:
-    content = read_file(file)
+def parse_xml(file: Path, most: int = MOST_TEXT) -> ElementTree.Element:
+    """Return the root of an XML file of at most so many bytes."""
+    content = read_file(file, most)
     try:
         return ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:

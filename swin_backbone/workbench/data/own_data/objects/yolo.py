@@ -12,12 +12,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from ....openmmlab.errors import DataError
-from ...configs.paths import read_text
-from .convert import Box, write_converted
-from .folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
-from .pairs import is_label
-from .splits import Lists, index_tails, match_lines, read_split_lists
+from .....openmmlab.errors import DataError
+from ....configs.paths import read_text
+from ..folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
+from ..pairs import is_label
+from ..splits import Lists, index_tails, match_lines, read_split_lists
+from .convert import Box, box_around, write_converted
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
 MOST_YAML = 2**20  # bytes
@@ -38,7 +38,7 @@ class LoaderWithoutAliases(yaml.SafeLoader):
 
 def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     """Recognise a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
-    if folder.one_file is not None and folder.one_file.suffix.lower() == '.json':
+    if folder.one_file is not None and folder.one_file.suffix.lower() in ('.json', '.xml'):
         return None
     yaml_path, settings = _read_settings(folder)
     files = {
@@ -214,9 +214,6 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
         if not is_outline:
             centre, half = corners[0], corners[1] / 2
             corners = np.stack([centre - half, centre + half])
-        corners = np.clip(corners, 0, 1) * (width, height)
-        low, high = corners.min(0), corners.max(0)
-        x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
         category = names[int(values[0])] if names else f'class {int(values[0])}'
-        boxes.append(Box(category, (x, y, w, h), corners.ravel().round(3).tolist() if is_outline else None))
+        boxes.append(box_around(category, corners * (width, height), size, is_outline))
     return boxes

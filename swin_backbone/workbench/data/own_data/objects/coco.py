@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
-from ....openmmlab.errors import DataError
-from ..annotations import check_annotations, read_annotations, require_annotations
-from ..media import picture_size
-from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
-from .pairs import is_label
-from .splits import (
+from .....openmmlab.errors import DataError
+from ...annotations import check_annotations, read_annotations, require_annotations
+from ...media import picture_size
+from ..folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
+from ..pairs import is_label
+from ..splits import (
     SAME,
     folder_split,
     index_tails,

@@ -1,0 +1,137 @@
+"""Pictures for classifiers: a folder for each class, or lists of names and numbers as those of ImageNet."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Optional
+
+from ....openmmlab.errors import DataError
+from ...configs.paths import read_text
+from .folder import DataFolder, OwnData, class_line, line
+from .splits import DRAWN, draw_split, index_tails, match_name, read_split_lists, split_of, split_pictures
+
+Labels = dict[Path, Optional[str]]  # class by picture; None: the picture is in no folder of a class
+
+
+def find_classes(folder: DataFolder) -> Optional[OwnData]:
+    """Recognise a folder of pictures for each class, inside the folders of a split or not.
+
+    Lists called train, val or test, with a name and a number in each line, take precedence.
+    """
+    if folder.one_file is not None:
+        return None
+    by_split, lists = _by_folders(folder.pictures), _read_lists(folder)
+    named, source = folder.class_names()
+    if lists:
+        numbers = named or _names_of(by_split, lists)
+        if unnamed := sorted({number for numbered in lists.values() for number in numbered.values()} - {*numbers}):
+            source = source or 'the list for training'
+            raise DataError(f'{source} has no class {unnamed[0]}, of {[*numbers]}, as a list has')
+        for split, numbered in lists.items():
+            by_split[split] = {path: numbers[number] for path, number in numbered.items()}
+        names = list(numbers.values())
+    else:
+        used = {name for labels in by_split.values() for name in labels.values() if name}
+        names = list(named.values()) if named else sorted(used)
+        if unknown := used - set(names):
+            raise DataError(f'{source} has no class {min(unknown)!r}, which is a folder of pictures')
+    if len(names) < 2:
+        return None
+    places = {name: place for place, name in enumerate(names)}
+    labels = {path: name for part in by_split.values() for path, name in part.items() if name in places}
+    left_out = [path for part in by_split.values() for path in part if path not in labels]
+    train, val, lines = _split(folder, by_split, labels)
+    own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(names))
+    head = [f'data in {folder.root}: {"lists of pictures and classes" if lists else "a folder for each class"}']
+    for split, pictures in (('train', train), ('val', val)):
+        content = ''.join(f'{path.as_posix()} {places[labels[path]]}\n' for path in pictures)
+        own[split] = dict(list=str(folder.write(f'{split}.txt', content.encode())))
+        head.append(line(split, f'{len(pictures)} pictures', own[split]['list']))
+    if left_out:
+        lines.append(line('left out', f'{len(left_out)} pictures in no folder of a class, as {min(left_out)}'))
+    return OwnData(own, [*head, class_line(names), *lines])
+
+
+def _by_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
+    """Return the classes of pictures by split: None without folders of a split.
+
+    A class is the first folder below that of a split, or else below the common folder. A split is a folder of training
+    with folders inside, and another with such a name: a class may be called train.
+    """
+    parts = {picture: picture.parent.parts for picture in pictures}
+
+    def tops() -> set[str]:
+        return {folders[0] for folders in parts.values() if folders}
+
+    while len(tops()) == 1 and any(len(folders) > 1 for folders in parts.values()):
+        parts = {picture: folders[1:] for picture, folders in parts.items()}
+    split_by_top = {top: split for top in tops() if (split := split_of(Path(top)))}
+    deep = {split_by_top.get(folders[0]) for folders in parts.values() if len(folders) > 1}
+    if 'train' not in deep or len(split_by_top) < 2:
+        return {None: {picture: next(iter(folders), None) for picture, folders in parts.items()}}
+    beside = {picture: None for picture, folders in parts.items() if not split_by_top.keys() & {*folders[:1]}}
+    by_split: dict[Optional[str], Labels] = {'train': dict(beside)}
+    for top, split in split_by_top.items():
+        inside = {picture: folders[1:] for picture, folders in parts.items() if folders[:1] == (top,)}
+        if {folders[:1] for folders in inside.values()} == {(top,)}:  # training_set/training_set/cat
+            inside = {picture: folders[1:] for picture, folders in inside.items()}
+        by_split.setdefault(split, {}).update(
+            {picture: next(iter(folders), None) for picture, folders in inside.items()}
+        )
+    return by_split
+
+
+def _read_lists(folder: DataFolder) -> dict[str, dict[Path, int]]:
+    """Return the numbers of pictures by split, of lists with a name and a number in each line.
+
+    Raises:
+        DataError: if a name is that of no picture, or of several.
+    """
+    tails = index_tails(folder.pictures)
+    lists: dict[str, dict[Path, int]] = {}
+    for path in folder.with_suffix('.txt'):
+        split = split_of(Path(path.name))
+        rows = [text.rpartition(' ') for text in map(str.strip, read_text(path).splitlines()) if text] if split else []
+        if split is None or not rows or not all(name and number.isdecimal() for name, _, number in rows):
+            continue
+        for name, _, number in rows:
+            picture = match_name(f'{split}/{name}', tails)
+            if picture is None:
+                raise DataError(f'{path}: {name!r} is the name of no picture below {folder.root}, or of several')
+            lists.setdefault(split, {})[picture] = int(number)
+    return lists
+
+
+def _names_of(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path, int]]) -> dict[int, str]:
+    """Return the names of numbers: those of the pictures' folders, or else the numbers."""
+    if 'train' not in lists:  # folders for training, and a list for validation
+        return dict(enumerate(sorted({name for labels in by_split.values() for name in labels.values() if name})))
+    folders: dict[int, set[str]] = {}
+    for picture, number in lists['train'].items():
+        folders.setdefault(number, set()).add(picture.parent.name)
+    names = [min(folders[number]) for number in sorted(folders)]
+    if max(map(len, folders.values())) > 1 or len(set(names)) < len(names):
+        return {number: f'class {number}' for number in range(max(folders) + 1)}
+    return dict(zip(sorted(folders), names))
+
+
+def _split(
+    folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]
+) -> tuple[list[Path], list[Path], list[str]]:
+    """Return pictures for training and validation, and lines. Without a split, a fifth of each class is drawn."""
+    lists, source = read_split_lists(folder, list(labels))
+    if None not in by_split:
+        lists = {str(split): [path for path in part if path in labels] for split, part in by_split.items()}
+        lists, source = {split: part for split, part in lists.items() if part}, 'the names of folders or lists'
+        if set(lists) != {'train'}:
+            return split_pictures(list(labels), lists, source)
+    elif lists:
+        return split_pictures(list(labels), lists, source)
+    train, val = [], []
+    by_class: dict[str, list[Path]] = {}
+    for path, name in labels.items():
+        by_class.setdefault(name, []).append(path)
+    for pictures in by_class.values():
+        halves = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
+        train += halves[0]
+        val += halves[1]
+    return (train, val, [line('split', DRAWN)]) if val else (*draw_split(train), [line('split', DRAWN)])

@@ -1,0 +1,1 @@
+"""Layouts of boxes and outlines, for detectors."""

@@ -1,0 +1,125 @@
+"""XML of CVAT for images 1.1, a file for all pictures.
+
+Source: docs.cvat.ai/docs/dataset_management/formats/format-cvat. datumaro, which reads the format too, installs twelve
+packages.
+"""
+
+from pathlib import Path
+from typing import Any, Optional
+from xml.etree.ElementTree import Element
+
+import numpy as np
+
+from .....openmmlab.errors import DataError, Faults
+from ....configs.paths import LARGEST_FILE
+from ..folder import DataFolder, OwnData, line
+from ..pairs import is_label
+from ..splits import Lists, index_tails, match_name, read_split_lists, split_of
+from .convert import Box, Part, box_around, box_of_bitmap, ellipse, join_groups, rotate, write_converted
+from .voc import parse_xml
+
+ROOT = r'<annotations[\s>]'
+FORMS = dict(
+    box='xtl, ytl, xbr, ybr',
+    polygon='points="X,Y;X,Y;X,Y"',
+    ellipse='cx, cy, rx, ry',
+    mask='rle with width * height pixels, and left, top, width, height inside the picture',
+)
+WITH_AREA = ('any', 'rectangle', *FORMS)  # types of labels
+
+
+def find_cvat(folder: DataFolder) -> Optional[OwnData]:
+    """Recognise XML files with an element for each picture. Subsets called Train and Validation are the split."""
+    files = folder.holding('.xml', ROOT)
+    if not files:
+        return None
+    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    tails = index_tails(pictures)
+    parts: dict[Path, Optional[Part]] = {}
+    lists: Lists = {}
+    names: dict[str, None] = {}
+    for file in files:
+        root = parse_xml(file, LARGEST_FILE)
+        if root.find('track') is not None:
+            raise DataError(f'{file} has tracks of CVAT for video: export CVAT for images 1.1, or COCO')
+        for label in root.iterfind('./meta//label'):
+            if label.findtext('type', 'any') in WITH_AREA and (name := label.findtext('name')):
+                names[name] = None
+        images = file.relative_to(folder.ann_root).parent / 'images'  # in the archive of an export
+        for image in root.iterfind('image'):
+            stated, subset = image.get('name', ''), image.get('subset', '')
+            part = Part(f'{file}: image {image.get("id")} ({stated!r})', image)
+            places = (f'{images}/{subset}/{stated}', f'{images}/{stated}')
+            picture = next(filter(None, (match_name(place, tails) for place in places)), None)
+            if picture is None:
+                raise DataError(f'{part}: below {folder.root} is no picture of this name, or several')
+            if other := parts.get(picture):
+                raise DataError(f'{other} and {part} are of the same picture {picture}')
+            parts[picture] = part
+            if split := split_of(Path(subset)):
+                lists.setdefault(split, []).append(picture)
+    numbered, source = folder.class_names()
+    left_out = Faults()
+    own = write_converted(
+        folder, 'CVAT for images', parts,
+        (lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
+        lambda part, size: read_cvat(part, size, left_out),
+        lambda used: list(numbered.values() if numbered else names) or sorted(used), left_out,
+    )  # fmt: skip
+    if unnamed := sorted({*pictures} - parts.keys()):
+        own.lines.append(line('left out', f'{len(unnamed)} pictures without an entry, as {unnamed[0]}'))
+    own.lines.append(line('', f'from {source or "the labels of the XML"}'))
+    return own
+
+
+def read_cvat(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tuple[int, int], list[Box]]:
+    """Return size and objects of an `image` element. Shapes with the same label and group_id are parts of an object.
+
+    Args:
+        size: height and width of the picture, for an element without a size.
+        left_out: gets the shapes without an area.
+
+    Raises:
+        DataError: with file, picture and element.
+    """
+    stated = [part.content.get(key, '') for key in ('height', 'width')]
+    if all(text.isdecimal() and int(text) for text in stated):
+        size = int(stated[0]), int(stated[1])
+    boxes = []
+    for index, shape in enumerate(part.content):
+        key = f'{part}: {shape.tag} {index}'
+        if shape.tag not in FORMS:
+            left_out.add(f'elements <{shape.tag}>', str(part))
+            continue
+        if not shape.get('label'):
+            raise DataError(f'{key} has no label')
+        try:
+            box = _read_shape(shape, shape.attrib['label'], size)
+        except (KeyError, TypeError, ValueError) as error:
+            given = {name: value for name, value in shape.attrib.items() if name in FORMS[shape.tag]}
+            raise DataError(f'{key} takes {FORMS[shape.tag]}; got {given!r:.120}') from error
+        group = shape.get('group_id', '0')
+        boxes.append((group if group != '0' else None, box))
+    return size, join_groups(boxes)
+
+
+def _read_shape(shape: Element, name: str, size: tuple[int, int]) -> Box:
+    def numbers(*keys: str) -> list[float]:
+        return [float(shape.attrib[key]) for key in keys]
+
+    if shape.tag == 'polygon':
+        points: Any = [[float(number) for number in pair.split(',')] for pair in shape.attrib['points'].split(';')]
+        return box_around(name, points, size, is_outline=True)
+    if shape.tag == 'mask':
+        x, y, width, height = map(int, numbers('left', 'top', 'width', 'height'))
+        runs = [int(run) for run in shape.attrib['rle'].split(',')]
+        bitmap = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
+        return box_of_bitmap(name, bitmap, x, y, size)
+    turn = float(shape.get('rotation', 0))
+    if shape.tag == 'ellipse':
+        *middle, radius_x, radius_y = numbers('cx', 'cy', 'rx', 'ry')
+        return box_around(name, ellipse(middle, (radius_x, radius_y), turn), size, is_outline=True)
+    left, top, right, bottom = numbers('xtl', 'ytl', 'xbr', 'ybr')
+    centre = (left + right) / 2, (top + bottom) / 2
+    corners = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
+    return box_around(name, rotate(corners - centre, turn) + centre, size)

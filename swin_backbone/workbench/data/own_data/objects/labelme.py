@@ -1,0 +1,138 @@
+"""labelme's JSON files, one for each picture.
+
+Sources: labelme 5 and its labelme2coco.py; X-AnyLabeling writes the same with `rotation` and `difficult`. supervision
+names no file in its errors, and leaves out circles and masks.
+"""
+
+import base64
+import json
+import math
+import os.path
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import cv2
+import numpy as np
+
+from .....openmmlab.errors import DataError, Faults
+from ....configs.paths import LARGEST_FILE, read_text
+from ..folder import DataFolder, OwnData, line
+from ..pairs import is_label
+from ..splits import index_tails, match_name, read_split_lists
+from .convert import Box, Part, box_around, box_of_bitmap, ellipse, join_groups, write_converted
+
+SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
+FORMS = dict(
+    polygon='three points or more, an x and a y each',
+    rotation='three points or more, an x and a y each',
+    rectangle='two corners, an x and a y each',
+    circle='the centre and a point of the edge',
+    mask='its corners in the picture, and a PNG of this size in base64',
+)
+NO_CLASSES = ('__ignore__', '_background_')  # begin the labels.txt of labelme's examples
+
+
+def find_labelme(folder: DataFolder) -> Optional[OwnData]:
+    """Recognise a JSON file for each picture, with `imagePath` or the name of the picture."""
+    files = folder.holding('.json', SHAPES)
+    if not files:
+        return None
+    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    tails = index_tails(pictures)
+    parts: dict[Path, Optional[Part]] = {}
+    for file in files:
+        data = _parse(file)
+        picture = _picture_of(file, data, tails, folder)
+        if other := parts.get(picture):
+            raise DataError(f'{other} and {file} are of the same picture {picture}: see their imagePath')
+        parts[picture] = Part(str(file), {name: value for name, value in data.items() if name != 'imageData'})
+    numbered, source = folder.class_names()
+    left_out = Faults()
+
+    def classes(used: set[str]) -> list[str]:
+        return [name for name in (numbered or {}).values() if name in used or name not in NO_CLASSES] or sorted(used)
+
+    lists = read_split_lists(folder, pictures)
+    own = write_converted(
+        folder, 'labelme JSON', parts, lists, lambda part, size: read_labelme(part, size, left_out), classes, left_out
+    )
+    others = {*folder.with_suffix('.json')} - {*files}
+    for paths, kind in (({*pictures} - parts.keys(), 'pictures without a JSON file'), (others, 'other JSON files')):
+        if paths:
+            own.lines.append(line('left out', f'{len(paths)} {kind}, as {min(paths)}'))
+    source = f'from {source}' if numbered else 'in the order of the alphabet: there is no classes.txt'
+    own.lines.append(line('', source))
+    return own
+
+
+def _parse(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(read_text(file, LARGEST_FILE))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f'{file} cannot be read as JSON: {error}') from error
+    if not isinstance(data, dict) or not isinstance(data.get('shapes'), list):
+        raise DataError(f"{file} is no file of labelme: it has no list 'shapes'")
+    return data
+
+
+def _picture_of(file: Path, data: Mapping[str, Any], tails: Mapping[str, list[Path]], folder: DataFolder) -> Path:
+    """Return the picture of `imagePath`, which is relative to the file, or else of the file's name."""
+    relative, stated = file.relative_to(folder.ann_root), str(data.get('imagePath') or '')
+    named = os.path.normpath(relative.parent / stated.replace('\\', '/'))
+    picture = (match_name(named, tails) if stated else None) or match_name(str(relative.with_suffix('')), tails)
+    if picture is None:
+        held = '; imageData has the picture: `labelme_export_json` writes a file of it' if data.get('imageData') else ''
+        raise DataError(
+            f'{file}: imagePath is {stated!r}, and below {folder.root} is no picture of this name, or several{held}'
+        )
+    return picture
+
+
+def read_labelme(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tuple[int, int], list[Box]]:
+    """Return size and objects of a picture. Shapes with the same label and group_id are parts of an object.
+
+    Args:
+        size: height and width of the picture, for a file without a size.
+        left_out: gets the shapes without an area.
+
+    Raises:
+        DataError: with file and key.
+    """
+    stated = [part.content.get(key) for key in ('imageHeight', 'imageWidth')]
+    if all(isinstance(length, int) and length > 0 for length in stated):
+        size = stated[0], stated[1]
+    boxes = []
+    for index, shape in enumerate(part.content['shapes']):
+        key = f'{part}: shapes[{index}]'
+        if not isinstance(shape, dict):
+            raise DataError(f'{key} takes an object, got {shape!r:.80}')
+        kind = shape.get('shape_type') or 'polygon'
+        if kind not in FORMS:
+            left_out.add(f'shapes of the type {kind!r}', str(part))
+            continue
+        name = str(shape.get('label') or '').strip()
+        if not name:
+            raise DataError(f'{key}.label takes the name of a class, got {shape.get("label")!r}')
+        try:
+            box = _read_shape(kind, name, shape, size)
+        except (KeyError, TypeError, ValueError, cv2.error) as error:
+            raise DataError(f'{key}.points: a {kind} takes {FORMS[kind]}; got {shape.get("points")!r:.80}') from error
+        boxes.append((shape.get('group_id'), box._replace(is_ignored=bool(shape.get('difficult')))))
+    return size, join_groups(boxes)
+
+
+def _read_shape(kind: str, name: str, shape: Mapping[str, Any], size: tuple[int, int]) -> Box:
+    points = shape['points']
+    if kind == 'mask':
+        (left, top), (right, bottom) = (map(int, corner) for corner in points)
+        png = np.frombuffer(base64.b64decode(shape['mask']), np.uint8)
+        bitmap = cv2.imdecode(png, cv2.IMREAD_GRAYSCALE)
+        if bitmap is None or bitmap.shape != (bottom - top + 1, right - left + 1):
+            raise ValueError('a PNG of another size')
+        return box_of_bitmap(name, bitmap, left, top, size)
+    if kind == 'circle':
+        points = ellipse(points[0], [math.dist(*points)] * 2)
+    return box_around(name, points, size, kind != 'rectangle')
