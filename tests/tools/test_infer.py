@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,7 +114,12 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
 def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
     """With more shards than pictures, some shards are empty."""
     command = ('tools/infer.py', f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints), '--out-dir')
-    run_well(*command, tmp_path / 'whole')
+    run_well(*command, tmp_path / 'whole', '--save-features')
+    for name, size in (('a', (96, 128)), ('a_1', (80, 64))):
+        maps = np.load(tmp_path / 'whole' / 'features' / f'{name}.npz')
+        assert [maps[f'arr_{number}'].shape[1:] for number in range(4)] == [
+            (math.ceil(size[0] / stride), math.ceil(size[1] / stride)) for stride in (4, 8, 16, 32)
+        ]
     labels = sorted((tmp_path / 'whole' / 'labels').glob('*.png'))
     assert [path.name for path in labels] == ['a.png', 'a_1.png']  # two pictures with equal names
     palette = np.array(Config.fromfile(SEGMENTATION).train_dataloader.dataset.metainfo.palette)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -16,6 +17,7 @@ from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
 from ..pictures.colours import encode_labels
 from .coco_ids import CocoIds
+from .prediction import label_map_of
 from .predictor import Predictor
 
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
@@ -30,6 +32,7 @@ class Results:
                              classifier: (file_name, class, score) of each picture, with the five best classes
         images.json          images and categories of the ids in results.json, in COCO's format
         labels/NAME.png      of a segmentor or panoptic head: see `encode_labels`
+        features/NAME.npz    maps of the backbone, `arr_0` and further, (C, H, W) float32: see `Predictor.features`
 
     Args:
         out_dir: the folder.
@@ -37,9 +40,10 @@ class Results:
         score_thr: lowest score of a drawn and written object.
         first_label: value of the first class in labels.
         annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: numbers from 1.
+        save_features: write features.
 
     Raises:
-        ValueError: for annotations of another model.
+        ValueError: for annotations of another model, or features of a model without a backbone.
         DataError: see `CocoIds`.
     """
 
@@ -50,6 +54,7 @@ class Results:
         score_thr: float,
         first_label: int = 0,
         annotations: Optional[str] = None,
+        save_features: bool = False,
     ):
         self.out_dir = out_dir
         self.predictor = predictor
@@ -65,6 +70,9 @@ class Results:
             self.ids = CocoIds(annotations, predictor.meta['classes'])
             self.category_ids = self.ids.categories
         self.video: Optional[tuple[Medium, VideoWriter]] = None
+        if save_features:
+            predictor.require_backbone()
+        self.save_features = save_features
 
     def check(self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool) -> None:
         """Check the media, and mark the folders of results, before the first prediction.
@@ -76,17 +84,19 @@ class Results:
         if self.ids is not None:
             self.ids.check([medium.path for medium in media])
         paths = [*self._tables()]
+        folders = {'labels': '.png', **({'features': '.npz'} if self.save_features else {})}
         for medium in media:
             paths.append(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
-            labels = self._path('labels', medium.name, '' if medium.is_video else '.png')
-            paths += labels.rglob('*.png') if medium.is_video else [labels]
+            for folder, suffix in folders.items():
+                path = self._path(folder, medium.name, '' if medium.is_video else suffix)
+                paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
         check_outputs(*paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite)
         make_folder(self.out_dir)
-        for folder in (self.out_dir / 'overlays', self.out_dir / 'labels'):
-            claim_folder(folder, overwrite=True)
+        for folder in ('overlays', *folders):
+            claim_folder(self.out_dir / folder, overwrite=True)
 
-    def add(self, frame: Frame, sample: BaseDataElement) -> None:
-        """Write the predictions of a frame.
+    def add(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
+        """Write the predictions of a frame, which is prepared for features.
 
         Raises:
             OSError: if the disk is full.
@@ -99,6 +109,9 @@ class Results:
         self.objects += objects
         if labels_png is not None:
             write_whole(self._path('labels', frame.name, '.png'), labels_png)
+        if self.save_features and prepared is not None:
+            np.savez(file := BytesIO(), *self.predictor.features(prepared))
+            write_whole(self._path('features', frame.name, '.npz'), file.getvalue())
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
                 self._close_video()
@@ -113,17 +126,12 @@ class Results:
     ) -> tuple[list[dict[str, Any]], Optional[bytes]]:
         """Return the entries of a frame for results.json, and its labels as a PNG, or None."""
         objects: list[dict[str, Any]] = []
-        labels_png = None
         if 'pred_instances' in sample:
             objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id, frame)
-        for name in ('pred_sem_seg', 'pred_panoptic_seg'):
-            if name in sample:
-                field = sample.get(name)
-                labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
-                if name == 'pred_panoptic_seg':
-                    labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
-                labels = _enlarge(labels.astype(np.uint16), frame.size)
-                labels_png = encode_labels(labels, self.predictor.meta, self.first_label)
+        labels, labels_png = label_map_of(sample), None
+        if labels is not None:
+            labels = _enlarge(labels.astype(np.uint16), frame.size)
+            labels_png = encode_labels(labels, self.predictor.meta, self.first_label)
         if 'pred_score' in sample:
             objects.append(self._best_classes(sample.pred_score, file_name_of(frame)))
         return objects, labels_png
