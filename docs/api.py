@@ -18,7 +18,7 @@ run all examples.
 SECTIONS = {
     'From a name to predictions': (
         *('load', 'Model', 'Model.train', 'Model.test', 'Model.predict', 'Prediction', 'Prediction.draw'),
-        *('Model.features', 'Model.export'),
+        *('Prediction.coco', 'Model.features', 'Model.export'),
     ),
     'Backbones': (
         *('SwinBackbone', 'SwinBackbone.forward', 'SwinBackbone.map_sizes', 'SwinV2Backbone', 'SwinMLPBackbone'),

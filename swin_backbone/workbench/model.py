@@ -122,23 +122,31 @@ class Model:
         return Job(self._require_config('test')).test(self._require_checkpoint('test'), device=self._device or 'cpu')
 
     def predict(
-        self, pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]], score_thr: float = 0.3
+        self,
+        pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]],
+        score_thr: float = 0.3,
+        *,
+        annotations: Optional[PathLike] = None,
     ) -> list[Prediction]:
         """Return the predictions for pictures, as tools/infer.py without files.
 
         Args:
             pictures: a path of a picture, a folder, a pattern, pixels (H, W, 3) uint8 RGB, or a list of these.
             score_thr: objects with lower scores are left out.
+            annotations: COCO JSON with `image_id` and `category_ids` of the predictions, of a detector.
 
         Raises:
-            ValueError: without a checkpoint, or if a path has no pictures.
+            ValueError: without a checkpoint, if a path has no pictures, or if `annotations` lack a picture or class.
             OSError: if a picture cannot be read.
         """
+        from .predict.coco_ids import CocoIds
+
         self._require_checkpoint('predict')
         predictor, predictions = self._predictor, []
+        ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
         for path, frame in _frames(pictures):
             (sample,) = predictor.predict([predictor.prepare(frame)])
-            predictions.append(Prediction(path, sample, frame, predictor, score_thr))
+            predictions.append(Prediction(path, sample, frame, predictor, score_thr, ids))
         return predictions
 
     def export(self, out: PathLike, format: str = 'onnx', **options: Any) -> dict[str, Any]:

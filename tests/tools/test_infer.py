@@ -20,7 +20,8 @@ from PIL import Image
 
 from swin_backbone.workbench.data import media
 from swin_backbone.workbench.predict import predictor as inference
-from swin_backbone.workbench.predict.results import Results, category_ids_of
+from swin_backbone.workbench.predict.prediction import category_ids_of
+from swin_backbone.workbench.predict.results import Results
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -89,12 +90,14 @@ def test_cocos_classes_have_cocos_ids():
     from mmdet.datasets import CocoDataset
 
     classes = CocoDataset.METAINFO['classes']
-    ids = dict(zip(classes, category_ids_of(classes)))
+    predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=classes))
+    ids = dict(zip(classes, category_ids_of(predictor)))
     assert len(ids) == 80
     assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
         1, 13, 27, 51, 70, 90,
     ]  # fmt: skip
-    assert category_ids_of(['nut', 'bolt']) == [1, 2]
+    predictor.meta = dict(classes=['nut', 'bolt'], category_ids=[7])  # not of these classes
+    assert category_ids_of(predictor) == [1, 2]
 
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):

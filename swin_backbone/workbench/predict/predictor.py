@@ -208,6 +208,9 @@ def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[
         meta = dict(getattr(cls, 'METAINFO', {}), **dataset.get('metainfo', {}))
     if 'classes' not in meta:
         raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo has the classes')
+    ids = (loaded.get('meta') or {}).get('category_ids')
+    if isinstance(ids, list):
+        meta['category_ids'] = ids
     if not meta.get('palette'):
         meta['palette'] = distinct_colours(len(meta['classes']))
     meta['palette'] = [tuple(colour) for colour in meta['palette']]  # mmdet cannot draw lists

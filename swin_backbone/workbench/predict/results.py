@@ -1,7 +1,7 @@
 """Write predictions of pictures and videos: overlays, COCO results, labels."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -10,17 +10,15 @@ import cv2
 import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
-from numpy.typing import NDArray
 
 from ...outputs import check_outputs, claim_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
 from ..pictures.colours import encode_labels
 from .coco_ids import CocoIds
-from .prediction import label_map_of
+from .prediction import Prediction, category_ids_of, enlarge
 from .predictor import Predictor
 
-COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
 TOP = 5  # written classes of a classifier's picture
 
 
@@ -39,7 +37,8 @@ class Results:
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object.
         first_label: value of the first class in labels.
-        annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: numbers from 1.
+        annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
+            categories of the training, see `Prediction`.
         save_features: write features.
 
     Raises:
@@ -62,13 +61,11 @@ class Results:
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
-        self.category_ids = category_ids_of(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.ids: Optional[CocoIds] = None
         if annotations is not None:
             if predictor.scope != 'mmdet':
                 raise ValueError('--annotations takes a detector: results of other models have no ids')
             self.ids = CocoIds(annotations, predictor.meta['classes'])
-            self.category_ids = self.ids.categories
         self.video: Optional[tuple[Medium, VideoWriter]] = None
         if save_features:
             predictor.require_backbone()
@@ -125,15 +122,15 @@ class Results:
         self, frame: Frame, sample: BaseDataElement, image_id: int
     ) -> tuple[list[dict[str, Any]], Optional[bytes]]:
         """Return the entries of a frame for results.json, and its labels as a PNG, or None."""
-        objects: list[dict[str, Any]] = []
-        if 'pred_instances' in sample:
-            objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id, frame)
-        labels, labels_png = label_map_of(sample), None
-        if labels is not None:
-            labels = _enlarge(labels.astype(np.uint16), frame.size)
+        prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
+        objects, labels_png = [], None
+        if prediction.label_map is not None:
+            labels = enlarge(prediction.label_map.astype(np.uint16), frame.size)
             labels_png = encode_labels(labels, self.predictor.meta, self.first_label)
         if 'pred_score' in sample:
             objects.append(self._best_classes(sample.pred_score, file_name_of(frame)))
+        else:
+            objects += prediction.coco(image_id)
         return objects, labels_png
 
     def close(self) -> None:
@@ -146,9 +143,10 @@ class Results:
         """Return the contents of the JSON files, by path."""
         tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
-            names = zip(self.category_ids, self.predictor.meta['classes'])
-            categories = [dict(id=number, name=name) for number, name in names]
-            source = f'ids of {self.ids.path}' if self.ids else 'ids of this file alone, numbers from 1'
+            ids = self.ids.categories if self.ids else category_ids_of(self.predictor)
+            categories = [dict(id=number, name=name) for number, name in zip(ids, self.predictor.meta['classes'])]
+            source = 'ids of pictures from 1 in this file, of categories as in the training, or from 1'
+            source = f'ids of {self.ids.path}' if self.ids else source
             info = dict(description=source)
             tables[self.out_dir / 'images.json'] = dict(info=info, images=self.images, categories=categories)
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
@@ -160,26 +158,6 @@ class Results:
         names = [self.predictor.meta['classes'][label] for label in best.indices.tolist()]
         top = [{'class': name, 'score': score} for name, score in zip(names, best.values.tolist())]
         return dict(file_name=file_name, **top[0], top=top)
-
-    def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict[str, Any]]:
-        from pycocotools import mask as coco_mask
-
-        height, width = frame.size
-        scale = np.array([width / frame.pixels.shape[1], height / frame.pixels.shape[0]] * 2)
-        for index in np.flatnonzero(instances.scores >= self.score_thr):
-            result: dict[str, Any] = dict(
-                image_id=image_id,
-                category_id=self.category_ids[int(instances.labels[index])],
-                score=float(instances.scores[index]),
-            )
-            if 'bboxes' in instances:
-                x1, y1, x2, y2 = map(float, instances.bboxes[index] * scale)
-                result['bbox'] = [x1, y1, x2 - x1, y2 - y1]
-            if 'masks' in instances:
-                mask_HW = _enlarge(instances.masks[index].astype(np.uint8), frame.size)
-                counts = coco_mask.encode(np.asfortranarray(mask_HW))['counts']
-                result['segmentation'] = dict(size=list(frame.size), counts=counts.decode('ascii'))
-            yield result
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
         return self.out_dir / folder / (name + suffix)
@@ -193,17 +171,3 @@ class Results:
 def file_name_of(frame: Frame) -> str:
     """Return the name of a frame in the results."""
     return str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
-
-
-def category_ids_of(classes: Sequence[str]) -> list[int]:
-    """Return the official ids of COCO's classes, or for other classes the numbers from 1."""
-    from mmdet.datasets import CocoDataset
-
-    if tuple(classes) == tuple(CocoDataset.METAINFO['classes']):
-        return [number for number in range(1, 91) if number not in COCO_GAPS]
-    return list(range(1, len(classes) + 1))
-
-
-def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
-    """Return classes or a mask, (H, W) uint8 or uint16, resized to `size`."""
-    return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)

@@ -28,7 +28,9 @@ def model(request, tmp_path_factory):
 
 def prediction_of(sample, classes=('nut', 'bolt'), thr=0.5):
     frame = Frame(Medium(None, 'a', False), 0, np.zeros((2, 3, 3), np.uint8), (2, 3))
-    return Prediction('a.png', BaseDataElement(**sample), frame, SimpleNamespace(meta=dict(classes=classes)), thr)
+    return Prediction(
+        'a.png', BaseDataElement(**sample), frame, SimpleNamespace(scope='mmpretrain', meta=dict(classes=classes)), thr
+    )
 
 
 def test_the_arrays_are_those_of_the_sample(model, monkeypatch):
