@@ -12,7 +12,8 @@ import torch
 from helpers.in_process import error_of, run_well
 from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
-from helpers.openmmlab.random_models import save_random_model
+from helpers.openmmlab.random_models import DETECTION, save_random_model
+from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData
@@ -194,7 +195,18 @@ def test_pycocotools_finds_the_printed_ap_with_the_original_json(detector, tmp_p
     monkeypatch.setattr(MaskRCNN, 'predict', find_squares)
     root, checkpoint, (config, _, _, *options) = detector
     model = load(config, checkpoint, options=parse_options(options), work_dir=tmp_path / 'work')
-    printed = model.test()
+    words = [config, checkpoint, '--out', tmp_path / 'res.json', '--work-dir', tmp_path, '--cfg-options', *options]
+    lines = run_well('tools/test.py', *words).stdout.splitlines()
+    printed = {
+        name: float(value) for name, _, value in (line.partition(': ') for line in lines) if name.startswith('coco/')
+    }
+    for kind, name in (('bbox', 'res.json'), ('segm', 'res.segm.json')):
+        require_printed(printed, root / 'val.json', json.loads((tmp_path / name).read_text()), kind)
+    assert not list(tmp_path.glob('*.bbox.json'))
+    (tmp_path / 'res.json').unlink()
+    assert 'res.segm.json is there already' in error_of('tools/test.py', *words)
+    words[3] = root / 'val.json'
+    assert 'val.json is read here' in error_of('tools/test.py', *words, '--overwrite')
     assert 0.1 < printed['coco/bbox_mAP_s'] < 0.9
     predictions = model.predict(root / 'images' / 'val', annotations=root / 'val.json')
     objects = [one for p in predictions for one in p.coco()]
@@ -202,3 +214,26 @@ def test_pycocotools_finds_the_printed_ap_with_the_original_json(detector, tmp_p
     for one in objects:
         del one['bbox']
     require_printed(printed, root / 'val.json', objects, 'segm')
+
+
+@pytest.mark.parametrize('without', ['annotations', 'CocoMetric'])
+def test_results_of_pictures_without_annotations(detector, tmp_path, without):
+    """As of COCO's test-dev."""
+    root, *_ = detector
+    names = Config.fromfile(DETECTION).train_dataloader.dataset.metainfo.classes
+    categories = [dict(id=7 + 2 * number, name=name) for number, name in enumerate(names)]
+    truth = tmp_path / 'test-dev.json'
+    truth.write_text(json.dumps(dict(images=read_coco(root, 'val')['images'], categories=categories)))
+    words = [DETECTION, save_random_model(DETECTION, tmp_path), '--cfg-options', f'test_evaluator.ann_file={truth}']
+    words += [f'test_dataloader.dataset.{key}' for key in ('data_root=', f'ann_file={truth}')]
+    words += [f'test_dataloader.dataset.data_prefix.img={root}/images/val', 'test_evaluator.format_only=True']
+    words += ['test_dataloader.num_workers=0', 'test_dataloader.persistent_workers=False']
+    command = ['tools/test.py', '--out', tmp_path / 'res.json', '--work-dir', tmp_path, *words]
+    if without == 'CocoMetric':
+        error = error_of(*command, 'test_evaluator.type=VOCMetric')
+        assert '--out F.json takes a config with CocoMetric' in error
+        return
+    run_well(*command)
+    found = json.loads((tmp_path / 'res.json').read_text())
+    assert {one['image_id'] for one in found} == {0, 1}
+    assert {one['category_id'] for one in found} <= {7, 9, 11, 13}
