@@ -17,7 +17,8 @@ run all examples.
 """
 SECTIONS = {
     'From a name to predictions': (
-        *('load', 'Model', 'Model.train', 'Model.test', 'Model.report', 'Model.predict', 'Prediction', 'Model.export'),
+        *('load', 'Model', 'Model.train', 'Model.test', 'Model.report', 'Model.predict', 'Prediction'),
+        *('Prediction.draw', 'Prediction.coco', 'Model.features', 'Model.export'),
     ),
     'Backbones': (
         *('SwinBackbone', 'SwinBackbone.forward', 'SwinBackbone.map_sizes', 'SwinV2Backbone', 'SwinMLPBackbone'),
@@ -44,9 +45,7 @@ QUOTE = "'"
 def find(name: str) -> Any:
     """Return the object of a dotted name below the package."""
     package = import_module('swin_backbone')
-    if name == 'Prediction':
-        return vars(sys.modules[package.Model.__module__])[name]
-    there: Any = package
+    there: Any = sys.modules[package.Model.__module__] if name.startswith('Prediction') else package
     for part in name.split('.'):
         there = getattr(there, part) if hasattr(there, part) else import_module(f'{there.__name__}.{part}')
     return there

@@ -91,6 +91,9 @@ def parse_args() -> argparse.Namespace:
         metavar='N',
         help=f'reduce larger pictures to N pixels (default: {MAX_PIXELS})',
     )
+    parser.add_argument(
+        '--save-features', action='store_true', help='write the maps of the backbone to D/features/NAME.npz'
+    )
     tiles = parser.add_argument_group('pictures larger than memory')
     tiles.add_argument('--tile', type=positive, metavar='N', help='side of the tiles, in pixels')
     tiles.add_argument(
@@ -127,8 +130,10 @@ def parse_args() -> argparse.Namespace:
         given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
         if given:
             parser.error(f'--{given[0].replace("_", "-")} takes --tile')
-    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS or args.ids_of or args.first_label:
-        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels, --annotations, --first-label')
+    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
+        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels')
+    elif args.ids_of or args.first_label or args.save_features:
+        parser.error('--tile takes no --annotations, --first-label, --save-features')
     elif args.merge and (args.shard or args.resume):
         parser.error('--merge takes neither --shard nor --resume')
     return args
@@ -245,9 +250,9 @@ class Job:
             for one in group if len(group) > 1 else ():
                 self.predict([one])
             return
-        for (frame, _), sample in zip(group, samples):
+        for (frame, item), sample in zip(group, samples):
             try:
-                self.results.add(frame, sample)
+                self.results.add(frame, sample, item)
             except Exception as error:
                 self.fail(frame, 'its predictions cannot be drawn or written', error)
             else:
@@ -345,7 +350,7 @@ def main() -> int:
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
         predictor = open_predictor(args)
-        results = Results(args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of)
+        results = Results(args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features)
         read = [args.config, *filter(None, (args.weights, args.ids_of))]
         results.check(inputs, read, args.overwrite)
     begin = time.monotonic()

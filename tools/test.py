@@ -30,7 +30,9 @@ def parse_args() -> argparse.Namespace:
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),
         out=dict(
-            type=str, help='.pkl file for the predictions; for a segmentor, a folder for label PNGs, as of infer.py'
+            type=str,
+            help="for a detector, .json file for boxes in COCO's format, and masks beside it in F.segm.json; .pkl file "
+            'for the predictions; for a segmentor, a folder for label PNGs, as of infer.py',
         ),
     )
     parser.add_argument('--show', action='store_true', help='show predictions in a window')

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+from .predict.prediction import Prediction
 
 if TYPE_CHECKING:
+    import torch
     from mmengine.config import Config
     from numpy.typing import NDArray
 
@@ -16,38 +19,60 @@ if TYPE_CHECKING:
 PathLike = Union[str, Path]
 
 
-class Prediction(NamedTuple):
-    """The prediction for a picture.
-
-    Args:
-        path: path of the picture; None for pixels.
-        sample: the toolbox's data sample, with `pred_instances` or `pred_sem_seg`, on the CPU.
-        drawn: the picture with the predictions, (H, W, 3) uint8 RGB.
-        classes: names of the classes, by label.
-    """
-
-    path: Optional[str]
-    sample: Any
-    drawn: NDArray[Any]
-    classes: tuple[str, ...]
-
-
 class Model:
-    """A config of mmdet or mmseg with or without a checkpoint, made by `load`.
+    """A config of mmdet, mmseg or mmpretrain with or without a checkpoint, or an exported folder, made by `load`.
 
     Attributes:
-        cfg: the config of the last training.
-        checkpoint: path or URL of the weights; None without weights.
-        work_dir: folder of logs and checkpoints.
+        cfg: the config of the last training; None for an exported folder alone.
+        checkpoint: path or URL of the weights, or an exported folder; None without weights.
+        work_dir: folder of logs and checkpoints; None without a config.
+        module: the torch module of predictions, in eval mode; without a checkpoint, with initial weights. `train`,
+            `test` and `export` build modules of their own, with the weights of the checkpoint.
     """
 
     def __init__(self, config: str, options: Options, checkpoint: Optional[str], device: Optional[str]):
-        from .job import Job
+        from .export.predictor import is_exported
+        from .job import Job, Options
 
         self._config, self._options, self.checkpoint, self._device = config, options, checkpoint, device
-        self._predictor: Any = None
-        self.cfg: Config = Job(config, options).cfg
-        self.work_dir = str(self.cfg.work_dir)
+        self._opened: Any = None
+        self.cfg: Optional[Config] = None
+        self.work_dir: Optional[str] = None
+        if is_exported(config):
+            if checkpoint is not None or options != Options():
+                raise ValueError(f'load({config!r}), an exported folder, takes no further argument but device')
+            self.checkpoint = config
+        else:
+            self.cfg = Job(config, options).cfg
+            self.work_dir = str(self.cfg.work_dir)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """See `Model`. Raises ValueError for an exported folder, or an error in the checkpoint."""
+        import torch
+
+        module = self._predictor.model
+        if not isinstance(module, torch.nn.Module):
+            raise ValueError(f'module is of torch, and {self.checkpoint} is exported: load its config and checkpoint')
+        return module
+
+    def features(self, picture: Union[PathLike, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the maps of the backbone for a picture, each (C, h, w) float32, in the order of its outputs.
+
+        The maps cover the model's input, which is the resized picture, padded at the right and at the bottom.
+
+        Args:
+            picture: a path, or pixels (H, W, 3) uint8 RGB.
+
+        Raises:
+            ValueError: for an exported folder, or for several pictures.
+            OSError: if the picture cannot be read.
+        """
+        predictor, frames = self._predictor, _frames(picture)
+        if len(frames) != 1:
+            raise ValueError(f'features takes one picture, got {len(frames)}: {picture}')
+        maps: list[NDArray[Any]] = predictor.features(predictor.prepare(frames[0][1]))
+        return maps
 
     def train(
         self,
@@ -83,10 +108,11 @@ class Model:
         from .configs.training_settings import TrainingSettings
         from .job import Job
 
+        self._require_config('train')
         settings = TrainingSettings(epochs, batch, img_scale, lr, balance=balance)
         options = replace(self._options, settings=settings, val_loss=val_loss)
         runner = Job(self._config, options).train(*((None, 'auto') if resume else (self.checkpoint, None)))
-        self.cfg, self._predictor = runner.cfg, None
+        self.cfg, self._opened = runner.cfg, None
         self.checkpoint = runner.last_checkpoint or self.checkpoint
         return self
 
@@ -98,7 +124,7 @@ class Model:
         """
         from .job import Job
 
-        return Job(self.cfg).test(self._require_checkpoint('test'), device=self._device or 'cpu')
+        return Job(self._require_config('test')).test(self._require_checkpoint('test'), device=self._device or 'cpu')
 
     def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
         """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
@@ -117,32 +143,36 @@ class Model:
         from .job import Job
 
         checkpoint = self._require_checkpoint('report')
-        return Job(self.cfg).report(checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu')
+        return Job(self._require_config('report')).report(
+            checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu'
+        )
 
     def predict(
-        self, pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]], score_thr: float = 0.3
+        self,
+        pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]],
+        score_thr: float = 0.3,
+        *,
+        annotations: Optional[PathLike] = None,
     ) -> list[Prediction]:
         """Return the predictions for pictures, as tools/infer.py without files.
 
         Args:
             pictures: a path of a picture, a folder, a pattern, pixels (H, W, 3) uint8 RGB, or a list of these.
-            score_thr: objects with lower scores are not drawn.
+            score_thr: objects with lower scores are left out.
+            annotations: COCO JSON with `image_id` and `category_ids` of the predictions, of a detector.
 
         Raises:
-            ValueError: without a checkpoint, or if a path has no pictures.
+            ValueError: without a checkpoint, if a path has no pictures, or if `annotations` lack a picture or class.
             OSError: if a picture cannot be read.
         """
-        import numpy as np
+        from .predict.coco_ids import CocoIds
 
-        from .job import Job
-
-        if self._predictor is None:
-            self._predictor = Job(self.cfg).open_predictor(self._require_checkpoint('predict'), self._device)
-        predictions = []
+        self._require_checkpoint('predict')
+        predictor, predictions = self._predictor, []
+        ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
         for path, frame in _frames(pictures):
-            (sample,) = self._predictor.predict([self._predictor.prepare(frame)])
-            drawn = np.ascontiguousarray(self._predictor.draw(frame, sample, score_thr)[..., ::-1])
-            predictions.append(Prediction(path, sample.cpu(), drawn, tuple(self._predictor.meta['classes'])))
+            (sample,) = predictor.predict([predictor.prepare(frame)])
+            predictions.append(Prediction(path, sample, frame, predictor, score_thr, ids))
         return predictions
 
     def export(self, out: PathLike, format: str = 'onnx', **options: Any) -> dict[str, Any]:
@@ -153,7 +183,25 @@ class Model:
         """
         from .job import Job
 
-        return Job(self.cfg).export(self._require_checkpoint('export'), Path(out), format, **options)
+        return Job(self._require_config('export')).export(
+            self._require_checkpoint('export'), Path(out), format, **options
+        )
+
+    @property
+    def _predictor(self) -> Any:
+        from .job import Job, open_exported
+
+        if self._opened is None:
+            if self.cfg is None:
+                self._opened = open_exported(self._config, self._device)
+            else:
+                self._opened = Job(self.cfg).open_predictor(self.checkpoint, self._device)
+        return self._opened
+
+    def _require_config(self, action: str) -> Config:
+        if self.cfg is None:
+            raise ValueError(f'to {action}, a model needs a config: load(CONFIG, {self._config!r}) instead')
+        return self.cfg
 
     def _require_checkpoint(self, action: str) -> str:
         if self.checkpoint is None:
@@ -177,7 +225,7 @@ def load(
     """Return a model to train, test, predict with and export.
 
     Args:
-        config: a path, or `mmdet::...`, `mmseg::...` or `swin_backbone::...`.
+        config: a path, or `mmdet::...`, `mmseg::...` or `swin_backbone::...`; or an exported folder, to predict.
         checkpoint: path or URL of the weights of the whole model; or an exported folder, to test and predict.
         backbone: put this Swin in place of the config's backbone; see `swap_backbone`.
         data: your own pictures with annotations: a folder, or a COCO JSON.
@@ -227,6 +275,7 @@ def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:
             raise TypeError(
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'
             )
+        # a copy: a camera may write the next picture into the same array before this one is drawn
         medium = Medium(Path(f'picture {number}'), f'picture_{number}', False)
-        frames.append((None, Frame(medium, 0, np.ascontiguousarray(pixels[..., ::-1]), (len(pixels), len(pixels[0])))))
+        frames.append((None, Frame(medium, 0, pixels[..., ::-1].copy(), (len(pixels), len(pixels[0])))))
     return frames

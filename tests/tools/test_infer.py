@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ from PIL import Image
 
 from swin_backbone.workbench.data import media
 from swin_backbone.workbench.predict import predictor as inference
-from swin_backbone.workbench.predict.results import Results, category_ids_of
+from swin_backbone.workbench.predict.prediction import category_ids_of
+from swin_backbone.workbench.predict.results import Results
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -89,12 +91,14 @@ def test_cocos_classes_have_cocos_ids():
     from mmdet.datasets import CocoDataset
 
     classes = CocoDataset.METAINFO['classes']
-    ids = dict(zip(classes, category_ids_of(classes)))
+    predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=classes))
+    ids = dict(zip(classes, category_ids_of(predictor)))
     assert len(ids) == 80
     assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
         1, 13, 27, 51, 70, 90,
     ]  # fmt: skip
-    assert category_ids_of(['nut', 'bolt']) == [1, 2]
+    predictor.meta = dict(classes=['nut', 'bolt'], category_ids=[7])  # not of these classes
+    assert category_ids_of(predictor) == [1, 2]
 
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
@@ -114,7 +118,12 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
 def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
     """With more shards than pictures, some shards are empty."""
     command = ('tools/infer.py', f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints), '--out-dir')
-    run_well(*command, tmp_path / 'whole')
+    run_well(*command, tmp_path / 'whole', '--save-features')
+    for name, size in (('a', (96, 128)), ('a_1', (80, 64))):
+        maps = np.load(tmp_path / 'whole' / 'features' / f'{name}.npz')
+        assert [maps[f'arr_{number}'].shape[1:] for number in range(4)] == [
+            (math.ceil(size[0] / stride), math.ceil(size[1] / stride)) for stride in (4, 8, 16, 32)
+        ]
     labels = sorted((tmp_path / 'whole' / 'labels').glob('*.png'))
     assert [path.name for path in labels] == ['a.png', 'a_1.png']  # two pictures with equal names
     palette = np.array(Config.fromfile(SEGMENTATION).train_dataloader.dataset.metainfo.palette)

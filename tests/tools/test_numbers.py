@@ -12,15 +12,17 @@ import torch
 from helpers.in_process import error_of, run_well
 from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
-from helpers.openmmlab.random_models import save_random_model
+from helpers.openmmlab.random_models import DETECTION, save_random_model
+from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.registry import DefaultScope
-from mmengine.structures import BaseDataElement
+from mmengine.structures import BaseDataElement, InstanceData
 from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from swin_backbone import load
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.predict.results import Results
 from swin_backbone.workbench.runner.testing import MaskAreasHook
@@ -101,8 +103,22 @@ def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault
     result = run_well(*command, '--out-dir', tmp_path / 'numbers', *more)
     assert '--annotations FILE takes the ids of your own COCO JSON' in result.stdout
     images, image_ids, category_ids = ids_of(tmp_path / 'numbers')
-    assert images['info']['description'] == 'ids of this file alone, numbers from 1'
+    assert images['info']['description'].startswith('ids of pictures from 1 in this file')
     assert (image_ids, category_ids) == ({1, 2}, {1, 2})
+
+    trained = torch.load(checkpoint)
+    trained['meta']['category_ids'] = [3, 7]
+    torch.save(trained, tmp_path / 'trained.pth')
+    command[command.index(checkpoint)] = tmp_path / 'trained.pth'
+    run_well(*command, '--out-dir', tmp_path / 'trained', *more)
+    assert ids_of(tmp_path / 'trained')[1:] == ({1, 2}, {3, 7})
+    model = load(config, tmp_path / 'trained.pth', options=parse_options(options))
+    for annotations, folder, ids in ((truth, out, (None, None)), (None, tmp_path / 'trained', (1, 2))):
+        predictions = model.predict(root / 'images' / 'val', 0.01, annotations=annotations)
+        found = [one for p, number in zip(predictions, ids) for one in p.coco(number)]
+        assert found == json.loads((folder / 'results.json').read_text())
+    with pytest.raises(ValueError, match=r'coco takes an image_id, or predict\(..., annotations=JSON\)'):
+        predictions[0].coco()
 
     wrong = [
         (dict(coco, images=coco['images'][:1]), 'has no image with the file_name of .*1.png'),
@@ -144,10 +160,80 @@ def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):
     printed = evaluator.evaluate(1)
     MaskAreasHook().after_test_epoch(SimpleNamespace(test_loop=SimpleNamespace(evaluator=evaluator)))
     for kind in ('bbox', 'segm'):
-        api = COCO(str(tmp_path / 'truth.json'))
-        evaluation = COCOeval(api, api.loadRes(str(tmp_path / f'res.{kind}.json')), kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-        names = ('mAP', 'mAP_50', 'mAP_75', 'mAP_s', 'mAP_m', 'mAP_l')
-        assert [printed[f'coco/{kind}_{name}'] for name in names] == pytest.approx(evaluation.stats[:6], abs=1e-3)
+        require_printed(printed, tmp_path / 'truth.json', json.loads((tmp_path / f'res.{kind}.json').read_text()), kind)
+
+
+def require_printed(printed, truth, objects, kind):
+    """Compare the figures of a test, also by size, with those of pycocotools."""
+    api = COCO(str(truth))
+    evaluation = COCOeval(api, api.loadRes(objects), kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    names = ('mAP', 'mAP_50', 'mAP_75', 'mAP_s', 'mAP_m', 'mAP_l')
+    assert [printed[f'coco/{kind}_{name}'] for name in names] == pytest.approx(evaluation.stats[:6], abs=1e-3)
+
+
+def find_squares(self, inputs, samples, rescale=True):
+    """Find the bright square of `make_own_data` without its upper rows, as a nut, and with a lower score as a bolt."""
+    for picture_CHW, sample in zip(inputs, samples):
+        height, width = sample.img_shape
+        grey_HW = cv2.resize(picture_CHW.mean(0)[:height, :width].numpy(), sample.ori_shape[::-1])
+        mask_HW = grey_HW > (grey_HW.min() + grey_HW.max()) / 2
+        y, x = np.nonzero(mask_HW)
+        mask_HW[: y.min() + 5] = False
+        box = torch.tensor([[x.min(), y.min() + 5, x.max() + 1, y.max() + 1]]).float()
+        sample.pred_instances = InstanceData(bboxes=box.repeat(2, 1), scores=torch.tensor([0.9, 0.4]),
+                                             labels=torch.tensor([0, 1]),
+                                             masks=torch.from_numpy(np.stack([mask_HW] * 2)))  # fmt: skip
+    return samples
+
+
+def test_pycocotools_finds_the_printed_ap_with_the_original_json(detector, tmp_path, monkeypatch):
+    from mmdet.models import MaskRCNN
+
+    monkeypatch.setattr(MaskRCNN, 'predict', find_squares)
+    root, checkpoint, (config, _, _, *options) = detector
+    model = load(config, checkpoint, options=parse_options(options), work_dir=tmp_path / 'work')
+    words = [config, checkpoint, '--out', tmp_path / 'res.json', '--work-dir', tmp_path, '--cfg-options', *options]
+    lines = run_well('tools/test.py', *words).stdout.splitlines()
+    printed = {
+        name: float(value) for name, _, value in (line.partition(': ') for line in lines) if name.startswith('coco/')
+    }
+    for kind, name in (('bbox', 'res.json'), ('segm', 'res.segm.json')):
+        require_printed(printed, root / 'val.json', json.loads((tmp_path / name).read_text()), kind)
+    assert not list(tmp_path.glob('*.bbox.json'))
+    (tmp_path / 'res.json').unlink()
+    assert 'res.segm.json is there already' in error_of('tools/test.py', *words)
+    words[3] = root / 'val.json'
+    assert 'val.json is read here' in error_of('tools/test.py', *words, '--overwrite')
+    assert 0.1 < printed['coco/bbox_mAP_s'] < 0.9
+    predictions = model.predict(root / 'images' / 'val', annotations=root / 'val.json')
+    objects = [one for p in predictions for one in p.coco()]
+    require_printed(printed, root / 'val.json', objects, 'bbox')
+    for one in objects:
+        del one['bbox']
+    require_printed(printed, root / 'val.json', objects, 'segm')
+
+
+@pytest.mark.parametrize('without', ['annotations', 'CocoMetric'])
+def test_results_of_pictures_without_annotations(detector, tmp_path, without):
+    """As of COCO's test-dev."""
+    root, *_ = detector
+    names = Config.fromfile(DETECTION).train_dataloader.dataset.metainfo.classes
+    categories = [dict(id=7 + 2 * number, name=name) for number, name in enumerate(names)]
+    truth = tmp_path / 'test-dev.json'
+    truth.write_text(json.dumps(dict(images=read_coco(root, 'val')['images'], categories=categories)))
+    words = [DETECTION, save_random_model(DETECTION, tmp_path), '--cfg-options', f'test_evaluator.ann_file={truth}']
+    words += [f'test_dataloader.dataset.{key}' for key in ('data_root=', f'ann_file={truth}')]
+    words += [f'test_dataloader.dataset.data_prefix.img={root}/images/val', 'test_evaluator.format_only=True']
+    words += ['test_dataloader.num_workers=0', 'test_dataloader.persistent_workers=False']
+    command = ['tools/test.py', '--out', tmp_path / 'res.json', '--work-dir', tmp_path, *words]
+    if without == 'CocoMetric':
+        error = error_of(*command, 'test_evaluator.type=VOCMetric')
+        assert '--out F.json takes a config with CocoMetric' in error
+        return
+    run_well(*command)
+    found = json.loads((tmp_path / 'res.json').read_text())
+    assert {one['image_id'] for one in found} == {0, 1}
+    assert {one['category_id'] for one in found} <= {7, 9, 11, 13}

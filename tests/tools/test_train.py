@@ -21,6 +21,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
+from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.workbench.runner.monitor import CurvesHook
 
 pytestmark = pytest.mark.train
@@ -89,6 +90,7 @@ def test_a_detector_trains_tests_and_draws(tmp_path, own):
         assert (output is flipped) != ('--compile has no effect: on a CPU' in output)
         assert 'coco/segm_mAP_50' in output
     assert (tmp_path / 'results.pkl').stat().st_size
+    assert read_checkpoint(str(work / 'epoch_1.pth'))['meta']['category_ids'] == [3, 7]  # of the user's JSON
     assert sorted(path.name for path in (tmp_path / 'pictures').glob('*.png')) == ['0.png', '1.png']
     drawn, metrics = tested.index(f'2 pictures in {tmp_path / "pictures"}'), tested.rindex('\ncoco/bbox_mAP_50')
     assert drawn < metrics

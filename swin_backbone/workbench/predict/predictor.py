@@ -123,6 +123,24 @@ class Predictor:
             samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
             return samples
 
+    def require_backbone(self) -> None:
+        """Raise ValueError for a model without a backbone, as an exported model."""
+        if not hasattr(self.model, 'backbone'):
+            raise ValueError('features take a checkpoint of a model with a backbone: an exported folder gives results')
+
+    @torch.no_grad()
+    def features(self, prepared: dict[str, Any]) -> list[NDArray[Any]]:
+        """Return the maps of the backbone for a frame, each (C, H, W) float32.
+
+        Raises:
+            ValueError: see `require_backbone`.
+        """
+        self.require_backbone()
+        precision = mixed_precision(self.model, self.amp) if self.amp else nullcontext()
+        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
+            inputs = self.model.data_preprocessor(pseudo_collate([prepared]), False)['inputs']
+            return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(inputs)]
+
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
         """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
         (sample,) = self.predict([prepared])
@@ -190,6 +208,9 @@ def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[
         meta = dict(getattr(cls, 'METAINFO', {}), **dataset.get('metainfo', {}))
     if 'classes' not in meta:
         raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo has the classes')
+    ids = (loaded.get('meta') or {}).get('category_ids')
+    if isinstance(ids, list):
+        meta['category_ids'] = ids
     if not meta.get('palette'):
         meta['palette'] = distinct_colours(len(meta['classes']))
     meta['palette'] = [tuple(colour) for colour in meta['palette']]  # mmdet cannot draw lists

@@ -1,7 +1,8 @@
 """Write predictions of pictures and videos: overlays, COCO results, labels."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -9,16 +10,15 @@ import cv2
 import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
-from numpy.typing import NDArray
 
 from ...outputs import check_outputs, claim_folder, make_folder
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
 from ..pictures.colours import encode_labels
 from .coco_ids import CocoIds
+from .prediction import Prediction, category_ids_of, enlarge
 from .predictor import Predictor
 
-COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
 TOP = 5  # written classes of a classifier's picture
 
 
@@ -30,16 +30,19 @@ class Results:
                              classifier: (file_name, class, score) of each picture, with the five best classes
         images.json          images and categories of the ids in results.json, in COCO's format
         labels/NAME.png      of a segmentor or panoptic head: see `encode_labels`
+        features/NAME.npz    maps of the backbone, `arr_0` and further, (C, H, W) float32: see `Predictor.features`
 
     Args:
         out_dir: the folder.
         predictor: source of the predictions.
         score_thr: lowest score of a drawn and written object.
         first_label: value of the first class in labels.
-        annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: numbers from 1.
+        annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
+            categories of the training, see `Prediction`.
+        save_features: write features.
 
     Raises:
-        ValueError: for annotations of another model.
+        ValueError: for annotations of another model, or features of a model without a backbone.
         DataError: see `CocoIds`.
     """
 
@@ -50,6 +53,7 @@ class Results:
         score_thr: float,
         first_label: int = 0,
         annotations: Optional[str] = None,
+        save_features: bool = False,
     ):
         self.out_dir = out_dir
         self.predictor = predictor
@@ -57,14 +61,15 @@ class Results:
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
-        self.category_ids = category_ids_of(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.ids: Optional[CocoIds] = None
         if annotations is not None:
             if predictor.scope != 'mmdet':
                 raise ValueError('--annotations takes a detector: results of other models have no ids')
             self.ids = CocoIds(annotations, predictor.meta['classes'])
-            self.category_ids = self.ids.categories
         self.video: Optional[tuple[Medium, VideoWriter]] = None
+        if save_features:
+            predictor.require_backbone()
+        self.save_features = save_features
 
     def check(self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool) -> None:
         """Check the media, and mark the folders of results, before the first prediction.
@@ -76,17 +81,19 @@ class Results:
         if self.ids is not None:
             self.ids.check([medium.path for medium in media])
         paths = [*self._tables()]
+        folders = {'labels': '.png', **({'features': '.npz'} if self.save_features else {})}
         for medium in media:
             paths.append(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
-            labels = self._path('labels', medium.name, '' if medium.is_video else '.png')
-            paths += labels.rglob('*.png') if medium.is_video else [labels]
+            for folder, suffix in folders.items():
+                path = self._path(folder, medium.name, '' if medium.is_video else suffix)
+                paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
         check_outputs(*paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite)
         make_folder(self.out_dir)
-        for folder in (self.out_dir / 'overlays', self.out_dir / 'labels'):
-            claim_folder(folder, overwrite=True)
+        for folder in ('overlays', *folders):
+            claim_folder(self.out_dir / folder, overwrite=True)
 
-    def add(self, frame: Frame, sample: BaseDataElement) -> None:
-        """Write the predictions of a frame.
+    def add(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
+        """Write the predictions of a frame, which is prepared for features.
 
         Raises:
             OSError: if the disk is full.
@@ -99,6 +106,9 @@ class Results:
         self.objects += objects
         if labels_png is not None:
             write_whole(self._path('labels', frame.name, '.png'), labels_png)
+        if self.save_features and prepared is not None:
+            np.savez(file := BytesIO(), *self.predictor.features(prepared))
+            write_whole(self._path('features', frame.name, '.npz'), file.getvalue())
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
                 self._close_video()
@@ -112,20 +122,15 @@ class Results:
         self, frame: Frame, sample: BaseDataElement, image_id: int
     ) -> tuple[list[dict[str, Any]], Optional[bytes]]:
         """Return the entries of a frame for results.json, and its labels as a PNG, or None."""
-        objects: list[dict[str, Any]] = []
-        labels_png = None
-        if 'pred_instances' in sample:
-            objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id, frame)
-        for name in ('pred_sem_seg', 'pred_panoptic_seg'):
-            if name in sample:
-                field = sample.get(name)
-                labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
-                if name == 'pred_panoptic_seg':
-                    labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
-                labels = _enlarge(labels.astype(np.uint16), frame.size)
-                labels_png = encode_labels(labels, self.predictor.meta, self.first_label)
+        prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
+        objects, labels_png = [], None
+        if prediction.label_map is not None:
+            labels = enlarge(prediction.label_map.astype(np.uint16), frame.size)
+            labels_png = encode_labels(labels, self.predictor.meta, self.first_label)
         if 'pred_score' in sample:
             objects.append(self._best_classes(sample.pred_score, file_name_of(frame)))
+        else:
+            objects += prediction.coco(image_id)
         return objects, labels_png
 
     def close(self) -> None:
@@ -138,9 +143,10 @@ class Results:
         """Return the contents of the JSON files, by path."""
         tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
-            names = zip(self.category_ids, self.predictor.meta['classes'])
-            categories = [dict(id=number, name=name) for number, name in names]
-            source = f'ids of {self.ids.path}' if self.ids else 'ids of this file alone, numbers from 1'
+            ids = self.ids.categories if self.ids else category_ids_of(self.predictor)
+            categories = [dict(id=number, name=name) for number, name in zip(ids, self.predictor.meta['classes'])]
+            source = 'ids of pictures from 1 in this file, of categories as in the training, or from 1'
+            source = f'ids of {self.ids.path}' if self.ids else source
             info = dict(description=source)
             tables[self.out_dir / 'images.json'] = dict(info=info, images=self.images, categories=categories)
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
@@ -152,26 +158,6 @@ class Results:
         names = [self.predictor.meta['classes'][label] for label in best.indices.tolist()]
         top = [{'class': name, 'score': score} for name, score in zip(names, best.values.tolist())]
         return dict(file_name=file_name, **top[0], top=top)
-
-    def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict[str, Any]]:
-        from pycocotools import mask as coco_mask
-
-        height, width = frame.size
-        scale = np.array([width / frame.pixels.shape[1], height / frame.pixels.shape[0]] * 2)
-        for index in np.flatnonzero(instances.scores >= self.score_thr):
-            result: dict[str, Any] = dict(
-                image_id=image_id,
-                category_id=self.category_ids[int(instances.labels[index])],
-                score=float(instances.scores[index]),
-            )
-            if 'bboxes' in instances:
-                x1, y1, x2, y2 = map(float, instances.bboxes[index] * scale)
-                result['bbox'] = [x1, y1, x2 - x1, y2 - y1]
-            if 'masks' in instances:
-                mask_HW = _enlarge(instances.masks[index].astype(np.uint8), frame.size)
-                counts = coco_mask.encode(np.asfortranarray(mask_HW))['counts']
-                result['segmentation'] = dict(size=list(frame.size), counts=counts.decode('ascii'))
-            yield result
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
         return self.out_dir / folder / (name + suffix)
@@ -185,17 +171,3 @@ class Results:
 def file_name_of(frame: Frame) -> str:
     """Return the name of a frame in the results."""
     return str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
-
-
-def category_ids_of(classes: Sequence[str]) -> list[int]:
-    """Return the official ids of COCO's classes, or for other classes the numbers from 1."""
-    from mmdet.datasets import CocoDataset
-
-    if tuple(classes) == tuple(CocoDataset.METAINFO['classes']):
-        return [number for number in range(1, 91) if number not in COCO_GAPS]
-    return list(range(1, len(classes) + 1))
-
-
-def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
-    """Return classes or a mask, (H, W) uint8 or uint16, resized to `size`."""
-    return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)

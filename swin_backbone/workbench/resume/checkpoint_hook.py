@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 
 from ...checkpoints.adapt import store_sizes
 from ...whole_files import PARTIAL, write_whole
+from ..data.datasets import base_datasets
 from .exact_resume import resume_state
 
 
@@ -68,6 +69,9 @@ class WholeCheckpointHook(CheckpointHook):
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         store_sizes(model, checkpoint['state_dict'])
+        ids = [getattr(base, 'cat_ids', None) for base in base_datasets(runner.train_dataloader.dataset)]
+        if ids and isinstance(ids[0], list) and ids.count(ids[0]) == len(ids):  # files may disagree
+            checkpoint['meta']['category_ids'] = ids[0]
 
     def folder(self, runner: Runner) -> str:
         """Return the folder of the checkpoints, also before training."""

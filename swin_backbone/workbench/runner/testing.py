@@ -11,11 +11,14 @@ from typing import Any, Optional
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
+from mmengine.registry import METRICS, DefaultScope
 from mmengine.runner import Runner
 
 from ...openmmlab.errors import DataError, kind_of
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import PARTIAL, write_whole
+from ..configs.paths import annotation_file, datasets_in, metrics_in
+from ..data.annotations import class_of
 from ..pictures.colours import distinct_colours, encode_labels
 
 
@@ -27,7 +30,8 @@ class OutputOptions:
         tta: augment pictures: see `enable_tta`.
         show: draw predictions in a window, for `wait_time` seconds each.
         show_dir: folder of the drawn pictures.
-        out: a .pkl file for the predictions; for a segmentor, a folder of label PNGs.
+        out: a .pkl file for the predictions; for a segmentor, a folder of label PNGs; for a detector also F.json, see
+            `write_coco_results`.
         first_label: value of the first class in label PNGs.
         overwrite: replace existing files.
     """
@@ -70,9 +74,17 @@ def write_outputs(
         if outputs.out and segments:
             hooks += [DifferentNamesHook(with_suffix=False), WriteLabelsHook(folder(outputs.out), outputs.first_label)]
         elif outputs.out:
-            check_outputs(outputs.out, inputs=inputs, overwrite=outputs.overwrite)
-            beside = places.enter_context(written_by_others(Path(outputs.out).parent))
-            write_predictions(cfg, str(beside / Path(outputs.out).name))
+            out = Path(outputs.out)
+            is_coco = out.suffix == '.json' and cfg.get('default_scope') == 'mmdet'
+            read = [annotation_file(node) for _, node in [*datasets_in(cfg, 'test'), *metrics_in(cfg, 'test')]]
+            more = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
+            check_outputs(out, *more, inputs=[*inputs, *filter(None, read)], overwrite=outputs.overwrite)
+            beside = places.enter_context(written_by_others(out.parent)) / out.name
+            if is_coco:
+                write_coco_results(cfg, beside.with_suffix(''))
+                places.callback(_rename, beside.with_suffix('.bbox.json'), beside)
+            else:
+                write_predictions(cfg, str(beside))
         yield hooks
 
 
@@ -159,6 +171,28 @@ def write_predictions(cfg: Config, out: str) -> None:
     """Write the predictions of a test to the pickle `out`. mmengine refuses other names than .pkl and .pickle."""
     dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
     cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]
+
+
+def write_coco_results(cfg: Config, prefix: Path) -> None:
+    """Write the predictions of a test in COCO's format, with the ids of the test data: boxes to PREFIX.bbox.json.
+
+    Masks are in PREFIX.segm.json; segments of a panoptic model are in PREFIX.panoptic.json and the PNGs of
+    PREFIX.panoptic/.
+
+    Raises:
+        ValueError: if no metric of the config writes COCO's format.
+    """
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        metrics = [one for _, one in metrics_in(cfg, 'test') if hasattr(class_of(one, METRICS), 'results2json')]
+    if not metrics:
+        raise ValueError('--out F.json takes a config with CocoMetric, LVISMetric or CocoPanopticMetric for the test')
+    for metric in metrics:
+        metric['outfile_prefix'] = str(prefix)
+
+
+def _rename(path: Path, target: Path) -> None:
+    if path.exists():
+        path.replace(target)
 
 
 class DifferentNamesHook(Hook):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import write_whole, write_whole_by
 from ..data.media import Frame, Medium
+from ..predict.prediction import category_ids_of
 from ..predict.predictor import Predictor
-from ..predict.results import category_ids_of
 from . import writers
 from .blend import Blender
 from .grid import Grid
@@ -229,7 +229,7 @@ class TiledInference:
         )
 
     def _write_objects(self) -> None:
-        ids, (height, width) = category_ids_of(self.classes), self.grid.size
+        ids, (height, width) = category_ids_of(self.predictor), self.grid.size
         lines, images, *geojson = self.files
         write_whole_by(lines, lambda partial: writers.write_objects(partial, self._merged(), self.grid.size, ids))
         for path in geojson:

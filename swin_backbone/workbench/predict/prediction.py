@@ -1,0 +1,171 @@
+"""The prediction for a picture, as numpy arrays. Toolboxes are imported by what makes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mmengine.structures import BaseDataElement
+
+    from ..data.media import Frame
+    from .coco_ids import CocoIds
+    from .predictor import Predictor
+
+INSTANCE_OFFSET = 1000  # mmdet's number of a segment is class + 1000 * instance
+
+
+class Prediction:
+    """The prediction for a picture, made by `Model.predict`. n objects have scores from `score_thr` on, best first.
+
+    Attributes:
+        path: path of the picture; None for pixels.
+        boxes: (n, 4) float32, x1 y1 x2 y2 in pixels of the picture; (0, 4) for a model without objects.
+        scores: (n,) float32; for a classifier, of all classes.
+        labels: (n,) int64, indices of `classes`.
+        names: names of the n classes.
+        category_ids: ids of COCO's format of all classes, by label: of the `annotations` of `Model.predict`, or of the
+            training, which the checkpoint has, or COCO's official ids, or numbers from 1; empty without a detector.
+        image_id: id of the picture in `annotations`; None without these.
+        masks: (n, H, W) bool; None for a model without masks.
+        label_map: (H, W) int64, the class of each pixel; None for a model without these.
+        drawn: the picture with the prediction, (H, W, 3) uint8 RGB, drawn at the first access.
+        classes: names of all classes, by label.
+        score_thr: lowest score of an object.
+        sample: the toolbox's data sample, with all scores, on the CPU.
+    """
+
+    def __init__(
+        self,
+        path: Optional[str],
+        sample: BaseDataElement,
+        frame: Frame,
+        predictor: Predictor,
+        score_thr: float,
+        ids: Optional[CocoIds] = None,
+    ):
+        self.path, self.sample, self.score_thr = path, sample.cpu(), score_thr
+        self.classes: tuple[str, ...] = tuple(predictor.meta['classes'])
+        self.category_ids = category_ids_of(predictor) if ids is None else ids.categories
+        self.image_id: Optional[int] = None if ids is None or path is None else ids.of(Path(path))
+        self._frame, self._predictor = frame, predictor
+        self.boxes: NDArray[Any] = np.zeros((0, 4), np.float32)
+        self.scores: NDArray[Any] = np.zeros(0, np.float32)
+        self.labels: NDArray[Any] = np.zeros(0, np.int64)
+        self.masks: Optional[NDArray[Any]] = None
+        self.label_map = label_map_of(self.sample)
+        if 'pred_instances' in self.sample:
+            objects = self.sample.pred_instances
+            order = objects.scores.argsort(descending=True, stable=True)
+            objects = objects[order[objects.scores[order] >= score_thr]]
+            self.scores, self.labels = objects.scores.float().numpy(), objects.labels.numpy()
+            if 'bboxes' in objects:
+                self.boxes = objects.bboxes.float().numpy()
+            if 'masks' in objects:
+                self.masks = objects.masks.numpy().astype(bool)
+        elif 'pred_score' in self.sample:
+            scores, labels = self.sample.pred_score.float().sort(descending=True, stable=True)
+            self.scores, self.labels = scores.numpy(), labels.numpy()
+        self.names = [self.classes[label] for label in self.labels]
+
+    @cached_property
+    def drawn(self) -> NDArray[Any]:
+        return self.draw()
+
+    def draw(self, score_thr: Optional[float] = None) -> NDArray[Any]:
+        """Return the picture with the prediction, (H, W, 3) uint8 RGB.
+
+        Args:
+            score_thr: lowest score of a drawn object. Default: `score_thr` of the prediction.
+        """
+        thr = self.score_thr if score_thr is None else score_thr
+        return np.ascontiguousarray(self._predictor.draw(self._frame, self.sample, thr)[..., ::-1])
+
+    def coco(self, image_id: Optional[int] = None) -> list[dict[str, Any]]:
+        """Return the objects in COCO's format of results, with masks as RLE.
+
+        Args:
+            image_id: of the picture. Default: `image_id` of the prediction.
+
+        Raises:
+            ValueError: without an id.
+        """
+        from pycocotools import mask as coco_mask
+
+        image_id = self.image_id if image_id is None else image_id
+        if image_id is None:
+            raise ValueError('coco takes an image_id, or predict(..., annotations=JSON) of a picture in the JSON')
+        height, width = self._frame.size
+        scale = np.array([width, height] * 2) / np.tile(self._frame.pixels.shape[1::-1], 2)
+        boxes = self.boxes * scale
+        results = []
+        for index, (label, score) in enumerate(zip(self.labels, self.scores)):
+            result: dict[str, Any] = dict(
+                image_id=image_id, category_id=self.category_ids[int(label)], score=float(score)
+            )
+            if len(boxes):
+                x1, y1, x2, y2 = map(float, boxes[index])
+                result['bbox'] = [x1, y1, x2 - x1, y2 - y1]
+            if self.masks is not None:
+                mask_HW = enlarge(self.masks[index].astype(np.uint8), self._frame.size)
+                counts = coco_mask.encode(np.asfortranarray(mask_HW))['counts']
+                result['segmentation'] = dict(size=list(self._frame.size), counts=counts.decode('ascii'))
+            results.append(result)
+        return results
+
+    def __repr__(self) -> str:
+        height, width = self._frame.size
+        parts = [f'{self.path or "pixels"!s}', f'{width}x{height}']
+        if 'pred_score' in self.sample:
+            parts.append(f'{self.names[0]} {self.scores[0]:.2f}')
+        elif 'pred_instances' in self.sample:
+            counts = ', '.join(f'{number} {name}' for name, number in Counter(self.names).most_common())
+            parts.append(f'{len(self.names)} objects' + (f': {counts}' if counts else ''))
+        if self.label_map is not None:
+            labels, counts_K = np.unique(self.label_map, return_counts=True)
+            order = counts_K.argsort()[::-1][:5]
+            names = (*self.classes, 'background')  # the number behind the classes, of panoptic heads
+            shares = (f'{names[labels[index]]} {counts_K[index] / self.label_map.size:.0%}' for index in order)
+            parts.append(', '.join(shares))
+        return f'Prediction({"; ".join(parts)})'
+
+
+COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
+
+
+def category_ids_of(predictor: Predictor) -> Sequence[int]:
+    """Return the id of each class of a detector: see `Prediction`."""
+    if predictor.scope != 'mmdet':
+        return []
+    from mmdet.datasets import CocoDataset
+
+    ids: Sequence[int] = predictor.meta.get('category_ids', ())
+    classes = tuple(predictor.meta['classes'])
+    if len(ids) == len(classes):
+        return ids
+    if classes == tuple(CocoDataset.METAINFO['classes']):
+        return [number for number in range(1, 91) if number not in COCO_GAPS]
+    return list(range(1, len(classes) + 1))
+
+
+def enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+    """Return classes or a mask, (H, W) uint8 or uint16, resized to `size`."""
+    return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
+
+
+def label_map_of(sample: BaseDataElement) -> Optional[NDArray[Any]]:
+    """Return the class of each pixel, (H, W) int64, of a segmentor or panoptic head; None for another model."""
+    if 'pred_panoptic_seg' in sample:
+        segments_HW: NDArray[Any] = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy().astype(np.int64)
+        return segments_HW % INSTANCE_OFFSET
+    if 'pred_sem_seg' in sample:
+        labels_HW: NDArray[Any] = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64)
+        return labels_HW
+    return None

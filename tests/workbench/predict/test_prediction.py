@@ -1,0 +1,133 @@
+"""`Prediction`: a picture's prediction as numpy arrays, and the features of `load`'s model."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.export.small_exports import randomise
+from helpers.export.tiny_export import export_to
+from helpers.openmmlab.oracles import noise
+from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+from swin_backbone import load
+from swin_backbone.workbench.data.media import Frame, Medium
+from swin_backbone.workbench.predict.prediction import Prediction
+from swin_backbone.workbench.predict.predictor import Predictor
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+
+@pytest.fixture(scope='module', params=[DETECTION, SEGMENTATION], ids=['detector', 'segmentor'])
+def model(request, tmp_path_factory):
+    """A model with random weights."""
+    return load(request.param, save_random_model(request.param, tmp_path_factory.mktemp('model'), randomise))
+
+
+def prediction_of(sample, classes=('nut', 'bolt'), thr=0.5):
+    frame = Frame(Medium(None, 'a', False), 0, np.zeros((2, 3, 3), np.uint8), (2, 3))
+    return Prediction(
+        'a.png', BaseDataElement(**sample), frame, SimpleNamespace(scope='mmpretrain', meta=dict(classes=classes)), thr
+    )
+
+
+def test_the_arrays_are_those_of_the_sample(model, monkeypatch):
+    def drawn(self, frame, sample, score_thr):
+        draws.append(score_thr)
+        return frame.pixels.copy()
+
+    draws = []
+    monkeypatch.setattr(Predictor, 'draw', drawn)
+    pixels = noise((64, 96), 1)
+    picture = pixels.copy()
+    (everything,) = model.predict(picture, score_thr=0.0)
+    thr = float(np.median(everything.scores)) if len(everything.scores) else 0.3
+    (p,) = model.predict(picture, score_thr=thr)
+    picture[:] = 0  # a camera reuses its array
+    assert not draws
+    assert (p.drawn == pixels).all()
+    assert p.drawn is p.drawn
+    p.draw(score_thr=0.9)
+    assert draws == [thr, 0.9]
+    assert p.boxes.shape == (len(p.names), 4)
+    assert [p.classes[label] for label in p.labels] == p.names
+    assert '\n' not in repr(p)
+    if p.label_map is not None:
+        assert (p.label_map == p.sample.pred_sem_seg.data[0].numpy()).all()
+        assert p.masks is None
+        assert not len(p.scores)
+        assert '%' in repr(p)
+        return
+    instances = p.sample.pred_instances
+    kept = instances.scores >= thr
+    assert 0 < len(p.scores) == kept.sum() < len(kept)
+    assert (np.diff(p.scores) <= 0).all()
+    assert sorted(map(tuple, p.boxes)) == sorted(map(tuple, instances.bboxes[kept].numpy()))
+    assert p.masks.shape == (len(p.scores), 64, 96)
+    assert p.masks.dtype == bool
+    assert repr(p).startswith(f'Prediction(pixels; 96x64; {len(p.scores)} objects: ')
+
+
+@pytest.mark.parametrize(
+    ('sample', 'words'),
+    [
+        (dict(pred_score=torch.tensor([0.25, 0.75])), 'bolt 0.75'),
+        (dict(pred_instances=InstanceData(scores=torch.rand(0), labels=torch.zeros(0).long())), '0 objects'),
+        (
+            dict(pred_panoptic_seg=PixelData(sem_seg=torch.tensor([[[0, 1000, 2], [1, 1, 2000]]]))),
+            'nut 50%, bolt 33%, background 17%',
+        ),
+    ],
+)
+def test_models_of_other_kinds(sample, words):
+    p = prediction_of(sample)
+    assert repr(p) == f'Prediction(a.png; 3x2; {words})'
+    assert p.boxes.shape == (0, 4)
+    if 'pred_score' in sample:
+        assert (p.names, p.scores.tolist()) == (['bolt', 'nut'], [0.75, 0.25])
+
+
+def test_features_are_the_outputs_of_the_backbone(model):
+    picture = noise((64, 96), 2)
+    seen = []
+    hook = model.module.backbone.register_forward_hook(lambda module, inputs, maps: seen.append(maps))
+    try:
+        maps = model.features(picture)
+        model.predict(picture)
+    finally:
+        hook.remove()
+    assert not model.module.training
+    assert len(maps) == 4
+    for map_CHW, first, second in zip(maps, *seen):
+        assert map_CHW.dtype == np.float32
+        assert torch.equal(first, second)  # features sees what predict sees
+        assert np.array_equal(map_CHW, first[0].numpy())
+    with pytest.raises(ValueError, match='features takes one picture, got 2'):
+        model.features([picture, picture])
+
+
+def test_a_model_without_weights_has_a_module():
+    model = load(SEGMENTATION)
+    assert isinstance(model.module, torch.nn.Module)
+    with pytest.raises(ValueError, match='to predict, a model needs a checkpoint'):
+        model.predict(noise((64, 96), 1))
+
+
+def test_an_exported_folder_has_the_same_methods(tmp_path):
+    pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
+    folder = export_to(tmp_path / 'exported')
+    model = load(folder)
+    (p,) = model.predict(np.full((24, 40, 3), 200, np.uint8))
+    assert repr(p) == 'Prediction(pixels; 40x24; bright 100%)'
+    assert p.drawn.shape == (24, 40, 3)
+    with pytest.raises(ValueError, match='an exported folder, takes no further argument but device'):
+        load(folder, backbone='swin-t')
+    for action in (model.train, model.test, lambda: model.export(tmp_path / 'again')):
+        with pytest.raises(ValueError, match=r'a model needs a config: load\(CONFIG, '):
+            action()
+    with pytest.raises(ValueError, match='features take a checkpoint'):
+        model.features(np.zeros((24, 40, 3), np.uint8))
+    with pytest.raises(ValueError, match=r'module is of torch, and .* is exported'):
+        assert model.module
