@@ -3,6 +3,7 @@
 import copy
 import random
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -13,6 +14,8 @@ from ...openmmlab.errors import DataError, Faults
 from ..configs.paths import annotation_file
 from .annotations import BAD_POLYGON, BAD_RLE, NO_MASK, check_annotations, form_of, mask_fault
 
+FILTERS = ('min_gt_bbox_wh', 'min_gt_mask_area', 'by_mask')  # settings of FilterAnnotations
+MOST_PASSES = 200  # pictures that pass the filters of a pipeline: its other transforms take long
 CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
 
 
@@ -37,8 +40,9 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
     pictures = dict(file.pictures) if file else {}
     transforms = dataset.pipeline.transforms if is_trained_on else []
     loading = [_without_pixels(step) for step in transforms if getattr(step, 'with_bbox', False)]
-    left_out, by_loading = Faults(), Faults()
-    number = left = looked = 0
+    filtering = _with_filters(transforms)
+    left_out, by_loading, by_filters = Faults(), Faults(), Faults()
+    number = left = filtered = looked = 0
     end = time.monotonic() + seconds
     for index in random.Random(0).sample(range(len(dataset)), len(dataset)):
         item = dataset.get_data_info(index)
@@ -61,9 +65,14 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
                         continue
                     flags[place] = True
                     by_loading.add(f'{kind}, {reason}', f'number {place} of {name}')
+            for reason, lost in _filtered(filtering, item, size) if looked <= MOST_PASSES else ():
+                by_filters.add(reason, f'{lost} of {name}', lost)
+                filtered += lost
         number += stated
         left += len(instances) - int(flags.sum())
     left_out.update(by_loading, f'in {looked:,} random pictures' if looked < len(dataset) else '')
+    passed = min(looked, MOST_PASSES)
+    left_out.update(by_filters, f'in {passed} random pictures' if passed < len(dataset) else '')
     settings = {'filter_cfg': dataset.filter_cfg, 'indices': dataset._indices}
     cause = ' and '.join(f'{name}={value}' for name, value in settings.items() if value) or type(dataset).__name__
     for name, (height, width), objects in pictures.values():
@@ -72,7 +81,7 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
     if is_trained_on and number and not left:
         reasons = '. It has '.join(left_out.sentences())
         raise DataError(f'no object of {path or "the data set"} is left to train on: it has {reasons}')
-    return left, left_out
+    return left - filtered, left_out
 
 
 def file_of(dataset: BaseDataset) -> Optional[str]:
@@ -89,6 +98,42 @@ def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
     except Exception:  # of a wrong mask: an error, named with its picture
         return np.zeros(len(item['instances']), bool)
     return flags
+
+
+def _with_filters(transforms: Sequence[Any]) -> list[Any]:
+    """Return copies of the transforms as far as the last filter of objects; none without a filter."""
+    places = [place for place, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
+    return copy.deepcopy(list(transforms[: places[-1] + 1])) if places else []  # some keep pictures of earlier calls
+
+
+def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:
+    """Yield what each filter of objects leaves out of a picture, in a pass with blank pixels."""
+    states = random.getstate(), np.random.get_state()
+    passed: Any = copy.deepcopy(item)
+    try:
+        for step in transforms:
+            if type(step).__name__.startswith('LoadImage'):
+                passed.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)
+                continue
+            before = _seen(passed)
+            passed = step.transform(passed)
+            lost = before - (_seen(passed) if passed else 0)
+            if hasattr(step, 'min_gt_bbox_wh') and lost:
+                settings = ', '.join(f'{name}={value}' for name, value in vars(step).items() if name in FILTERS)
+                reason = 'leaves out, in a random pass of the pipeline'
+                yield f'objects that {type(step).__name__}({settings}) {reason}', lost
+            if passed is None:
+                return
+    except Exception:  # of a wrong picture: an error, named with the picture
+        return
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _seen(item: dict[str, Any]) -> int:
+    """Return the number of objects that the losses see."""
+    return int((~np.asarray(item.get('gt_ignore_flags', ()), bool)).sum())
 
 
 def _without_pixels(step: Any) -> Any:

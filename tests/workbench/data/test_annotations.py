@@ -212,8 +212,8 @@ def test_the_file_is_read_once_until_it_changes(data, monkeypatch):
 
     cfg = data(lambda coco: None)
     reads = []
-    read = annotations._read
-    monkeypatch.setattr(annotations, '_read', lambda *given: reads.append(given) or read(*given))
+    read = annotations.read_annotations
+    monkeypatch.setattr(annotations, 'read_annotations', lambda *given: reads.append(given) or read(*given))
     check_data(DataSets(cfg, ()))
     train(cfg)
     evaluate(cfg)

@@ -1,5 +1,6 @@
 """Pictures and objects between the annotation file and the loss: those left out are counted, with the reason."""
 
+import random
 import re
 
 import cv2
@@ -27,6 +28,15 @@ def one_class(dataset):
     dataset.metainfo.classes = ('bolt',)
 
 
+def filtered(dataset):
+    """The first object becomes 6 x 12 pixels."""
+    steps = [
+        dict(type='Resize', scale=(24, 24)),
+        dict(type='FilterAnnotations', min_gt_bbox_wh=(8, 8), keep_empty=False),
+    ]
+    dataset.pipeline[2:2] = steps
+
+
 def setting(**settings):
     return lambda dataset: dataset.update(settings)
 
@@ -44,6 +54,18 @@ LEFT_OUT = {
     'small': (
         {}, dict(width=20), setting(filter_cfg=dict(min_size=32)),
         "pictures that filter_cfg={'min_size': 32} leaves out: 1, as 0.png, 20x48 with 1 objects", 1,
+    ),
+    'no area': (dict(bbox=[4, 6, 0.5, 24]), {}, None,
+                'objects without area, which are left out: 1, as annotation 10 has bbox [4, 6, 0.5, 24]', 1),
+    'outside': (
+        dict(bbox=[60, 6, 24, 24]), {}, None,
+        'boxes outside their image, which are left out: 1, as annotation 10 has bbox [60, 6, 24, 24], its image 0 is '
+        '48x48', 1,
+    ),
+    'pipeline': (
+        dict(bbox=[4, 6, 12, 24]), {}, filtered,
+        'objects that FilterAnnotations(min_gt_bbox_wh=(8, 8), min_gt_mask_area=1, by_mask=False) leaves out, in a '
+        'random pass of the pipeline: 1, as 1 of 0.png', 1,
     ),
     'indices': ({}, {}, setting(indices=1), 'pictures that indices=1 leaves out: 1, as 1.png, 48x48 with 1 objects', 1),
 }  # fmt: skip
@@ -108,6 +130,17 @@ TWINS = {
                  'file names of several images, each with objects of its own: 1, as 0.png of 2'),
     'no score': (lambda coco: None, 'classes without validation data, which have no score: 1, as bolt'),
 }  # fmt: skip
+
+
+def test_counting_in_a_random_pass_changes_no_draws(tmp_path):
+    cfg = data_of(tmp_path, lambda coco: None)
+    filtered(cfg.train_dataloader.dataset)
+    cfg.train_dataloader.dataset.pipeline.insert(2, dict(type='RandomFlip', prob=0.5))
+    random.seed(1)
+    np.random.seed(1)
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    check_data(DataSets(cfg, ()))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
 
 
 @pytest.mark.parametrize('case', TWINS)
