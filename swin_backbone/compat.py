@@ -85,6 +85,34 @@ def prepare_compiler() -> None:
         autograd.force_non_lazy_backward_lowering = True
 
 
+def compile_calls(module: nn.Module, report: Callable[[Exception], None], **options: Any) -> None:
+    """Compile the calls of a module in place, or run it uncompiled where torch cannot compile.
+
+    Names of parameters and the class stay. Without torch's attribute of the compiled call: an error is raised.
+
+    Args:
+        report: called once, with the error of the compiler. Errors of the module itself are raised.
+        options: of torch.compile.
+    """
+    module.compile(**options)
+    compiled: Any = getattr(module, '_compiled_call_impl', None)
+    if compiled is None:
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # errors of compilers have no common type
+            outputs = module._call_impl(*args, **kwargs)  # raises the error of a wrong input
+            module._compiled_call_impl = None
+            report(error)
+            return outputs
+
+    module._compiled_call_impl = call
+
+
 def symbolic_views() -> AbstractContextManager[Any]:
     """Let `torch.export` record views of free lengths without checks of divisibility.
 

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Union
 
-import torch
 from mmengine.logging import print_log
 from torch import nn
 
-from ...compat import prepare_compiler
+from ...compat import compile_calls, prepare_compiler
 
 
 def compile_model(model: nn.Module) -> None:
@@ -32,24 +32,10 @@ def compile_parts(model: nn.Module, backend: Union[str, Callable[..., Any]] = 'i
     prepare_compiler()
     for name, module in model.named_modules():
         if name.rpartition('.')[2] in ('backbone', 'neck'):
-            module.compile(dynamic=True, backend=backend)
-            module._compiled_call_impl = _or_eager(module, name)
+            compile_calls(module, partial(_warn, name), dynamic=True, backend=backend)
 
 
-def _or_eager(module: nn.Module, name: str) -> Callable[..., Any]:
-    compiled: Any = module._compiled_call_impl
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return compiled(*args, **kwargs)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # errors of compilers have no common type
-            outputs = module._call_impl(*args, **kwargs)  # raises the error of a wrong input
-            module._compiled_call_impl = None
-            reason = ' '.join(str(error).splitlines()[:2])
-            text = f'--compile has no effect on {name}: torch cannot compile it ({type(error).__name__}: {reason})'
-            print_log(text, 'current', logging.WARNING)
-            return outputs
-
-    return call
+def _warn(name: str, error: Exception) -> None:
+    reason = ' '.join(str(error).splitlines()[:2])
+    text = f'--compile has no effect on {name}: torch cannot compile it ({type(error).__name__}: {reason})'
+    print_log(text, 'current', logging.WARNING)

@@ -173,7 +173,7 @@ def test_auto_takes_the_kernel_in_float32_where_tf32_is_allowed(monkeypatch, not
     try:
         for value in values:
             setattr(of_torch, setting, value)
-            assert takes('auto', torch.device('cuda', 0)) == (value == values[0])
+            assert bool(takes('auto', torch.device('cuda', 0))) == (value == values[0])
     finally:
         setattr(of_torch, setting, before)
 

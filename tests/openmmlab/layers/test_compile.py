@@ -91,6 +91,15 @@ def test_eager_goes_on_if_torch_cannot_compile(lines, backend):
     assert 'no compiler' in text
 
 
+def test_without_torchs_attribute_the_module_compiles_itself(monkeypatch):
+    options = []
+    monkeypatch.setattr(nn.Module, 'compile', lambda module, **given: options.append(given))
+    model = Model()
+    compiling.compile_parts(model, 'eager')
+    model(torch.randn(2, 3, *SIZES[0]))
+    assert options == [dict(dynamic=True, backend='eager')] * 2
+
+
 def test_nothing_is_compiled_on_a_cpu(lines):
     model = Model()
     compiling.compile_model(model)
