@@ -13,6 +13,9 @@ DIR is a folder of tools/export.py. An input is a picture, a video, a folder or 
                        five best classes
   D/labels/NAME.png    segmentor: the class of each pixel, from --first-label;
                        16 bits for more than 256 classes
+  D/panoptic/NAME.png  panoptic model: the segments in COCO's format, with
+                       D/panoptic.json
+  D/features/NAME.npz  with --save-features: the maps of the backbone
 
 To limit memory, a picture above --max-pixels is reduced for the model and the overlay, with a line in the log. Boxes,
 masks and labels are in pixels of the full picture.

@@ -24,8 +24,9 @@ from pycocotools.cocoeval import COCOeval
 
 from swin_backbone import load
 from swin_backbone.workbench.configs.cfg_options import parse_options
+from swin_backbone.workbench.data.annotations import class_of, form_of
 from swin_backbone.workbench.predict.results import Results
-from swin_backbone.workbench.runner.testing import MaskAreasHook
+from swin_backbone.workbench.runner.testing import MaskAreasHook, write_coco_results
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -237,3 +238,13 @@ def test_results_of_pictures_without_annotations(detector, tmp_path, without):
     found = json.loads((tmp_path / 'res.json').read_text())
     assert {one['image_id'] for one in found} == {0, 1}
     assert {one['category_id'] for one in found} <= {7, 9, 11, 13}
+
+
+def test_a_panoptic_model_is_tested_on_cocos_files(tmp_path):
+    """COCO's panoptic annotations have no ids, and were refused."""
+    cfg = Config(dict(test_evaluator=[dict(type='CocoPanopticMetric'), dict(type='CocoMetric')], default_scope='mmdet'))
+    write_coco_results(cfg, tmp_path / 'res')
+    assert {metric.outfile_prefix for metric in cfg.test_evaluator} == {str(tmp_path / 'res')}
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        assert form_of(class_of(dict(type='CocoPanopticDataset'))) is None
+        assert form_of(class_of(dict(type='CocoDataset'))) == 'COCO'

@@ -85,6 +85,7 @@ def test_models_of_other_kinds(sample, words):
     p = prediction_of(sample)
     assert repr(p) == f'Prediction(a.png; 3x2; {words})'
     assert p.boxes.shape == (0, 4)
+    assert sum(one['area'] for one in p.segments) == (5 if 'pred_panoptic_seg' in sample else 0)
     if 'pred_score' in sample:
         assert (p.names, p.scores.tolist()) == (['bolt', 'nut'], [0.75, 0.25])
 
