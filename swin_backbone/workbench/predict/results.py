@@ -36,7 +36,7 @@ class Results:
     Args:
         out_dir: the folder.
         predictor: source of the predictions.
-        score_thr: lowest score of a drawn and written object.
+        score_thr: lowest score of a drawn and written object. None: `score_thr` of the predictor.
         first_label: value of the first class in labels.
         annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
             categories of the training, see `Prediction`.
@@ -51,14 +51,14 @@ class Results:
         self,
         out_dir: Path,
         predictor: Predictor,
-        score_thr: float,
+        score_thr: Optional[float],
         first_label: int = 0,
         annotations: Optional[str] = None,
         save_features: bool = False,
     ):
         self.out_dir = out_dir
         self.predictor = predictor
-        self.score_thr = score_thr
+        self.score_thr: float = predictor.score_thr if score_thr is None else score_thr
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
