@@ -213,7 +213,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         action='store_true', help='compute the losses on the validation set too, at each validation: val_loss'
     ),
     '--score-thr': dict(
-        type=number(0, 1), default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
+        type=number(0, 1),
+        metavar='S',
+        help='leave out boxes with lower scores (default: the best threshold of the report, which the model keeps, '
+        'or 0.3)',
     ),
     '--device': dict(metavar='DEV', help='cpu or cuda:0'),
     '--threads': dict(type=positive, metavar='N', help='threads on a CPU'),

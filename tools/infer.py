@@ -13,6 +13,9 @@ DIR is a folder of tools/export.py. An input is a picture, a video, a folder or 
                        five best classes
   D/labels/NAME.png    segmentor: the class of each pixel, from --first-label;
                        16 bits for more than 256 classes
+  D/panoptic/NAME.png  panoptic model: the segments in COCO's format, with
+                       D/panoptic.json
+  D/features/NAME.npz  with --save-features: the maps of the backbone
 
 To limit memory, a picture above --max-pixels is reduced for the model and the overlay, with a line in the log. Boxes,
 masks and labels are in pixels of the full picture.
@@ -341,6 +344,7 @@ def main() -> int:
         return infer_tiles(args)
     from swin_backbone.workbench.data.media import find_media
     from swin_backbone.workbench.pictures.colours import COLOURS
+    from swin_backbone.workbench.predict.predictor import SCORE_THR
     from swin_backbone.workbench.predict.results import Results
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -374,6 +378,10 @@ def main() -> int:
     )
     if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
+    if args.score_thr is None and predictor.score_thr != SCORE_THR and predictor.scope == 'mmdet':
+        print(
+            f'objects have scores from {predictor.score_thr:g} on, the threshold that the model keeps; see --score-thr'
+        )
     if predictor.scope == 'mmdet' and not args.ids_of:
         print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
     if job.bad:

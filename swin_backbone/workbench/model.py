@@ -150,7 +150,7 @@ class Model:
     def predict(
         self,
         pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]],
-        score_thr: float = 0.3,
+        score_thr: Optional[float] = None,
         *,
         annotations: Optional[PathLike] = None,
     ) -> list[Prediction]:
@@ -158,7 +158,8 @@ class Model:
 
         Args:
             pictures: a path of a picture, a folder, a pattern, pixels (H, W, 3) uint8 RGB, or a list of these.
-            score_thr: objects with lower scores are left out.
+            score_thr: objects with lower scores are left out. Default: the best threshold of the report, if the model
+                keeps it, or 0.3.
             annotations: COCO JSON with `image_id` and `category_ids` of the predictions, of a detector.
 
         Raises:
@@ -169,10 +170,11 @@ class Model:
 
         self._require_checkpoint('predict')
         predictor, predictions = self._predictor, []
+        thr = predictor.score_thr if score_thr is None else score_thr
         ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
         for path, frame in _frames(pictures):
             (sample,) = predictor.predict([predictor.prepare(frame)])
-            predictions.append(Prediction(path, sample, frame, predictor, score_thr, ids))
+            predictions.append(Prediction(path, sample, frame, predictor, thr, ids))
         return predictions
 
     def export(self, out: PathLike, format: str = 'onnx', **options: Any) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_detector_on_a_folder_with_a_video_and_a_broken_file(tmp_path, checkpoin
 
 
 def test_cocos_classes_have_cocos_ids():
-    from mmdet.datasets import CocoDataset
+    from mmdet.datasets import CocoDataset, CocoPanopticDataset
 
     classes = CocoDataset.METAINFO['classes']
     predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=classes))
@@ -97,6 +97,11 @@ def test_cocos_classes_have_cocos_ids():
     assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
         1, 13, 27, 51, 70, 90,
     ]  # fmt: skip
+    predictor.meta = CocoPanopticDataset.METAINFO
+    ids = dict(zip(predictor.meta['classes'], category_ids_of(predictor)))
+    names = ('person', 'toothbrush', 'banner', 'mirror-stuff', 'road', 'window-other', 'tree-merged', 'rug-merged')
+    assert len(ids) == 133
+    assert [ids[name] for name in names] == [1, 90, 92, 133, 149, 181, 184, 200]
     predictor.meta = dict(classes=['nut', 'bolt'], category_ids=[7])  # not of these classes
     assert category_ids_of(predictor) == [1, 2]
 
@@ -154,16 +159,26 @@ def test_weights_left_random_stop_a_run(tmp_path, checkpoints, pictures):
 
 def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     """mmdet's number of an instance is class + 1000 * instance; 2 is background."""
-    meta = dict(classes=('person', 'sky'), palette=[(9, 9, 9), (7, 7, 7)])
+    meta = dict(classes=('person', 'sky'), palette=[(9, 9, 9), (7, 7, 7)], thing_classes=['person'])
     predictor = SimpleNamespace(scope='mmdet', meta=meta, draw=lambda frame, *_: frame.pixels)
     classes_HW = torch.tensor([[0, 1000, 2], [1, 1, 2000]])
     sample = DetDataSample(pred_panoptic_seg=PixelData(sem_seg=classes_HW[None]))
     results = Results(tmp_path, predictor, 0.3)
     pixels = np.zeros((2, 3, 3), np.uint8)
-    results.add(media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, pixels, (2, 3)), sample)
+    results.add(media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, pixels, (4, 6)), sample)  # reduced
     results.close()
-    assert np.asarray(Image.open(tmp_path / 'labels' / 'a.png')).tolist() == [[0, 0, 2], [1, 1, 0]]
+    assert np.asarray(Image.open(tmp_path / 'labels' / 'a.png'))[::2, ::2].tolist() == [[0, 0, 2], [1, 1, 0]]
     assert json.loads((tmp_path / 'results.json').read_text()) == []
+    segments = np.asarray(Image.open(tmp_path / 'panoptic' / 'a.png'))
+    assert segments[::2, ::2, 0].tolist() == [[1, 3, 0], [2, 2, 4]]
+    assert segments.shape == (4, 6, 3)
+    assert not segments[..., 1:].any()
+    table = json.loads((tmp_path / 'panoptic.json').read_text())
+    assert [(one['id'], one['category_id'], one['area']) for one in table['annotations'][0]['segments_info']] == [
+        (1, 1, 4), (2, 2, 8), (3, 1, 4), (4, 1, 4),
+    ]  # fmt: skip
+    assert table['annotations'][0]['file_name'] == 'a.png'
+    assert [one['isthing'] for one in table['categories']] == [1, 0]
 
 
 @pytest.mark.parametrize('classes', [256, 257])

@@ -24,8 +24,9 @@ from pycocotools.cocoeval import COCOeval
 
 from swin_backbone import load
 from swin_backbone.workbench.configs.cfg_options import parse_options
+from swin_backbone.workbench.data.annotations import class_of, form_of
 from swin_backbone.workbench.predict.results import Results
-from swin_backbone.workbench.runner.testing import MaskAreasHook
+from swin_backbone.workbench.runner.testing import MaskAreasHook, write_coco_results
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -107,12 +108,13 @@ def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault
     assert (image_ids, category_ids) == ({1, 2}, {1, 2})
 
     trained = torch.load(checkpoint)
-    trained['meta']['category_ids'] = [3, 7]
+    trained['meta'].update(category_ids=[3, 7], best_score_thr=0.25)
     torch.save(trained, tmp_path / 'trained.pth')
     command[command.index(checkpoint)] = tmp_path / 'trained.pth'
     run_well(*command, '--out-dir', tmp_path / 'trained', *more)
     assert ids_of(tmp_path / 'trained')[1:] == ({1, 2}, {3, 7})
     model = load(config, tmp_path / 'trained.pth', options=parse_options(options))
+    assert model.predict(root / 'images' / 'val')[0].score_thr == 0.25
     for annotations, folder, ids in ((truth, out, (None, None)), (None, tmp_path / 'trained', (1, 2))):
         predictions = model.predict(root / 'images' / 'val', 0.01, annotations=annotations)
         found = [one for p, number in zip(predictions, ids) for one in p.coco(number)]
@@ -237,3 +239,28 @@ def test_results_of_pictures_without_annotations(detector, tmp_path, without):
     found = json.loads((tmp_path / 'res.json').read_text())
     assert {one['image_id'] for one in found} == {0, 1}
     assert {one['category_id'] for one in found} <= {7, 9, 11, 13}
+
+
+def test_a_panoptic_model_is_tested_on_cocos_files(tmp_path):
+    """COCO's panoptic annotations have no ids, and were refused."""
+    cfg = Config(dict(test_evaluator=[dict(type='CocoPanopticMetric'), dict(type='CocoMetric')], default_scope='mmdet'))
+    write_coco_results(cfg, tmp_path / 'res')
+    assert {metric.outfile_prefix for metric in cfg.test_evaluator} == {str(tmp_path / 'res')}
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        assert form_of(class_of(dict(type='CocoPanopticDataset'))) is None
+        assert form_of(class_of(dict(type='CocoDataset'))) == 'COCO'
+
+
+def test_the_stored_threshold_is_the_default(detector, tmp_path, monkeypatch):
+    from mmdet.models import MaskRCNN
+
+    monkeypatch.setattr(MaskRCNN, 'predict', find_squares)  # with scores of 0.9 and 0.4
+    root, checkpoint, (config, _, _, *options) = detector
+    trained = torch.load(checkpoint)
+    for stored, given, number, told in ((0.5, (), 2, True), (0.5, ('--score-thr', 0), 4, False), (7, (), 4, False)):
+        trained['meta']['best_score_thr'] = stored
+        torch.save(trained, tmp_path / 'trained.pth')
+        words = [root / 'images' / 'val', config, '--weights', tmp_path / 'trained.pth', '--out-dir', tmp_path / 'out']
+        result = run_well('tools/infer.py', *words, '--overwrite', *given, '--cfg-options', *options)
+        assert len(json.loads((tmp_path / 'out' / 'results.json').read_text())) == number
+        assert ('objects have scores from 0.5 on' in result.stdout) == told

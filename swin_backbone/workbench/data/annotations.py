@@ -36,9 +36,9 @@ _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 80
 
 TABLES = {'images': 'image', 'categories': 'category', 'annotations': 'annotation'}  # lists and their entries
-# Format by class of mmdet; subclasses inherit the format.
+# Format by class of mmdet; subclasses inherit the format. Panoptic annotations are of pictures, and have no ids.
 FORM_OF = {
-    'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
+    'CocoPanopticDataset': None, 'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
     'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
 }  # fmt: skip
 MOST_FILES = 32  # whose content is known

@@ -36,6 +36,8 @@ class Prediction:
         image_id: id of the picture in `annotations`; None without these.
         masks: (n, H, W) bool; None for a model without masks.
         label_map: (H, W) int64, the class of each pixel; None for a model without these.
+        segment_map: (H, W) int64, the `id` of `segments` at each pixel, or 0; None for a model that is not panoptic.
+        segments: dicts of id, label, name and area in pixels; empty for a model that is not panoptic.
         drawn: the picture with the prediction, (H, W, 3) uint8 RGB, drawn at the first access.
         classes: names of all classes, by label.
         score_thr: lowest score of an object.
@@ -61,6 +63,10 @@ class Prediction:
         self.labels: NDArray[Any] = np.zeros(0, np.int64)
         self.masks: Optional[NDArray[Any]] = None
         self.label_map = label_map_of(self.sample)
+        self.segment_map: Optional[NDArray[Any]] = None
+        self.segments: list[dict[str, Any]] = []
+        if 'pred_panoptic_seg' in self.sample:
+            self._number_segments(self.sample.pred_panoptic_seg.sem_seg[0].numpy())
         if 'pred_instances' in self.sample:
             objects = self.sample.pred_instances
             order = objects.scores.argsort(descending=True, stable=True)
@@ -74,6 +80,17 @@ class Prediction:
             scores, labels = self.sample.pred_score.float().sort(descending=True, stable=True)
             self.scores, self.labels = scores.numpy(), labels.numpy()
         self.names = [self.classes[label] for label in self.labels]
+
+    def _number_segments(self, numbers_HW: NDArray[Any]) -> None:
+        """Number segments from 1, as 0 is no segment in COCO's PNGs. mmdet begins with 0, without things."""
+        numbers_N, places_HW, areas_N = np.unique(numbers_HW, return_inverse=True, return_counts=True)
+        labels_N = numbers_N % INSTANCE_OFFSET
+        is_segment_N = labels_N < len(self.classes)
+        ids_N = is_segment_N.cumsum() * is_segment_N
+        self.segment_map = ids_N[places_HW.reshape(numbers_HW.shape)]
+        for number, label, area in zip(ids_N.tolist(), labels_N.tolist(), areas_N.tolist()):
+            if number:
+                self.segments.append(dict(id=number, label=label, name=self.classes[label], area=area))
 
     @cached_property
     def drawn(self) -> NDArray[Any]:
@@ -138,20 +155,25 @@ class Prediction:
 
 
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
+COCO_STUFF = (92, 93, 95, 100, 107, 109, 112, 118, 119, 122, 125, 128, 130, 133, 138, 141, 144, 145, 147, 148, 149, 151,
+              154, 155, 156, 159, 161, 166, 168, 171, 175, 176, 177, 178, 180, 181)  # fmt: skip
 
 
 def category_ids_of(predictor: Predictor) -> Sequence[int]:
     """Return the id of each class of a detector: see `Prediction`."""
     if predictor.scope != 'mmdet':
         return []
-    from mmdet.datasets import CocoDataset
+    from mmdet.datasets import CocoDataset, CocoPanopticDataset
 
     ids: Sequence[int] = predictor.meta.get('category_ids', ())
     classes = tuple(predictor.meta['classes'])
     if len(ids) == len(classes):
         return ids
+    things = [number for number in range(1, 91) if number not in COCO_GAPS]
     if classes == tuple(CocoDataset.METAINFO['classes']):
-        return [number for number in range(1, 91) if number not in COCO_GAPS]
+        return things
+    if classes == tuple(CocoPanopticDataset.METAINFO['classes']):
+        return [*things, *COCO_STUFF, *range(184, 201)]
     return list(range(1, len(classes) + 1))
 
 

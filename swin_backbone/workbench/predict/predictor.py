@@ -32,6 +32,7 @@ from ..resume.loading import load_from_file_or_address, read_checkpoints_safely
 from ..runner.by_shape import predict_by_shape
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
+SCORE_THR = 0.3  # of a drawn and written object, for a model without a stored threshold
 _one_at_a_time = threading.RLock()  # all threads share mmengine's scope; a visualizer holds a single picture
 
 
@@ -46,6 +47,9 @@ class Predictor:
         allow_missing: accept a checkpoint without some weights of the model.
         amp: predict in `mixed_precision` of this dtype; None: in float32.
         accelerate: called with a model on the CPU.
+
+    Attributes:
+        score_thr: the best threshold of the report, which the checkpoint keeps in `meta['best_score_thr']`, or 0.3.
 
     Raises:
         ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
@@ -67,6 +71,7 @@ class Predictor:
         read_checkpoints_safely(unsafe_load)
         self.amp = amp and check_amp(amp, torch.device(device).type)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
+        self.score_thr = score_thr_of((loaded.get('meta') or {}).get('best_score_thr'))
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
             if 'own_data' in cfg:  # the checkpoint has the classes
@@ -189,6 +194,11 @@ class Predictor:
                 self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
             drawn: NDArray[np.uint8] = cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
         return drawn
+
+
+def score_thr_of(stored: Any) -> float:
+    """Return the threshold that a model keeps, or 0.3."""
+    return float(stored) if isinstance(stored, (int, float)) and 0 <= stored <= 1 else SCORE_THR
 
 
 def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:

@@ -29,13 +29,14 @@ class Results:
         results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation); of a
                              classifier: (file_name, class, score) of each picture, with the five best classes
         images.json          images and categories of the ids in results.json, in COCO's format
+        panoptic/NAME.png    of a panoptic head: the segments in COCO's format, with panoptic.json
         labels/NAME.png      of a segmentor or panoptic head: see `encode_labels`
         features/NAME.npz    maps of the backbone, `arr_0` and further, (C, H, W) float32: see `Predictor.features`
 
     Args:
         out_dir: the folder.
         predictor: source of the predictions.
-        score_thr: lowest score of a drawn and written object.
+        score_thr: lowest score of a drawn and written object. None: `score_thr` of the predictor.
         first_label: value of the first class in labels.
         annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
             categories of the training, see `Prediction`.
@@ -50,17 +51,20 @@ class Results:
         self,
         out_dir: Path,
         predictor: Predictor,
-        score_thr: float,
+        score_thr: Optional[float],
         first_label: int = 0,
         annotations: Optional[str] = None,
         save_features: bool = False,
     ):
         self.out_dir = out_dir
         self.predictor = predictor
-        self.score_thr = score_thr
+        self.score_thr: float = predictor.score_thr if score_thr is None else score_thr
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
+        self.panoptic: list[dict[str, Any]] = []
+        head = getattr(getattr(predictor, 'model', None), 'panoptic_fusion_head', None)
+        self.is_panoptic = head is not None and (head.test_cfg or {}).get('panoptic_on', True)
         self.ids: Optional[CocoIds] = None
         if annotations is not None:
             if predictor.scope != 'mmdet':
@@ -81,7 +85,9 @@ class Results:
         if self.ids is not None:
             self.ids.check([medium.path for medium in media])
         paths = [*self._tables()]
-        folders = {'labels': '.png', **({'features': '.npz'} if self.save_features else {})}
+        folders = {'labels': '.png'}
+        folders |= {'features': '.npz'} if self.save_features else {}
+        folders |= {'panoptic': '.png'} if self.is_panoptic else {}
         for medium in media:
             paths.append(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
             for folder, suffix in folders.items():
@@ -123,6 +129,8 @@ class Results:
     ) -> tuple[list[dict[str, Any]], Optional[bytes]]:
         """Return the entries of a frame for results.json, and its labels as a PNG, or None."""
         prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
+        if prediction.segment_map is not None:
+            self._write_segments(frame, prediction, image_id)
         objects, labels_png = [], None
         if prediction.label_map is not None:
             labels = enlarge(prediction.label_map.astype(np.uint16), frame.size)
@@ -149,9 +157,27 @@ class Results:
             source = f'ids of {self.ids.path}' if self.ids else source
             info = dict(description=source)
             tables[self.out_dir / 'images.json'] = dict(info=info, images=self.images, categories=categories)
+            if self.is_panoptic or self.panoptic:
+                things = self.predictor.meta.get('thing_classes', ())
+                kinds = [dict(item, isthing=int(item['name'] in things)) for item in categories]
+                tables[self.out_dir / 'panoptic.json'] = dict(
+                    images=self.images, annotations=self.panoptic, categories=kinds
+                )
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
             tables[self.out_dir / 'results.json'] = self.objects
         return tables
+
+    def _write_segments(self, frame: Frame, prediction: Prediction, image_id: int) -> None:
+        assert prediction.segment_map is not None
+        ids_HW = enlarge(prediction.segment_map.astype(np.uint16), frame.size)
+        areas = np.bincount(ids_HW.ravel())
+        segments = [
+            dict(id=one['id'], category_id=prediction.category_ids[one['label']], area=int(areas[one['id']]))
+            for one in prediction.segments
+        ]
+        bgr_HW3 = np.stack([ids_HW * 0, ids_HW >> 8, ids_HW & 255], 2).astype(np.uint8)  # id = R + 256 G + 65536 B
+        write_whole(self._path('panoptic', frame.name, '.png'), cv2.imencode('.png', bgr_HW3)[1].tobytes())
+        self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
 
     def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict[str, Any]:
         best = scores.cpu().topk(min(TOP, len(scores)))

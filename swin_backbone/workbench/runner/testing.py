@@ -183,7 +183,8 @@ def write_coco_results(cfg: Config, prefix: Path) -> None:
         ValueError: if no metric of the config writes COCO's format.
     """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
-        metrics = [one for _, one in metrics_in(cfg, 'test') if hasattr(class_of(one, METRICS), 'results2json')]
+        writers = ('results2json', 'result2json')  # mmdet's, the second of CocoPanopticMetric
+        metrics = [one for _, one in metrics_in(cfg, 'test') if set(writers) & set(dir(class_of(one, METRICS)))]
     if not metrics:
         raise ValueError('--out F.json takes a config with CocoMetric, LVISMetric or CocoPanopticMetric for the test')
     for metric in metrics:

@@ -54,7 +54,7 @@ class TiledInference:
         overlap: of neighbouring tiles, in pixels, at most half a tile.
         level: of a pyramid; 0 has all pixels.
         skip_blank: skip tiles in which no channel varies by more than this number. None: skip no tile.
-        score_thr: lowest score of a written object.
+        score_thr: lowest score of a written object. None: `score_thr` of the predictor.
 
     Attributes:
         notes: sentences on reductions and on unaligned windows.
@@ -73,7 +73,7 @@ class TiledInference:
         overlap: int = 128,
         level: int = 0,
         skip_blank: Optional[int] = None,
-        score_thr: float = 0.3,
+        score_thr: Optional[float] = None,
     ):
         self.predictor, self.path, self.out_dir = predictor, Path(path), Path(out_dir)
         self.segments = predictor.scope == 'mmseg'
@@ -84,7 +84,8 @@ class TiledInference:
         height, width = predictor.input_size((tile, tile))
         period, keeps_size = predictor.period, (height, width) == (tile, tile)
         self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
-        self.skip_blank, self.score_thr = skip_blank, score_thr
+        self.skip_blank = skip_blank
+        self.score_thr = predictor.score_thr if score_thr is None else score_thr
         self.notes = [*self.picture.notes]
         if not keeps_size:
             self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
@@ -95,7 +96,7 @@ class TiledInference:
             )
         settings = dict(
             format=2, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
-            tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else score_thr,
+            tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else self.score_thr,
         )  # fmt: skip
         self.manifest = Manifest(self.out_dir / 'tiles' / self.path.stem, settings)
 

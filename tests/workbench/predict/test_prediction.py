@@ -1,5 +1,6 @@
 """`Prediction`: a picture's prediction as numpy arrays, and the features of `load`'s model."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,6 +86,7 @@ def test_models_of_other_kinds(sample, words):
     p = prediction_of(sample)
     assert repr(p) == f'Prediction(a.png; 3x2; {words})'
     assert p.boxes.shape == (0, 4)
+    assert sum(one['area'] for one in p.segments) == (5 if 'pred_panoptic_seg' in sample else 0)
     if 'pred_score' in sample:
         assert (p.names, p.scores.tolist()) == (['bolt', 'nut'], [0.75, 0.25])
 
@@ -118,9 +120,12 @@ def test_a_model_without_weights_has_a_module():
 def test_an_exported_folder_has_the_same_methods(tmp_path):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
     folder = export_to(tmp_path / 'exported')
+    manifest = json.loads((folder / 'deploy.json').read_text())
+    (folder / 'deploy.json').write_text(json.dumps(dict(manifest, score_thr=0.75)))
     model = load(folder)
     (p,) = model.predict(np.full((24, 40, 3), 200, np.uint8))
     assert repr(p) == 'Prediction(pixels; 40x24; bright 100%)'
+    assert p.score_thr == 0.75
     assert p.drawn.shape == (24, 40, 3)
     with pytest.raises(ValueError, match='an exported folder, takes no further argument but device'):
         load(folder, backbone='swin-t')
