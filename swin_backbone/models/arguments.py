@@ -82,10 +82,11 @@ def check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[S
     return tuple(None if entry == 0 else check_size(f'{name}[{stage}]', entry) for stage, entry in enumerate(entries))
 
 
-def check_stages(value: object, num_stages: int) -> tuple[int, ...]:
-    """Check `out_indices`, and return the stages in ascending order."""
+def check_out_indices(value: object, num_stages: int) -> tuple[int, ...]:
+    """Check `out_indices`, and return the stages in ascending order. None is the last stage."""
     allowed = f'a list of different stages from 0 to {num_stages - 1}'
-    stages = check_sequence('out_indices', value, allowed)
+    stages = check_sequence('out_indices', (num_stages - 1,) if value is None else value, allowed)
+    stages = tuple(sorted(check_int('out_indices', stage) for stage in stages))
     if len(set(stages)) < len(stages) or not set(stages) <= set(range(num_stages)):
         raise ValueError(refusal('out_indices', allowed, value))
-    return tuple(sorted(stages))
+    return stages

@@ -7,6 +7,7 @@ Layout: B batch, C channels, H W height and width.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -21,7 +22,7 @@ from ..compat import is_exporting, is_hooked, symbolic_views
 from ..modes import autocast_dtype, recorder_of
 from ..positions import Size, resize_absolute_position_embedding
 from ..replace import BACKENDS, replaceable
-from .arguments import InitCfg, Sizes, check_patches, check_stages
+from .arguments import InitCfg, Sizes, check_out_indices, check_patches
 from .layers import PatchEmbed, PatchMerging
 
 WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
@@ -55,8 +56,8 @@ class SwinStage(BaseModule):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
-        is_function = recorder_of(x_BHWC) in ('torch.export', 'torch.func')
-        recomputes = self.with_cp and torch.is_grad_enabled() and not is_function
+        can_checkpoint = recorder_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
+        recomputes = self.with_cp and torch.is_grad_enabled() and can_checkpoint
         for block in self.blocks:
             x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
         return x_BHWC
@@ -68,8 +69,7 @@ class SwinStage(BaseModule):
         The map is not a channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
         """
         # `clone`, because `contiguous` compares sizes, which is a guard of torch.compile
-        y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
-        return y_BCHW
+        return norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
 class SwinPyramid(BaseModule):
@@ -84,6 +84,7 @@ class SwinPyramid(BaseModule):
             and mmseg's Swin a stage owns the patch merging after the blocks. The choice changes parameter names in
             checkpoints, not results.
         merging_norm: 'before' or 'after' the projection of patch merging, or 'none'.
+        out_indices: the stages to emit; None: the last stage.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class SwinPyramid(BaseModule):
         self.window_size = sizes.windows  # (Wh, Ww) of each stage
         self.num_features = list(sizes.widths)
         strides, patch = check_patches(strides, patch_size, num_stages)
-        self.out_indices = check_stages(out_indices, num_stages)
+        self.out_indices = check_out_indices(out_indices, num_stages)
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
         self.frozen_stages = check_int('frozen_stages', frozen_stages)
         if not -1 <= self.frozen_stages <= num_stages:
@@ -177,7 +178,7 @@ class SwinPyramid(BaseModule):
         """
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.in_channels:
             raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
-        stages = self.out_indices if out_indices is None else check_stages(out_indices, len(self.stages))
+        stages = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
         if out is not None:
             sizes, shapes = self.map_sizes(*x_BCHW.shape[2:]), [tuple(tensor.shape) for tensor in out]
             if shapes != [(len(x_BCHW), *sizes[stage]) for stage in stages]:
@@ -194,15 +195,13 @@ class SwinPyramid(BaseModule):
                 x_BHWC = x_BHWC + embedding.view(1, H, W, C)
             x_BHWC = self.drop_after_pos(x_BHWC)
 
-            outputs = []
+            outputs: list[Tensor] = []
             for index, stage in enumerate(self.stages):
                 x_BHWC = stage(x_BHWC)
                 if index in stages:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
-                    if out is None:
-                        outputs.append(stage.normalise_output(x_BHWC, norm))
-                    else:
-                        outputs.append(_write_output(stage, x_BHWC, norm, out[len(outputs)]))
+                    emit = stage.normalise_output if out is None else partial(_write_output, stage, out[len(outputs)])
+                    outputs.append(emit(x_BHWC, norm))
                 if index == stages[-1]:
                     break  # no later stage has an output
                 x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
@@ -294,7 +293,7 @@ class SwinPyramid(BaseModule):
             self.absolute_pos_embed.requires_grad_(False)
 
 
-def _write_output(stage: SwinStage, x_BHWC: Tensor, norm: nn.Module, out_BCHW: Tensor) -> Tensor:
+def _write_output(stage: SwinStage, out_BCHW: Tensor, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
     """Write `SwinStage.normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
 
     A user's norm, or a norm with hooks, may read several tokens and gets the whole map.

@@ -31,6 +31,7 @@ class SwinMLPBackbone(SwinPyramid):
             precedence.
         small_map: 'pad': windows shift on every map. 'shrink': windows do not shift on a map with a side no longer than
             the window's, as in microsoft/Swin-Transformer's classifiers. A small map is always padded to the window.
+        backend: 'auto' or 'torch'. 'native' and 'triton' have no block of Swin-MLP, and raise a ValueError.
 
     Raises:
         ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.

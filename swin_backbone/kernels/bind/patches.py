@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Optional
 
 from torch import Tensor, nn
 
-from ...compat import is_hooked
 from ...modes import linear_dtype
 from ...replace import refuse
 from ..native.layers import OutputNorm, Projection
@@ -73,9 +72,11 @@ def merge(parts: Parts, x_BHWC: Tensor) -> Tensor:
 
 
 def can_normalise(stage: Any, x_BHWC: Tensor, norm: Any, raise_error: bool = False) -> Any:
-    """See `replace.Replacement`; other norms than `nn.LayerNorm` are left to torch by all backends."""
-    is_plain = type(norm) is nn.LayerNorm and not is_hooked(norm)
-    return is_plain and can_read_map(stage, x_BHWC) and can_read([norm.weight, norm.bias]) and stage
+    """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
+    if type(norm) is nn.Identity or not can_read_map(stage, x_BHWC, raise_error):
+        return False
+    is_plain = is_as_built(stage, {'the output norm': norm}, {'the output norm': nn.LayerNorm}, raise_error)
+    return is_plain and can_read([norm.weight, norm.bias], raise_error) and stage
 
 
 def normalise(_stage: Any, x_BHWC: Tensor, norm: Any) -> Tensor:

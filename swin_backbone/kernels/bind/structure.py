@@ -96,5 +96,4 @@ def forward_by_torch(
     with torch_alone(), fork_rng(devices=[]):
         if random_state is not None:
             torch.set_rng_state(random_state)
-        y: Tensor = functional_call(_OwnForward(layer, forward), given, (x,), tie_weights=False)
-        return y
+        return functional_call(_OwnForward(layer, forward), given, (x,), tie_weights=False)

@@ -60,8 +60,7 @@ class WindowAttention(BaseModule):
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
         """Attend inside windows (equation 4): (B, H, W, C) from normalised tokens of the same shape."""
-        y_BHWC: Tensor = self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
-        return y_BHWC
+        return self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
 
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows no larger than the table's."""
@@ -69,8 +68,7 @@ class WindowAttention(BaseModule):
 
     def project(self, tokens: Tensor) -> Tensor:
         """Return query, key and value of tokens, concatenated: (..., 3C)."""
-        qkv: Tensor = self.qkv(tokens)
-        return qkv
+        return self.qkv(tokens)
 
 
 class ShiftedWindowAttention(BaseModule):
@@ -88,8 +86,7 @@ class ShiftedWindowAttention(BaseModule):
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
         """Attend inside windows: (B, H, W, C) from normalised tokens of the same shape."""
-        y_BHWC: Tensor = self.w_msa(x_BHWC, windows)
-        return y_BHWC
+        return self.w_msa(x_BHWC, windows)
 
 
 class SwinBlock(BaseModule):

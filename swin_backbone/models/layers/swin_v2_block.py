@@ -69,8 +69,7 @@ class WindowAttentionV2(BaseModule):
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
         """Attend inside windows (equation 2): (B, H, W, C) from tokens of the same shape."""
-        y_BHWC: Tensor = self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
-        return y_BHWC
+        return self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
 
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
