@@ -25,7 +25,7 @@ from ..replace import BACKENDS, replaceable
 from .arguments import InitCfg, Sizes, check_out_indices, check_patches
 from .layers import PatchEmbed, PatchMerging
 
-WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
+WRITTEN_AT_ONCE = 1 << 24  # numbers of a map, 64 MiB in float32
 
 
 class SwinStage(BaseModule):
@@ -35,7 +35,7 @@ class SwinStage(BaseModule):
 
     Args:
         with_cp: whether a training step stores only the input of each block, and recomputes the rest.
-        sizes: (channels, number of blocks) of each stage of the backbone. They decide what a training step stores.
+        backbone_stages: (channels, blocks) of each stage of the backbone; they decide what a training step stores.
     """
 
     backend = 'auto'
@@ -45,10 +45,10 @@ class SwinStage(BaseModule):
         blocks: list[nn.Module],
         downsample: Optional[PatchMerging],
         with_cp: bool,
-        sizes: tuple[tuple[int, int], ...],
+        backbone_stages: tuple[tuple[int, int], ...],
     ):
         super().__init__()
-        self.sizes = sizes
+        self.backbone_stages = backbone_stages
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
         self.with_cp = with_cp
@@ -79,7 +79,7 @@ class SwinPyramid(BaseModule):
 
     Args:
         sizes: of the stages.
-        make_block: makes a block from the stage, its index in the stage and the rate of drop path.
+        make_block: makes a block from the stage, its index in the stage and the arguments of all kinds of blocks.
         merging_first: whether a stage owns the patch merging before the blocks, as in mmpretrain's Swin V2. In mmdet's
             and mmseg's Swin a stage owns the patch merging after the blocks. The choice changes parameter names in
             checkpoints, not results.
@@ -90,18 +90,20 @@ class SwinPyramid(BaseModule):
     def __init__(
         self,
         sizes: Sizes,
-        make_block: Callable[[int, int, float], nn.Module],
+        make_block: Callable[..., nn.Module],
         merging_first: bool,
         merging_norm: str,
         pretrain_img_size: Size,
         in_channels: int,
         patch_size: Any,
+        mlp_ratio: float,
         strides: Any,
         out_indices: Any,
         patch_norm: bool,
         drop_rate: float,
         drop_path_rate: float,
         use_abs_pos_embed: bool,
+        act_cfg: dict[str, Any],
         norm_cfg: dict[str, Any],
         with_cp: bool,
         frozen_stages: int,
@@ -134,9 +136,13 @@ class SwinPyramid(BaseModule):
         self.drop_after_pos = nn.Dropout(drop_rate)
 
         rates = iter(torch.linspace(0, drop_path_rate, sum(sizes.depths), device='cpu').tolist())
+        common = dict(drop_rate=drop_rate, act_cfg=act_cfg, norm_cfg=norm_cfg, small_map=small_map)
         self.stages = ModuleList()
         for stage, depth in enumerate(sizes.depths):
-            blocks = [make_block(stage, index, next(rates)) for index in range(depth)]
+            blocks = [
+                make_block(stage, i, drop_path_rate=next(rates), **common, **sizes.of_block(stage, i, mlp_ratio))
+                for i in range(depth)
+            ]
             coarser = stage if merging_first else stage + 1  # the stage that the patch merging of `stage` leads to
             downsample = None
             if 0 < coarser < num_stages:
@@ -209,8 +215,7 @@ class SwinPyramid(BaseModule):
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Return channels, height and width of the stages' maps, for images of height x width pixels."""
-        patch_height, patch_width = self.patch_embed.patch_size
-        H, W = -(-height // patch_height), -(-width // patch_width)
+        H, W = (-(-side // patch) for side, patch in zip((height, width), self.patch_embed.patch_size))
         sizes = []
         for index, (stage, channels) in enumerate(zip(self.stages, self.num_features)):
             if index:  # patch merging is the first layer of a stage, or the last layer of the stage before

@@ -38,6 +38,6 @@ def run(parts: tuple[Any, list[block_binding.Parts]], x_BHWC: Tensor) -> Tensor:
     """
     (stage, blocks), out = parts, None
     for block in blocks:
-        x_BHWC = block_binding.run(block, x_BHWC, stage.sizes, stage.with_cp, out)
+        x_BHWC = block_binding.run(block, x_BHWC, stage.backbone_stages, stage.with_cp, out)
         out = None if torch.is_grad_enabled() else x_BHWC
     return x_BHWC
