@@ -45,7 +45,7 @@ NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, TABLE)]
 NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
 # Types of the modules inside a block, by name.
 V1 = {
-    **dict(zip(NORMS, [nn.LayerNorm] * 2)),
+    **dict.fromkeys(NORMS[:2], nn.LayerNorm),
     **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
     **dict.fromkeys(LINEARS[:2], nn.Linear),
     **{'ffn': FFN, 'ffn.layers': Sequential, 'ffn.layers.0': Sequential, 'ffn.layers.0.1': nn.GELU},

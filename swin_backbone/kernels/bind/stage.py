@@ -1,4 +1,4 @@
-"""All blocks of a stage by the compiled library, in one call.
+"""The blocks of a stage by the compiled library: they share the backbone's sizes, `with_cp` and a map.
 
 Layout: B batch, H W height and width of a map, C channels.
 """
@@ -18,7 +18,7 @@ FORWARDS = SwinBlock.forward, SwinV2Block.forward
 
 
 def can_run(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> Any:
-    """See `replace.Replacement`; False: the blocks are called one by one, and raise their own errors."""
+    """See `replace.Replacement`; Never raises: on False `SwinStage` calls the blocks, and each raises for itself."""
     if not can_read_map(stage, x_BHWC) or type(stage.blocks) is not ModuleList:
         return False
     blocks = []

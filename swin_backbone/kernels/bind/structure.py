@@ -1,4 +1,4 @@
-"""A layer and the modules inside: the library repeats their computation, and calls none of them."""
+"""Checks that a layer is as built, since the library calls none of its modules; and the layer's forward by torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
@@ -71,10 +71,10 @@ class _OwnForward(nn.Module):
 
     def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
         super().__init__()
-        self.layer, self.of_layer = layer, forward or layer.forward
+        self.layer, self.layer_forward = layer, forward or layer.forward
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.of_layer(x)
+        return self.layer_forward(x)
 
 
 def forward_by_torch(
