@@ -62,10 +62,9 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
     Args:
         table_window: the window of the table; a smaller `window_size` reads the table's centre.
     """
-    (Th, Tw), (Wh, Ww) = table_window or window_size, window_size
-    offsets_YXh = table_Rh.unflatten(0, (2 * Th - 1, 2 * Tw - 1))
-    offsets_YXh = offsets_YXh.narrow(0, Th - Wh, 2 * Wh - 1).narrow(1, Tw - Ww, 2 * Ww - 1)
-    # Row y + y' is the offset of query y and key Wh - 1 - y', so `flip` turns y' into the key.
+    (table_height, table_width), (Wh, Ww) = table_window or window_size, window_size
+    offsets_YXh = table_Rh.unflatten(0, (2 * table_height - 1, 2 * table_width - 1))
+    offsets_YXh = offsets_YXh.narrow(0, table_height - Wh, 2 * Wh - 1).narrow(1, table_width - Ww, 2 * Ww - 1)
+    # Wh = 2: the rows -1, 0, 1 unfold to [[-1, 0], [0, 1]], and flip to [[0, -1], [1, 0]], query minus key.
     bias_yxhyx = offsets_YXh.unfold(0, Wh, 1).unfold(1, Ww, 1).flip(3, 4)
-    bias_hNN: Tensor = bias_yxhyx.permute(2, 0, 1, 3, 4).reshape(-1, Wh * Ww, Wh * Ww)
-    return bias_hNN
+    return bias_yxhyx.permute(2, 0, 1, 3, 4).reshape(-1, Wh * Ww, Wh * Ww)

@@ -1,11 +1,13 @@
 """Replacements of a forward: functions that compute an equal result in less time.
 
 `models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call of a
-marked forward runs the first replacement of the module's backend that can run, and the forward itself otherwise.
+marked forward runs the first replacement of the module's backend that can run. Under 'auto', torch's forward runs
+otherwise. A named backend raises `CannotRun`, and leaves to torch only the forwards without a replacement of its own.
 """
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Forward = TypeVar('Forward', bound=Callable[..., Any])
@@ -16,6 +18,7 @@ class Replacement(NamedTuple):
     """A function that runs in place of a marked forward.
 
     Attributes:
+        backend: one of `BACKENDS`, besides 'auto' and 'torch'.
         can_run: `can_run(module, x, *args, raise_error=False)` takes the arguments of the marked forward, and returns
             what `run` needs of the module: the module itself, or parts of the module. False: `run` cannot compute the
             call. With `raise_error`, a refusal raises `CannotRun`.
@@ -29,25 +32,35 @@ class Replacement(NamedTuple):
 
 
 def replaceable(forward: Forward) -> Forward:
-    """Mark `forward(module, x, *args)`; `module.backend` is one of `BACKENDS`.
+    """Mark `forward(module, x, *args)` as replaceable; `module.backend` is one of `BACKENDS`.
 
-    The marked forward raises `CannotRun`, a ValueError, if `module.backend` is the backend of a replacement that cannot
-    run.
+    The marked forward raises `CannotRun`, a ValueError, if `module.backend` names a replacement that cannot run.
     """
     replacements: list[Replacement] = []
+    parameters = signature(forward)
 
     @wraps(forward)
-    def dispatch(module: Any, x: Any, *args: Any) -> Any:
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        module, *others = parameters.bind(*args, **kwargs).args if kwargs else args
         for backend, can_run, run in replacements:
             is_named = module.backend == backend
             if is_named or module.backend == 'auto':
-                parts = can_run(module, x, *args, raise_error=is_named)
+                parts = can_run(module, *others, raise_error=is_named)
                 if parts:
-                    return run(parts, x, *args)
-        return forward(module, x, *args)
+                    return run(parts, *others)
+        return forward(module, *others)
 
     dispatch.replacements = replacements  # type: ignore[attr-defined]
     return dispatch  # type: ignore[return-value]
+
+
+def register_refusal(forward: Callable[..., Any], backend: str, reason: str) -> None:
+    """Let a backend refuse all calls of a marked forward; `reason` is a sentence."""
+
+    def can_run(*_args: Any, raise_error: bool = False) -> bool:
+        return refuse(backend, reason, raise_error)
+
+    register(forward, backend, can_run, forward)
 
 
 def register(forward: Callable[..., Any], backend: str, can_run: Callable[..., Any], run: Callable[..., Any]) -> None:

@@ -22,6 +22,13 @@ class Sizes(NamedTuple):
     num_heads: tuple[int, ...]
     windows: tuple[Size, ...]
 
+    def of_block(self, stage: int, index: int, mlp_ratio: float) -> dict[str, Any]:
+        """Return the arguments of a block that are sizes. Every second block shifts its windows."""
+        width, (Wh, Ww) = self.widths[stage], self.windows[stage]
+        shift = (Wh // 2, Ww // 2) if index % 2 else (0, 0)
+        sizes = dict(embed_dims=width, num_heads=self.num_heads[stage], feedforward_channels=int(mlp_ratio * width))
+        return dict(sizes, window_size=(Wh, Ww), shift=shift)
+
 
 def check_sizes(
     archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any, depths: Any, num_heads: Any, window_size: Any
@@ -43,7 +50,7 @@ def check_sizes(
     return Sizes(widths, depths, num_heads, _check_windows(window_size, len(depths)))
 
 
-def check_pretrain_img_size(value: object, archs: Mapping[str, Arch]) -> Size:
+def check_pretrain_size(value: object, archs: Mapping[str, Arch]) -> Size:
     if isinstance(value, str):  # a frequent mistake: SwinBackbone('swin-t')
         allowed = f"a size; a published size is a keyword, arch='tiny', of {list(archs)}"
         raise TypeError(refusal('pretrain_img_size', allowed, value))
@@ -51,15 +58,16 @@ def check_pretrain_img_size(value: object, archs: Mapping[str, Arch]) -> Size:
 
 
 def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple[int, ...]:
-    allowed = f'a list of {length or ""} whole numbers of at least 1, one for each stage'.replace('  ', ' ')
+    allowed = f'a list of{f" {length}" if length else ""} whole numbers of at least 1, one for each stage'
     return tuple(check_int(name, entry, least=1) for entry in check_sequence(name, value, allowed, length))
 
 
 def check_patches(strides: object, patch_size: object, num_stages: int) -> tuple[tuple[int, ...], Size]:
     """Check strides and the size of patches. Fewer stages take the first of the default strides."""
     numbers = _check_ints('strides', strides)
-    numbers = _check_ints('strides', numbers[:num_stages] if numbers == DEFAULT_STRIDES else numbers, num_stages)
-    patch = numbers[0]
+    if numbers == DEFAULT_STRIDES:
+        numbers = numbers[:num_stages]
+    patch = _check_ints('strides', numbers, num_stages)[0]
     if check_size('patch_size', patch_size) != (patch, patch):
         raise ValueError(refusal('patch_size', f'strides[0] = {patch}, because patches do not overlap', patch_size))
     return numbers, (patch, patch)
@@ -76,16 +84,17 @@ def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:
 
 
 def check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[Size], ...]:
-    """Check the windows of the stages in pre-training. None and 0 become None, the stage's own window."""
+    """Check the windows of the stages in pre-training. None, or an entry of 0, is the stage's own window."""
     name, allowed = 'pretrained_window_sizes', f'a list of {num_stages} windows, one for each stage, or None'
     entries = check_sequence(name, (0,) * num_stages if value is None else value, allowed, num_stages)
     return tuple(None if entry == 0 else check_size(f'{name}[{stage}]', entry) for stage, entry in enumerate(entries))
 
 
-def check_stages(value: object, num_stages: int) -> tuple[int, ...]:
-    """Check `out_indices`, and return the stages in ascending order."""
+def check_out_indices(value: object, num_stages: int) -> tuple[int, ...]:
+    """Check `out_indices`, and return the stages in ascending order. None is the last stage."""
     allowed = f'a list of different stages from 0 to {num_stages - 1}'
-    stages = check_sequence('out_indices', value, allowed)
+    stages = check_sequence('out_indices', (num_stages - 1,) if value is None else value, allowed)
+    stages = tuple(sorted(check_int('out_indices', stage) for stage in stages))
     if len(set(stages)) < len(stages) or not set(stages) <= set(range(num_stages)):
         raise ValueError(refusal('out_indices', allowed, value))
-    return tuple(sorted(stages))
+    return stages

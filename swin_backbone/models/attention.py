@@ -25,18 +25,18 @@ def attend(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
         attention: `WindowAttention` or `WindowAttentionV2`; `project` makes query, key and value, concatenated.
         x_BHWC: tokens. Padding is zeros, so `project` gives padding nothing but its biases.
     """
-    # Either all windows have a mask, or only the windows at the edges. A graph must not compare numbers of windows.
+    # In a graph all windows get a mask, because `edges` depends on the number of windows. Else only edge windows do.
     mask_all = windows.mask_padding or recorder_of(x_BHWC) is not None
     q, k, v, bias_LhNN = _project_windows(attention, x_BHWC, windows, mask_all)
     edges = [] if mask_all else windows.edges(q.device)
     dropout = attention.attn_drop_rate if attention.training else 0.0
     grid = x_BHWC.shape[0], *windows.counts()
     if takes_fused_attention(q):
-        y_LNC = _attend_fused(q, k, v, bias_LhNN, attention.scale, dropout, edges, grid)
+        y_LNC = _attend_fused([q, k, v], bias_LhNN, attention.scale, dropout, edges, grid)
     else:
         logits_LhNN = (q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN
         for rows, columns, apart_NN in edges:
-            # `detach`: a masked weight is 0, so the gradient of its logit is 0 without a record.
+            # Outside autograd: the softmax gives a masked logit a gradient of 0 anyway.
             logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(apart_NN, -torch.inf)
         # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
         weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
@@ -72,9 +72,7 @@ def _project_windows(
 
 
 def _attend_fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    qkv: list[Tensor],
     bias_LhNN: Tensor,
     scale: float,
     dropout: float,
@@ -82,16 +80,17 @@ def _attend_fused(
     grid: tuple[int, ...],
 ) -> Tensor:
     """Return the attended tokens of windows, (L, N, C). Windows at the edges attend a second time, with a mask."""
-    with without_cudnn_attention():
-        y_LhNd = F.scaled_dot_product_attention(q, k, v, bias_LhNN, dropout, scale=scale)
-    y_LNC = y_LhNd.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(2)
+
+    def attend_all(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with without_cudnn_attention():
+            return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale).transpose(1, 2)
+
+    y_LNhd = attend_all(bias_LhNN, *qkv).clone(memory_format=torch.contiguous_format)
     for rows, columns, apart_NN in edges:
-        q_edge, k_edge, v_edge = (x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in (q, k, v))
-        bias_1hNN = bias_LhNN.masked_fill(apart_NN, -torch.inf)
-        y_edge = y_LNC.unflatten(0, grid)[:, rows, columns]
-        attended_LNC = _attend_fused(q_edge, k_edge, v_edge, bias_1hNN, scale, dropout, [], grid)
-        y_edge.copy_(attended_LNC.view_as(y_edge))
-    return y_LNC
+        qkv_edge = [x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in qkv]
+        y_edge = y_LNhd.unflatten(0, grid)[:, rows, columns]
+        y_edge.copy_(attend_all(bias_LhNN.masked_fill(apart_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
+    return y_LNhd.flatten(2)
 
 
 def cosine_scale(logit_scale_h11: Tensor) -> Tensor:

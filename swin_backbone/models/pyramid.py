@@ -7,6 +7,7 @@ Layout: B batch, C channels, H W height and width.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -21,10 +22,10 @@ from ..compat import is_exporting, is_hooked, symbolic_views
 from ..modes import autocast_dtype, recorder_of
 from ..positions import Size, resize_absolute_position_embedding
 from ..replace import BACKENDS, replaceable
-from .arguments import InitCfg, Sizes, check_patches, check_stages
+from .arguments import InitCfg, Sizes, check_out_indices, check_patches
 from .layers import PatchEmbed, PatchMerging
 
-WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
+WRITTEN_AT_ONCE = 1 << 24  # numbers of a map, 64 MiB in float32
 
 
 class SwinStage(BaseModule):
@@ -34,7 +35,7 @@ class SwinStage(BaseModule):
 
     Args:
         with_cp: whether a training step stores only the input of each block, and recomputes the rest.
-        sizes: (channels, number of blocks) of each stage of the backbone. They decide what a training step stores.
+        backbone_stages: (channels, blocks) of each stage of the backbone; they decide what a training step stores.
     """
 
     backend = 'auto'
@@ -44,10 +45,10 @@ class SwinStage(BaseModule):
         blocks: list[nn.Module],
         downsample: Optional[PatchMerging],
         with_cp: bool,
-        sizes: tuple[tuple[int, int], ...],
+        backbone_stages: tuple[tuple[int, int], ...],
     ):
         super().__init__()
-        self.sizes = sizes
+        self.backbone_stages = backbone_stages
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
         self.with_cp = with_cp
@@ -55,8 +56,8 @@ class SwinStage(BaseModule):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
-        is_function = recorder_of(x_BHWC) in ('torch.export', 'torch.func')
-        recomputes = self.with_cp and torch.is_grad_enabled() and not is_function
+        can_checkpoint = recorder_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
+        recomputes = self.with_cp and torch.is_grad_enabled() and can_checkpoint
         for block in self.blocks:
             x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
         return x_BHWC
@@ -68,8 +69,7 @@ class SwinStage(BaseModule):
         The map is not a channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
         """
         # `clone`, because `contiguous` compares sizes, which is a guard of torch.compile
-        y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
-        return y_BCHW
+        return norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
 class SwinPyramid(BaseModule):
@@ -79,28 +79,31 @@ class SwinPyramid(BaseModule):
 
     Args:
         sizes: of the stages.
-        make_block: makes a block from the stage, its index in the stage and the rate of drop path.
+        make_block: makes a block from the stage, its index in the stage and the arguments of all kinds of blocks.
         merging_first: whether a stage owns the patch merging before the blocks, as in mmpretrain's Swin V2. In mmdet's
             and mmseg's Swin a stage owns the patch merging after the blocks. The choice changes parameter names in
             checkpoints, not results.
         merging_norm: 'before' or 'after' the projection of patch merging, or 'none'.
+        out_indices: the stages to emit; None: the last stage.
     """
 
     def __init__(
         self,
         sizes: Sizes,
-        make_block: Callable[[int, int, float], nn.Module],
+        make_block: Callable[..., nn.Module],
         merging_first: bool,
         merging_norm: str,
         pretrain_img_size: Size,
         in_channels: int,
         patch_size: Any,
+        mlp_ratio: float,
         strides: Any,
         out_indices: Any,
         patch_norm: bool,
         drop_rate: float,
         drop_path_rate: float,
         use_abs_pos_embed: bool,
+        act_cfg: dict[str, Any],
         norm_cfg: dict[str, Any],
         with_cp: bool,
         frozen_stages: int,
@@ -115,7 +118,7 @@ class SwinPyramid(BaseModule):
         self.window_size = sizes.windows  # (Wh, Ww) of each stage
         self.num_features = list(sizes.widths)
         strides, patch = check_patches(strides, patch_size, num_stages)
-        self.out_indices = check_stages(out_indices, num_stages)
+        self.out_indices = check_out_indices(out_indices, num_stages)
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
         self.frozen_stages = check_int('frozen_stages', frozen_stages)
         if not -1 <= self.frozen_stages <= num_stages:
@@ -133,9 +136,13 @@ class SwinPyramid(BaseModule):
         self.drop_after_pos = nn.Dropout(drop_rate)
 
         rates = iter(torch.linspace(0, drop_path_rate, sum(sizes.depths), device='cpu').tolist())
+        common = dict(drop_rate=drop_rate, act_cfg=act_cfg, norm_cfg=norm_cfg, small_map=small_map)
         self.stages = ModuleList()
         for stage, depth in enumerate(sizes.depths):
-            blocks = [make_block(stage, index, next(rates)) for index in range(depth)]
+            blocks = [
+                make_block(stage, i, drop_path_rate=next(rates), **common, **sizes.of_block(stage, i, mlp_ratio))
+                for i in range(depth)
+            ]
             coarser = stage if merging_first else stage + 1  # the stage that the patch merging of `stage` leads to
             downsample = None
             if 0 < coarser < num_stages:
@@ -177,7 +184,7 @@ class SwinPyramid(BaseModule):
         """
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.in_channels:
             raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
-        stages = self.out_indices if out_indices is None else check_stages(out_indices, len(self.stages))
+        stages = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
         if out is not None:
             sizes, shapes = self.map_sizes(*x_BCHW.shape[2:]), [tuple(tensor.shape) for tensor in out]
             if shapes != [(len(x_BCHW), *sizes[stage]) for stage in stages]:
@@ -194,15 +201,13 @@ class SwinPyramid(BaseModule):
                 x_BHWC = x_BHWC + embedding.view(1, H, W, C)
             x_BHWC = self.drop_after_pos(x_BHWC)
 
-            outputs = []
+            outputs: list[Tensor] = []
             for index, stage in enumerate(self.stages):
                 x_BHWC = stage(x_BHWC)
                 if index in stages:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
-                    if out is None:
-                        outputs.append(stage.normalise_output(x_BHWC, norm))
-                    else:
-                        outputs.append(_write_output(stage, x_BHWC, norm, out[len(outputs)]))
+                    emit = stage.normalise_output if out is None else partial(_write_output, stage, out[len(outputs)])
+                    outputs.append(emit(x_BHWC, norm))
                 if index == stages[-1]:
                     break  # no later stage has an output
                 x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
@@ -210,8 +215,7 @@ class SwinPyramid(BaseModule):
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Return channels, height and width of the stages' maps, for images of height x width pixels."""
-        patch_height, patch_width = self.patch_embed.patch_size
-        H, W = -(-height // patch_height), -(-width // patch_width)
+        H, W = (-(-side // patch) for side, patch in zip((height, width), self.patch_embed.patch_size))
         sizes = []
         for index, (stage, channels) in enumerate(zip(self.stages, self.num_features)):
             if index:  # patch merging is the first layer of a stage, or the last layer of the stage before
@@ -294,7 +298,7 @@ class SwinPyramid(BaseModule):
             self.absolute_pos_embed.requires_grad_(False)
 
 
-def _write_output(stage: SwinStage, x_BHWC: Tensor, norm: nn.Module, out_BCHW: Tensor) -> Tensor:
+def _write_output(stage: SwinStage, out_BCHW: Tensor, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
     """Write `SwinStage.normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
 
     A user's norm, or a norm with hooks, may read several tokens and gets the whole map.

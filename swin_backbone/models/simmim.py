@@ -22,7 +22,7 @@ class MaskedPyramid(SwinPyramid):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **{'out_indices': (3,), **kwargs})
+        super().__init__(*args, **{'out_indices': None, **kwargs})
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.num_features[0]))
 
     def init_weights(self) -> None:
@@ -31,25 +31,26 @@ class MaskedPyramid(SwinPyramid):
         super().init_weights()
 
     def forward(  # type: ignore[override]  # mmpretrain's SimMIM calls `forward` with a mask
-        self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None
+        self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None, **outputs: Any
     ) -> tuple[Tensor, ...]:
         """Return the feature maps of images, see `SwinPyramid.forward`.
 
         Args:
             mask_BHW: (B, H / patch, W / patch), 1 for hidden patches; None: no patch is hidden.
+            outputs: `out_indices` and `out`.
 
         Raises:
             ValueError: if the mask has a wrong shape.
         """
         if mask_BHW is None:
-            return super().forward(x_BCHW)
+            return super().forward(x_BCHW, **outputs)
 
         def hide(tokens_BHWC: Tensor) -> Tensor:
             if mask_BHW.shape != tokens_BHWC.shape[:3]:
                 raise ValueError(f'mask takes (B, H, W) = {tuple(tokens_BHWC.shape[:3])}, got {tuple(mask_BHW.shape)}')
             return torch.where(mask_BHW.bool()[..., None], self.mask_token.to(tokens_BHWC.dtype), tokens_BHWC)
 
-        return super().forward(x_BCHW, hide)
+        return super().forward(x_BCHW, hide, **outputs)
 
 
 @MODELS.register_module()

@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 
 from ..archs import ARCHS, DEFAULT_WINDOW
 from ..checks import refusal
-from .arguments import InitCfg, Pair, WindowSize, check_pretrain_img_size, check_sizes
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrain_size, check_sizes
 from .layers import SwinBlock
 from .pyramid import SwinPyramid
 
@@ -84,7 +84,7 @@ class SwinBackbone(SwinPyramid):
         mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
-        strides: Sequence[int] = (4, 2, 2, 2),
+        strides: Sequence[int] = DEFAULT_STRIDES,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         qkv_bias: bool = True,
         qk_scale: Optional[float] = None,
@@ -114,23 +114,9 @@ class SwinBackbone(SwinPyramid):
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         sizes = check_sizes(ARCHS, arch, embed_dims, depths, num_heads, window_size)
 
-        def make_block(stage: int, index: int, drop_path_rate: float) -> SwinBlock:
-            width, (Wh, Ww) = sizes.widths[stage], sizes.windows[stage]
+        def make_block(stage: int, index: int, **common: Any) -> SwinBlock:
             return SwinBlock(
-                width,
-                sizes.num_heads[stage],
-                window_size=(Wh, Ww),
-                shift=(Wh // 2, Ww // 2) if index % 2 else (0, 0),
-                feedforward_channels=int(mlp_ratio * width),
-                qkv_bias=qkv_bias,
-                qk_scale=qk_scale,
-                attn_drop_rate=attn_drop_rate,
-                drop_rate=drop_rate,
-                drop_path_rate=drop_path_rate,
-                act_cfg=act_cfg,
-                norm_cfg=norm_cfg,
-                small_map=small_map,
-                mask_padding=mask_padding,
+                qkv_bias=qkv_bias, qk_scale=qk_scale, attn_drop_rate=attn_drop_rate, mask_padding=mask_padding, **common
             )
 
         super().__init__(
@@ -138,15 +124,17 @@ class SwinBackbone(SwinPyramid):
             make_block,
             merging_first=False,
             merging_norm='before' if patch_norm else 'none',
-            pretrain_img_size=check_pretrain_img_size(pretrain_img_size, ARCHS),
+            pretrain_img_size=check_pretrain_size(pretrain_img_size, ARCHS),
             in_channels=in_channels,
             patch_size=patch_size,
+            mlp_ratio=mlp_ratio,
             strides=strides,
             out_indices=out_indices,
             patch_norm=patch_norm,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
             use_abs_pos_embed=use_abs_pos_embed,
+            act_cfg=act_cfg,
             norm_cfg=norm_cfg,
             with_cp=with_cp,
             frozen_stages=frozen_stages,

@@ -6,7 +6,7 @@ from typing import Any, Optional
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS_MLP
-from .arguments import InitCfg, Pair, WindowSize, check_pretrain_img_size, check_sizes
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrain_size, check_sizes
 from .layers import SwinMLPBlock
 from .pyramid import SwinPyramid
 
@@ -31,6 +31,7 @@ class SwinMLPBackbone(SwinPyramid):
             precedence.
         small_map: 'pad': windows shift on every map. 'shrink': windows do not shift on a map with a side no longer than
             the window's, as in microsoft/Swin-Transformer's classifiers. A small map is always padded to the window.
+        backend: 'auto' or 'torch'. 'native' and 'triton' have no block of Swin-MLP, and raise a ValueError.
 
     Raises:
         ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.
@@ -47,7 +48,7 @@ class SwinMLPBackbone(SwinPyramid):
         mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
-        strides: Sequence[int] = (4, 2, 2, 2),
+        strides: Sequence[int] = DEFAULT_STRIDES,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         patch_norm: bool = True,
         drop_rate: float = 0.0,
@@ -64,35 +65,22 @@ class SwinMLPBackbone(SwinPyramid):
     ):
         sizes = check_sizes(ARCHS_MLP, arch, embed_dims, depths, num_heads, window_size)
 
-        def make_block(stage: int, index: int, drop_path_rate: float) -> SwinMLPBlock:
-            width, (Wh, Ww) = sizes.widths[stage], sizes.windows[stage]
-            return SwinMLPBlock(
-                width,
-                sizes.num_heads[stage],
-                window_size=(Wh, Ww),
-                shift=(Wh // 2, Ww // 2) if index % 2 else (0, 0),
-                feedforward_channels=int(mlp_ratio * width),
-                drop_rate=drop_rate,
-                drop_path_rate=drop_path_rate,
-                act_cfg=act_cfg,
-                norm_cfg=norm_cfg,
-                small_map=small_map,
-            )
-
         super().__init__(
             sizes,
-            make_block,
+            lambda stage, index, **common: SwinMLPBlock(**common),
             merging_first=False,
             merging_norm='before',
-            pretrain_img_size=check_pretrain_img_size(pretrain_img_size, ARCHS_MLP),
+            pretrain_img_size=check_pretrain_size(pretrain_img_size, ARCHS_MLP),
             in_channels=in_channels,
             patch_size=patch_size,
+            mlp_ratio=mlp_ratio,
             strides=strides,
             out_indices=out_indices,
             patch_norm=patch_norm,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
             use_abs_pos_embed=use_abs_pos_embed,
+            act_cfg=act_cfg,
             norm_cfg=norm_cfg,
             with_cp=with_cp,
             frozen_stages=frozen_stages,

@@ -7,10 +7,11 @@ from mmengine.registry import MODELS
 
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
 from .arguments import (
+    DEFAULT_STRIDES,
     InitCfg,
     Pair,
     WindowSize,
-    check_pretrain_img_size,
+    check_pretrain_size,
     check_pretrained_windows,
     check_sizes,
 )
@@ -67,7 +68,7 @@ class SwinV2Backbone(SwinPyramid):
         mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
-        strides: Sequence[int] = (4, 2, 2, 2),
+        strides: Sequence[int] = DEFAULT_STRIDES,
         out_indices: Sequence[int] = (0, 1, 2, 3),
         qkv_bias: bool = True,
         patch_norm: bool = True,
@@ -89,28 +90,17 @@ class SwinV2Backbone(SwinPyramid):
     ):
         sizes = check_sizes(ARCHS_V2, arch, embed_dims, depths, num_heads, window_size)
         pretrained_windows = check_pretrained_windows(pretrained_window_sizes, len(sizes.depths))
-        every_n_blocks = extra_norm_every_n_blocks
-        if every_n_blocks is None:
-            every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
+        if extra_norm_every_n_blocks is None:
+            extra_norm_every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
 
-        def make_block(stage: int, index: int, drop_path_rate: float) -> SwinV2Block:
-            width, (Wh, Ww) = sizes.widths[stage], sizes.windows[stage]
+        def make_block(stage: int, index: int, **common: Any) -> SwinV2Block:
             return SwinV2Block(
-                width,
-                sizes.num_heads[stage],
-                window_size=(Wh, Ww),
-                shift=(Wh // 2, Ww // 2) if index % 2 else (0, 0),
-                feedforward_channels=int(mlp_ratio * width),
                 pretrained_window=pretrained_windows[stage],
                 qkv_bias=qkv_bias,
                 attn_drop_rate=attn_drop_rate,
-                drop_rate=drop_rate,
-                drop_path_rate=drop_path_rate,
-                act_cfg=act_cfg,
-                norm_cfg=norm_cfg,
-                extra_norm=bool(every_n_blocks) and (index + 1) % every_n_blocks == 0,
-                small_map=small_map,
+                extra_norm=bool(extra_norm_every_n_blocks) and (index + 1) % extra_norm_every_n_blocks == 0,
                 mask_padding=mask_padding,
+                **common,
             )
 
         super().__init__(
@@ -118,15 +108,17 @@ class SwinV2Backbone(SwinPyramid):
             make_block,
             merging_first=True,
             merging_norm='after',
-            pretrain_img_size=check_pretrain_img_size(pretrain_img_size, ARCHS_V2),
+            pretrain_img_size=check_pretrain_size(pretrain_img_size, ARCHS_V2),
             in_channels=in_channels,
             patch_size=patch_size,
+            mlp_ratio=mlp_ratio,
             strides=strides,
             out_indices=out_indices,
             patch_norm=patch_norm,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
             use_abs_pos_embed=use_abs_pos_embed,
+            act_cfg=act_cfg,
             norm_cfg=norm_cfg,
             with_cp=with_cp,
             frozen_stages=frozen_stages,

@@ -6,7 +6,7 @@ is padded, rolled and tiled; one `index_select` by the result takes the tokens. 
 result. A graph computes it, for maps of any size.
 
 Layout: B batch, H W height and width of a map, C channels, T = H*W tokens, L windows of all images, N = Wh*Ww places of
-a window, P Q height and width of a padded map.
+a window, Y X height and width of a padded map, S side of a padded map.
 """
 
 from typing import NamedTuple, Optional
@@ -65,16 +65,15 @@ class Windows(NamedTuple):
         if not self.rolls or not (any(self.shift) or self.mask_padding):
             return None
         (rows, columns), (Wh, Ww) = self.counts(), self.window_size
-        of_rows, of_columns = self.regions(0, device), self.regions(1, device)
-        region_LN = (of_rows[:, None, :, None] * 3 + of_columns[None, :, None, :]).view(rows * columns, Wh * Ww)
+        row_regions, column_regions = self.regions(0, device), self.regions(1, device)
+        region_LN = (row_regions[:, None, :, None] * 3 + column_regions[None, :, None, :]).view(rows * columns, Wh * Ww)
         return (region_LN[:, :, None] == region_LN[:, None])[:, None]
 
     def edges(self, device: torch.device) -> list[tuple[slice, slice, Tensor]]:
-        """Return the windows with tokens of opposite edges of the map: last row, last column, and the corner of both.
+        """Return the windows with tokens of opposite edges of the map: last row, last column, corner.
 
         Returns:
-            For each of the three parts, rows and columns of its windows, and `pairs_apart`, (N, N). All places of
-            another window are in one region, except with `mask_padding`.
+            Three times (rows, columns, `pairs_apart` (N, N)). Without `mask_padding` no other window needs a mask.
         """
         if not self.rolls or not any(self.shift):
             return []
@@ -86,11 +85,11 @@ class Windows(NamedTuple):
         """Return the numbers of windows in a column and in a row."""
         rows, columns = (
             (before + length + window - 1) // window
-            for length, window, before in zip((self.height, self.width), self.window_size, self._places_before())
+            for length, window, before in zip((self.height, self.width), self.window_size, self.places_before())
         )
         return rows, columns
 
-    def _places_before(self) -> Size:
+    def places_before(self) -> Size:
         """Return the numbers of places above and left of the map."""
         above, left = (
             0 if self.rolls or not shift else window - shift for window, shift in zip(self.window_size, self.shift)
@@ -100,7 +99,7 @@ class Windows(NamedTuple):
     def _has_padding(self) -> bool:
         """Return whether a place may be padding. True in a graph, which must not compare sizes."""
         has_symbols = not (isinstance(self.height, int) and isinstance(self.width, int))
-        if has_symbols or torch.compiler.is_dynamo_compiling() or any(self._places_before()):
+        if has_symbols or torch.compiler.is_dynamo_compiling() or any(self.places_before()):
             return True
         return bool(self.height % self.window_size[0] or self.width % self.window_size[1])
 
@@ -110,16 +109,16 @@ class Windows(NamedTuple):
         Region 1 is what the roll moved to the end of the axis, region 2 masked padding, and region 0 the rest.
         """
         window, shift, count = self.window_size[axis], self.shift[axis], self.counts()[axis]
-        place_P = torch.arange(count * window, device=device)
-        region_P = (place_P >= count * window - shift).long()
+        place_S = torch.arange(count * window, device=device)
+        region_S = (place_S >= count * window - shift).long()
         if self.mask_padding:
-            is_padding_P = place_P >= (self.height, self.width)[axis]
-            region_P = torch.where(is_padding_P.roll(-shift) if self.pads_first else is_padding_P, 2, region_P)
-        return region_P.view(count, window)
+            is_padding_S = place_S >= (self.height, self.width)[axis]
+            region_S = torch.where(is_padding_S.roll(-shift) if self.pads_first else is_padding_S, 2, region_S)
+        return region_S.view(count, window)
 
-    def rolls_map(self, is_padded: bool) -> bool:
-        """Return whether a shift rolls the map at this step: after padding if `is_padded`, else before."""
-        return self.rolls and any(self.shift) and self.pads_first == is_padded
+    def rolls_when(self, padded: bool) -> bool:
+        """Return whether the map is rolled after padding if `padded`, or before padding if not."""
+        return self.rolls and any(self.shift) and self.pads_first == padded
 
 
 @cached_table
@@ -135,30 +134,30 @@ def pairs_apart(window_size: Size, shift: Size, device: torch.device) -> Tensor:
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     """Return the number of the token at each place of one image, from 0 to T - 1, or T at padding: (L * N,)."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows._places_before()
+    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.places_before()
     up_left = [-shift for shift in windows.shift]
     # `F.pad` pads with 0, and padding has the number T. So the numbers lack T until the end: tokens are -T to -1.
     token_HW = torch.arange(-H * W, 0, device=device).view(H, W)
-    if windows.rolls_map(is_padded=False):
+    if windows.rolls_when(padded=False):
         token_HW = token_HW.roll(up_left, (0, 1))
-    token_PQ = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
-    if windows.rolls_map(is_padded=True):
-        token_PQ = token_PQ.roll(up_left, (0, 1))
-    return _swap_middle(token_PQ.view(rows, Wh, columns, Ww)).view(-1) + H * W
+    token_YX = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
+    if windows.rolls_when(padded=True):
+        token_YX = token_YX.roll(up_left, (0, 1))
+    return _swap_middle(token_YX.view(rows, Wh, columns, Ww)).view(-1) + H * W
 
 
 @cached_table
 def find_places(windows: Windows, device: torch.device) -> Tensor:
     """Return the place of each token in the windows of one image: (T,). The inverse of `find_tokens`."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows._places_before()
+    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.places_before()
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
-    place_PQ = _swap_middle(place).view(rows * Wh, columns * Ww)
-    if windows.rolls_map(is_padded=True):
-        place_PQ = place_PQ.roll(windows.shift, (0, 1))
+    place_YX = _swap_middle(place).view(rows * Wh, columns * Ww)
+    if windows.rolls_when(padded=True):
+        place_YX = place_YX.roll(windows.shift, (0, 1))
     row_H, column_W = (torch.arange(first, first + n, device=device) for first, n in ((above, H), (left, W)))
-    place_HW = place_PQ.index_select(0, row_H).index_select(1, column_W)  # a slice would compare symbols
-    if windows.rolls_map(is_padded=False):
+    place_HW = place_YX.index_select(0, row_H).index_select(1, column_W)  # a slice would compare symbols
+    if windows.rolls_when(padded=False):
         place_HW = place_HW.roll(windows.shift, (0, 1))
     return place_HW.flatten()
 

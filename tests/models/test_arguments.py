@@ -43,6 +43,8 @@ def test_every_argument_is_documented(backbone):
         (dict(out_indices=(0, 4)), r'out_indices takes a list of different stages from 0 to 3, got \(0, 4\)'),
         (dict(out_indices=(-1,)), r'out_indices takes a list of different stages from 0 to 3, got \(-1,\)'),
         (dict(out_indices=()), r'out_indices takes a list of different stages from 0 to 3, got \(\)'),
+        (dict(out_indices=(True,)), 'out_indices takes a whole number, got True'),
+        (dict(out_indices=[1.0]), 'out_indices takes a whole number, got 1.0'),
         (dict(frozen_stages=5), 'frozen_stages takes -1 to 4, the number of stages, got 5'),
         (dict(pretrained=123), 'pretrained takes a path or an address, got 123'),
         (dict(backend='eager'), "backend takes one of 'auto', .*, got 'eager'"),

@@ -9,6 +9,8 @@ from torch import nn
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import ARCHS, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.models import SimMIMSwinBackbone, SimMIMSwinV2Backbone
+from swin_backbone.models.attention import attend
 
 
 def nano(**arguments):
@@ -166,3 +168,36 @@ def test_init_weights_follows_the_paper():
         if isinstance(module, nn.Linear):
             assert 0.005 < module.weight.std() < 0.03
             assert module.bias is None or (module.bias == 0).all()
+
+
+@pytest.mark.parametrize('backend', ['auto', 'torch'])
+@torch.no_grad()
+def test_forwards_take_keywords(backend):
+    model, image = SwinBackbone(arch='nano', backend=backend).eval(), torch.randn(1, 3, 40, 44)
+    stage, x_BHWC = model.stages[0], model.patch_embed(image)
+    windows = stage.blocks[0].windows(x_BHWC)
+    attention = stage.blocks[0].attn.w_msa
+    for function, arguments in (
+        (model.patch_embed, dict(image_BCHW=image)),
+        (stage, dict(x_BHWC=x_BHWC)),
+        (stage.normalise_output, dict(x_BHWC=x_BHWC, norm=model.norm0)),
+        (attend, dict(attention=attention, x_BHWC=x_BHWC, windows=windows)),
+    ):
+        first, *others = arguments.items()
+        expected = function(*arguments.values())
+        assert torch.equal(function(**arguments), expected)
+        assert torch.equal(function(first[1], **dict(others)), expected)
+    with pytest.raises(TypeError, match='image'):
+        model.patch_embed(image=image)
+
+
+@pytest.mark.parametrize('kind', [SimMIMSwinBackbone, SimMIMSwinV2Backbone])
+@torch.no_grad()
+def test_simmim_emits_the_last_stage_of_any_number(kind):
+    for stages in (2, 3, 5):
+        model = kind(embed_dims=8, depths=[1] * stages, num_heads=[1] * stages, strides=(4, 2, 2, 2, 2)[:stages]).eval()
+        assert model.out_indices == (stages - 1,)
+    image, mask = torch.randn(1, 3, 64, 64), torch.ones(1, 16, 16)
+    first, last = model(image, mask, out_indices=(0, 4))
+    assert first.shape[1] == 8
+    assert torch.equal(last, model(image, mask)[0])

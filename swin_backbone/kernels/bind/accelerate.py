@@ -17,7 +17,7 @@ from ...models.pyramid import SwinPyramid
 from .foreign import RECORD, Record, compute, compute_norm, find_layer
 from .trial import try_layer
 
-BASE = '_swin_backbone_base'  # the attribute of the subclass
+BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of the subclass
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
@@ -28,7 +28,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
     for name, record in layers.items():
         if record.origin is not None:
-            swins[_root_of(name), record.origin.name].append(name)
+            swins[_swin_name_of(name), record.origin.name].append(name)
     lines = [
         f'{name}: {type(one).__name__} is of no supported origin and stays unchanged.'
         for name, one in modules.items()
@@ -41,7 +41,10 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
             module, record = modules[name], layers[name]
             difference, problem = try_layer(module, record)
             if problem is None and not dry_run:
-                module.__dict__[RECORD], module.__class__ = record._replace(stages=stages), _subclass(module.__class__)
+                module.__dict__[RECORD], module.__class__ = (
+                    record._replace(stages=stages),
+                    _accelerated_class(module.__class__),
+                )
             outcomes[record.compute.__name__.removeprefix('compute_'), problem].append(difference)
         for (kind, problem), differences in outcomes.items():
             result = f'compiled library, largest difference {max(differences):.1e}'
@@ -72,7 +75,7 @@ def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, Record]) ->
 def find_swins(model: nn.Module) -> list[nn.Module]:
     """Return the Swins with accelerated blocks."""
     blocks = [name for name, one in model.named_modules() if RECORD in vars(one) and vars(one)[RECORD].names]
-    return [model.get_submodule(root) for root in dict.fromkeys(map(_root_of, blocks))]
+    return [model.get_submodule(root) for root in dict.fromkeys(map(_swin_name_of, blocks))]
 
 
 def restore_swin(model: nn.Module) -> None:
@@ -80,7 +83,9 @@ def restore_swin(model: nn.Module) -> None:
     for module in model.modules():
         if RECORD in module.__dict__:
             del module.__dict__[RECORD]
-            module.__class__ = vars(type(module)).get(BASE, type(module))  # FSDP may have changed the class again
+            module.__class__ = vars(type(module)).get(
+                BASE_ATTRIBUTE, type(module)
+            )  # FSDP may have changed the class again
 
 
 def _looks_like_block(module: nn.Module) -> bool:
@@ -90,14 +95,14 @@ def _looks_like_block(module: nn.Module) -> bool:
     return attends and any(re.search('mlp|ffn|intermediate', name) for name, _ in module.named_children())
 
 
-def _root_of(block: str) -> str:
+def _swin_name_of(block: str) -> str:
     """Return the name of the Swin around a block: stages are in a list, and blocks in a list of their stage."""
     stages = r'(encoder\.)?(stages|layers)[._]\d+\.blocks|features\.\d+'
     return re.sub(rf'(^|\.)({stages})\.\d+$', '', block)
 
 
 @cache
-def _subclass(base: Any) -> Any:
+def _accelerated_class(base: Any) -> Any:
     """Return a subclass of `base` that calls the library where possible."""
 
     @wraps(base.forward)
@@ -109,16 +114,21 @@ def _subclass(base: Any) -> Any:
         reduced: Any = base.__reduce_ex__(self, protocol)
         return _new, (base, *reduced[1][1:]), *reduced[2:]
 
-    def original(self: Any) -> Any:  # for torch.jit.script
+    def as_original(self: Any) -> Any:  # for torch.jit.script
         module = base.__new__(base)
         module.__dict__.update(self.__dict__)
         return module
 
-    names = {BASE: base, 'forward': forward, '__reduce_ex__': reduce_ex, '__prepare_scriptable__': original}
+    names = {
+        BASE_ATTRIBUTE: base,
+        'forward': forward,
+        '__reduce_ex__': reduce_ex,
+        '__prepare_scriptable__': as_original,
+    }
     about = {'__module__': base.__module__, '__qualname__': base.__qualname__, '__doc__': base.__doc__}
     return type(base.__name__, (base,), {**names, **about})
 
 
 def _new(base: Any, *_: Any) -> Any:
     """Return an empty accelerated module, which pickle and deepcopy fill."""
-    return _subclass(base).__new__(_subclass(base))
+    return _accelerated_class(base).__new__(_accelerated_class(base))

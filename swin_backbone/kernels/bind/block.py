@@ -45,7 +45,7 @@ NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, TABLE)]
 NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
 # Types of the modules inside a block, by name.
 V1 = {
-    **dict(zip(NORMS, [nn.LayerNorm] * 2)),
+    **dict.fromkeys(NORMS[:2], nn.LayerNorm),
     **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
     **dict.fromkeys(LINEARS[:2], nn.Linear),
     **{'ffn': FFN, 'ffn.layers': Sequential, 'ffn.layers.0': Sequential, 'ffn.layers.0.1': nn.GELU},
@@ -127,13 +127,9 @@ def run(
     random_state = drop_path_2B = None
     if drop_path.training and drop_path.drop_prob > 0:
         random_state = torch.get_rng_state() if has_gradients else None
-        drop_path_2B = _draw_drop_path(drop_path.drop_prob, x_BHWC)
-    stores = (
-        has_gradients
-        and not with_cp
-        and any(tensor is not None and tensor.requires_grad for tensor in (x_BHWC, *tensors.values()))
-        and is_stored(dtype, x_BHWC.shape[3], stages)
-    )
+        drop_path_2B = _draw_drop_path(drop_path.drop_prob, len(x_BHWC))
+    trains = has_gradients and any(one is not None and one.requires_grad for one in (x_BHWC, *tensors.values()))
+    stores = trains and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
     window_pair = _pair_windows(block, windows.window_size)
     return run_operator(
         Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out),
@@ -204,9 +200,9 @@ def qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
     return None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
 
 
-def _draw_drop_path(rate: float, x_BHWC: Tensor) -> Tensor:
+def _draw_drop_path(rate: float, batch: int) -> Tensor:
     """Return the factors of the two branches for the images, 0 or 1 / (1 - rate): (2, B).
 
-    On a CPU the numbers are equal to those of mmcv's DropPath: first for attention, then for the MLP.
+    The numbers are equal to those of mmcv's DropPath: first for attention, then for the MLP.
     """
-    return torch.rand(2, x_BHWC.shape[0], device=x_BHWC.device).add_(1 - rate).floor_().div_(1 - rate)
+    return torch.rand(2, batch, device='cpu').add_(1 - rate).floor_().div_(1 - rate)

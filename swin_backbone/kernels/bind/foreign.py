@@ -217,7 +217,6 @@ def _by_torch(
     """
 
     def forward(x: Tensor) -> Tensor:
-        y: Tensor = tree_leaves(type(layer).forward(layer, x.reshape(shape), **values))[0]
-        return y
+        return tree_leaves(type(layer).forward(layer, x.reshape(shape), **values))[0]
 
     return forward_by_torch(layer, names, random_state, x, *tensors, forward=forward)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Optional
 
 from torch import Tensor, nn
 
-from ...compat import is_hooked
 from ...modes import linear_dtype
 from ...replace import refuse
 from ..native.layers import OutputNorm, Projection
@@ -37,9 +36,9 @@ def _read(layer: Any, x: Optional[Tensor], linear: str, kind: type[nn.Module], r
     return parts if can_read(parts.tensors, raise_error) else None
 
 
-def can_embed(embed: Any, image_BCHW: Optional[Tensor], raise_error: bool = False) -> Any:
+def can_embed(layer: Any, image_BCHW: Optional[Tensor], raise_error: bool = False) -> Any:
     """See `replace.Replacement`; without an image: whether the library computes the layer as it is."""
-    parts, conv = _read(embed, image_BCHW, 'projection', nn.Conv2d, raise_error), embed.projection
+    parts, conv = _read(layer, image_BCHW, 'projection', nn.Conv2d, raise_error), layer.projection
     if parts and (conv.stride, conv.padding, conv.dilation, conv.groups) != (conv.weight.shape[2:], (0, 0), (1, 1), 1):
         return refuse('native', f'The compiled library takes patches that do not overlap, not {conv}.', raise_error)
     return parts
@@ -52,11 +51,11 @@ def embed(parts: Parts, image_BCHW: Tensor) -> Tensor:
     return run_operator(operator, by_torch, image_BCHW.float(), *parts.tensors)
 
 
-def can_merge(merging: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> Any:
+def can_merge(layer: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> Any:
     """See `replace.Replacement`; without a map: whether the library computes the layer as it is."""
-    parts = _read(merging, x_BHWC, 'reduction', nn.Linear, raise_error)
-    if parts and merging.stride != 2:
-        reason = f'The compiled library merges patches with a stride of 2, not {merging.stride}.'
+    parts = _read(layer, x_BHWC, 'reduction', nn.Linear, raise_error)
+    if parts and layer.stride != 2:
+        reason = f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
         return refuse('native', reason, raise_error)
     if parts and parts.tensors[1] is not None:
         reason = 'The compiled library merges patches without a bias, and the reduction has one.'
@@ -66,16 +65,18 @@ def can_merge(merging: Any, x_BHWC: Optional[Tensor], raise_error: bool = False)
 
 def merge(parts: Parts, x_BHWC: Tensor) -> Tensor:
     """Run a patch merging, see `PatchMerging.forward`."""
-    merging = parts.layer
-    operator = Projection(True, parts.eps, merging.post_norm, linear_dtype(x_BHWC), cache_of(merging))
-    by_torch = partial(forward_by_torch, merging, ['reduction.weight', 'reduction.bias', *NORM], None)
+    layer = parts.layer
+    operator = Projection(True, parts.eps, layer.post_norm, linear_dtype(x_BHWC), cache_of(layer))
+    by_torch = partial(forward_by_torch, layer, ['reduction.weight', 'reduction.bias', *NORM], None)
     return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *parts.tensors)
 
 
 def can_normalise(stage: Any, x_BHWC: Tensor, norm: Any, raise_error: bool = False) -> Any:
-    """See `replace.Replacement`; other norms than `nn.LayerNorm` are left to torch by all backends."""
-    is_plain = type(norm) is nn.LayerNorm and not is_hooked(norm)
-    return is_plain and can_read_map(stage, x_BHWC) and can_read([norm.weight, norm.bias]) and stage
+    """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
+    if type(norm) is nn.Identity or not can_read_map(stage, x_BHWC, raise_error):
+        return False
+    is_plain = is_as_built(stage, {'the output norm': norm}, {'the output norm': nn.LayerNorm}, raise_error)
+    return is_plain and can_read([norm.weight, norm.bias], raise_error) and stage
 
 
 def normalise(_stage: Any, x_BHWC: Tensor, norm: Any) -> Tensor:

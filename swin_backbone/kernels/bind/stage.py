@@ -1,4 +1,4 @@
-"""All blocks of a stage by the compiled library, in one call.
+"""The blocks of a stage by the compiled library: they share the backbone's sizes, `with_cp` and a map.
 
 Layout: B batch, H W height and width of a map, C channels.
 """
@@ -18,7 +18,7 @@ FORWARDS = SwinBlock.forward, SwinV2Block.forward
 
 
 def can_run(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> Any:
-    """See `replace.Replacement`; False: the blocks are called one by one, and raise their own errors."""
+    """See `replace.Replacement`; Never raises: on False `SwinStage` calls the blocks, and each raises for itself."""
     if not can_read_map(stage, x_BHWC) or type(stage.blocks) is not ModuleList:
         return False
     blocks = []
@@ -38,6 +38,6 @@ def run(parts: tuple[Any, list[block_binding.Parts]], x_BHWC: Tensor) -> Tensor:
     """
     (stage, blocks), out = parts, None
     for block in blocks:
-        x_BHWC = block_binding.run(block, x_BHWC, stage.sizes, stage.with_cp, out)
+        x_BHWC = block_binding.run(block, x_BHWC, stage.backbone_stages, stage.with_cp, out)
         out = None if torch.is_grad_enabled() else x_BHWC
     return x_BHWC

@@ -1,4 +1,4 @@
-"""A layer and the modules inside: the library repeats their computation, and calls none of them."""
+"""Checks that a layer is as built, since the library calls none of its modules; and the layer's forward by torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
@@ -71,10 +71,10 @@ class _OwnForward(nn.Module):
 
     def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
         super().__init__()
-        self.layer, self.of_layer = layer, forward or layer.forward
+        self.layer, self.layer_forward = layer, forward or layer.forward
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.of_layer(x)
+        return self.layer_forward(x)
 
 
 def forward_by_torch(
@@ -96,5 +96,4 @@ def forward_by_torch(
     with torch_alone(), fork_rng(devices=[]):
         if random_state is not None:
             torch.set_rng_state(random_state)
-        y: Tensor = functional_call(_OwnForward(layer, forward), given, (x,), tie_weights=False)
-        return y
+        return functional_call(_OwnForward(layer, forward), given, (x,), tie_weights=False)

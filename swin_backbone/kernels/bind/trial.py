@@ -55,11 +55,11 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
         parameter.requires_grad_(True)
     arguments = _make_example(module, record, generator)
-    original, gradients = _run(module, module.forward, *arguments)
+    original, gradients = _forward_and_backward(module, module.forward, *arguments)
     module.__dict__[RECORD] = record
     if compute(module, *arguments) is None:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
-    ours, our_gradients = _run(module, partial(compute, module), *arguments)
+    ours, our_gradients = _forward_and_backward(module, partial(compute, module), *arguments)
     (outputs, structure), (our_outputs, our_structure) = tree_flatten(original), tree_flatten(ours)
     is_tensor = [isinstance(one, Tensor) for one in outputs]
     if structure != our_structure or is_tensor != [isinstance(one, Tensor) for one in our_outputs]:
@@ -101,7 +101,9 @@ def _relative(ours: Tensor, original: Tensor, least: float = 0.0) -> float:
     return float((ours - original).abs().max()) / max(float(original.abs().max()), least)
 
 
-def _run(module: nn.Module, forward: Callable[..., Any], x: Tensor, *others: Any) -> tuple[Any, list[Tensor]]:
+def _forward_and_backward(
+    module: nn.Module, forward: Callable[..., Any], x: Tensor, *others: Any
+) -> tuple[Any, list[Tensor]]:
     """Return the output of `forward`, and the gradients of input and parameters."""
     torch.manual_seed(0)  # of drop path
     x = x.clone().requires_grad_(True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .by_torch import attend_by_torch, attend_by_torch_backward
-from .can_run import run_or
+from .can_run import launch_or_fall_back
 from .launch import launch_backward, launch_forward
 from .tiles import Tiles
 
@@ -48,7 +48,9 @@ def attend_in_windows(
         out_TC, lse_LhN = attend_by_torch(qkv, padding, bias, *settings, scale)
         return out_TC.to(qkv_T3C.dtype), lse_LhN
 
-    return run_or(by_torch, lambda tiles: launch_forward(tiles, *inputs, scale), Tiles(qkv_T3C, bias_hNN, *settings))
+    return launch_or_fall_back(
+        lambda tiles: launch_forward(tiles, *inputs, scale), by_torch, Tiles(qkv_T3C, bias_hNN, *settings)
+    )
 
 
 @attend_in_windows.register_fake
@@ -91,7 +93,9 @@ def attend_in_windows_backward(
     def launch(tiles: Tiles) -> Tuple[Tensor, ...]:
         return launch_backward(tiles, grad_TC, *inputs, out_TC, lse_LhN, scale, needs_padding)
 
-    grad_qkv_T3C, grad_padding_3C, grad_bias_hNN = run_or(by_torch, launch, Tiles(qkv_T3C, bias_hNN, *settings))
+    grad_qkv_T3C, grad_padding_3C, grad_bias_hNN = launch_or_fall_back(
+        launch, by_torch, Tiles(qkv_T3C, bias_hNN, *settings)
+    )
     return grad_qkv_T3C, grad_padding_3C, grad_bias_hNN
 
 

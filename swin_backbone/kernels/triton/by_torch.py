@@ -33,8 +33,8 @@ def attend_by_torch_backward(
     grad_LNC = windows.partition(grad_TC.view(batch, height, width, -1))
     grad_LhNd, weights_LhNN = grad_LNC.unflatten(-1, (len(bias_hNN), -1)).transpose(1, 2), logits_LhNN.softmax(-1)
     grad_weights_LhNN = grad_LhNd @ v.transpose(-2, -1)
-    along_LhN1 = (weights_LhNN * grad_weights_LhNN).sum(-1, keepdim=True)
-    grad_logits_LhNN = weights_LhNN * (grad_weights_LhNN - along_LhN1)
+    delta_LhN1 = (weights_LhNN * grad_weights_LhNN).sum(-1, keepdim=True)
+    grad_logits_LhNN = weights_LhNN * (grad_weights_LhNN - delta_LhN1)
     grad_q, grad_k = grad_logits_LhNN @ k * scale, grad_logits_LhNN.transpose(-2, -1) @ q * scale
     grads = torch.stack([grad_q, grad_k, weights_LhNN.transpose(-2, -1) @ grad_LhNd])
     grad_LN3C = grads.permute(1, 3, 0, 2, 4).flatten(2)
@@ -60,7 +60,7 @@ def _prepare(
     """
     windows = Windows(height, width, (window_size[0], window_size[1]), (shift[0], shift[1]), mask_padding)
     flagged_TC = torch.cat([torch.ones_like(qkv_T3C[:, :1]), qkv_T3C], dim=1)
-    flagged_LNC = windows.partition(flagged_TC.view(batch, height, width, -1))  # padding has no flag
+    flagged_LNC = windows.partition(flagged_TC.view(batch, height, width, -1))  # the flag is 1, and 0 at padding
     is_token_LN1 = flagged_LNC[..., :1] > 0
     qkv_LN3C = torch.where(is_token_LN1, flagged_LNC[..., 1:], padding_3C)
     q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)

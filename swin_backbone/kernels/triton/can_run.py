@@ -38,20 +38,22 @@ def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = Fal
     if not raise_error and (x.device.type != 'cuda' or (dtype == torch.float32 and not allows_tf32())):
         return False
     dropout = attention.attn_drop_rate if attention.training else 0.0
-    reason = _find_limit(recorder_of(x), dtype, windows.window_size, dropout)
+    reason = _find_reason_in_settings(recorder_of(x), dtype, windows.window_size, dropout)
     if reason is None:
         (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
         if not torch.compiler.is_compiling():  # a graph must not compare sizes; its operator checks again
             mask_padding = mask_padding and bool(H % Wh or W % Ww)
             is_wide = 3 * B * H * W * C >= INT32_OFFSETS
-        variant = x.device, dtype, C // attention.num_heads, (Wh, Ww), windows.shift, mask_padding, is_wide
-        reason = _find_fault(*variant)
+        device_and_sizes = x.device, dtype, C // attention.num_heads, (Wh, Ww)
+        reason = _find_reason_by_trial(*device_and_sizes, windows.shift, mask_padding, is_wide)
         if reason is not None and not raise_error:
-            _warn_once(*variant[:4], reason)
+            _warn_once(*device_and_sizes, reason)
     return attention if reason is None else refuse('triton', reason, raise_error)
 
 
-def _find_limit(recorder: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float) -> Optional[str]:
+def _find_reason_in_settings(
+    recorder: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
+) -> Optional[str]:
     """Return in a sentence why no GPU can compute an attention by the kernels; None: a GPU may."""
     if recorder not in (None, 'torch.compile', 'torch.export'):
         return f'The kernel has no version for {recorder}.'
@@ -67,18 +69,18 @@ def _find_limit(recorder: Optional[str], dtype: torch.dtype, window_size: Size, 
 
 
 @constant_when_compiled
-def _find_fault(device: torch.device, dtype: torch.dtype, *others: Any) -> Optional[str]:
-    return find_fault(Variant._make([device, dtype, *others, dtype == torch.float32 and allows_tf32()]))
+def _find_reason_by_trial(device: torch.device, dtype: torch.dtype, *others: Any) -> Optional[str]:
+    return find_reason_by_trial(Variant._make([device, dtype, *others, dtype == torch.float32 and allows_tf32()]))
 
 
-def find_fault(variant: Variant) -> Optional[str]:
+def find_reason_by_trial(variant: Variant) -> Optional[str]:
     """Return the fault of a variant on its device, found in a trial before the first use; None: it has no fault."""
     if variant not in FAULTS:
-        FAULTS[variant] = _try(variant)
+        FAULTS[variant] = _run_trial(variant)
     return FAULTS[variant]
 
 
-def _try(variant: Variant) -> Optional[str]:
+def _run_trial(variant: Variant) -> Optional[str]:
     if not is_interpreted():
         if variant.device.type != 'cuda':
             return (
@@ -88,9 +90,9 @@ def _try(variant: Variant) -> Optional[str]:
         if capability < SMALLEST_CAPABILITY:
             return f'The kernel needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}.'
     try:
-        from .check import find_error
+        from .check import compare_with_torch
 
-        error = find_error(variant)
+        error = compare_with_torch(variant)
     except torch.cuda.OutOfMemoryError:  # the kernel may be right
         raise
     except Exception as exception:
@@ -98,13 +100,13 @@ def _try(variant: Variant) -> Optional[str]:
     return error and f'On this device the kernel differs from torch: {error}.'
 
 
-def run_or(fallback: Callable[[], Result], launch: Callable[[Tiles], Result], tiles: Tiles) -> Result:
+def launch_or_fall_back(launch: Callable[[Tiles], Result], fallback: Callable[[], Result], tiles: Tiles) -> Result:
     """Return the result of `launch`, or of `fallback` if a launch of the variant fails or has failed.
 
     A failure is a warning, and `can_run` then refuses the variant.
     """
     variant = tiles.variant
-    if find_fault(variant) is None:
+    if find_reason_by_trial(variant) is None:
         try:
             return launch(tiles)
         except torch.cuda.OutOfMemoryError:

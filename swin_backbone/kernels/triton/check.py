@@ -20,7 +20,7 @@ PROGRAMS = 2  # for a head: a program computes two of the four windows in turn
 RESULTS = 'output', 'gradient of query, key and value', 'gradient of padding', 'gradient of the bias'
 
 
-def find_error(variant: Variant) -> Optional[str]:
+def compare_with_torch(variant: Variant) -> Optional[str]:
     """Return the name and the error of a wrong output or gradient of a variant; None: all are right.
 
     The map has four windows: inside, at the right edge, at the bottom edge and in the corner.
@@ -28,10 +28,10 @@ def find_error(variant: Variant) -> Optional[str]:
     # A new thread does not have the caller's autocast, grad mode, dispatch modes, hooks and stream. If torch.compile
     # traces the caller, the new thread runs untraced.
     with ThreadPoolExecutor(1) as alone:
-        return alone.submit(_find_error, variant).result()
+        return alone.submit(_compare_with_torch, variant).result()
 
 
-def _find_error(variant: Variant) -> Optional[str]:
+def _compare_with_torch(variant: Variant) -> Optional[str]:
     limit = LIMITS[torch.float16 if variant.tf32 else variant.dtype]
     generator, scale = torch.Generator().manual_seed(0), variant.head_dim**-0.5
     N, C = variant.window_size[0] * variant.window_size[1], NUM_HEADS * variant.head_dim

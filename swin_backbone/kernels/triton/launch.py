@@ -21,7 +21,7 @@ def launch_forward(
     qkv_T3C = _with_dense_rows(qkv_T3C)
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
-    options = tiles.forward()
+    options = tiles.query_options()
     with _current_device(qkv_T3C.device):
         attend[tiles.grid(options)](
             *(qkv_T3C, padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous(), out_TC, lse_LhN),
@@ -48,7 +48,7 @@ def launch_backward(
 
     grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
-    options, constants = tiles.backward(), tiles.constants()
+    options, constants = tiles.key_options(), tiles.constants()
     _, num_programs, blocks = grid = tiles.grid(options)
     grad_bias_PhNN = lse_LhN.new_empty(num_programs, *bias_hNN.shape)
     grad_padding_P2C = lse_LhN.new_empty((num_programs * blocks, 2 * tiles.channels) if needs_padding else 0)
@@ -63,7 +63,7 @@ def launch_backward(
             **options,
         )
         if blocks > 1:
-            options = tiles.forward()
+            options = tiles.query_options()
             attend_backward_queries[tiles.grid(options)](*tensors, *sizes, **constants, **options)
     grad_padding_3C = qkv_T3C.new_empty(0)
     if needs_padding:  # padding is never a query

@@ -87,15 +87,15 @@ class Tiles:
     def sizes(self) -> tuple[int, ...]:
         return self.num_windows, self.num_tokens, *self.size, *self.counts
 
-    def forward(self) -> dict[str, Any]:
+    def query_options(self) -> dict[str, Any]:
         """Return the options of the kernels for queries: the sides of a tile, warps and stages."""
         side = min(ONE_TILE, _tile(self.places))
         return dict(Q=side, K=side, num_warps=4, num_stages=2)
 
-    def backward(self) -> dict[str, Any]:
+    def key_options(self) -> dict[str, Any]:
         """Return the options of the kernel for gradients of keys. A single tile also computes gradients of queries."""
         if self.places <= ONE_TILE:
-            return self.forward()  # 8 warps would compute some of 64 queries twice
+            return self.query_options()  # 8 warps would compute some of 64 queries twice
         stages = 2 if self.head_tile * self.dtype.itemsize <= STAGED_BYTES else 1
         return dict(Q=_tile(self.places), K=32, num_warps=8, num_stages=stages)
 

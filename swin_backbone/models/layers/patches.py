@@ -40,8 +40,7 @@ class PatchEmbed(BaseModule):
     @replaceable
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map (B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
-        x_BHWC: Tensor = self.norm(self.projection(self._pad(image_BCHW)).permute(0, 2, 3, 1))
-        return x_BHWC
+        return self.norm(self.projection(self._pad(image_BCHW)).permute(0, 2, 3, 1))
 
     def _pad(self, image_BCHW: Tensor) -> Tensor:
         """Return images padded to whole patches, in the fastest memory format of a convolution."""
@@ -87,8 +86,7 @@ class PatchMerging(BaseModule):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Map (B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
         x_BHWC = self._concatenate_neighbours(x_BHWC)
-        y_BHWC: Tensor = self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
-        return y_BHWC
+        return self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
 
     def _concatenate_neighbours(self, x_BHWC: Tensor) -> Tensor:
         """Return (B, ceil(H / stride), ceil(W / stride), 4C)."""

@@ -21,7 +21,27 @@ from ..attention import attend
 from ..windows import Windows, windows_of
 
 
-class WindowAttention(BaseModule):
+class BaseAttention(BaseModule):
+    """Attention inside windows, by the methods `project` and `position_bias` of Swin V1 or V2."""
+
+    backend = 'auto'
+
+    def forward(self: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
+        """Attend inside windows: (B, H, W, C) from tokens of the same shape."""
+        return self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
+
+
+class BaseBlock(BaseModule):
+    """Attention or mixing inside windows, and an MLP."""
+
+    backend = 'auto'
+
+    def windows(self: Any, x_BHWC: Tensor) -> Windows:
+        """Return the windows of the maps."""
+        return windows_of(x_BHWC, self.window_size, self.shift, self.small_map, self.mask_padding)
+
+
+class WindowAttention(BaseAttention):
     """Multi-head self-attention with a relative position bias, inside windows (W-MSA).
 
     Args:
@@ -33,8 +53,6 @@ class WindowAttention(BaseModule):
         attn_drop_rate: dropout of attention weights.
         proj_drop_rate: dropout after the output projection.
     """
-
-    backend = 'auto'
 
     def __init__(
         self,
@@ -58,29 +76,17 @@ class WindowAttention(BaseModule):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows (equation 4): (B, H, W, C) from normalised tokens of the same shape."""
-        y_BHWC: Tensor = self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
-        return y_BHWC
-
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows no larger than the table's."""
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
 
     def project(self, tokens: Tensor) -> Tensor:
         """Return query, key and value of tokens, concatenated: (..., 3C)."""
-        qkv: Tensor = self.qkv(tokens)
-        return qkv
+        return self.qkv(tokens)
 
 
 class ShiftedWindowAttention(BaseModule):
-    """A wrapper of window attention, for the parameter names of mmdet, `attn.w_msa`.
-
-    `windows` has the shift: the wrapper only calls `w_msa`.
-
-    Args:
-        w_msa: the attention inside windows.
-    """
+    """Holds window attention under mmdet's name of its parameters, `attn.w_msa`. The shift is in `windows`."""
 
     def __init__(self, w_msa: BaseModule):
         super().__init__()
@@ -88,11 +94,10 @@ class ShiftedWindowAttention(BaseModule):
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
         """Attend inside windows: (B, H, W, C) from normalised tokens of the same shape."""
-        y_BHWC: Tensor = self.w_msa(x_BHWC, windows)
-        return y_BHWC
+        return self.w_msa(x_BHWC, windows)
 
 
-class SwinBlock(BaseModule):
+class SwinBlock(BaseBlock):
     """One block (equation 3).
 
     Args:
@@ -107,8 +112,6 @@ class SwinBlock(BaseModule):
         small_map: 'pad': a map smaller than the window is padded to the window; 'shrink': see `fit_window`.
         mask_padding: whether padding is masked: no token attends to it.
     """
-
-    backend = 'auto'
 
     def __init__(
         self,
@@ -143,10 +146,6 @@ class SwinBlock(BaseModule):
         x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), self.windows(x_BHWC)))
         x_BHWC = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
         return x_BHWC
-
-    def windows(self, x_BHWC: Tensor) -> Windows:
-        """Return the windows of the maps."""
-        return windows_of(x_BHWC, self.window_size, self.shift, self.small_map, self.mask_padding)
 
 
 def build_mlp(embed_dims: int, hidden_channels: int, drop_rate: float, act_cfg: dict[str, Any]) -> FFN:

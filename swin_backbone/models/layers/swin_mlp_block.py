@@ -2,7 +2,7 @@
 
 A linear layer over the places of a window replaces attention, and windows are shifted by padding.
 
-Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, P = h*N, d
+Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, M = h*N, d
 channels of a head.
 """
 
@@ -10,16 +10,15 @@ from typing import Any
 
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.drop import build_dropout
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...positions import Size
 from ...replace import replaceable
-from ..windows import Windows, windows_of
-from .swin_block import build_mlp
+from ..windows import Windows
+from .swin_block import BaseBlock, build_mlp
 
 
-class SwinMLPBlock(BaseModule):
+class SwinMLPBlock(BaseBlock):
     """A block of Swin-MLP. `spatial_mlp` is a grouped Conv1d: a group is a head, a channel of the Conv1d is a place.
 
     Under `small_map='shrink'` windows do not shift on a map with a side no longer than the window's, as in
@@ -29,7 +28,7 @@ class SwinMLPBlock(BaseModule):
     The arguments are those of `SwinBlock`.
     """
 
-    backend = 'auto'
+    mask_padding = False
 
     def __init__(
         self,
@@ -65,11 +64,10 @@ class SwinMLPBlock(BaseModule):
     def mix_places(self, x_LNC: Tensor) -> Tensor:
         """Apply the linear layer over the places of a window, head by head: (L, N, C)."""
         (L, N, C), h = x_LNC.shape, self.num_heads
-        heads_LPd = x_LNC.view(L, N, h, C // h).transpose(1, 2).reshape(L, h * N, C // h)
-        y_LPd: Tensor = self.spatial_mlp(heads_LPd)
-        return y_LPd.view(L, h, N, C // h).transpose(1, 2).reshape(L, N, C)
+        heads_LMd = x_LNC.view(L, N, h, C // h).transpose(1, 2).reshape(L, h * N, C // h)
+        y_LMd: Tensor = self.spatial_mlp(heads_LMd)
+        return y_LMd.view(L, h, N, C // h).transpose(1, 2).reshape(L, N, C)
 
     def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps. A shift pads the maps, and does not roll them."""
-        windows = windows_of(x_BHWC, self.window_size, self.shift, self.small_map, mask_padding=False)
-        return windows._replace(window_size=self.window_size, rolls=False)
+        return super().windows(x_BHWC)._replace(window_size=self.window_size, rolls=False)

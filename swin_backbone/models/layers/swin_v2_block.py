@@ -12,20 +12,18 @@ import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.drop import build_dropout
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import replaceable
-from ..attention import attend, cosine_scale, normalise_qk
-from ..windows import Windows, windows_of
-from .swin_block import ShiftedWindowAttention, build_mlp
+from ..attention import cosine_scale, normalise_qk
+from .swin_block import BaseAttention, BaseBlock, ShiftedWindowAttention, build_mlp
 
 CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
 
 
-class WindowAttentionV2(BaseModule):
+class WindowAttentionV2(BaseAttention):
     """Scaled cosine attention inside windows (sections 3.3 and 3.4).
 
     The bias of a pair of places is 16 sigmoid(`cpb_mlp`(offset on a log scale)). Therefore trained weights give the
@@ -41,8 +39,6 @@ class WindowAttentionV2(BaseModule):
         proj_drop_rate: dropout after the output projection.
     """
 
-    backend = 'auto'
-
     def __init__(
         self,
         embed_dims: int,
@@ -55,7 +51,7 @@ class WindowAttentionV2(BaseModule):
     ):
         super().__init__()
         self.num_heads = num_heads
-        self.scale = 1.0  # of q k^T; `cosine_scale` is in the length of q
+        self.scale = 1.0  # of q k^T; `project` scales q
         self.window_size = window_size
         self.pretrained_window = pretrained_window
         self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10)))
@@ -66,11 +62,6 @@ class WindowAttentionV2(BaseModule):
         self.attn_drop_rate = attn_drop_rate
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
-
-    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows (equation 2): (B, H, W, C) from tokens of the same shape."""
-        y_BHWC: Tensor = self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
-        return y_BHWC
 
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
@@ -104,7 +95,7 @@ class WindowAttentionV2(BaseModule):
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
 
-class SwinV2Block(BaseModule):
+class SwinV2Block(BaseBlock):
     """A block with residual post-norm and scaled cosine attention.
 
     The norms start at zero: a new block is the identity, like microsoft/Swin-Transformer's.
@@ -116,8 +107,6 @@ class SwinV2Block(BaseModule):
 
     The other arguments are those of `SwinBlock`.
     """
-
-    backend = 'auto'
 
     def __init__(
         self,
@@ -140,11 +129,8 @@ class SwinV2Block(BaseModule):
         super().__init__()
         self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.attn = ShiftedWindowAttention(
-            WindowAttentionV2(
-                embed_dims, num_heads, window_size, pretrained_window, qkv_bias, attn_drop_rate, drop_rate
-            )
-        )
+        arguments = embed_dims, num_heads, window_size, pretrained_window, qkv_bias, attn_drop_rate, drop_rate
+        self.attn = ShiftedWindowAttention(WindowAttentionV2(*arguments))
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn = build_mlp(embed_dims, feedforward_channels, drop_rate, act_cfg)
         self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
@@ -159,7 +145,3 @@ class SwinV2Block(BaseModule):
         x_BHWC = x_BHWC + self.drop_path(self.norm1(self.attn(x_BHWC, self.windows(x_BHWC))))
         x_BHWC = x_BHWC + self.drop_path(self.norm2(self.ffn(x_BHWC)))
         return x_BHWC if self.norm3 is None else self.norm3(x_BHWC)
-
-    def windows(self, x_BHWC: Tensor) -> Windows:
-        """Return the windows of the maps."""
-        return windows_of(x_BHWC, self.window_size, self.shift, self.small_map, self.mask_padding)

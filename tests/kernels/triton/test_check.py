@@ -24,15 +24,17 @@ def nothing_tried(monkeypatch):
     monkeypatch.setattr(can_run, 'WARNED', set())
 
 
-def find_fault(dtype=torch.float32, window_size=(3, 3), shift=(1, 1), mask_padding=False, is_wide=False):
-    return can_run.find_fault(Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False))
+def find_reason_by_trial(dtype=torch.float32, window_size=(3, 3), shift=(1, 1), mask_padding=False, is_wide=False):
+    return can_run.find_reason_by_trial(
+        Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False)
+    )
 
 
 @pytest.mark.parametrize('dtype', can_run.DTYPES)
 @pytest.mark.parametrize('window_size', [(3, 3), (2, 1), (1, 1)])
 def test_the_kernels_pass(dtype, window_size):
     for settings in (dict(), dict(shift=(0, 0)), dict(mask_padding=True), dict(is_wide=True)):
-        assert find_fault(dtype, window_size, **settings) is None
+        assert find_reason_by_trial(dtype, window_size, **settings) is None
 
 
 FAULTS = {
@@ -64,7 +66,7 @@ def make_wrong(monkeypatch):
 @pytest.mark.parametrize('fault', FAULTS)
 def test_a_wrong_kernel_is_not_used(make_wrong, fault):
     make_wrong(fault)
-    reason = find_fault()
+    reason = find_reason_by_trial()
     assert FAULTS[fault][2] in reason
     assert 'is off by' in reason
     assert ('nan' in reason) == ('NaN' in fault)
@@ -73,7 +75,7 @@ def test_a_wrong_kernel_is_not_used(make_wrong, fault):
 def test_a_kernel_without_masks_is_caught_in_shifted_windows(monkeypatch):
     constants = Tiles.constants
     monkeypatch.setattr(Tiles, 'constants', lambda tiles: {**constants(tiles), 'MASKED': False})
-    assert 'output is off by' in find_fault()
+    assert 'output is off by' in find_reason_by_trial()
 
 
 def test_a_backbone_that_names_it_refuses(make_wrong):
@@ -120,11 +122,11 @@ def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, modu
 
 def test_it_is_remembered(monkeypatch):
     calls = []
-    monkeypatch.setattr(check, '_find_error', lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(check, '_compare_with_torch', lambda *arguments: calls.append(arguments))
     for _ in range(3):
-        assert find_fault(torch.bfloat16) is None
+        assert find_reason_by_trial(torch.bfloat16) is None
     assert len(calls) == 1
-    find_fault(torch.bfloat16, (3, 4))
+    find_reason_by_trial(torch.bfloat16, (3, 4))
     assert len(calls) == 2
 
 
@@ -148,7 +150,7 @@ def test_it_disturbs_nobody(grad):
         stack.enter_context(SeesNothing())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter('error')
-        assert find_fault() is None
+        assert find_reason_by_trial() is None
         assert torch.is_grad_enabled() == (grad == 'enabled')
         assert torch.is_autocast_enabled(DEVICE.type)
     assert torch.equal(torch.get_rng_state(), state)

@@ -18,7 +18,7 @@ HALF = [torch.float16, torch.bfloat16]
 
 @pytest.fixture(autouse=True)
 def nothing_falls_back(monkeypatch):
-    monkeypatch.setattr(attention, 'run_or', lambda fallback, launch, tiles: launch(tiles))
+    monkeypatch.setattr(attention, 'launch_or_fall_back', lambda launch, fallback, tiles: launch(tiles))
 
 
 def make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim, dtype=torch.float32):

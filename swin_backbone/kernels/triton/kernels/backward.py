@@ -65,11 +65,11 @@ def attend_backward(
         grad_v = dot(tl.trans(weights.to(q.dtype)), grad, PRECISION, WIDEN)
         grad_weights = dot(grad, tl.trans(v), PRECISION, WIDEN)
         if PLACES <= K:
-            along = tl.sum(weights * grad_weights, 1)
-        else:  # an equal sum from the output, since the tile has only some terms
+            delta = tl.sum(weights * grad_weights, 1)
+        else:  # an equal sum over channels (delta of FlashAttention), since the tile has only some keys
             out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
-            along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-        grad_logits = weights * (grad_weights - along[:, None])
+            delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+        grad_logits = weights * (grad_weights - delta[:, None])
         grad_bias += grad_logits
         narrow = grad_logits.to(q.dtype)
         grad_k = dot(tl.trans(narrow), q, PRECISION, WIDEN) * scale
@@ -122,7 +122,7 @@ def attend_backward_queries(
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
         out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
-        along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+        delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
         grad_q = tl.zeros((Q, D), tl.float32)
@@ -140,7 +140,7 @@ def attend_backward_queries(
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
             )  # fmt: skip
             weights = tl.exp2(logits - lse[:, None])
-            grad_logits = weights * (dot(grad, tl.trans(v), PRECISION, WIDEN) - along[:, None])
+            grad_logits = weights * (dot(grad, tl.trans(v), PRECISION, WIDEN) - delta[:, None])
             grad_q += dot(grad_logits.to(q.dtype), k, PRECISION, WIDEN)
         at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
         tl.store(at_grad_q, (grad_q * scale).to(q.dtype), mask=there)

@@ -121,8 +121,8 @@ def logits_of(
     logits = dot(q, tl.trans(k), PRECISION, WIDEN) * (scale * LOG2E) + bias
     if MASKED:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
         if _is_cut(window, rows, columns, MASK_PADDING):
-            # `zero` is 0, but not for the compiler. Without `zero` the compiler would compute the regions before the
-            # loop over windows. The regions would fill too many registers.
+            # `zero` keeps the regions inside the loop over windows. The compiler cannot prove that it is 0, and would
+            # else compute the regions before the loop, where they fill too many registers.
             zero = window // num_windows
             region_q = _regions_of(
                 window, query + zero, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING
