@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.random import fork_rng
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block
 from ...models.pyramid import SwinPyramid
 from ...modes import without_autocast
 from ...replace import CannotRun
@@ -24,15 +25,18 @@ from .. import native
 from ..native.memory import can_read
 from . import foreign
 from .foreign import RECORD, Record
-from .structure import is_as_built
+from .structure import PRECISION, is_as_built
 
 BASE = '_swin_backbone_base'
+OWN_LAYERS = SwinBlock, SwinV2Block, PatchMerging, PatchEmbed
 # Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
-def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
+def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional[str] = None) -> list[str]:
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
+    if precision not in (None, 'int8'):
+        raise ValueError(f"precision must be None or 'int8', got {precision!r}")
     ours = {id(part) for one in model.modules() if isinstance(one, SwinPyramid) for part in one.modules()}
     modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
     layers = {name: record for name, one in modules.items() if (record := foreign.find_layer(one)) is not None}
@@ -72,9 +76,19 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
             )
             swin = f'{root or type(model).__name__} ({origin})'
             lines.append(f'{swin}: {len(differences)} x {kind.replace("compute_", "")}: {result}')
+    if not dry_run:
+        set_precision(model, precision)
     for line in lines:
         print_log(f'accelerate: {line}', 'current', INFO)
     return lines
+
+
+def set_precision(model: nn.Module, precision: Optional[str]) -> None:
+    """Set the precision of all Swin layers of the library, in place; None: that of linear layers in torch."""
+    for module in model.modules():
+        module.__dict__.pop(PRECISION, None)
+        if precision is not None and (isinstance(module, OWN_LAYERS) or RECORD in vars(module)):
+            module.__dict__[PRECISION] = precision
 
 
 def find_swins(model: nn.Module) -> list[nn.Module]:
@@ -85,6 +99,7 @@ def find_swins(model: nn.Module) -> list[nn.Module]:
 
 def restore_swin(model: nn.Module) -> None:
     """Undo `accelerate_swin`, in place."""
+    set_precision(model, None)
     for module in model.modules():
         if RECORD in module.__dict__:
             del module.__dict__[RECORD]

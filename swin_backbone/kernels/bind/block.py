@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from ...models.attention import cosine_scale
 from ...models.layers.swin_block import ShiftedWindowAttention, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
-from ...modes import linear_dtype, without_autocast
+from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import refuse
 from ..native.availability import TINY, Stages, is_stored
 from ..native.layers import Block, BlockSettings, BlockWeights, can_compute_block
 from ..native.layers import run as run_operator
 from ..native.memory import Cache, cache_of, can_read, made_from
-from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside
+from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, products_dtype, records_gradients
 
 CACHED_BIAS = 2**18  # numbers of the largest relative position bias in the cache, 1 MiB
 ATTENTION = 'attn.w_msa.'
@@ -117,7 +117,8 @@ def run(
         with_cp: whether a training step stores the block's input alone.
         out: memory for the output, without gradients. The memory of the input is allowed.
     """
-    windows, dtype, tensors = block.windows(x_BHWC), linear_dtype(x_BHWC), tensors_of(block)
+    windows, tensors = block.windows(x_BHWC), tensors_of(block)
+    dtype = products_dtype(block, x_BHWC, *tensors.values())
     attention, drop_path = block.attn.w_msa, block.drop_path
     drops = drop_path.training and drop_path.drop_prob > 0
     random_state = torch.get_rng_state() if drops and torch.is_grad_enabled() else None
@@ -125,10 +126,7 @@ def run(
     cache = cache_of(block)
     window_pair = _pair_windows(attention, windows.window_size)
     derive = partial(_derive, [*tensors], window_pair, None if torch.is_grad_enabled() else cache)
-    has_gradients = torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in (x_BHWC, *tensors.values())
-    )
-    stores = has_gradients and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
+    stores = records_gradients(x_BHWC, *tensors.values()) and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
     operator = Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out)
     by_torch = partial(forward_by_torch, block, [*tensors], random_state)
     return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors.values(), derive=derive)

@@ -9,12 +9,11 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from ...compat import is_hooked
-from ...modes import linear_dtype
 from ...replace import refuse
 from ..native.layers import OutputNorm, Projection
 from ..native.layers import run as run_operator
 from ..native.memory import cache_of, can_read
-from .structure import can_read_map, forward_by_torch, is_as_built, norm_values
+from .structure import can_read_map, forward_by_torch, is_as_built, norm_values, products_dtype
 
 NORM, NORM_KIND = ['norm.weight', 'norm.bias'], {'norm': nn.LayerNorm}
 
@@ -33,9 +32,9 @@ def can_embed(embed: Any, image_BCHW: Optional[Tensor], raise_error: bool = Fals
 def embed(layer: Any, image_BCHW: Tensor) -> Tensor:
     """Run a patch embedding, see `PatchEmbed.forward`."""
     *vectors, eps = norm_values(layer.norm)
-    operator = Projection(False, eps, True, linear_dtype(image_BCHW), cache_of(layer))
-    by_torch = partial(forward_by_torch, layer, ['projection.weight', 'projection.bias', *NORM], None)
     tensors = layer.projection.weight, layer.projection.bias, *vectors
+    operator = Projection(False, eps, True, products_dtype(layer, image_BCHW, *tensors), cache_of(layer))
+    by_torch = partial(forward_by_torch, layer, ['projection.weight', 'projection.bias', *NORM], None)
     return run_operator(operator, by_torch, image_BCHW.float(), *tensors)
 
 
@@ -56,9 +55,10 @@ def can_merge(merging: Any, x_BHWC: Optional[Tensor], raise_error: bool = False)
 def merge(merging: Any, x_BHWC: Tensor) -> Tensor:
     """Run a patch merging, see `PatchMerging.forward`."""
     *vectors, eps = norm_values(merging.norm)
-    operator = Projection(True, eps, merging.post_norm, linear_dtype(x_BHWC), cache_of(merging))
+    tensors = merging.reduction.weight, None, *vectors
+    operator = Projection(True, eps, merging.post_norm, products_dtype(merging, x_BHWC, *tensors), cache_of(merging))
     by_torch = partial(forward_by_torch, merging, ['reduction.weight', 'reduction.bias', *NORM], None)
-    return run_operator(operator, by_torch, x_BHWC.float().contiguous(), merging.reduction.weight, None, *vectors)
+    return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors)
 
 
 def can_normalise(_pyramid: Any, x_BHWC: Tensor, norm: Any, raise_error: bool = False) -> bool:
