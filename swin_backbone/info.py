@@ -189,7 +189,7 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from . import SwinBackbone
+    from .interface import SwinBackbone
     from .kernels import native
     from .kernels.triton.can_run import can_run
     from .models.windows import Windows
