@@ -10,7 +10,7 @@
 
 namespace swin::SWIN_ISA {
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(SWIN_EMULATE_AVX_VNNI)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define SWIN_HAS_VNNI 1
 #else
 #define SWIN_HAS_VNNI 0

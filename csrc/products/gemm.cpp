@@ -92,7 +92,6 @@ void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64
 }
 
 // Rows of c in registers, besides one row of b and a number of a.
-constexpr int MAX_VECTORS = STRIP / LANES;
 constexpr int rows_in_registers(int vectors) {
   const int fitting = static_cast<int>(REGISTERS - 1 - vectors) / vectors;
   return fitting < 12 ? fitting : 12;

@@ -68,7 +68,8 @@ def expected_error(block, x):
         own, (_, gain_proj, gain_fc1, gain_fc2) = zip(*(own_variance(x, weight) for x, weight, _ in seen))
         (*_, qkv), (*_, proj), _, (*_, fc2) = seen
         q, k, v = qkv.unflatten(-1, (3, block.attn.w_msa.num_heads, -1)).movedim(-3, 0)
-        of_logits = (slope_of_logits(block.attn.w_msa, q, k) * own[0].mean()).clamp(max=2).mean()
+        of_logits = slope_of_logits(block.attn.w_msa, q, k) * own[0]
+        of_logits = of_logits.nan_to_num(0).clamp(max=2).mean()  # keys of padding have no length, and no error
         attention = own[1] + gain_proj * (own[0].mean() + of_logits * v.square().mean())
         if hasattr(block.attn.w_msa, 'logit_scale'):
             attention = attention * norm_gain(proj, block.norm1)
