@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
+from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone, accelerate
 from swin_backbone.command_line import (
     Parser,
     Shape,
@@ -82,6 +82,7 @@ def parse_args() -> argparse.Namespace:
         metavar='NAME',
         help=f'also measure backends of this name: {", ".join(BACKENDS)}',
     )
+    parser.add_argument('--int8', action='store_true', help='also measure products in eight bits')
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
     parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
@@ -125,6 +126,8 @@ def build_all(args: argparse.Namespace) -> Builders:
         variants[f'{OURS}, with_cp'] = dict(with_cp=True)
     ours = partial(build, OURS, args.version, args.arch)
     builders.update({name: partial(ours, variant) for name, variant in variants.items()})
+    if args.int8:
+        builders[f'{OURS}, int8'] = lambda: accelerate(ours({}), precision='int8')
     return builders
 
 

@@ -23,7 +23,7 @@ from swin_backbone.kernels.native import library, memory
 # In the order of `Work` in csrc/machine/profile.h. A norm reads tokens from the map, a residual sum writes tokens back.
 KINDS = (
     *('other', 'products', 'softmax', 'GELU', 'norms, gather', 'heads'),
-    *('residuals, scatter', 'packing', 'weights'),
+    *('residuals, scatter', 'packing', 'weights', 'quantising'),
 )
 RUNS = 5
 

@@ -40,10 +40,16 @@ KERNELS = (  # once for each instruction set
 NAMES = {'linux': 'libswin.so', 'macos': 'libswin.dylib', 'windows': 'swin.dll'}
 AVX2 = ['-mavx2', '-mfma', '-mf16c']
 AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
-BF16 = [*AVX512, '-mavx512bf16']
+AVX512_VNNI = [*AVX512, '-mavx512vnni']
+BF16 = [*AVX512_VNNI, '-mavx512bf16']
+AMX = [*BF16, '-mamx-tile', '-mamx-bf16', '-mamx-int8']
+DOT = '+bf16+dotprod'
 INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {  # with the compiler's flags, the best set first
-    'x86_64': {'amx': [*BF16, '-mamx-tile', '-mamx-bf16'], 'avx512_bf16': BF16, 'avx512': AVX512, 'avx2': AVX2},
-    'aarch64': {'neon_bf16': ['-march=armv8.2-a+bf16'], 'neon': []},
+    'x86_64': {
+        **{'amx': AMX, 'avx512_bf16': BF16, 'avx512_vnni': AVX512_VNNI, 'avx512': AVX512},
+        **{'avx2_vnni': [*AVX2, '-mavxvnni'], 'avx2': AVX2},
+    },
+    'aarch64': {'neon_bf16': [f'-march=armv8.2-a{DOT}'], 'neon': []},
 }
 # The -Wno-*uninitialized flags: a header of GCC has undefined values on purpose, and GCC warns. Clang lacks some of the
 # flags.
@@ -57,7 +63,7 @@ ZIG_TARGETS = {  # by the platform of a wheel; manylinux2014 is glibc 2.17
     'macosx_11_0_arm64': 'aarch64-macos.11.0',
     'win_amd64': 'x86_64-windows-gnu',
 }
-ZIG_FLAGS = {'-march=armv8.2-a+bf16': '-mcpu=generic+bf16'}  # zig's replacements of flags
+ZIG_FLAGS = {f'-march=armv8.2-a{DOT}': f'-mcpu=generic{DOT}'}  # zig's replacements of flags
 
 
 class Target(NamedTuple):

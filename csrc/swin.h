@@ -4,8 +4,13 @@
  * best one of the processor, or the one named to swin_use_isa.
  *
  * Numbers. Maps, gradients, biases and norms are float32, in C order without gaps. The images of an embedding have
- * strides. Linear layers multiply in `dtype`: float32, or bfloat16 with sums in float32. Instruction sets without
- * bfloat16 round the same numbers, and multiply in float32. Weights of linear layers are packed first, by swin_pack.
+ * strides. Linear layers multiply in `dtype`: float32, bfloat16 with sums in float32, or int8 with sums in int32.
+ * Instruction sets without bfloat16 round the same numbers, and multiply in float32. Weights of linear layers are
+ * packed first, by swin_pack.
+ *
+ * Eight bits. An output of a weight becomes whole numbers from -127 to 127 and a factor, its largest magnitude / 127.
+ * So does each row of the other operand, in the call. A row without a magnitude of 1e-36 becomes zeros. Attention,
+ * norms and all numbers between two products are bfloat16 or float32. Functions with gradients have no int8.
  *
  * Ownership. The caller owns all arrays, and the library keeps no pointer after a call. A call allocates and frees
  * its own working memory. A written array overlaps with no other array, except that y may be x in swin_block_forward.
@@ -37,7 +42,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 9
+#define SWIN_VERSION 10
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -50,10 +55,13 @@ enum swin_status {
 /* The text of the last error in this thread, valid until the next error. */
 SWIN_API const char* swin_error(void);
 
-enum swin_dtype { SWIN_FLOAT32 = 0, SWIN_BFLOAT16 = 1 };
+enum swin_dtype { SWIN_FLOAT32 = 0, SWIN_BFLOAT16 = 1, SWIN_INT8 = 2 };
 
-/* The instruction set in use: amx, avx512_bf16, avx512, avx2, neon_bf16 or neon; "" if the processor has none. */
+/* The instruction set in use: amx, avx512_bf16, avx512_vnni, avx512, avx2_vnni, avx2, neon_bf16 or neon; "" if the
+ * processor has none. */
 SWIN_API const char* swin_isa(void);
+/* The instructions of products of int8 in this set; "" if the processor has none. */
+SWIN_API const char* swin_int8_products(void);
 /* The instruction sets with kernels in this library, the best first, separated by spaces. */
 SWIN_API const char* swin_isas(void);
 /* Use the named instruction set for all later calls; null: the best. Packed weights and saved values of the previous
@@ -66,13 +74,14 @@ SWIN_API const char* swin_why_not(int32_t dtype);
  */
 
 /* The size of a packed weight with N outputs and K inputs, in numbers of `dtype`, for the instruction set in use. It is
- * N K, with K made even for bfloat16, or 2 N K for bfloat16 without its instructions. 0 if N, K or N K is outside 1 to
- * 2^31 - 1. */
+ * N K, with K made even for bfloat16, or 2 N K for bfloat16 without its instructions. For int8 it is N (K + 8) or
+ * N (2 K + 8), with K rounded up to a multiple of 4 or 64. 0 if N, K or N K is outside 1 to 2^31 - 1, or K above 65536
+ * for int8. */
 SWIN_API int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K);
 
 /* Pack a weight (rows, columns) = (N, K). If `transposed`, pack the transpose of a weight (rows, columns) = (K, N).
  * unit: 1 to 96 outputs that stay together: C / h for the qkv of a block and for the transposed proj, 1 for all other
- * layers. packed: swin_packed_size numbers. */
+ * layers. packed: swin_packed_size numbers. No transpose is packed for int8. */
 SWIN_API int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit,
                            int32_t transposed, int32_t threads, void* packed);
 
@@ -114,7 +123,7 @@ typedef struct swin_block {
  * of groups, or 0 for the best number for block.threads; out, the number of groups. */
 SWIN_API int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t* bytes);
 
-/* x, y: (B, H, W, C). saved: memory of swin_block_saved_size; null: nothing is saved. */
+/* x, y: (B, H, W, C). saved: memory of swin_block_saved_size; null: nothing is saved, as for int8. */
 SWIN_API int32_t swin_block_forward(const swin_block* block, const float* x, float* y, void* saved, int64_t groups);
 
 /* Arrays for the gradients. None may be null, also for parameters that the block lacks. */

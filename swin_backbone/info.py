@@ -148,6 +148,7 @@ def _cuda() -> str:
 def _backends() -> Iterator[Fact]:
     """Yield for each device and dtype the choice of `backend='auto'`, and why another backend cannot compute."""
     yield 'compiled library', _try(_library)
+    yield 'cpu, int8', _try(_int8)
     for dtype_name in ('float32', 'bfloat16'):
         yield f'Swin-T in training, {dtype_name}', _try(_storage, dtype_name)
     devices = ['cpu']
@@ -176,11 +177,19 @@ def _library() -> str:
     return f'computes by {library.isa}; was built with {", ".join(library.isas)}' if library else str(reason)
 
 
+def _int8() -> str:
+    """Return the instructions of products in eight bits."""
+    from .kernels.native.library import load
+
+    library, reason = load()
+    return f"{library.int8_products}, after accelerate(model, precision='int8')" if library else str(reason)
+
+
 def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from . import SwinBackbone
+    from .interface import SwinBackbone
     from .kernels import native
     from .kernels.triton.can_run import can_run
     from .models.windows import Windows

@@ -40,10 +40,17 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     library, reason = load()
     for isa in library.isas if library else [reason]:
         assert isa in report['backends', 'compiled library']
+    assert report['backends', 'cpu, int8'].startswith(library.int8_products if library else reason)
     for name in ('float32', 'bfloat16'):
         reason = refusal(getattr(torch, name))
         assert report['backends', f'cpu, {name}'] == (f'torch: {reason}' if reason else 'native')
     assert not [value for value in report.values() if value.startswith('fails: ')]
+
+
+def test_the_command_finds_what_the_package_finds(tmp_path):
+    """A command imports no names of the package by itself."""
+    report = facts(run_python('-m', 'swin_backbone', 'info', folder=tmp_path, path=str(ROOT)).stdout)
+    assert not report['backends', 'cpu, float32'].startswith('fails: ')
 
 
 def test_a_report_where_packages_are_missing(tmp_path):

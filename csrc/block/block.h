@@ -22,7 +22,7 @@ struct BlockWeights {
   int64_t C, D, heads;
   float scale;
 
-  int64_t bytes() const { return sizeof(T) * (4 * C * C + 2 * C * D); }
+  int64_t bytes() const { return (linears[QKV].quantised.panels ? sizeof(int8) : sizeof(T)) * (4 * C * C + 2 * C * D); }
   // Return true if enough tokens use the weights to split them once, see `Split`.
   bool worth_splitting(int64_t tokens) const { return tokens >= 2 * C; }
   const Linear<T>& linear(int64_t i) const { return linears[i]; }

@@ -23,7 +23,13 @@ namespace swin {
 namespace avx2 {
 extern const Kernels kernels;
 }
+namespace avx2_vnni {
+extern const Kernels kernels;
+}
 namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx512_vnni {
 extern const Kernels kernels;
 }
 namespace avx512_bf16 {
@@ -79,9 +85,23 @@ inline bool has_avx512() {
   return has_avx2() && all_of(cpuid(7, 0).ebx, F | DQ | BW | VL) && system_keeps(MASKS_ZMM);
 }
 
+inline bool has_avx512_vnni() {
+  constexpr unsigned VNNI = 1u << 11;
+  return has_avx512() && all_of(cpuid(7, 0).ecx, VNNI);
+}
+
+inline bool has_avx2_vnni() {
+#if defined(SWIN_EMULATE_AVX_VNNI)
+  return has_avx512_vnni();
+#else
+  constexpr unsigned AVX_VNNI = 1u << 4;
+  return has_avx2() && cpuid(7, 0).eax >= 1 && all_of(cpuid(7, 1).eax, AVX_VNNI);
+#endif
+}
+
 inline bool has_avx512_bf16() {
   constexpr unsigned BF16 = 1u << 5;
-  return has_avx512() && cpuid(7, 0).eax >= 1 && all_of(cpuid(7, 1).eax, BF16);
+  return has_avx512_vnni() && cpuid(7, 0).eax >= 1 && all_of(cpuid(7, 1).eax, BF16);
 }
 
 // Intel's processors sum products of bf16 slower than products of float32.
@@ -96,9 +116,9 @@ inline bool has_amx() {
   return has_avx512_bf16();
 #elif defined(__linux__)
   // Linux permits AMX to a process on request.
-  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;
-  return has_avx512_bf16() && all_of(cpuid(7, 0).edx, AMX_BF16 | AMX_TILE) &&
+  return has_avx512_bf16() && all_of(cpuid(7, 0).edx, AMX_BF16 | AMX_TILE | AMX_INT8) &&
          syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 #else
   return false;
@@ -108,8 +128,8 @@ inline bool has_amx() {
 #ifdef SWIN_WITH_NEON_BF16
 inline bool has_neon_bf16() {
 #if defined(__linux__)
-  constexpr unsigned long BF16 = 1ul << 14;
-  return getauxval(AT_HWCAP2) & BF16;
+  constexpr unsigned long BF16 = 1ul << 14, DOT_PRODUCT = 1ul << 20;
+  return getauxval(AT_HWCAP2) & BF16 && getauxval(AT_HWCAP) & DOT_PRODUCT;
 #elif defined(__APPLE__)
   int has = 0;
   size_t size = sizeof has;
@@ -131,8 +151,14 @@ inline constexpr InstructionSet INSTRUCTION_SETS[] = {
 #ifdef SWIN_WITH_AVX512_BF16
     {&avx512_bf16::kernels, has_avx512_bf16, sums_bf16_slowly},
 #endif
+#ifdef SWIN_WITH_AVX512_VNNI
+    {&avx512_vnni::kernels, has_avx512_vnni},
+#endif
 #ifdef SWIN_WITH_AVX512
     {&avx512::kernels, has_avx512},
+#endif
+#ifdef SWIN_WITH_AVX2_VNNI
+    {&avx2_vnni::kernels, has_avx2_vnni},
 #endif
 #ifdef SWIN_WITH_AVX2
     {&avx2::kernels, has_avx2},

@@ -13,11 +13,22 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// Call f with a zero of the type for products.
+// The numbers between products in eight bits.
+using Between = std::conditional_t<SWIN_HAS_BF16, BFloat, float>;
+
+// Call f with a zero of the type for products, or between products in eight bits.
 template <class F>
 void dispatch(int32_t dtype, const F& f) {
+  if (dtype == SWIN_INT8) return f(Between());
   if (dtype == SWIN_BFLOAT16) return f(BFloat());
   f(float());
+}
+
+template <class T>
+Linear<T> linear_layer(int32_t dtype, const void* packed, const float* bias, int64_t N, int64_t K, int64_t unit) {
+  Linear<T> made{static_cast<const T*>(packed), bias, N, K, panel_width(N, unit)};
+  if (dtype == SWIN_INT8) made.panels = nullptr, made.quantised = {packed, N, K};
+  return made;
 }
 
 // Ones and zeros, for null weights and biases.
@@ -43,10 +54,20 @@ class Defaults {
 
 void pack_weight(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed,
                  int64_t threads, void* packed) {
+  if (dtype == SWIN_INT8) return pack_in_bytes(weight, N, K, unit, threads, packed);
   dispatch(dtype, [&](auto type) {
     using T = decltype(type);
     pack<T>(weight, N, K, unit, transposed, threads, static_cast<T*>(packed));
   });
+}
+
+int64_t packed_bytes(int32_t dtype, int64_t N, int64_t K) {
+  if (dtype == SWIN_INT8) return QuantisedWeight::bytes(N, K);
+  int64_t bytes = 0;
+  dispatch(dtype, [&](auto type) {
+    bytes = N * Linear<decltype(type)>{nullptr, nullptr, N, K, 0}.padded_K() * static_cast<int64_t>(sizeof type);
+  });
+  return bytes;
 }
 
 uint64_t checksum_of(const void* const* pieces, const int64_t* bytes, int64_t count, int64_t threads) {
@@ -85,8 +106,7 @@ class Block {
   Linear<T> layer(const swin_block& b, int64_t i) const {
     const int64_t C = b.channels, D = b.hidden;
     const int64_t N = i == QKV ? 3 * C : i == FC1 ? D : C, K = i == FC2 ? D : C;
-    return {static_cast<const T*>(b.linear[i]), defaults.zeros(b.bias[i]), N, K,
-            panel_width(N, i == QKV ? C / b.heads : 1)};
+    return linear_layer<T>(b.dtype, b.linear[i], defaults.zeros(b.bias[i]), N, K, i == QKV ? C / b.heads : 1);
   }
 
   Defaults defaults;
@@ -162,7 +182,7 @@ void with_projection(const swin_projection& of, int64_t K, bool norm_after, cons
     using T = decltype(type);
     const int64_t N = of.outputs;
     const Defaults defaults(std::max(N, K));
-    Projection<T> p{{static_cast<const T*>(of.linear), defaults.zeros(of.bias), N, K, panel_width(N, 1)}, {}, {}};
+    Projection<T> p{linear_layer<T>(of.dtype, of.linear, defaults.zeros(of.bias), N, K, 1), {}, {}};
     if (of.has_norm) (norm_after ? p.after : p.before) = defaults.affine(of.norm_weight, of.norm_bias, of.eps);
     f(p);
   });
@@ -248,10 +268,11 @@ void convolution_forward(const swin_convolution& of, const void* x, void* y) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels{SWIN_NAME(SWIN_ISA),  SWIN_HAS_BF16,    pack_weight,         checksum_of,
-                      block_saved_size,     block_forward,    block_backward,      embed_forward,
-                      embed_backward,       merge_forward,    merge_backward,      output_norm_forward,
-                      output_norm_backward, pack_convolution, convolution_forward, roi_align_forward,
-                      roi_align_backward,   suppress,         deformable_forward,  deformable_backward};
+const Kernels kernels{SWIN_NAME(SWIN_ISA), INT8_PRODUCTS,        packed_bytes,     pack_weight,
+                      checksum_of,         block_saved_size,     block_forward,    block_backward,
+                      embed_forward,       embed_backward,       merge_forward,    merge_backward,
+                      output_norm_forward, output_norm_backward, pack_convolution, convolution_forward,
+                      roi_align_forward,   roi_align_backward,   suppress,         deformable_forward,
+                      deformable_backward};
 
 }  // namespace swin::SWIN_ISA

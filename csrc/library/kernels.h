@@ -8,8 +8,9 @@ namespace swin {
 
 struct Kernels {
   const char* isa;
-  bool has_bf16;  // instructions for products; without them, weights are packed in rounded float32
+  const char* int8_products;  // their instructions
 
+  int64_t (*packed_bytes)(int32_t dtype, int64_t N, int64_t K);
   void (*pack)(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, int64_t threads,
                void* packed);
   uint64_t (*checksum)(const void* const* pieces, const int64_t* bytes, int64_t count, int64_t threads);

@@ -70,18 +70,24 @@ std::atomic<const Kernels*>& chosen() {
   return kernels;
 }
 
+bool is_dtype(int32_t dtype) { return dtype == SWIN_FLOAT32 || dtype == SWIN_BFLOAT16 || dtype == SWIN_INT8; }
+
 const char* why_not(int32_t dtype) {
   const Kernels* kernels = chosen();
   if (!kernels) return "this processor has none of the instruction sets that the library has kernels for";
-  if (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16) return "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16";
+  if (!is_dtype(dtype)) return "dtype must be SWIN_FLOAT32, SWIN_BFLOAT16 or SWIN_INT8";
   return nullptr;
 }
 
 const Kernels& kernels_for(int32_t dtype) {
-  if (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16)
-    fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", dtype);
+  if (!is_dtype(dtype)) fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32, SWIN_BFLOAT16 or SWIN_INT8, got %d", dtype);
   if (const char* reason = why_not(dtype)) fail(SWIN_UNSUPPORTED, "%s", reason);
   return *chosen().load();
+}
+
+// Fail for a dtype of forward passes alone.
+void check_not_int8(const char* what, int32_t dtype) {
+  if (dtype == SWIN_INT8) fail(SWIN_INVALID, "%s must be SWIN_FLOAT32 or SWIN_BFLOAT16, not SWIN_INT8", what);
 }
 
 // --- Arguments -------------------------------------------------------------------------------------------------------
@@ -90,6 +96,7 @@ constexpr int64_t MAX_SIZE = 1 << 20;                               // a side of
 constexpr int64_t MAX_COUNT = std::numeric_limits<int32_t>::max();  // tokens of all maps; numbers of a weight
 constexpr int64_t MAX_BINS = 4096, MAX_SAMPLES = 1024;
 constexpr int64_t MAX_WINDOW = 16, MAX_UNIT = 96, MAX_THREADS = 1024;
+constexpr int64_t MAX_TERMS = 1 << 16;           // of a sum in eight bits, which fits in 32 bits
 constexpr int64_t MAX_BYTES = int64_t{1} << 46;  // of an array; no process has more
 
 int64_t within(const char* name, int64_t value, int64_t least, int64_t most) {
@@ -171,15 +178,14 @@ class Arrays {
   int count = 0;
 };
 
-int64_t size_of(int32_t dtype) { return dtype == SWIN_BFLOAT16 ? 2 : 4; }
-int64_t size_of_packed(const Kernels& kernels, int32_t dtype) { return kernels.has_bf16 ? size_of(dtype) : 4; }
+int64_t size_of(int32_t dtype) { return dtype == SWIN_INT8 ? 1 : dtype == SWIN_BFLOAT16 ? 2 : 4; }
 
-// The number of packed numbers of a weight, of `size_of_packed` bytes each.
+// The size of a packed weight in numbers of 4 bytes.
 int64_t packed_numbers(const Kernels& kernels, int32_t dtype, int64_t N, int64_t K) {
-  const bool pairs = dtype == SWIN_BFLOAT16 && kernels.has_bf16;
   within("a weight's outputs", N, 1, MAX_COUNT);
-  within("a weight's inputs", K, 1, MAX_COUNT);
-  return product_within("the numbers of a weight", N, pairs ? K + K % 2 : K, 1, MAX_COUNT);
+  within("a weight's inputs", K, 1, dtype == SWIN_INT8 ? MAX_TERMS : MAX_COUNT);
+  product_within("the numbers of a weight", N, K, 1, MAX_COUNT);
+  return kernels.packed_bytes(dtype, N, K) / 4;
 }
 
 // The batch may be empty, a map may not.
@@ -241,7 +247,7 @@ const Kernels& check_block(const swin_block* block, Arrays& arrays) {
   within("padding", b.padding, 0, SWIN_PADDINGS - 1);
   for (int i = 0; i < SWIN_LINEARS; i++) {
     const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
-    arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(kernels, b.dtype, N, K), size_of_packed(kernels, b.dtype));
+    arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(kernels, b.dtype, N, K));
     arrays.read_if(BIAS_NAMES[i], b.bias[i], N);
   }
   const int64_t N = b.window_height * b.window_width;
@@ -266,6 +272,7 @@ Windows windows_of(const swin_block& b) {
 void check_saved(const Kernels& kernels, const swin_block& b, const Windows& windows, const void* saved, int64_t groups,
                  bool written, Arrays& arrays) {
   if (!saved) return;
+  check_not_int8("the dtype of saved values", b.dtype);
   within("saved's groups", groups, 1, windows.count());
   int64_t bytes = 0;
   kernels.block_saved_size(b, windows, groups, bytes);
@@ -304,7 +311,7 @@ const Kernels& check_projection(const swin_projection* projection, int64_t K, bo
   const Kernels& kernels = kernels_for(p.dtype);
   within("threads", p.threads, 1, MAX_THREADS);
   within("outputs", p.outputs, 1, MAX_SIZE);
-  arrays.read("the weight", p.linear, packed_numbers(kernels, p.dtype, p.outputs, K), size_of_packed(kernels, p.dtype));
+  arrays.read("the weight", p.linear, packed_numbers(kernels, p.dtype, p.outputs, K));
   arrays.read_if("bias", p.bias, p.outputs);
   if (p.has_norm) {
     arrays.read_if("the norm's weight", p.norm_weight, norm_after ? p.outputs : K);
@@ -317,11 +324,11 @@ void check_projection_gradients(const Kernels& kernels, const swin_projection& p
                                 const void* transposed, const float* grad_y, int64_t tokens, int64_t inputs,
                                 const swin_projection_gradients* gradients, Arrays& arrays) {
   exists("gradients", gradients);
+  check_not_int8("the dtype of gradients", p.dtype);
   if (p.outputs % 2)
     fail(SWIN_INVALID, "a token must have an even number of channels, got %lld", static_cast<long long>(p.outputs));
   if (transposed) {
-    arrays.read("the transposed weight", transposed, packed_numbers(kernels, p.dtype, K, p.outputs),
-                size_of_packed(kernels, p.dtype));
+    arrays.read("the transposed weight", transposed, packed_numbers(kernels, p.dtype, K, p.outputs));
     arrays.write("x's gradient", gradients->x, inputs);
   }
   arrays.read("grad_y", grad_y, tokens * p.outputs);
@@ -450,6 +457,11 @@ const char* swin_isa(void) {
   return kernels ? kernels->isa : "";
 }
 
+const char* swin_int8_products(void) {
+  const Kernels* kernels = chosen();
+  return kernels ? kernels->int8_products : "";
+}
+
 const char* swin_isas(void) {
   static const std::string names = [] {
     std::string all;
@@ -475,7 +487,7 @@ int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
   int64_t size = 0;
   guarded([&] {
     const Kernels& kernels = kernels_for(dtype);
-    size = packed_numbers(kernels, dtype, N, K) * size_of_packed(kernels, dtype) / size_of(dtype);
+    size = packed_numbers(kernels, dtype, N, K) * 4 / size_of(dtype);
   });
   return size;
 }
@@ -488,7 +500,8 @@ int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t colu
     within("unit", unit, 1, MAX_UNIT);
     const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
     Arrays arrays;
-    arrays.write("packed", packed, packed_numbers(kernels, dtype, N, K), size_of_packed(kernels, dtype));
+    if (transposed) check_not_int8("the dtype of a transpose", dtype);
+    arrays.write("packed", packed, packed_numbers(kernels, dtype, N, K));
     arrays.read("weight", weight, rows * columns);
     arrays.check_overlaps();
     kernels.pack(dtype, weight, N, K, unit, transposed != 0, threads, packed);
@@ -515,6 +528,7 @@ int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t*
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
     exists("groups", groups), exists("bytes", bytes);
+    check_not_int8("the dtype of saved values", block->dtype);
     if (!block->batch) {
       *groups = *bytes = 0;
       return;
@@ -546,6 +560,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
   return guarded([&] {
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
+    check_not_int8("the dtype of gradients", block->dtype);
     exists("transposed", transposed), exists("gradients", gradients);
     const swin_block& b = *block;
     const swin_block_gradients& to = *gradients;
@@ -555,7 +570,8 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     arrays.write("x's gradient", to.x, numbers);
     for (int i = 0; i < SWIN_LINEARS; i++) {
       const int64_t size = outputs_of(b, i) * inputs_of(b, i);
-      arrays.read(TRANSPOSED_NAMES[i], transposed[i], size, size_of_packed(kernels, b.dtype));  // the sizes are even
+      arrays.read(TRANSPOSED_NAMES[i], transposed[i],
+                  packed_numbers(kernels, b.dtype, inputs_of(b, i), outputs_of(b, i)));
       arrays.write("a weight's gradient", to.linear[i], size);
       arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
     }
@@ -676,6 +692,7 @@ int32_t swin_convolution_forward(const swin_convolution* convolution, const void
     exists("convolution", convolution);
     const swin_convolution& of = *convolution;
     const Kernels& kernels = kernels_for(of.dtype);
+    check_not_int8("the dtype of a convolution", of.dtype);
     const int64_t size = size_of(of.dtype);
     within("threads", of.threads, 1, MAX_THREADS);
     Arrays arrays;

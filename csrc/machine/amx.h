@@ -16,12 +16,14 @@
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbusd
 #undef _tile_loadconfig
 #undef _tile_release
 #define TILE_LOAD(tile, from, stride) ::swin::SWIN_ISA::emulated::tiles.load(tile, from, stride)
 #define _tile_stored(tile, to, stride) ::swin::SWIN_ISA::emulated::tiles.store(tile, to, stride)
 #define _tile_zero(tile) ::swin::SWIN_ISA::emulated::tiles.zero(tile)
 #define _tile_dpbf16ps(sum, a, b) ::swin::SWIN_ISA::emulated::tiles.multiply(sum, a, b)
+#define _tile_dpbusd(sum, a, b) ::swin::SWIN_ISA::emulated::tiles.multiply_bytes(sum, a, b)
 #define _tile_loadconfig(config) ::swin::SWIN_ISA::emulated::tiles.configure(config)
 #define _tile_release() ::swin::SWIN_ISA::emulated::tiles.release()
 
@@ -61,6 +63,15 @@ class Tiles {
         total += parts[0] + parts[1];
         std::memcpy(&numbers[sum][r][c], &total, 4);
       }
+  }
+  // Products of unsigned bytes of a and signed bytes of b.
+  void multiply_bytes(int sum, int a, int b) {
+    at(sum), at(a), at(b);
+    for (int r = 0; r < rows[sum]; r++)
+      for (int c = 0; c < columns[sum] / 4; c++)
+        for (int k = 0; k < columns[a] / 4; k++)
+          for (int i = 0; i < 32; i += 8)
+            numbers[sum][r][c] += (numbers[a][r][k] >> i & 255) * static_cast<int8_t>(numbers[b][k][c] >> i);
   }
 
  private:

@@ -11,7 +11,7 @@
 namespace swin {
 namespace {
 
-constexpr int KINDS = static_cast<int>(Work::WEIGHTS) + 1;
+constexpr int KINDS = static_cast<int>(Work::QUANTISING) + 1;
 std::atomic<int64_t> nanoseconds[KINDS], amounts[KINDS];
 
 // CPU time of the thread: other programs do not count.

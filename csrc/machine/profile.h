@@ -7,7 +7,7 @@
 namespace swin {
 
 // `amount` counts floating-point operations of products, and numbers of all other work.
-enum class Work { OTHER, PRODUCTS, SOFTMAX, GELU, NORMS, HEADS, RESIDUALS, PACKING, WEIGHTS };
+enum class Work { OTHER, PRODUCTS, SOFTMAX, GELU, NORMS, HEADS, RESIDUALS, PACKING, WEIGHTS, QUANTISING };
 
 #ifdef SWIN_PROFILE
 // Count the time until the destructor, without the time of inner objects.

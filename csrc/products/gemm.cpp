@@ -3,12 +3,17 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// A step of a sum: a product of float32 numbers, or of two pairs of bf16 numbers.
+// A step of a sum: a product of float32 numbers, of two pairs of bf16 numbers, or of 32 bits of whole numbers.
 template <class T>
 constexpr int64_t TERMS = 1;
 Vec add_products(Vec sum, Vec a, Vec b) { return fmadd(a, b, sum); }
 Vec broadcast_term(const float* a) { return Vec(*a); }
 Vec load_terms(const float* b, int64_t lanes) { return load(b, lanes); }
+template <>
+constexpr int64_t TERMS<int8> = 4 / sizeof(int8);
+IntVec add_products(IntVec sum, IntVec a, IntVec b) { return dot_bytes(sum, a, b); }
+IntVec broadcast_term(const int8* a) { return broadcast_bits(a); }
+IntVec load_terms(const int8* b, int64_t lanes) { return load_bits(b, lanes); }
 #if SWIN_HAS_BF16
 template <>
 constexpr int64_t TERMS<bf16> = 2;
@@ -17,18 +22,56 @@ PairVec broadcast_term(const bf16* a) { return broadcast_pair(a); }
 PairVec load_terms(const bf16* b, int64_t lanes) { return load_pairs(b, lanes); }
 #endif
 
-// c (rows, columns) = a b, or c += a b, with c in registers. The last vector of columns has `last` numbers.
-template <int rows, int vectors, bool whole, class T>
-void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
-                           bool accumulate, int64_t last) {
+// The result of a product: c = a b, or c += a b.
+struct Sums {
+  float* c;
+  int64_t ldc;
+  bool accumulate;
+
+  Sums at(int64_t row, int64_t column) const { return {c + row * ldc + column, ldc, accumulate}; }
+  void prefetch(int64_t row, int64_t column) const {
+    if (accumulate) __builtin_prefetch(c + row * ldc + column, 1);
+  }
+  Vec start(int64_t, int64_t, int64_t) const { return Vec(0.f); }
+  void put(int64_t row, int64_t column, Vec sum, int64_t lanes) const {
+    float* to = c + row * ldc + column;
+    store(to, accumulate ? sum + load(to, lanes) : sum, lanes);
+  }
+};
+
+// The result of a product in eight bits.
+struct FactoredSums {
+  float* c;
+  int64_t ldc;
+  const float *row_factors, *column_factors;
+  const int32_t *zeros, *column_sums;
+
+  FactoredSums at(int64_t row, int64_t column) const {
+    return {c + row * ldc + column, ldc, row_factors + row, column_factors + column, zeros + row, column_sums + column};
+  }
+  void prefetch(int64_t, int64_t) const {}
+  // Each number of the row is more by its zero.
+  IntVec start(int64_t row, int64_t column, int64_t lanes) const {
+    return -zeros[row] * load_bits(column_sums + column, lanes);
+  }
+  void put(int64_t row, int64_t column, IntVec sum, int64_t lanes) const {
+    const Vec factor = Vec(row_factors[row]) * load(column_factors + column, lanes);
+    store(c + row * ldc + column, to_float(sum) * factor, lanes);
+  }
+};
+
+// c (rows, columns) in registers; a copy, so that stores leave its pointers in registers. The last vector of columns
+// has `last` numbers.
+template <int rows, int vectors, bool whole, class T, class C>
+void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, C c, int64_t last) {
   const auto lanes = [&](int v) { return whole || v + 1 < vectors ? LANES : last; };
-  for (int r = 0; r < rows && accumulate; r++)
-    for (int v = 0; v < vectors; v++) __builtin_prefetch(c + r * ldc + v * LANES, 1);
-  Vec sum[rows][vectors];
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < vectors; v++) c.prefetch(r, v * LANES);
+  decltype(c.start(0, 0, 0)) sum[rows][vectors];
   SWIN_UNROLL
   for (int r = 0; r < rows; r++) {
     SWIN_UNROLL
-    for (int v = 0; v < vectors; v++) sum[r][v] = Vec(0.f);
+    for (int v = 0; v < vectors; v++) sum[r][v] = c.start(r, v * LANES, lanes(v));
   }
   for (int64_t k = 0; k < K; k += TERMS<T>, a += TERMS<T>, b += TERMS<T> * ldb) {
     decltype(load_terms(b, LANES)) columns[vectors];
@@ -44,50 +87,45 @@ void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64
   SWIN_UNROLL
   for (int r = 0; r < rows; r++) {
     SWIN_UNROLL
-    for (int v = 0; v < vectors; v++) {
-      float* to = c + r * ldc + v * LANES;
-      store(to, accumulate ? sum[r][v] + load(to, lanes(v)) : sum[r][v], lanes(v));
-    }
+    for (int v = 0; v < vectors; v++) c.put(r, v * LANES, sum[r][v], lanes(v));
   }
 }
 
 // Rows of c in registers, besides one row of b and a number of a.
-constexpr int MAX_VECTORS = STRIP / LANES;
 constexpr int rows_in_registers(int vectors) {
   const int fitting = static_cast<int>(REGISTERS - 1 - vectors) / vectors;
   return fitting < 12 ? fitting : 12;
 }
 
 // Multiply up to `most` rows, in parts of about equal size.
-template <int most, int vectors, bool whole, class T>
-void multiply_rows(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
-                   bool accumulate, int64_t last) {
+template <int most, int vectors, bool whole, class T, class C>
+void multiply_rows(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, const C& c, int64_t last) {
   if constexpr (most > 0) {
-    if (M < most) return multiply_rows<most - 1, vectors, whole>(M, K, a, lda, b, ldb, c, ldc, accumulate, last);
-    multiply_in_registers<most, vectors, whole>(K, a, lda, b, ldb, c, ldc, accumulate, last);
+    if (M < most) return multiply_rows<most - 1, vectors, whole>(M, K, a, lda, b, ldb, c, last);
+    multiply_in_registers<most, vectors, whole>(K, a, lda, b, ldb, c, last);
   }
 }
 
-template <int vectors, bool whole, class T>
-void multiply_strip(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
-                    bool accumulate, int64_t last) {
+template <int vectors, bool whole, class T, class C>
+void multiply_strip(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, const C& c, int64_t last) {
   constexpr int most = rows_in_registers(vectors);
+  int64_t m = 0;
   for (int64_t parts = (M + most - 1) / most; parts > 0; parts--) {
-    const int64_t rows = (M + parts - 1) / parts;
-    multiply_rows<most, vectors, whole>(rows, K, a, lda, b, ldb, c, ldc, accumulate, last);
-    M -= rows, a += rows * lda, c += rows * ldc;
+    const int64_t rows = (M - m + parts - 1) / parts;
+    multiply_rows<most, vectors, whole>(rows, K, a + m * lda, lda, b, ldb, c.at(m, 0), last);
+    m += rows;
   }
 }
 
-template <class T>
-void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b,
-                         float* c, bool accumulate) {
+template <class T, class C>
+void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, const T* a, const T* b,
+                         const C& c) {
   const auto strip = [&](auto vectors, int64_t n, int64_t last) {
     const T* from = b + TERMS<T> * n;
     if (last == LANES)
-      multiply_strip<vectors.value, true>(M, K, a, lda, from, ldb, c + n, ldc, accumulate, last);
+      multiply_strip<vectors.value, true>(M, K, a, lda, from, ldb, c.at(0, n), last);
     else
-      multiply_strip<vectors.value, false>(M, K, a, lda, from, ldb, c + n, ldc, accumulate, last);
+      multiply_strip<vectors.value, false>(M, K, a, lda, from, ldb, c.at(0, n), last);
   };
   for (int64_t n = 0; n < N;) {
     const int64_t columns = strip_width(N - n), vectors = (columns + LANES - 1) / LANES;
@@ -156,9 +194,75 @@ void multiply_by_tiles(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb
       put_rows(corner, TILED_ROWS, rows, columns, c + m * ldc + n, ldc, accumulate);
     }
 }
+
+// Multiply int8 by tiles: whole tiles of terms and of columns. Rows up to the next multiple of TILED_ROWS are written.
+void multiply_bytes_by_tiles(int64_t M, int64_t N, int64_t K, const int8* a, const int8* b, const FactoredSums& c) {
+  for (int64_t n = 0; n < N; n += TILED_ROWS)
+    for (int64_t m = 0; m < M; m += TILED_ROWS) {
+      const FactoredSums corner = c.at(m, n);
+      const auto multiply = [&](const auto& load_a, const auto& load_b, const auto& dot) {
+        for (int64_t k = 0; k < K; k += QUANTISED_STEP) {
+          load_b(b + k * N + 4 * n, b + k * N + 4 * n + QUANTISED_STEP, 4 * N);
+          load_a(a + m * K + k, a + (m + TILE_ROWS) * K + k, K);
+          dot();
+        }
+      };
+      const int64_t columns = std::min(TILED_ROWS, N - n);
+      if (columns > TILE_ROWS)
+        tiles_2x2<true, int8>(corner.c, c.ldc, false, multiply);
+      else
+        tiles_2x2<false, int8>(corner.c, c.ldc, false, multiply);
+      for (int64_t r = 0; r < std::min(TILED_ROWS, M - m); r++)
+        for (int64_t i = 0; i < columns; i += LANES) {
+          const auto* sums = reinterpret_cast<const int32_t*>(corner.c + r * c.ldc + i);
+          corner.put(r, i, load_bits(sums, LANES) + corner.start(r, i, LANES), LANES);
+        }
+    }
+}
 #endif
 
+// A row of whole numbers times `to_whole`. Returns their sum.
+int32_t put_output(const float* weight, int64_t K, float to_whole, int8* to, int64_t stride) {
+  int32_t sum = 0;
+  for (int64_t k = 0; k < round_up(K, QUANTISED_STEP); k++) {
+    const float scaled = k < K ? weight[k] * to_whole : 0.f;
+    const int32_t whole = std::isfinite(scaled) ? static_cast<int32_t>(std::nearbyint(scaled)) : 0;
+    to[k / TERMS<int8> * stride + k % TERMS<int8>] = {static_cast<decltype(int8::bits)>(whole)};
+    sum += whole;
+  }
+  return sum;
+}
+
 }  // namespace
+
+void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int64_t threads, void* packed) {
+  const int64_t width = panel_width(N, unit), padded_K = round_up(K, QUANTISED_STEP);
+  const QuantisedWeight of(packed, N, K);
+  each_part((N + width - 1) / width, threads, [&](int64_t begin, int64_t end) {
+    const Timed timed(Work::WEIGHTS, N * K * (end - begin) * width / N);
+    for (int64_t first = begin * width; first < std::min(N, end * width); first += width)
+      over_strips(std::min(width, N - first), [&](int64_t s, int64_t strip) {
+        for (int64_t n = first + s; n < first + s + strip; n++) {
+          const Range range = range_of(weight + n * K, K);
+          const float most = std::max(range.high, -range.low) + 0.f * (range.high + range.low);  // keeps a NaN
+          const float to_whole = most < LEAST_RANGE ? 0.f : MOST_OF_WEIGHT / most;
+          int8* to = const_cast<int8*>(of.panels) + (first + s) * padded_K + (n - first - s) * TERMS<int8>;
+          const_cast<float*>(of.factors)[n] = most < LEAST_RANGE ? 0.f : most / MOST_OF_WEIGHT;
+          const_cast<int32_t*>(of.sums)[n] = put_output(weight + n * K, K, to_whole, to, TERMS<int8> * strip);
+        }
+      });
+  });
+}
+
+void gemm_in_bytes(int64_t M, int64_t columns, int64_t K, int64_t ldc, const QuantisedRows& a, const QuantisedWeight& b,
+                   float* c) {
+  const Timed timed(Work::PRODUCTS, 2 * M * columns * K);
+  const FactoredSums sums{c, ldc, a.factors, b.factors, a.zeros, b.sums};
+#if SWIN_HAS_TILES
+  if (columns % TILE_ROWS == 0) return multiply_bytes_by_tiles(M, columns, K, a.numbers, b.panels, sums);
+#endif
+  multiply_by_vectors(M, columns, K, K, columns, a.numbers, b.panels, sums);
+}
 
 template <class T>
 void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b, float* c,
@@ -168,9 +272,9 @@ void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc
   if constexpr (std::is_same_v<T, bf16>) return multiply_by_tiles(M, N, K, lda, ldb, ldc, a, b, c, accumulate);
 #endif
   if constexpr (IN_PAIRS<T>)
-    multiply_by_vectors(M, N, K, lda, ldb, ldc, a, b, c, accumulate);
+    multiply_by_vectors(M, N, K, lda, ldb, a, b, Sums{c, ldc, accumulate});
   else
-    multiply_by_vectors(M, N, K, lda, ldb, ldc, numbers_of(a), numbers_of(b), c, accumulate);
+    multiply_by_vectors(M, N, K, lda, ldb, numbers_of(a), numbers_of(b), Sums{c, ldc, accumulate});
 }
 #define INSTANTIATE(T) \
   template void gemm<T>(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, const T*, const T*, float*, bool);

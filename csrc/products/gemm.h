@@ -9,7 +9,7 @@
 #include "machine/arena.h"
 #include "machine/profile.h"
 #include "machine/threads.h"
-#include "products/tiles.h"
+#include "products/bytes.h"
 
 namespace swin::SWIN_ISA {
 
@@ -40,7 +40,8 @@ struct Linear {
   const T* panels;
   const float* bias;
   int64_t N, K, width;
-  const bf16* pieces = nullptr;  // the panels in pieces, see `Split`
+  const bf16* pieces = nullptr;    // the panels in pieces, see `Split`
+  QuantisedWeight quantised = {};  // in the place of the panels
   int64_t padded_K() const { return IN_PAIRS<T> ? round_up(K, 2) : K; }
   bool in_tiles() const {
     return HAS_TILES && std::is_same_v<T, float> && N % TILE_ROWS == 0 && width % TILE_ROWS == 0;
@@ -59,6 +60,11 @@ void over_strips(int64_t columns, const F& f) {
 template <class T>
 void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b, float* c,
           bool accumulate = false);
+
+// c = a b in eight bits, for rows of K numbers in a, a multiple of QUANTISED_STEP, and of `columns` in b. `b` has the
+// panels, factors and sums from the first column on.
+void gemm_in_bytes(int64_t M, int64_t columns, int64_t K, int64_t ldc, const QuantisedRows& a, const QuantisedWeight& b,
+                   float* c);
 
 // Terms of a partial sum in float32. Partial sums are added up, since the rounding error grows with the length of a
 // sum.
@@ -103,6 +109,9 @@ void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transpos
     }
   });
 }
+
+// Packs a weight (N, K) in eight bits, see `QuantisedWeight`.
+void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int64_t threads, void* packed);
 
 // --- Linear layers ---------------------------------------------------------------------------------------------------
 
@@ -158,19 +167,24 @@ template <class T>
 struct ProductWorkspace {
   float* c = nullptr;
   bf16 *rows = nullptr, *columns = nullptr;  // pieces of tokens, and of a panel of the weight
+  QuantisedRows quantised = {};              // MAX_ROWS of them
 
   ProductWorkspace() = default;
   ProductWorkspace(std::initializer_list<const Linear<T>*> linears, Arena& arena) {
-    int64_t numbers = 0;
-    bool in_tiles = false;
+    int64_t numbers = 0, most_terms = 0;
+    bool in_tiles = false, in_bytes = false;
     for (const Linear<T>* w : linears) {
       const bool parts = w->in_tiles() && w->K > MAX_TERMS;  // then all columns have partial sums
       numbers = std::max(numbers, parts ? rows_at_a_time(w->K) * w->N : MAX_ROWS * std::max(w->width, MAX_COLUMNS));
       in_tiles |= w->in_tiles();
+      in_bytes |= w->quantised.panels != nullptr;
+      most_terms = std::max(most_terms, round_up(w->K, QUANTISED_STEP));
     }
     c = arena.take<float>(numbers);
     rows = arena.take<bf16>(in_tiles * MAX_SPLIT * PIECES);
     columns = arena.take<bf16>(in_tiles * MAX_COLUMNS * MAX_TERMS * PIECES);
+    quantised = {arena.take<int8>(in_bytes * (MAX_ROWS * most_terms + 64)), arena.take<float>(in_bytes * MAX_ROWS),
+                 arena.take<int32_t>(in_bytes * MAX_ROWS)};
   }
 };
 
@@ -204,11 +218,36 @@ void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float
   }
 }
 
+// `product` in eight bits.
+template <class T, class F>
+void product_in_bytes(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
+                      const F& epilogue) {
+  [[maybe_unused]] const TilesInUse tiles;
+  const QuantisedWeight& of = w.quantised;
+  const int64_t K = round_up(w.K, QUANTISED_STEP), chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
+  const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
+  for (int64_t m = 0; m < M; m += step) {
+    const int64_t rows = std::min(step, M - m);
+    {
+      const Timed timed(Work::QUANTISING, rows * w.K);
+      for (int64_t r = 0; r < rows; r++) quantise_row(a + (m + r) * lda, w.K, workspace.quantised, r, K);
+    }
+    for (int64_t n = 0; n < w.N; n += w.width) {
+      const int64_t columns = std::min(w.width, w.N - n);
+      over_strips(columns, [&](int64_t s, int64_t strip) {
+        gemm_in_bytes(rows, strip, K, columns, workspace.quantised, of.from(n + s, K), workspace.c + s);
+      });
+      epilogue(m, rows, n, columns, workspace.c);
+    }
+  }
+}
+
 // epilogue(m, rows, n, columns, c): c holds a W^T of those rows and columns, without the bias, `columns` apart.
 // `a` must have memory for round_up(M, ROW_STEP) rows.
 template <class T, class F>
 void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
              const F& epilogue) {
+  if (w.quantised.panels) return product_in_bytes(a, lda, M, w, workspace, epilogue);
   if constexpr (HAS_TILES && std::is_same_v<T, float>)
     if (w.in_tiles()) return product_in_tiles(a, lda, M, w, workspace, epilogue);
   const int64_t chunks = (M + MAX_ROWS - 1) / MAX_ROWS;

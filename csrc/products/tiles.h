@@ -56,10 +56,19 @@ class TilesInUse {
   }
 };
 
+// The terms of a row of a tile, in pairs of bf16 numbers; products of bytes take int32 sums in the place of float32's.
+#define TILE_DOT(c, a, b)                  \
+  do {                                     \
+    if constexpr (std::is_same_v<T, bf16>) \
+      _tile_dpbf16ps(c, a, b);             \
+    else                                   \
+      _tile_dpbusd(c, a, b);               \
+  } while (0)
+
 // c (32, 32) = a b, or c += a b, or of one column of tiles (32, 16). Tiles 0 to 3 hold c, 4 and 5 rows of a, 6 and 7
 // columns of b. `multiply(load_a, load_b, dot)` loads and multiplies: load_a(p, below) the tiles of 32 rows of a,
-// load_b(p, beside) those of 32 columns of b, dot() adds their products.
-template <bool two_columns, class Multiply>
+// load_b(p, beside) those of 32 columns of b, dot() adds their products. T: bf16, or int8 for int32 numbers in c.
+template <bool two_columns, class T = bf16, class Multiply>
 inline void tiles_2x2(float* c, int64_t ldc, bool accumulate, const Multiply& multiply) {
   float* c_below = c + TILE_ROWS * ldc;
   if (accumulate) {
@@ -75,19 +84,19 @@ inline void tiles_2x2(float* c, int64_t ldc, bool accumulate, const Multiply& mu
     _tile_zero(2);
     _tile_zero(3);
   }
-  const auto load_a = [](const bf16* a, const bf16* below, int64_t stride = 64) {
+  const auto load_a = [](const void* a, const void* below, int64_t stride = 64) {
     TILE_LOAD(4, a, stride);
     TILE_LOAD(5, below, stride);
   };
-  const auto load_b = [](const bf16* b, const bf16* beside, int64_t stride = 64) {
+  const auto load_b = [](const void* b, const void* beside, int64_t stride = 64) {
     TILE_LOAD(6, b, stride);
     if (two_columns) TILE_LOAD(7, beside, stride);
   };
   const auto dot = [] {
-    _tile_dpbf16ps(0, 4, 6);
-    if (two_columns) _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    if (two_columns) _tile_dpbf16ps(3, 5, 7);
+    TILE_DOT(0, 4, 6);
+    if (two_columns) TILE_DOT(1, 4, 7);
+    TILE_DOT(2, 5, 6);
+    if (two_columns) TILE_DOT(3, 5, 7);
   };
   multiply(load_a, load_b, dot);
   _tile_stored(0, c, 4 * ldc);

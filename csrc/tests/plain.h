@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "../swin.h"
@@ -31,9 +32,31 @@ Numbers<X> layer_norm(const Numbers<X>& row, const Numbers<X>& weight, const Num
   return out;
 }
 
+inline bool in_eight_bits = false;  // of `linear` with doubles
+
+// W x + b of whole numbers, for W (N, K): those of swin.h, of which 254 steps span x and zero.
+inline Numbers<double> linear_in_eight_bits(const Numbers<double>& x, const Numbers<double>& weight,
+                                            const Numbers<double>& bias) {
+  const size_t K = x.size(), N = weight.size() / K;
+  const auto [low, high] = std::minmax_element(x.begin(), x.end());
+  const double step = (std::max(*high, 0.) - std::min(*low, 0.)) / 254,
+               zero = std::nearbyint(-std::min(*low, 0.) / step);
+  Numbers<double> out(N);
+  for (size_t n = 0; n < N; n++) {
+    double sum = 0, most = 0;
+    for (size_t k = 0; k < K; k++) most = std::max(most, std::abs(weight[n * K + k]));
+    for (size_t k = 0; k < K && most > 0 && step > 0; k++)
+      sum += (std::nearbyint(x[k] / step + zero) - zero) * std::nearbyint(weight[n * K + k] * 127 / most);
+    out[n] = sum * step * most / 127 + (bias.empty() ? 0 : bias[n]);
+  }
+  return out;
+}
+
 // W x + b, for W (N, K).
 template <class X>
 Numbers<X> linear(const Numbers<X>& x, const Numbers<X>& weight, const Numbers<X>& bias) {
+  if constexpr (std::is_same_v<X, double>)
+    if (in_eight_bits) return linear_in_eight_bits(x, weight, bias);
   const size_t K = x.size(), N = weight.size() / K;
   Numbers<X> out(N);
   for (size_t n = 0; n < N; n++) {

@@ -8,20 +8,25 @@ import re
 from collections import Counter, defaultdict
 from functools import cache, wraps
 from logging import INFO
-from typing import Any
+from typing import Any, Optional
 
 from mmengine.logging import print_log
 from torch import nn
 
+from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block
 from ...models.pyramid import SwinPyramid
 from .foreign import RECORD, Record, compute, compute_norm, find_layer
+from .structure import PRECISION
 from .trial import try_layer
 
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of the subclass
+OWN_LAYERS = SwinBlock, SwinV2Block, PatchMerging, PatchEmbed
 
 
-def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
+def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional[str] = None) -> list[str]:
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
+    if precision not in (None, 'int8'):
+        raise ValueError(f"precision must be None or 'int8', got {precision!r}")
     ours = {id(part) for one in model.modules() if isinstance(one, SwinPyramid) for part in one.modules()}
     modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
     layers = {name: record for name, one in modules.items() if (record := find_layer(one)) is not None}
@@ -50,6 +55,8 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
             lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
+    if not dry_run:
+        set_precision(model, precision)
     for line in lines:
         print_log(f'accelerate: {line}', 'current', INFO)
     return lines
@@ -72,6 +79,14 @@ def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, Record]) ->
     ]
 
 
+def set_precision(model: nn.Module, precision: Optional[str]) -> None:
+    """Set the precision of all Swin layers of the library, in place; None: that of linear layers in torch."""
+    for module in model.modules():
+        module.__dict__.pop(PRECISION, None)
+        if precision is not None and (isinstance(module, OWN_LAYERS) or RECORD in vars(module)):
+            module.__dict__[PRECISION] = precision
+
+
 def find_swins(model: nn.Module) -> list[nn.Module]:
     """Return the Swins with accelerated blocks."""
     blocks = [name for name, one in model.named_modules() if RECORD in vars(one) and vars(one)[RECORD].names]
@@ -80,6 +95,7 @@ def find_swins(model: nn.Module) -> list[nn.Module]:
 
 def restore_swin(model: nn.Module) -> None:
     """Undo `accelerate_swin`, in place."""
+    set_precision(model, None)
     for module in model.modules():
         if RECORD in module.__dict__:
             del module.__dict__[RECORD]

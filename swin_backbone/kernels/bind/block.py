@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from ...models.attention import cosine_scale
 from ...models.layers.swin_block import ShiftedWindowAttention, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
-from ...modes import linear_dtype, without_autocast
+from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import refuse
 from ..native.availability import TINY, Stages, is_stored
 from ..native.layers import Block, BlockSettings, BlockWeights, can_compute_block
 from ..native.layers import run as run_operator
 from ..native.memory import Cache, cache_of, can_read, made_from
-from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside
+from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, products_dtype, records_gradients
 
 CACHED_BIAS = 2**18  # numbers of the largest relative position bias in the cache, 1 MiB
 ATTENTION = 'attn.w_msa.'
@@ -123,13 +123,13 @@ def run(
         out: memory for the output, without gradients. The memory of the input is allowed.
     """
     (block, tensors), has_gradients = parts, torch.is_grad_enabled()
-    windows, dtype, drop_path, cache = block.windows(x_BHWC), linear_dtype(x_BHWC), block.drop_path, cache_of(block)
+    windows, drop_path, cache = block.windows(x_BHWC), block.drop_path, cache_of(block)
+    dtype = products_dtype(block, x_BHWC, *tensors.values())
     random_state = drop_path_2B = None
     if drop_path.training and drop_path.drop_prob > 0:
         random_state = torch.get_rng_state() if has_gradients else None
         drop_path_2B = _draw_drop_path(drop_path.drop_prob, len(x_BHWC))
-    trains = has_gradients and any(one is not None and one.requires_grad for one in (x_BHWC, *tensors.values()))
-    stores = trains and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
+    stores = records_gradients(x_BHWC, *tensors.values()) and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
     window_pair = _pair_windows(block, windows.window_size)
     return run_operator(
         Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out),

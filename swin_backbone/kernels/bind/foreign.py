@@ -27,7 +27,7 @@ from .block import ATTENTION, FIELDS, LOGIT_SCALE, NORMS, TABLE, continuous_tabl
 from .calls import Values, bind_arguments, find_map, list_arguments
 from .origins import INDEX, Origin, find_origin
 from .patches import NORM, normalise
-from .structure import Modules, can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values
+from .structure import Modules, can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values, products_dtype
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
@@ -116,7 +116,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     h = len(weights.position_bias_hNN)
     if not (can_read(weights) and can_compute_block(weights._asdict(), h, windows.window_size)):
         return None
-    dtype, C = linear_dtype(x_BHWC), x_BHWC.shape[3]
+    dtype, C = products_dtype(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
     random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
@@ -170,9 +170,8 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
         return [columns_to_channels(w) if w is not None and w.shape[-1] == channels else w for w in tensors]
 
     is_post_norm = norm[0] is not None and len(norm[0]) != channels
-    dtype = linear_dtype(x_BHWC)
     (_, x), *others = values.items()
-    operator = Projection(True, eps, is_post_norm, dtype, cache_of(module))
+    operator = Projection(True, eps, is_post_norm, products_dtype(module, x_BHWC, *tensors), cache_of(module))
     y_BHWC = run_operator(
         operator,
         partial(_by_torch, module, ['reduction.weight', 'reduction.bias', *NORM], dict(others), x.shape, None),
@@ -181,7 +180,7 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
         derive=derive,
     )
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
-    return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(dtype)
+    return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
 
 def compute_embedding(module: Any, record: Record, values: Values) -> Any:
@@ -189,11 +188,13 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or not can_read([conv.weight, conv.bias, *norm]):
         return None
-    dtype = linear_dtype(x)
-    operator = Projection(False, eps, True, dtype, cache_of(module))
+    tensors = conv.weight, conv.bias, *norm
+    operator = Projection(False, eps, True, products_dtype(module, x, *tensors), cache_of(module))
     by_torch = partial(_by_torch, module, ['projection.weight', 'projection.bias', *NORM], {}, x.shape, None)
-    y_BHWC = run_operator(operator, by_torch, x.float(), conv.weight, conv.bias, *norm)
-    y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(dtype)  # OpenMMLab's output norms round
+    y_BHWC = run_operator(operator, by_torch, x.float(), *tensors)
+    y = (
+        y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
+    )  # OpenMMLab's output norms round
     return y, tuple(y_BHWC.shape[1:3])
 
 

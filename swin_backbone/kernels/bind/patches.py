@@ -8,12 +8,11 @@ from typing import Any, NamedTuple, Optional
 
 from torch import Tensor, nn
 
-from ...modes import linear_dtype
 from ...replace import refuse
 from ..native.layers import OutputNorm, Projection
 from ..native.layers import run as run_operator
 from ..native.memory import cache_of, can_read
-from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values
+from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values, products_dtype
 
 NORM = ['norm.weight', 'norm.bias']
 
@@ -46,7 +45,8 @@ def can_embed(layer: Any, image_BCHW: Optional[Tensor], raise_error: bool = Fals
 
 def embed(parts: Parts, image_BCHW: Tensor) -> Tensor:
     """Run a patch embedding, see `PatchEmbed.forward`."""
-    operator = Projection(False, parts.eps, True, linear_dtype(image_BCHW), cache_of(parts.layer))
+    dtype = products_dtype(parts.layer, image_BCHW, *parts.tensors)
+    operator = Projection(False, parts.eps, True, dtype, cache_of(parts.layer))
     by_torch = partial(forward_by_torch, parts.layer, ['projection.weight', 'projection.bias', *NORM], None)
     return run_operator(operator, by_torch, image_BCHW.float(), *parts.tensors)
 
@@ -66,7 +66,8 @@ def can_merge(layer: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -
 def merge(parts: Parts, x_BHWC: Tensor) -> Tensor:
     """Run a patch merging, see `PatchMerging.forward`."""
     layer = parts.layer
-    operator = Projection(True, parts.eps, layer.post_norm, linear_dtype(x_BHWC), cache_of(layer))
+    dtype = products_dtype(layer, x_BHWC, *parts.tensors)
+    operator = Projection(True, parts.eps, layer.post_norm, dtype, cache_of(layer))
     by_torch = partial(forward_by_torch, layer, ['reduction.weight', 'reduction.bias', *NORM], None)
     return run_operator(operator, by_torch, x_BHWC.float().contiguous(), *parts.tensors)
 

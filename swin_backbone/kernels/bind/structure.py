@@ -9,13 +9,31 @@ from torch.func import functional_call
 from torch.random import fork_rng
 
 from ...compat import is_hooked
-from ...modes import autocast_dtype
+from ...modes import autocast_dtype, linear_dtype
 from ...replace import refuse
 from .. import native
 from ..native.availability import torch_alone
 from ..native.memory import drop_cache
 
 Modules = dict[str, Any]  # inside a layer, by name
+
+PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
+
+
+def products_dtype(layer: nn.Module, x: Tensor, *tensors: Optional[Tensor]) -> torch.dtype:
+    """Return the dtype of a layer's matrix products: int8 if `accelerate` chose so and no gradient is recorded.
+
+    Args:
+        tensors: the parameters of the layer.
+    """
+    if vars(layer).get(PRECISION) == 'int8' and not records_gradients(x, *tensors):
+        return torch.int8
+    return linear_dtype(x)
+
+
+def records_gradients(*tensors: Optional[Tensor]) -> bool:
+    """Return whether autograd records operations on one of the tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def modules_inside(layer: nn.Module) -> Modules:

@@ -16,9 +16,10 @@ import torch
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
-DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
-PRODUCTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}  # by autocast's
-VERSION = 9
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `swin_dtype`
+# The dtype of products, by that of linear layers under autocast. int8 is of inference alone.
+PRODUCTS = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
+VERSION = 10
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 PATH = Path(__file__).with_name(NAME)
 
@@ -143,7 +144,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._library = library = ctypes.CDLL(str(path))
-        for name in ('swin_error', 'swin_isa', 'swin_isas'):
+        for name in ('swin_error', 'swin_isa', 'swin_isas', 'swin_int8_products'):
             getattr(library, name).restype = c_char_p
         library.swin_packed_size.argtypes, library.swin_packed_size.restype = [c_int32, c_int64, c_int64], c_int64
         for name, types in SIGNATURES.items():
@@ -175,6 +176,12 @@ class Library:
     def isa(self) -> str:
         """The name of the instruction set in use."""
         name: bytes = self._library.swin_isa()
+        return name.decode()
+
+    @property
+    def int8_products(self) -> str:
+        """The instructions of products in eight bits of the instruction set in use."""
+        name: bytes = self._library.swin_int8_products()
         return name.decode()
 
     @property

@@ -1,7 +1,7 @@
 """`accelerate`, `restore` and `AccelerateHook`: any built model with a Swin, computed by the compiled library."""
 
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -19,7 +19,7 @@ LAYER_FILES = {
 CLASS = '_swin_backbone_class'
 
 
-def accelerate(model: Model, dry_run: bool = False) -> Model:
+def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = None) -> Model:
     """Let the compiled library compute every Swin of a built model on a CPU, and the layers behind the Swin; in place.
 
     Each Swin layer is compared with its original: outputs and gradients. A layer that differs does not change. The log
@@ -29,16 +29,19 @@ def accelerate(model: Model, dry_run: bool = False) -> Model:
         model: with a Swin of mmdet, mmseg, mmpretrain, timm, torchvision or transformers, or with a copy of the
             official code.
         dry_run: log the lines, and change nothing.
+        precision: 'int8': Swins, also `SwinBackbone`, multiply in eight bits where no gradient is recorded
+            (docs/explanation/eight_bits.md). None: in float32, or in the dtype of autocast.
 
     Returns:
         `model`.
 
     Raises:
         ImportError: without the folder `swin_backbone/kernels`.
+        ValueError: `precision` is neither None nor 'int8'.
     """
     from ...kernels.bind.accelerate import accelerate_swin, find_swins
 
-    accelerate_swin(model, dry_run)
+    accelerate_swin(model, dry_run, precision)
     if not dry_run and all(parameter.device.type == 'cpu' for parameter in model.parameters()):
         replace_layers(model)
         prepare_convolutions(model, find_swins(model))

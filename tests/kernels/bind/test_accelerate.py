@@ -49,6 +49,20 @@ def test_outputs_gradients_and_random_numbers_stay(toolbox, with_cp, calls):
     assert all(torch.equal(a, b) for a, b in zip(results(model, X), expected))
 
 
+def test_precision_int8(calls):
+    """All layers multiply in eight bits, until a gradient is recorded or the precision is taken back."""
+    model = build('mmdet', eval=True)
+    with torch.no_grad():
+        expected = model(X)
+        swin_backbone.accelerate(model, precision='int8')
+        in_eight_bits = model(X)
+        assert all(0 < (a - b).std() < 0.03 * b.std() for a, b in zip(in_eight_bits, expected))
+    assert_close(model(X), expected)
+    with torch.no_grad():
+        assert_close(swin_backbone.accelerate(model)(X), expected)
+    assert len(calls) >= 4
+
+
 def test_second_derivatives_and_batches_of_gradients(calls):
     """Torch computes them with the original's forward, in each kind of layer, with equal draws of drop path."""
     model = build('mmdet', drop_path_rate=0.3)

@@ -17,8 +17,10 @@ from swin_backbone.kernels.native import availability, library
 from swin_backbone.kernels.native.library import NAME, load
 
 REGISTERS = {  # registers and instructions outside an instruction set
-    'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
-    'avx512': r'\t(v\w*bf16|tdp|tile|ldtilecfg)',  # after a tab: addresses may contain the letters too
+    'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]|\tvpdp',
+    'avx2_vnni': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
+    'avx512': r'\t(v\w*bf16|vpdp|tdp|tile|ldtilecfg)',  # after a tab: addresses may contain the letters too
+    'avx512_vnni': r'\t(v\w*bf16|tdp|tile|ldtilecfg)',
     'avx512_bf16': r'\t(tdp|tile|ldtilecfg)',
     '': r'%[yz]mm|\tv',  # compiled once, for every processor
 }
@@ -55,7 +57,7 @@ def test_a_function_has_the_instructions_of_its_own_set_alone():
     for function in code.split('\n\n'):
         name, _, body = function.partition('\n')
         # A name contains the namespace's name with the length: 4avx2
-        isa = next((isa for isa in ('avx512_bf16', 'avx512', 'avx2', 'amx') if f'{len(isa)}{isa}' in name), '')
+        isa = next((isa for isa in [*REGISTERS, 'amx'] if isa and f'{len(isa)}{isa}' in name), '')
         if isa in REGISTERS and '@plt' not in name:
             seen[isa] += 1
             assert not re.search(REGISTERS[isa], body), name

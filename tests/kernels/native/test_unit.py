@@ -36,7 +36,7 @@ def check(command: list, **environment: str) -> list[str]:
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     tested = re.findall(r'^(\w+), (\w+): (\d+) checks', result.stdout, re.MULTILINE)
-    assert all(int(count) > 500 for _, _, count in tested)
+    assert all(int(count) > (200 if dtype == 'int8' else 500) for _, dtype, count in tested)
     return [isa for isa, dtype, _ in tested if dtype == 'float32']
 
 
@@ -46,7 +46,8 @@ def test_each_function_computes_what_plain_loops_compute(tmp_path):
     folder = Path(swin_backbone.kernels.native.__file__).parent
     unit = compile_unit(['c++'], [str(folder / NAME), f'-Wl,-rpath,{folder}'], tmp_path)
     tested = check([unit])
-    assert tested == library.isas[-len(tested) :]  # all from the processor's best set on
+    sets = library.isas[library.isas.index(tested[0]) :]  # AVX-512 does not bring AVX-VNNI
+    assert tested in (sets, [isa for isa in sets if isa != 'avx2_vnni'])
     assert library.isa in tested
 
 
@@ -81,10 +82,12 @@ def test_the_library_for_windows_under_wine(tmp_path, monkeypatch):
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(platform.machine() != 'x86_64', reason='AMX is of x86-64')
-def test_what_is_written_for_amx_with_loops_in_its_place(tmp_path, monkeypatch):
+def test_emulated_sets(tmp_path, monkeypatch):
+    """AMX with loops in its place, and AVX-VNNI by the same instruction of AVX-512."""
     library, _ = load()
     if library.isa not in ('amx', 'avx512_bf16'):
-        pytest.skip('this processor has no AVX-512 with bf16, with which the loops run')
+        pytest.skip('this processor has no AVX-512 with bf16, with which the emulations run')
     monkeypatch.chdir(ROOT)
-    objects = compile_sources(tmp_path, Target('x86_64', 'linux', ['c++']), ['-O1', '-DSWIN_EMULATE_AMX'])
-    assert check([compile_unit(['c++'], [*objects, '-ldl', '-lpthread'], tmp_path)])[0] == 'amx'
+    emulated = ['-O1', '-DSWIN_EMULATE_AMX', '-DSWIN_EMULATE_AVX_VNNI']
+    objects = compile_sources(tmp_path, Target('x86_64', 'linux', ['c++']), emulated)
+    assert check([compile_unit(['c++'], [*objects, '-ldl', '-lpthread'], tmp_path)]) == library.isas
