@@ -79,11 +79,12 @@ struct IntVec {
   __m256i v;
 };
 inline IntVec dot_bytes(IntVec sum, IntVec a, IntVec b) {
-#if defined(SWIN_EMULATE_AVX_VNNI)  // AVX-512 VNNI has the instruction, too, so tests run on more processors
+#if SWIN_HAS_VNNI
+#ifdef SWIN_EMULATE_AVX_VNNI  // AVX-512 VNNI has the instruction, too, so tests run on more processors
   __asm__("%{evex%} vpdpbusd %2, %1, %0" : "+x"(sum.v) : "x"(a.v), "x"(b.v));
-  return sum;
-#elif SWIN_HAS_VNNI
+#else
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.v) : "x"(a.v), "x"(b.v));
+#endif
   return sum;
 #else
   return {_mm256_add_epi32(sum.v, _mm256_madd_epi16(a.v, b.v))};

@@ -50,7 +50,7 @@ struct FactoredSums {
     return {c + row * ldc + column, ldc, row_factors + row, column_factors + column, zeros + row, column_sums + column};
   }
   void prefetch(int64_t, int64_t) const {}
-  // Each number of the row is more by its zero.
+  // Takes back the zero in each number of the row.
   IntVec start(int64_t row, int64_t column, int64_t lanes) const {
     return -zeros[row] * load_bits(column_sums + column, lanes);
   }
@@ -221,7 +221,7 @@ void multiply_bytes_by_tiles(int64_t M, int64_t N, int64_t K, const int8* a, con
 }
 #endif
 
-// A row of whole numbers times `to_whole`. Returns their sum.
+// Round an output of a weight, times `to_whole`, to the panel. Returns the sum of the whole numbers.
 int32_t put_output(const float* weight, int64_t K, float to_whole, int8* to, int64_t stride) {
   int32_t sum = 0;
   for (int64_t k = 0; k < round_up(K, QUANTISED_STEP); k++) {

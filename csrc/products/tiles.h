@@ -56,7 +56,7 @@ class TilesInUse {
   }
 };
 
-// The terms of a row of a tile, in pairs of bf16 numbers; products of bytes take int32 sums in the place of float32's.
+// Add the products of two tiles to a tile: pairs of bf16 numbers to float32, or four bytes to int32.
 #define TILE_DOT(c, a, b)                  \
   do {                                     \
     if constexpr (std::is_same_v<T, bf16>) \

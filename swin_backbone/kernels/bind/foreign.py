@@ -192,9 +192,8 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     operator = Projection(False, eps, True, products_dtype(module, x, *tensors), cache_of(module))
     by_torch = partial(_by_torch, module, ['projection.weight', 'projection.bias', *NORM], {}, x.shape, None)
     y_BHWC = run_operator(operator, by_torch, x.float(), *tensors)
-    y = (
-        y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
-    )  # OpenMMLab's output norms round
+    # OpenMMLab's output norms round
+    y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
 
 
