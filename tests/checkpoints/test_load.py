@@ -100,7 +100,8 @@ def test_a_rectangle_without_its_window_is_an_error(weights):
 
 def saved_by_the_tools(model, path):
     checkpoint = dict(state_dict=model.state_dict())
-    WholeCheckpointHook().before_save_checkpoint(SimpleNamespace(model=model), checkpoint)
+    runner = SimpleNamespace(model=model, train_dataloader=SimpleNamespace(dataset=None))
+    WholeCheckpointHook().before_save_checkpoint(runner, checkpoint)
     torch.save(checkpoint, path)
 
 

@@ -17,7 +17,7 @@ class Oracle:
         dies_at: number of the tile that kills the process, counted from 0.
     """
 
-    period = 1
+    period, score_thr = 1, 0.3
     classes = ('one', 'two', 'three')
 
     def __init__(self, identity='oracle', dies_at=None):

@@ -68,7 +68,7 @@ WRITERS = {  # by tool: arguments, and the file written
 @pytest.mark.parametrize('tool', WRITERS)
 def test_a_tool_that_writes_a_file(record_fault, tmp_path, tool):
     torch.save(SwinBackbone(arch='nano').state_dict(), tmp_path / 'a.pth')
-    (tmp_path / 'scalars.json').write_text('{"loss": 1.0, "step": 1}\n{"loss": 0.5, "step": 2}\n')
+    (tmp_path / 'scalars.json').write_text('{"loss": 1.0, "iter": 1, "step": 1}\n{"loss": 0.5, "iter": 2, "step": 2}\n')
     words, name = WRITERS[tool]
     out, (program, *subcommand) = tmp_path / name, tool.split()
     command = [f'tools/{program}.py', *subcommand, *(str(word).format(folder=tmp_path) for word in words), out]
