@@ -274,6 +274,7 @@ void check_saved(const Kernels& kernels, const swin_block& b, const Windows& win
   if (!saved) return;
   check_not_int8("the dtype of saved values", b.dtype);
   within("saved's groups", groups, 1, windows.count());
+  arrays.check_overlaps();  // the size reads the position bias
   int64_t bytes = 0;
   kernels.block_saved_size(b, windows, groups, bytes);
   arrays.aligned("saved", saved, groups * bytes, written);
