@@ -118,20 +118,19 @@ class Job:
         folder = options.work_dir or given.get('work_dir') or given.get('+work_dir')
         self.cfg.work_dir = folder or self.cfg.get('work_dir') or str(Path('work_dirs') / name)
         if options.data is not None:
-            self._find_data()
+            self._find_data(options.data)
         apply_options(self.cfg, given)
         if any(key.lstrip('+').startswith('custom_imports') for key in given):
             import_modules_from_strings(**self.cfg.custom_imports)  # mmengine imports only the modules in the file
         self.cfg.work_dir = folder or self.cfg.work_dir
         self.cfg.launcher = options.launcher
 
-    def _find_data(self) -> None:
+    def _find_data(self, data: Union[str, Path]) -> None:
         """Put the user's data in place of the config's. Small pictures, and those without objects, are trained on."""
         options = self.options
         names = options.cfg_options.get('own_data.classes') or options.cfg_options.get('+own_data.classes')
         names = names if isinstance(names, (list, tuple)) else None
-        assert options.data is not None
-        own = find_data(self.cfg, options.data, options.annotations, Path(self.cfg.work_dir) / 'data', names)
+        own = find_data(self.cfg, data, options.annotations, Path(self.cfg.work_dir) / 'data', names)
         self.cfg.own_data = own.own_data
         fill_own_data(self.cfg)
         for _, dataset in datasets_in(self.cfg, 'train'):
@@ -272,8 +271,7 @@ class Job:
         """
         from .report.collect import add_coco_metric, write_report  # of pictures
 
-        fill_own_data(self.cfg)
-        add_coco_metric(self.cfg)
+        add_coco_metric(self.datasets.cfg)
         with self.build_test(checkpoint, **settings) as runner:
             test = partial(run, runner, 'test')
             return write_report(runner, test, summarize, out_dir, checkpoint, compare, overwrite)

@@ -6,6 +6,9 @@ import pytest
 from helpers import ROOT
 from helpers.openmmlab.jobs import load_config
 
+from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench.job import Job, Options
+
 CONFIGS = ROOT / 'configs'
 DETECTION = str(CONFIGS / 'mask_rcnn' / 'mask-rcnn_swin-t-p4-w7_fpn_1x_own.py')
 SEGMENTATION = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_own-512x512.py')
@@ -61,6 +64,12 @@ def test_segmentation_follows_the_command_line(folder):
 def test_what_is_missing_is_named(folder, config, options, message):
     with pytest.raises(ValueError, match=message):
         load_config(config, None, {'own_data.root': str(folder), **options}, 'none')
+
+
+def test_a_report_names_an_option_that_contradicts_the_data(folder, tmp_path):
+    job = Job(DETECTION, Options(cfg_options={'own_data.root': str(folder), 'model.roi_head.bbox_head.num_classes': 7}))
+    with pytest.raises(ConfigError, match='num_classes follows from own_data, which makes it 2, got 7'):
+        job.report('x.pth', tmp_path / 'report')
 
 
 @pytest.mark.parametrize(('names', 'message'), [
