@@ -1,6 +1,7 @@
 """Configs, and changes of tools/train.py and tools/test.py to configs."""
 
 import ast
+import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,10 +112,12 @@ def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, op
     record_fault('bad_commands')
 
 
-@pytest.mark.parametrize('key', ['train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr'])
+@pytest.mark.parametrize(
+    'key', ['train_cfg.max_iters', '+train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr']
+)
 def test_an_option_is_no_second_value_of_a_setting(record_fault, key):
     settings = TrainingSettings(epochs=3, batch=4, lr=0.1)
-    with pytest.raises(ConfigError, match=f'and --cfg-options {key} are one setting: leave out one of them'):
+    with pytest.raises(ConfigError, match=re.escape(f'and --cfg-options {key} are one setting: leave out one of them')):
         apply_settings(read_config(FCN), settings, [key])
     record_fault('bad_commands')
 

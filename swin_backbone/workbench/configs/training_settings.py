@@ -56,7 +56,7 @@ def apply_settings(cfg: Config, settings: TrainingSettings, options: Collection[
         ConfigError: if the config lacks what a setting changes, naming the key, or `options` have the key.
     """
     for name, keys in SAME_AS.items():
-        twice = [key for key in keys if key in options]
+        twice = [key for key in options if key.removeprefix('+') in keys]
         if twice and getattr(settings, name) is not None:
             raise ConfigError(f'--{name} and --cfg-options {twice[0]} are one setting: leave out one of them')
     if settings.batch is not None:
