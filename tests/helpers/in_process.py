@@ -26,7 +26,7 @@ draw_curves, CurvesHook._draw = CurvesHook._draw, lambda hook, runner: None  # c
 def forget_instances(cls=ManagerMixin):
     """Forget the instances of a Runner. mmengine keeps scopes, visualizers and message hubs by name.
 
-    A hook takes the newest visualizer. Loggers stay: a new logger would print to the captured stdout of a test.
+    A hook takes the newest visualizer. Loggers stay until the next tool: a new logger would print to the captured stdout of a test.
     """
     for child in cls.__subclasses__():
         if child is not MMLogger:
@@ -38,6 +38,7 @@ def run(tool, *arguments):
     """Return exit code and output of `python TOOL ARGUMENTS`. A tool without a slash is a module."""
     stdout, stderr = io.StringIO(), io.StringIO()
     code = 0
+    MMLogger._instance_dict.clear()  # a Runner of the same second has the same name, and would print to an earlier stream
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [tool, *map(str, arguments)])
         patch.syspath_prepend(ROOT / 'tools')
