@@ -75,7 +75,7 @@ _known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what 
 
 
 def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
-    """Return the registered class of a data set, or of a metric of METRICS, by a config; None for an unknown name."""
+    """Return the registered class of the config of a data set, or of a part in another registry; None if unknown."""
     cls = config.get('type')
     if isinstance(cls, str):
         with registry.switch_scope_and_registry(None) as scoped:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,12 @@ class DataSets:
 
     def __init__(self, cfg: Config, beyond: Sequence[str] = ('masks',)):
         self.cfg, self.beyond = cfg, beyond
-        self.with_masks = uses_masks(cfg)
         self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
+
+    @cached_property
+    def with_masks(self) -> bool:
+        """Whether the config trains or tests on the masks of objects."""
+        return uses_masks(self.cfg)
 
     def of(self, phase: str) -> Any:
         """Return the data set of 'train', 'val' or 'test', with its wrappers.

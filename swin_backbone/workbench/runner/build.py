@@ -17,11 +17,9 @@ from ...outputs import mark_folder
 from ..configs.check import check_classes
 from ..data.datasets import DataSets
 from ..resume.loading import read_checkpoints_safely
-from .buffers import SameBuffersHook
-from .by_shape import predict_by_shape
 from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
-from .testing import MaskAreasHook
+from .validation import MaskAreasHook, SameBuffersHook
 
 LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
@@ -49,11 +47,12 @@ def build_runner(
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
     runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
-    runner.needs_all_weights, runner.skip_unreadable, runner.datasets = whole, skip_unreadable, datasets
+    runner.needs_all_weights, runner.skip_unreadable = whole, skip_unreadable
+    if datasets is not None:
+        runner.datasets = datasets
     mark_folder(runner.log_dir)
     if not has_accelerator():
         keep_freed_memory()
-    predict_by_shape(runner.model)
     runner.register_hook(SameBuffersHook())
     runner.register_hook(MaskAreasHook())
     return runner
