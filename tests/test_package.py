@@ -16,7 +16,6 @@ PACKAGE = ROOT / 'swin_backbone'
 MOST_ENTRIES = 11  # files and folders per folder, without __init__.py
 LARGER_FOLDERS = {  # and why
     '.': 'each program looks for its own file there',
-    'benchmarks': 'a program for each question, and what several of them import',
     'configs': 'a folder for each architecture, by the names that the toolboxes give them',
     'configs/upernet': 'a file for each published model, by the names that mmseg gives them',
     'docs/guides': 'a page for each thing that users do',
