@@ -7,25 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import ROOT, run_python
 
 PACKAGE = ROOT / 'swin_backbone'
-MOST_ENTRIES = 11  # files and folders per folder, without __init__.py
-LARGER_FOLDERS = {  # and why
-    '.': 'each program looks for its own file there',
-    'configs': 'a folder for each architecture, by the names that the toolboxes give them',
-    'configs/upernet': 'a file for each published model, by the names that mmseg gives them',
-    'docs/guides': 'a page for each thing that users do',
-    'docs/measurements': 'a page for each thing that is measured',
-    'swin_backbone': "the packages of CONTRIBUTING's table, and the files that several of them import",
-    'swin_backbone/workbench': 'a folder for each thing that people do with a model, and its doors',
-    'tests': 'mirrors swin_backbone/, benchmarks/, tools/ and what else is tested',
-    'tests/workbench': 'mirrors swin_backbone/workbench',
-    'tools': 'a file for each command, by the names that the toolboxes give them',
-}
 TORCHVISION_FOR_CUDA = """
 import torch
 for name in ('nms', 'qnms'):
@@ -52,23 +38,6 @@ def test_without_mmengine_or_mmcv_one_error_says_what_to_install(missing):
 def test_requires_neither_distribution_of_mmcv():
     (required,) = re.findall(r'install_requires=(\[.+\])', (ROOT / 'setup.py').read_text())
     assert not any('mm' in requirement for requirement in ast.literal_eval(required))
-
-
-def test_a_folder_has_few_entries():
-    listed = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip('this is no checkout of git')
-    entries = {}
-    for path in map(Path, listed.stdout.rstrip('\0').split('\0')):
-        for entry in (path, *path.parents[:-1]):
-            entries.setdefault(entry.parent.as_posix(), set()).add(entry.name)
-    larger = {folder for folder, names in entries.items() if len(names - {'__init__.py'}) > MOST_ENTRIES}
-    assert larger == set(LARGER_FOLDERS), 'a larger folder has a reason, and each reason a larger folder'
-
-
-def test_names_of_tests_have_at_most_60_characters():
-    texts = [path.read_text(encoding='utf-8') for path in (ROOT / 'tests').rglob('test_*.py')]
-    assert not [name for text in texts for name in re.findall(r'\bdef (test_\w+)', text) if len(name) > 60]
 
 
 def imported(path):
