@@ -158,18 +158,18 @@ def check_annotations(
 
 
 def require_annotations(
-    path: Union[str, Path], form: str, with_masks: bool, beyond: Sequence[str] = ('masks',)
+    path: Union[str, Path], form: str, with_masks: bool, refused: Sequence[str] = ('masks',)
 ) -> Annotations:
     """Check that mmdet and pycocotools can take an annotation file: see `check_annotations`.
 
     Args:
-        beyond: refused faults besides `errors`, by their names in Annotations.
+        refused: faults that are errors too, besides `errors`, by their names in Annotations.
 
     Raises:
         DataError: if they cannot, with the annotations.
     """
     annotations = check_annotations(path, form, with_masks)
-    wrong = [sentence for name in ('errors', *beyond) for sentence in getattr(annotations, name).sentences()]
+    wrong = [sentence for name in ('errors', *refused) for sentence in getattr(annotations, name).sentences()]
     if wrong:
         raise DataError(f'{path} has ' + '. It has '.join(wrong))
     return annotations

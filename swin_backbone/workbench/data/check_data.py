@@ -91,7 +91,7 @@ def check_data(
                 if path and form:
                     annotations = check_annotations(path, form, with_masks)
                     _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
-                    wrong = [getattr(annotations, name) for name in ('errors', *datasets.beyond)]
+                    wrong = [getattr(annotations, name) for name in ('errors', *datasets.refused)]
                 if not any(wrong):
                     built = datasets.build(phase, dataset)
                     if _check_pictures(report, built, datasets, phase == 'train', max_files, seconds, skip_unreadable):

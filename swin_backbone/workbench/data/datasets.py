@@ -25,11 +25,11 @@ class DataSets:
 
     Args:
         cfg: with filled `own_data`.
-        beyond: see `require_annotations`.
+        refused: see `require_annotations`.
     """
 
-    def __init__(self, cfg: Config, beyond: Sequence[str] = ('masks',)):
-        self.cfg, self.beyond = cfg, beyond
+    def __init__(self, cfg: Config, refused: Sequence[str] = ('masks',)):
+        self.cfg, self.refused = cfg, refused
         self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
 
     @cached_property
@@ -59,7 +59,7 @@ class DataSets:
         for _, base in datasets_of(config, 'dataset'):
             path, form = annotation_file(base), form_of(class_of(base))
             if path and form:
-                require_annotations(path, form, self.with_masks, self.beyond)
+                require_annotations(path, form, self.with_masks, self.refused)
                 require_classes(base, self.with_masks)
         given = self._with_leaves(phase, config)
         with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')):

@@ -69,8 +69,8 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
         DataError, CheckpointError: for a bad file.
         TrainingStopped: if a process of the run is lost, and for further reasons.
     """
-    proven = ProvenHook()
-    runner.register_hook(proven, priority='VERY_LOW')
+    record = PhaseHook()
+    runner.register_hook(record, priority='VERY_LOW')
     try:
         return runner.train() if what == 'train' else runner.test()
     except Exception as error:
@@ -80,30 +80,30 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
                 f'rank {runner.rank} stops, because another process of the run is gone ({sentence_of(error)}); '
                 '--resume goes on from the last checkpoint'
             ) from error
-        if proven.phase in proven.phases or isinstance(error, RUN_ERRORS):
+        if record.phase in record.worked or isinstance(error, RUN_ERRORS):
             raise
         raise ConfigError(sentence_of(error)) from error
 
 
-class ProvenHook(Hook):
+class PhaseHook(Hook):
     """Record the phases that worked once: a training step, a validation with metrics."""
 
     phase = 'build'
 
     def __init__(self) -> None:
-        self.phases: set[str] = set()
+        self.worked: set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
         self.phase = 'train'
 
     def after_train_iter(self, *_: Any, **__: Any) -> None:
-        self.phases.add('train')
+        self.worked.add('train')
 
     def before_val(self, runner: Runner) -> None:
         self.phase = 'val'
 
     def after_val(self, runner: Runner) -> None:
-        self.phases.add('val')
+        self.worked.add('val')
         self.phase = 'train'
 
 

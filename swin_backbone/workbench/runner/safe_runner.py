@@ -23,7 +23,7 @@ from ..data.guard import GuardHook, guard_dataset
 from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import FitCheckpointHook
-from ..resume.loops import placed
+from ..resume.loops import make_resumable
 from .lock import only_training_in
 from .monitor import CurvesHook
 from .signals import SignalHook, init_worker
@@ -139,7 +139,7 @@ class SafeRunner(Runner):
 
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
         self.phase = 'train'
-        return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
+        return super().build_train_loop(make_resumable(loop) if isinstance(loop, dict) else loop)
 
     def build_val_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
         self.phase = 'val'
