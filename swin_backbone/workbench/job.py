@@ -139,7 +139,7 @@ class Job:
 
     @cached_property
     def datasets(self) -> DataSets:
-        """The data sets. The first access fills `own_data` of the config.
+        """The data sets. The first access fills `own_data` of the config, again if options may have changed it.
 
         Raises:
             ConfigError: if an option contradicts `own_data`.

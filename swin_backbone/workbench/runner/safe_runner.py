@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...whole_files import CANNOT_WRITE
-from ..data.datasets import DataSets, check_evaluator, facts_of
+from ..data.datasets import DataSets
 from ..data.guard import GuardHook, guard_dataset
 from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
@@ -126,15 +126,15 @@ class SafeRunner(Runner):
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
         if 'own_data' not in self.cfg and get_rank() == 0:  # check_own_data has printed the facts of own_data
-            for sentence in facts_of(loader.dataset, self.datasets.with_masks, is_training):
+            for sentence in self.datasets.facts_of(loader.dataset, is_training):
                 self.logger.warning(sentence)
         guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
         return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
-        """Build an evaluator. Raises: see `check_evaluator`."""
-        check_evaluator(evaluator, self.datasets.with_masks)
+        """Build an evaluator. Raises: see `DataSets.check_evaluator`."""
+        self.datasets.check_evaluator(evaluator)
         return super().build_evaluator(evaluator)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:

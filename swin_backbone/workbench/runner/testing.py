@@ -228,7 +228,6 @@ class WriteLabelsHook(Hook):
         self.folder, self.first_label = folder, first_label
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """See `Hook`."""
         meta = dict(runner.test_loop.dataloader.dataset.metainfo)
         meta['palette'] = meta.get('palette') or distinct_colours(len(meta['classes']))
         for sample in outputs:

@@ -63,7 +63,6 @@ class SameBuffersHook(Hook):
     priority = 'VERY_LOW'  # after EMAHook, which puts the averages into the model
 
     def before_val_epoch(self, runner: Runner) -> None:
-        """See `Hook`."""
         if runner.distributed:
             saved = runner.model.state_dict()
             for name, buffer in runner.model.named_buffers():
@@ -79,11 +78,9 @@ class MaskAreasHook(Hook):
     """
 
     def after_val_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        """See `Hook`."""
         self._remove_boxes(runner.val_loop)
 
     def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        """See `Hook`."""
         self._remove_boxes(runner.test_loop)
 
     def _remove_boxes(self, loop: Any) -> None:
