@@ -3,13 +3,21 @@ in one alternating run.
 
 The ratio of a model is the time of the fastest peer by the time of the model,
 or the model's memory by the memory of the smallest peer.
+
+With --column, each row is a run in a separate process. Environment variables
+select the instructions: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+MKL_ENABLE_INSTRUCTIONS=AVX2. With AVX2, bfloat16 rows have no peers, because
+torch emulates bfloat16 in minutes.
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union, cast
@@ -35,10 +43,21 @@ from swin_backbone.workbench.export.formats import FORMATS, OPERATORS, OPSET, ch
 from swin_backbone.workbench.export.graph import Graph, maps_graph
 from swin_backbone.workbench.export.runtime import MANIFEST, Model
 
-from . import library_profile, machine, timing
+from . import machine, timing
 from .peers import PEERS, Peer, build_peer, largest_difference
 
 OURS = 'swin_backbone'
+TORCH, WITH_CP = f'{OURS}, torch', f'{OURS}, with_cp'
+ROWS = {  # of a column: the options of each run
+    'forward, 800x1344, float32': '--shape 800 1344 --runs 7',
+    'forward, 800x1344, bfloat16': '--shape 800 1344 --runs 9 --dtype bfloat16',
+    'forward, 512x512, float32': '--shape 512 512 --runs 9 --backend torch',
+    'forward, 512x512, bfloat16': '--shape 512 512 --runs 11 --dtype bfloat16',
+    'training step, 512x512, float32': '--shape 512 512 --runs 7 --train --backend torch',
+    'training step, 512x512, bfloat16': '--shape 512 512 --runs 9 --train --dtype bfloat16',
+    'stored for backward, 512x512': '--shape 512 512 --train --memory --with-cp',
+}
+SIDES = 2048, 6144, 10240  # of a column's large pictures
 RUNTIMES = {'onnxruntime': ('onnx', ('fp32',)), 'openvino': ('openvino', ('fp32', 'bf16'))}
 
 Builders = dict[str, Callable[[], torch.nn.Module]]
@@ -74,6 +93,9 @@ def parse_args() -> argparse.Namespace:
         '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
     )
     parser.add_argument('--profile', action='store_true', help='print the time of the compiled library by kind of work')
+    parser.add_argument(
+        '--column', action='store_true', help="print a processor's column of docs/measurements/benchmarks.md"
+    )
     parser.add_argument(
         '--backend',
         nargs='+',
@@ -220,9 +242,11 @@ def main() -> None:
     if args.profile:
         with stop_on_user_errors():
             check_quiet(args)
-            return library_profile.profile(
-                args.arch, args.shape or [(512, 512)], getattr(torch, args.dtype), args.train
-            )
+            return timing.print_profile(args.arch, args.shape, getattr(torch, args.dtype), args.train)
+    if args.column:
+        for line in column(args.threads or 2):
+            print(line, flush=True)
+        return None
     if args.device == 'cpu':
         machine.pin_threads(args.threads)
     where = processor()
@@ -260,6 +284,59 @@ def main() -> None:
         title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
         with stop_on_user_errors((OSError,)):
             plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)
+
+
+# --- a column of the documentation ------------------------------------------------------------------------------------
+
+
+def column(threads: int) -> Iterator[str]:
+    """Yield the lines of two tables in Markdown: by processor, and large pictures."""
+    torch.set_num_threads(threads)
+    yield f'| | {processor()} |\n|---|---|'
+    float32: dict[str, float] = {}
+    for name, options in ROWS.items():
+        emulated = 'bfloat16' in name and os.environ.get('ATEN_CPU_CAPABILITY') == 'avx2'
+        values = measure_apart([*options.split(), '--peers', '' if emulated else 'mmdet,transformers,timm'], threads)
+        kind = name.rpartition(', ')[0]
+        float32.setdefault(kind, values[OURS])
+        yield f'| {name} | {compare(name, values, float32[kind])} |'
+    yield '\n| pixels | time | memory | mmdet: memory |\n|---|---|---|---|'
+    for side in SIDES:
+        shape = ['--shape', str(side), '--runs', '1']
+        seconds = measure_apart([*shape, '--peers', ''], threads)[OURS]
+        peers = '' if side == max(SIDES) else 'mmdet'  # mmdet takes 33 GiB at the largest size
+        memory = measure_apart([*shape, '--memory', '--peers', peers], threads)
+        gibibytes = [f'{memory[model] / 2**30:.2f} GiB' if model in memory else '' for model in (OURS, 'mmdet')]
+        yield f'| {side}x{side} | {seconds:.1f} s | {" | ".join(gibibytes)} |'
+
+
+def measure_apart(options: Sequence[str], threads: int) -> dict[str, float]:
+    """Run this program with options in another process, and return the values of its rows by the model's name."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, 'figures.json')
+        more = ['--json', str(path), '--busy-machine', '--threads', str(threads)]
+        command = [sys.executable, '-m', 'benchmarks.backbones', *options, *more]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        return {row['model']: row['value'] for row in json.loads(path.read_text())['rows']}
+
+
+def compare(name: str, values: dict[str, float], float32: float) -> str:
+    """Return a cell: ours, the best peer, and the ratio. Without peers the ratio is to our own time in float32."""
+    scale, unit = (1 / 2**20, 'MiB') if 'stored' in name else (1e3, 'ms')
+    cell = f'{values[OURS] * scale:.0f} {unit}'
+    peers = {peer: value for peer, value in values.items() if peer.partition(',')[0] != OURS}
+    if peers:
+        best = min(peers, key=lambda peer: peers[peer])
+        cell += f', {best} {peers[best] * scale:.0f}, **{peers[best] / values[OURS]:.2f}**'
+    else:
+        cell += f', {values[OURS] / float32:.2f} of float32'
+    for model in (TORCH, WITH_CP):
+        if model in values and 'mmdet' in values:
+            cell += f'; {model.partition(", ")[2]} {values[model] * scale:.0f}, {values["mmdet"] / values[model]:.2f}'
+    return cell
+
+
+# --- exported models --------------------------------------------------------------------------------------------------
 
 
 def exported_runs(

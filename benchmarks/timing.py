@@ -1,16 +1,31 @@
 """Time and memory of backbones, in alternating runs: the speed of a machine changes by the minute."""
 
+import ctypes
 import multiprocessing
 import resource
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
+
+from csrc import build
+from swin_backbone import SwinBackbone
+from swin_backbone.kernels.native import library, memory
+
+# In the order of `Work` in csrc/machine/profile.h. A norm reads tokens from the map, a residual sum writes tokens back.
+KINDS = (
+    *('other', 'products', 'softmax', 'GELU', 'norms, gather', 'heads'),
+    *('residuals, scatter', 'packing', 'weights', 'quantising'),
+)
+PROFILED_RUNS = 5
 
 
 class Spread(NamedTuple):
@@ -127,3 +142,80 @@ def peak_rss() -> int:
             return 1024 * int(line.split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == 'darwin' else 1024 * peak
+
+
+# --- by kind of work -------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """Milliseconds of one kind of work in a run, and the floor of this work."""
+
+    kind: str
+    ms: float
+    floor_ms: float
+
+
+def use_clocks(folder: Path) -> ctypes.CDLL:
+    """Compile the library with clocks into `folder`, and load this copy in the process."""
+    loaded, reason = library.load()
+    if loaded is None:
+        raise ValueError(reason)
+    target = build.target()
+    path, sets = folder / build.NAMES[target.system], build.INSTRUCTION_SETS[target.machine]
+    build.INSTRUCTION_SETS[target.machine] = {loaded.isa: sets[loaded.isa]}  # compile one set
+    build.SOURCES = Path(__file__).parents[1] / 'csrc'
+    build.link_library(path, build.compile_sources(folder, target, ['-DSWIN_PROFILE']), target, [])
+    build.INSTRUCTION_SETS[target.machine] = sets
+    library.PATH = path
+    library.load.cache_clear()
+    return ctypes.CDLL(str(path))
+
+
+def measure_kinds(clocks: ctypes.CDLL, run: Callable[[], object], pairs: bool) -> list[Row]:
+    """Return a row for each kind of work of `run`.
+
+    Args:
+        pairs: if true, the floor of products is halved: instructions multiply pairs of bfloat16 numbers.
+    """
+    operations, numbers, seconds, amount = (ctypes.c_double() for _ in range(4))
+    clocks.swin_profile_peaks(ctypes.byref(operations), ctypes.byref(numbers))
+    run()
+    for kind in range(len(KINDS)):
+        clocks.swin_profile(kind, ctypes.byref(seconds), ctypes.byref(amount))
+    for _ in range(PROFILED_RUNS):
+        run()
+    rows = []
+    for kind, name in enumerate(KINDS):
+        clocks.swin_profile(kind, ctypes.byref(seconds), ctypes.byref(amount))
+        peak = operations.value * (1 + pairs) if name == 'products' else numbers.value
+        rows.append(Row(name, 1e3 * seconds.value / PROFILED_RUNS, 1e3 * amount.value / peak / PROFILED_RUNS))
+    return [row for row in rows if row.ms]
+
+
+def print_rows(rows: list[Row], title: str) -> None:
+    """Print the rows as a table."""
+    table = Table(title=title)
+    for column in ('work', 'ms', 'share', 'floor, ms', 'of the floor'):
+        table.add_column(column, justify='left' if column == 'work' else 'right')
+    total = sum(row.ms for row in rows)
+    for row in [*rows, Row('all', total, sum(row.floor_ms for row in rows))]:
+        share, times = f'{row.ms / total:.1%}', f'{row.ms / row.floor_ms:.2f}' if row.floor_ms else ''
+        table.add_row(row.kind, f'{row.ms:.1f}', share, f'{row.floor_ms:.1f}', times)
+    Console().print(table)
+
+
+def print_profile(arch: str, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, train: bool) -> None:
+    """Print the compiled library's time by kind of work, in a forward or training step, for each size (H, W).
+
+    A library with clocks inside is compiled in a minute, and runs on one thread. The floor of products is a bare loop
+    of multiply-adds. The floor of all other work is a copy within the L2 cache. The floor of AMX is unknown.
+    """
+    torch.set_num_threads(1)
+    model = SwinBackbone(arch=arch, drop_path_rate=0.0)
+    kind = 'training step' if train else 'forward'
+    with tempfile.TemporaryDirectory() as folder:
+        clocks = use_clocks(Path(folder))
+        for H, W in sizes:
+            pairs = dtype is torch.bfloat16 and memory.libswin().multiplies_bfloat16
+            rows = measure_kinds(clocks, make_run(model, torch.randn(1, 3, H, W), train, dtype), pairs)
+            print_rows(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {memory.libswin().isa}, one thread')

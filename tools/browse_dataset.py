@@ -93,7 +93,7 @@ def main() -> int:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             make_folder(args.output_dir)
-        dataset = DataSets(cfg, beyond=()).of(args.phase)  # a wrong mask is an error of its picture alone
+        dataset = DataSets(cfg, refused=()).of(args.phase)  # a wrong mask is an error of its picture alone
         guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable, has_checked_masks=False)
     visualizer = VISUALIZERS.build(dict(type=visualizers[scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo

@@ -52,7 +52,8 @@ def main() -> None:
     with stop_on_user_errors(RUN_ERRORS, args.debug):
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             job = make_job(args)
-            enable_vis(job.cfg, args.vis)
+            if args.vis:
+                enable_vis(job.cfg, args.vis)
             runner = job.build_training(args.weights, args.resume)
             if args.report:
                 require_data(job.cfg, ('test',))

@@ -139,13 +139,14 @@ class Job:
 
     @cached_property
     def datasets(self) -> DataSets:
-        """The data sets. The first access fills `own_data` of the config.
+        """The data sets. The first access fills `own_data` of the config, again if options may have changed it.
 
         Raises:
             ConfigError: if an option contradicts `own_data`.
         """
         given = {key: setting_of(self.cfg, key) for key in self.options.cfg_options}
-        fill_own_data(self.cfg)
+        if given or self.options.data is None:  # else `_find_data` has filled it
+            fill_own_data(self.cfg)
         for key, value in given.items():
             filled = setting_of(self.cfg, key)
             if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
@@ -317,7 +318,7 @@ class Job:
 
     def check(self, max_files: int = 2000, seconds: float = 60) -> list[Report]:
         """Return reports on the data. Arguments and errors: see `check_data`."""
-        return check_data(DataSets(self.datasets.cfg, beyond=()), max_files, seconds)
+        return check_data(DataSets(self.datasets.cfg, refused=()), max_files, seconds)
 
     def _build_runner(self, datasets: DataSets, whole: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
         options = self.options

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mmengine.config import Config
     from numpy.typing import NDArray
 
-    from .job import Options
+    from .job import Job, Options
 
 PathLike = Union[str, Path]
 
@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, config: str, options: Options, checkpoint: Optional[str], device: Optional[str]):
         from .export.predictor import is_exported
-        from .job import Job, Options
+        from .job import Options
 
         self._config, self._options, self.checkpoint, self._device = config, options, checkpoint, device
         self._opened: Any = None
@@ -43,7 +43,7 @@ class Model:
                 raise ValueError(f'load({config!r}), an exported folder, takes no further argument but device')
             self.checkpoint = config
         else:
-            self.cfg = Job(config, options).cfg
+            self.cfg = _make_job(config, options).cfg
             self.work_dir = str(self.cfg.work_dir)
 
     @property
@@ -106,12 +106,11 @@ class Model:
             TrainingStopped: if training ends early.
         """
         from .configs.training_settings import TrainingSettings
-        from .job import Job
 
         self._require_config('train')
         settings = TrainingSettings(epochs, batch, img_scale, lr, balance=balance)
         options = replace(self._options, settings=settings, val_loss=val_loss)
-        runner = Job(self._config, options).train(*((None, 'auto') if resume else (self.checkpoint, None)))
+        runner = _make_job(self._config, options).train(*((None, 'auto') if resume else (self.checkpoint, None)))
         self.cfg, self._opened = runner.cfg, None
         self.checkpoint = runner.last_checkpoint or self.checkpoint
         return self
@@ -122,9 +121,8 @@ class Model:
         Raises:
             ValueError: without a checkpoint, or for an error in the checkpoint, the config or the data.
         """
-        from .job import Job
-
-        return Job(self._require_config('test')).test(self._require_checkpoint('test'), device=self._device or 'cpu')
+        cfg, checkpoint = self._require_config('test'), self._require_checkpoint('test')
+        return _make_job(cfg).test(checkpoint, device=self._device or 'cpu')
 
     def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
         """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
@@ -140,12 +138,8 @@ class Model:
             ValueError: as `test`, and for a run to compare without a report of this task.
             FileExistsError: without `overwrite`, if there is a report.
         """
-        from .job import Job
-
-        checkpoint = self._require_checkpoint('report')
-        return Job(self._require_config('report')).report(
-            checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu'
-        )
+        cfg, checkpoint = self._require_config('report'), self._require_checkpoint('report')
+        return _make_job(cfg).report(checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu')
 
     def predict(
         self,
@@ -183,21 +177,18 @@ class Model:
         Returns:
             The contents of deploy.json.
         """
-        from .job import Job
-
-        return Job(self._require_config('export')).export(
-            self._require_checkpoint('export'), Path(out), format, **options
-        )
+        cfg, checkpoint = self._require_config('export'), self._require_checkpoint('export')
+        return _make_job(cfg).export(checkpoint, Path(out), format, **options)
 
     @property
     def _predictor(self) -> Any:
-        from .job import Job, open_exported
+        from .job import open_exported
 
         if self._opened is None:
             if self.cfg is None:
                 self._opened = open_exported(self._config, self._device)
             else:
-                self._opened = Job(self.cfg).open_predictor(self.checkpoint, self._device)
+                self._opened = _make_job(self.cfg).open_predictor(self.checkpoint, self._device)
         return self._opened
 
     def _require_config(self, action: str) -> Config:
@@ -258,6 +249,12 @@ def load(
         work_dir=None if work_dir is None else str(work_dir),
     )
     return Model(str(config), given, None if checkpoint is None else str(checkpoint), device)
+
+
+def _make_job(*arguments: Any) -> Job:
+    from .job import Job
+
+    return Job(*arguments)
 
 
 def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:

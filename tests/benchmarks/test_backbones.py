@@ -6,7 +6,7 @@ import sys
 import pytest
 from helpers import apart, in_process
 
-from benchmarks import backbones, library_profile
+from benchmarks import backbones, timing
 
 RUNTIMES = ['onnxruntime fp32', 'openvino fp32', 'openvino bf16']
 
@@ -36,13 +36,32 @@ def test_a_profile_has_each_kind_of_work_and_its_floor(monkeypatch, capsys):
         def swin_profile(self, kind, seconds, amount):
             seconds._obj.value, amount._obj.value = kind * 1e-3, kind * 1e6
 
-    monkeypatch.setattr(library_profile, 'use_clocks', lambda folder: Clocks())
+    monkeypatch.setattr(timing, 'use_clocks', lambda folder: Clocks())
     arguments = ['--profile', '--arch', 'nano', '--shape', '32', '--busy-machine']
     monkeypatch.setattr(sys, 'argv', ['backbones.py', *arguments])
     backbones.main()
     table = capsys.readouterr().out
     for work in ('products', 'softmax', 'GELU', 'norms, gather', 'residuals, scatter', 'packing'):
         assert work in table
+
+
+def test_a_column_has_each_row_and_size(monkeypatch, capsys):
+    calls = []
+
+    def measure(options, threads):
+        calls.append(options)
+        peers = {} if options[options.index('--peers') + 1] == '' else {'mmdet': 0.4, 'timm': 0.3}
+        return {backbones.OURS: 0.2, backbones.WITH_CP: 0.1, backbones.TORCH: 0.2, **peers}
+
+    monkeypatch.setenv('ATEN_CPU_CAPABILITY', 'avx2')
+    monkeypatch.setattr(backbones, 'measure_apart', measure)
+    monkeypatch.setattr(sys, 'argv', ['backbones.py', '--column'])
+    backbones.main()
+    out = capsys.readouterr().out
+    assert '| forward, 512x512, float32 | 200 ms, timm 300, **1.50**; torch 200, 2.00; with_cp 100, 4.00 |' in out
+    assert '| training step, 512x512, bfloat16 | 200 ms, 1.00 of float32 |' in out
+    assert '| 10240x10240 | 0.2 s | ' in out
+    assert len(calls) == len(backbones.ROWS) + 2 * len(backbones.SIDES)
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ from swin_backbone import load
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.annotations import class_of, form_of
 from swin_backbone.workbench.predict.results import Results
-from swin_backbone.workbench.runner.testing import MaskAreasHook, write_coco_results
+from swin_backbone.workbench.runner.testing import write_coco_results
+from swin_backbone.workbench.runner.validation import MaskAreasHook
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

@@ -147,6 +147,6 @@ def test_vis(name, backend, monkeypatch):
         monitor.enable_vis(Config(dict()), name)
     monkeypatch.setattr(monitor, 'find_spec', lambda name: name)
     for cfg in (Config.fromfile(DETECTION), Config(dict())):
-        for again in (name, name, None):
+        for again in (name, name):
             monitor.enable_vis(cfg, again)
         assert [one['type'] for one in cfg.visualizer.vis_backends] == ['LocalVisBackend', backend]

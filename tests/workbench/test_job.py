@@ -35,7 +35,6 @@ RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 MASK_RCNN = str(CONFIGS / 'mask_rcnn' / f'{RECIPE}.py')
 FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
-UPERNET = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')
 
 
 @pytest.mark.parametrize('name', ALL_CONFIGS)
@@ -177,15 +176,6 @@ def test_where_weights_come_from(monkeypatch, start, expected):
     made = Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
     start(made)
     assert (made.cfg.resume, made.cfg.load_from) == expected
-
-
-def test_drawing_of_both_toolboxes():
-    for path, scope in ((MASK_RCNN, 'mmdet'), (UPERNET, 'mmseg')):
-        cfg = Config.fromfile(path)
-        testing.enable_drawing(cfg, False, 'pictures', 0)
-        assert cfg.default_hooks.visualization.draw
-        target = cfg.visualizer.save_dir if scope == 'mmseg' else cfg.default_hooks.visualization.test_out_dir
-        assert target == str(Path('pictures').absolute())
 
 
 @pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])

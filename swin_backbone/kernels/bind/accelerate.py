@@ -20,6 +20,7 @@ from .structure import PRECISION
 from .trial import try_layer
 
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of the subclass
+BIAS_PARAMETERS = 'relative_position_bias_table', 'logit_scale'  # of the attention of every Swin
 OWN_LAYERS = SwinBlock, SwinV2Block, PatchMerging, PatchEmbed
 
 
@@ -29,6 +30,8 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
         raise ValueError(f"precision must be None or 'int8', got {precision!r}")
     ours = {id(part) for one in model.modules() if isinstance(one, SwinPyramid) for part in one.modules()}
     modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
+    if not any(hasattr(one, name) for one in modules.values() for name in BIAS_PARAMETERS):
+        modules = {}  # there is no Swin of another package
     layers = {name: record for name, one in modules.items() if (record := find_layer(one)) is not None}
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
     for name, record in layers.items():
@@ -107,7 +110,7 @@ def restore_swin(model: nn.Module) -> None:
 def _looks_like_block(module: nn.Module) -> bool:
     """Return whether a module is some Swin's block: attention with a position bias, and an MLP."""
     inside = [one for child in module.children() for one in (child, *child.children())]
-    attends = any(hasattr(one, name) for one in inside for name in ('relative_position_bias_table', 'logit_scale'))
+    attends = any(hasattr(one, name) for one in inside for name in BIAS_PARAMETERS)
     return attends and any(re.search('mlp|ffn|intermediate', name) for name, _ in module.named_children())
 
 

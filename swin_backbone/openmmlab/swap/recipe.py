@@ -1,10 +1,11 @@
 """The optimizer of the Swin recipe (Liu et al. 2021, sections 4.1 to 4.3) for any config."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.registry import MODELS
 
+from ...devices import on_device
 from ..errors import kind_of
 from .variants import Task
 
@@ -20,7 +21,7 @@ LAYER_DECAY = 'SwinLayerDecayOptimizerConstructor'  # of optim/layer_decay.py
 POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
 
 
-def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], task: Task) -> None:
+def apply_recipe(cfg: Config, backbone: str, swin: dict[str, Any], task: Task) -> None:
     """Put the recipe's optimizer into a config, in place.
 
     A config with AdamW (the DETR family, RTMDet, SegFormer) keeps its rate, decay and multipliers, which belong to its
@@ -31,7 +32,7 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
 
     Args:
         backbone: prefix of the backbone's parameters, as 'backbone', 'detector.backbone' or 'img_backbone'.
-        layers: `SwinPyramid.layer_order` of the backbone.
+        swin: config of the backbone.
 
     Raises:
         ValueError: if `optim_wrapper` has no single optimizer.
@@ -44,7 +45,7 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
     constructor = wrapper.pop('constructor', None)
     paramwise = wrapper.pop('paramwise_cfg', None) or {}
     if kind_of(wrapper.optimizer) == 'AdamW' and constructor is None:
-        keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, layers, paramwise)}
+        keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, swin, paramwise)}
         wrapper.paramwise_cfg = dict(paramwise, custom_keys=keys)
     else:
         wrapper.optimizer = dict(ADAMW[task])
@@ -71,7 +72,7 @@ def constructor_of(wrapper: dict[str, Any]) -> Any:
     return getattr(constructor, '__name__', constructor)
 
 
-def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _no_decay(backbone: str, swin: dict[str, Any], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return custom keys for norms and position tables, with the config's learning rate of the backbone.
 
     mmengine applies only the longest key in a parameter's name. Therefore each new key repeats the multiplier of the
@@ -82,6 +83,8 @@ def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict[st
         (keys[name] for name in (backbone, backbone.rpartition('.')[2], 'backbone') if name in keys), {}
     )
     lr_mult = own.get('lr_mult', 1.0)
+    with on_device('meta'):
+        layers = MODELS.build(dict(swin, init_cfg=None)).layer_order()
     prefixes = [prefix for layer in layers for prefix in layer if prefix not in POSITION_KEYS]
     norms = [f'{backbone}.{prefix}' + ('' if prefix.startswith('norm') else '.norm') for prefix in prefixes]
     return {name: dict(lr_mult=lr_mult, decay_mult=0.0) for name in (*norms, *POSITION_KEYS)}

@@ -7,11 +7,9 @@ from typing import Any, Optional, Union
 
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
-from mmengine.registry import MODELS
 
 from ...archs import ARCHS
 from ...checks import check_choice
-from ...devices import on_device
 from ..config_files import read_config
 from ..errors import kind_of, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
@@ -78,9 +76,7 @@ def swap_backbone(
         notes = _replace(after, key, model, part, swin, task)
         model[part].update(backbone)
         if recipe == 'swin':
-            with on_device('meta'):
-                layers = MODELS.build(dict(model[part], init_cfg=None)).layer_order()
-            apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), layers, task)
+            apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), model[part], task)
         elif constructor_of(after.get('optim_wrapper') or {}) not in (None, LAYER_DECAY):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '

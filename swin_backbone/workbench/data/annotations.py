@@ -75,7 +75,7 @@ _known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what 
 
 
 def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
-    """Return the registered class of a data set, or of a metric of METRICS, by a config; None for an unknown name."""
+    """Return the registered class of the config of a data set, or of a part in another registry; None if unknown."""
     cls = config.get('type')
     if isinstance(cls, str):
         with registry.switch_scope_and_registry(None) as scoped:
@@ -158,18 +158,18 @@ def check_annotations(
 
 
 def require_annotations(
-    path: Union[str, Path], form: str, with_masks: bool, beyond: Sequence[str] = ('masks',)
+    path: Union[str, Path], form: str, with_masks: bool, refused: Sequence[str] = ('masks',)
 ) -> Annotations:
     """Check that mmdet and pycocotools can take an annotation file: see `check_annotations`.
 
     Args:
-        beyond: refused faults besides `errors`, by their names in Annotations.
+        refused: faults that are errors too, besides `errors`, by their names in Annotations.
 
     Raises:
         DataError: if they cannot, with the annotations.
     """
     annotations = check_annotations(path, form, with_masks)
-    wrong = [sentence for name in ('errors', *beyond) for sentence in getattr(annotations, name).sentences()]
+    wrong = [sentence for name in ('errors', *refused) for sentence in getattr(annotations, name).sentences()]
     if wrong:
         raise DataError(f'{path} has ' + '. It has '.join(wrong))
     return annotations

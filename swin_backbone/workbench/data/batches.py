@@ -21,7 +21,7 @@ class Batch(list[int]):
     place: tuple[int, ...] = ()
 
 
-class PlacedBatchSampler(Sampler[list[int]]):
+class ResumableBatchSampler(Sampler[list[int]]):
     """The batches of another batch sampler from any batch on. Earlier batches are not loaded.
 
     Args:
@@ -45,22 +45,22 @@ class PlacedBatchSampler(Sampler[list[int]]):
         self.endless = endless
         self.begin_at(0, 0, 0)
 
-    def begin_at(self, seed: int, number: int, gone: int) -> None:
+    def begin_at(self, seed: int, number: int, done: int) -> None:
         """Set the begin of the next iteration over the batches.
 
         Args:
             seed: of the run.
             number: finished iterations of the training, for random numbers.
-            gone: finished batches of the epoch, or of the training if `endless`.
+            done: finished batches of the epoch, or of the training if `endless`.
         """
-        self.seed, self.number, self.gone = seed, number, gone
+        self.seed, self.number, self.done = seed, number, done
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches. A sampler with the process's generators repeats its earlier draws."""
         if isinstance(self.sampler, InfiniteSampler):
             self.sampler.indices = self.sampler._indices_of_rank()  # from its begin
         begin, place = self.number, (self.seed, BATCH, get_rank())
-        number = begin - self.gone
+        number = begin - self.done
         for passes in count() if self.endless else [0]:
             if self.endless and hasattr(self.sampler, 'set_epoch'):
                 self.sampler.set_epoch(passes)
@@ -96,7 +96,7 @@ class SeededItems:
 def build_dataloader(
     runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], endless: bool
 ) -> Union[DataLoader[Any], dict[str, Any]]:
-    """Return mmengine's data loader for training, with a `PlacedBatchSampler` and items seeded by their batch.
+    """Return mmengine's data loader for training, with a `ResumableBatchSampler` and items seeded by their batch.
 
     A built loader, or one without batches, is returned unchanged.
     """
@@ -104,7 +104,7 @@ def build_dataloader(
         return dataloader
     cfg = dict(dataloader)
     inner = dict(type=BatchSampler, drop_last=cfg.pop('drop_last', False))
-    cfg['batch_sampler'] = dict(type=PlacedBatchSampler, inner=cfg.get('batch_sampler') or inner, endless=endless)
+    cfg['batch_sampler'] = dict(type=ResumableBatchSampler, inner=cfg.get('batch_sampler') or inner, endless=endless)
     cfg.setdefault('batch_size', 1)
     ranks_differ = runner._randomness_cfg.get('diff_rank_seed', False)
     loader: DataLoader[Any] = runner.build_dataloader(cfg, seed=runner.seed, diff_rank_seed=ranks_differ)

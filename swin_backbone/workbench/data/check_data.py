@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
-from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import METRICS, init_default_scope
 from rich.console import Console
@@ -22,7 +21,7 @@ from rich.table import Table
 
 from ...openmmlab.errors import DataError, Faults, sentence_of
 from ..configs.paths import annotation_file, datasets_in, metrics_in, require_data
-from .annotations import Annotations, check_annotations, class_of, form_of, uses_masks
+from .annotations import Annotations, check_annotations, class_of, form_of
 from .check_labels import LabelRule, read_label
 from .datasets import DataSets, depth_note_of
 from .guard import label_rule, unreadable
@@ -92,10 +91,10 @@ def check_data(
                 if path and form:
                     annotations = check_annotations(path, form, with_masks)
                     _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
-                    wrong = [getattr(annotations, name) for name in ('errors', *datasets.beyond)]
+                    wrong = [getattr(annotations, name) for name in ('errors', *datasets.refused)]
                 if not any(wrong):
                     built = datasets.build(phase, dataset)
-                    if _check_pictures(report, built, cfg, phase == 'train', max_files, seconds, skip_unreadable):
+                    if _check_pictures(report, built, datasets, phase == 'train', max_files, seconds, skip_unreadable):
                         _warn_of_classes(report, report.classes)
             except DataError as error:
                 report.errors.add('data that cannot be used', sentence_of(error))
@@ -142,15 +141,15 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
 def _check_pictures(
     report: Report,
     built: BaseDataset,
-    cfg: Config,
+    datasets: DataSets,
     is_trained_on: bool,
     max_files: int,
     seconds: float,
     skip_unreadable: bool,
 ) -> bool:
     """Check pictures and labels, and return whether all labels for training are counted."""
-    left, left_out = count_left_out(built, uses_masks(cfg), is_trained_on, seconds)
-    rule = label_rule(cfg)
+    left, left_out = count_left_out(built, datasets.with_masks, is_trained_on, seconds)
+    rule = label_rule(datasets.cfg)
     report.rows['pictures'] = f'{len(built):,}'
     report.warnings.update(left_out)
     if is_trained_on and 'objects' in report.rows:

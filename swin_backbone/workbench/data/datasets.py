@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,17 @@ class DataSets:
 
     Args:
         cfg: with filled `own_data`.
-        beyond: see `require_annotations`.
+        refused: see `require_annotations`.
     """
 
-    def __init__(self, cfg: Config, beyond: Sequence[str] = ('masks',)):
-        self.cfg, self.beyond = cfg, beyond
-        self.with_masks = uses_masks(cfg)
+    def __init__(self, cfg: Config, refused: Sequence[str] = ('masks',)):
+        self.cfg, self.refused = cfg, refused
         self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
+
+    @cached_property
+    def with_masks(self) -> bool:
+        """Whether the config trains or tests on the masks of objects."""
+        return uses_masks(self.cfg)
 
     def of(self, phase: str) -> Any:
         """Return the data set of 'train', 'val' or 'test', with its wrappers.
@@ -54,9 +59,9 @@ class DataSets:
         for _, base in datasets_of(config, 'dataset'):
             path, form = annotation_file(base), form_of(class_of(base))
             if path and form:
-                require_annotations(path, form, self.with_masks, self.beyond)
+                require_annotations(path, form, self.with_masks, self.refused)
                 require_classes(base, self.with_masks)
-        given = self._with_leaves(phase, config)
+        given = self._with_built_bases(phase, config)
         with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')):
             try:
                 dataset = DATASETS.build(given)
@@ -67,7 +72,7 @@ class DataSets:
         self._built.setdefault(phase, []).append((copy.deepcopy(config), dataset))
         return dataset
 
-    def _with_leaves(self, phase: str, config: Any) -> Any:
+    def _with_built_bases(self, phase: str, config: Any) -> Any:
         """Return a config to build. The data sets inside its wrappers are built."""
         given = copy.deepcopy(config)
         nested = walk(given, enters=lambda name, _: name in ('dataset', 'datasets') or name.isdecimal())
@@ -75,14 +80,37 @@ class DataSets:
             for name in ('dataset', 'datasets'):
                 inner = wrapper.get(name)
                 if isinstance(inner, (list, tuple)):
-                    wrapper[name] = [self._leaf(phase, part) for part in inner]
+                    wrapper[name] = [self._built_base(phase, part) for part in inner]
                 elif inner is not None:
-                    wrapper[name] = self._leaf(phase, inner)
+                    wrapper[name] = self._built_base(phase, inner)
         return given
 
-    def _leaf(self, phase: str, config: Any) -> Any:
-        is_leaf = isinstance(config, dict) and not ('dataset' in config or 'datasets' in config)
-        return self.build(phase, config) if is_leaf else config
+    def _built_base(self, phase: str, config: Any) -> Any:
+        is_base = isinstance(config, dict) and not ('dataset' in config or 'datasets' in config)
+        return self.build(phase, config) if is_base else config
+
+    def facts_of(self, dataset: Any, is_training: bool) -> Iterator[str]:
+        """Yield sentences on a built data set: unusual annotations, objects without a loss, pictures of 16 bits."""
+        for base in base_datasets(dataset):
+            path, form = file_of(base), form_of(type(base))
+            if path and form:
+                for sentence in require_annotations(path, form, self.with_masks).warnings.sentences():
+                    yield f'{path} has {sentence}'
+            for sentence in count_left_out(base, self.with_masks, is_training, SECONDS)[1].sentences():
+                yield f'{base.ann_file} has {sentence}'
+            if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
+                yield note
+
+    def check_evaluator(self, evaluator: Any) -> None:
+        """Check the annotation files of a config's metrics before pycocotools reads them.
+
+        Raises:
+            DataError: with the wrong annotations.
+        """
+        for _, metric in metrics_of(evaluator, 'evaluator'):
+            path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
+            if path and form:
+                require_annotations(path, form, self.with_masks, ('masks', 'in_evaluation'))
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
@@ -93,31 +121,6 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
     single = [getattr(dataset, name) for name in ('dataset', '_dataset') if hasattr(dataset, name)]
     for inner in getattr(dataset, 'datasets', single):
         yield from base_datasets(inner)
-
-
-def facts_of(dataset: Any, with_masks: bool, is_training: bool) -> Iterator[str]:
-    """Yield sentences on a built data set: unusual annotations, objects that no loss sees, and pictures of 16 bits."""
-    for base in base_datasets(dataset):
-        path, form = file_of(base), form_of(type(base))
-        if path and form:
-            for sentence in require_annotations(path, form, with_masks).warnings.sentences():
-                yield f'{path} has {sentence}'
-        for sentence in count_left_out(base, with_masks, is_training, SECONDS)[1].sentences():
-            yield f'{base.ann_file} has {sentence}'
-        if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
-            yield note
-
-
-def check_evaluator(evaluator: Any, with_masks: bool) -> None:
-    """Check the annotation files of a config's metrics before pycocotools reads them.
-
-    Raises:
-        DataError: with the wrong annotations.
-    """
-    for _, metric in metrics_of(evaluator, 'evaluator'):
-        path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
-        if path and form:
-            require_annotations(path, form, with_masks, ('masks', 'in_evaluation'))
 
 
 def build_error(dataset: Any, error: Exception) -> DataError:

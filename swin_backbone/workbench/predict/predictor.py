@@ -29,7 +29,7 @@ from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
 from ..resume.loading import load_from_file_or_address, read_checkpoints_safely
-from ..runner.by_shape import predict_by_shape
+from ..runner.validation import predict_by_shape
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
 SCORE_THR = 0.3  # of a drawn and written object, for a model without a stored threshold
@@ -85,7 +85,6 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
                 compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
-            predict_by_shape(self.model)
             if torch.device(device).type == 'cpu' and accelerate is not None:
                 accelerate(self.model)
             steps = cfg.test_dataloader.dataset.pipeline
@@ -125,7 +124,7 @@ class Predictor:
         """Return the predictions for each frame of a batch."""
         precision = mixed_precision(self.model, self.amp) if self.amp else nullcontext()
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
-            samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
+            samples: list[BaseDataElement] = predict_by_shape(self.model.test_step, pseudo_collate(prepared))
             return samples
 
     def require_backbone(self) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ...checkpoints import CheckpointError
 from .completeness import dataset_meta_of
-from .loops import PlacedEpochLoop, PlacedIterLoop
-from .optimizer_state import load_optimizer, wind
+from .loops import ResumableEpochLoop, ResumableIterLoop
+from .optimizer_state import load_optimizer, step_schedules
 
 ANEW = 'to start anew from its weights, leave out --resume and set load_from'
 TRAINING_PARTS = ('meta', 'message_hub', 'state_dict')  # dicts in every checkpoint of a training
@@ -47,7 +47,7 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
             gradients: by parameter, for each rank, in the middle of an accumulation; None after a step.
     """
     loop = runner.train_loop
-    if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
+    if not isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)):
         return None
     return dict(
         sampler_seed=getattr(_sampler(runner), 'seed', None),
@@ -90,11 +90,11 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
     Epoch, iteration and batches are converted to the units of this run.
     """
     loop, state = runner.train_loop, meta.get('exact_resume')
-    if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
+    if not isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)):
         runner.logger.info(f'{type(loop).__name__} is a foreign loop: its random numbers are not resumed exactly.')
         return
     if state is None:
-        loop.batches_done = meta['iter'] if isinstance(loop, PlacedIterLoop) else 0
+        loop.batches_done = meta['iter'] if isinstance(loop, ResumableIterLoop) else 0
         runner.logger.warning(
             'The checkpoint has no position in the data, as of mmengine itself: training continues with the weights '
             'and the optimizer, and with other random numbers.'
@@ -111,7 +111,7 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
         if isinstance(before['batch_size'], int) and isinstance(now['batch_size'], int):
             images = batches * before['batch_size'] * before['ranks']
             batches = images // (now['batch_size'] * now['ranks'])
-        if isinstance(loop, PlacedEpochLoop):  # as if all epochs had the length of this epoch
+        if isinstance(loop, ResumableEpochLoop):  # as if all epochs had the length of this epoch
             length = len(loop.dataloader)
             if before['by_epoch']:
                 batches = min(batches, length)
@@ -146,7 +146,7 @@ def _units(runner: Runner) -> dict[str, Any]:
     """Return the units of a position in the data."""
     loader = runner.train_loop.dataloader
     return dict(
-        by_epoch=isinstance(runner.train_loop, PlacedEpochLoop),
+        by_epoch=isinstance(runner.train_loop, ResumableEpochLoop),
         batches_a_step=getattr(runner.optim_wrapper, '_accumulative_counts', None),
         batch_size=getattr(loader.batch_sampler, 'batch_size', None),
         ranks=runner.world_size,
@@ -160,8 +160,8 @@ def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any], name: str) -> Ite
         return
     if runner.param_schedulers is not None:
         runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-    wind(runner, checkpoint['meta']['epoch'], checkpoint['meta']['iter'], checkpoint)
-    checkpoint.pop('param_schedulers', None)  # `wind` has placed the schedules
+    step_schedules(runner, checkpoint['meta']['epoch'], checkpoint['meta']['iter'], checkpoint)
+    checkpoint.pop('param_schedulers', None)  # `step_schedules` has done so
     saved = checkpoint.pop('optimizer', None)
     if saved is None:
         yield 'no moments of the optimizer, which begin anew'

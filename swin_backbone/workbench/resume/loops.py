@@ -7,11 +7,11 @@ from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
-from ..data.batches import PlacedBatchSampler, build_dataloader
+from ..data.batches import ResumableBatchSampler, build_dataloader
 from ..data.seeds import STEP, seed_generators
 
 
-class PlacedEpochLoop(EpochBasedTrainLoop):
+class ResumableEpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch."""
 
     batches_done = 0  # of this epoch
@@ -37,7 +37,7 @@ class PlacedEpochLoop(EpochBasedTrainLoop):
         super().run_iter(idx, data_batch)
 
 
-class PlacedIterLoop(IterBasedTrainLoop):
+class ResumableIterLoop(IterBasedTrainLoop):
     """mmengine's IterBasedTrainLoop, with a start at any iteration, without loading earlier batches."""
 
     batches_done = 0  # of the whole training
@@ -58,10 +58,10 @@ class PlacedIterLoop(IterBasedTrainLoop):
         super().run_iter(data_batch)
 
 
-def begin_at(loop: Union[PlacedEpochLoop, PlacedIterLoop], batches: int) -> bool:
+def begin_at(loop: Union[ResumableEpochLoop, ResumableIterLoop], batches: int) -> bool:
     """Place a loop's data after a number of batches, and return whether the sampler can do this."""
     sampler = loop.dataloader.batch_sampler
-    if not isinstance(sampler, PlacedBatchSampler):
+    if not isinstance(sampler, ResumableBatchSampler):
         return False
     sampler.begin_at(loop.runner.seed, loop.iter, batches)
     return True
@@ -92,11 +92,11 @@ class _Batches:
         return next(self.iterator)
 
 
-def placed(loop: dict[str, Any]) -> dict[str, Any]:
+def make_resumable(loop: dict[str, Any]) -> dict[str, Any]:
     """Replace mmengine's training loop by ours in the config of a loop. Foreign loops stay."""
     cfg = dict(loop)
     if 'by_epoch' in cfg and 'type' not in cfg:
         cfg['type'] = EpochBasedTrainLoop if cfg.pop('by_epoch') else IterBasedTrainLoop
     kind = LOOPS.get(cfg['type']) if isinstance(cfg.get('type'), str) else cfg.get('type')
-    ours = {EpochBasedTrainLoop: PlacedEpochLoop, IterBasedTrainLoop: PlacedIterLoop}
+    ours = {EpochBasedTrainLoop: ResumableEpochLoop, IterBasedTrainLoop: ResumableIterLoop}
     return dict(cfg, type=ours[kind]) if kind in ours else loop

@@ -40,7 +40,7 @@ def load_optimizer(wrapper: OptimWrapper, saved: Mapping[str, Any]) -> None:
                 moments[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def wind(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
+def step_schedules(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
     """Step the schedules of the config up to a position.
 
     A schedule is a function of config and position, and its saved state is not read. The exception is a schedule that

@@ -17,11 +17,9 @@ from ...outputs import mark_folder
 from ..configs.check import check_classes
 from ..data.datasets import DataSets
 from ..resume.loading import read_checkpoints_safely
-from .buffers import SameBuffersHook
-from .by_shape import predict_by_shape
 from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
-from .testing import MaskAreasHook
+from .validation import MaskAreasHook, SameBuffersHook
 
 LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
@@ -49,11 +47,12 @@ def build_runner(
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
     runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
-    runner.needs_all_weights, runner.skip_unreadable, runner.datasets = whole, skip_unreadable, datasets
+    runner.needs_all_weights, runner.skip_unreadable = whole, skip_unreadable
+    if datasets is not None:
+        runner.datasets = datasets
     mark_folder(runner.log_dir)
     if not has_accelerator():
         keep_freed_memory()
-    predict_by_shape(runner.model)
     runner.register_hook(SameBuffersHook())
     runner.register_hook(MaskAreasHook())
     return runner
@@ -70,8 +69,8 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
         DataError, CheckpointError: for a bad file.
         TrainingStopped: if a process of the run is lost, and for further reasons.
     """
-    proven = ProvenHook()
-    runner.register_hook(proven, priority='VERY_LOW')
+    record = PhaseHook()
+    runner.register_hook(record, priority='VERY_LOW')
     try:
         return runner.train() if what == 'train' else runner.test()
     except Exception as error:
@@ -81,30 +80,30 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
                 f'rank {runner.rank} stops, because another process of the run is gone ({sentence_of(error)}); '
                 '--resume goes on from the last checkpoint'
             ) from error
-        if proven.phase in proven.phases or isinstance(error, RUN_ERRORS):
+        if record.phase in record.worked or isinstance(error, RUN_ERRORS):
             raise
         raise ConfigError(sentence_of(error)) from error
 
 
-class ProvenHook(Hook):
+class PhaseHook(Hook):
     """Record the phases that worked once: a training step, a validation with metrics."""
 
     phase = 'build'
 
     def __init__(self) -> None:
-        self.phases: set[str] = set()
+        self.worked: set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
         self.phase = 'train'
 
     def after_train_iter(self, *_: Any, **__: Any) -> None:
-        self.phases.add('train')
+        self.worked.add('train')
 
     def before_val(self, runner: Runner) -> None:
         self.phase = 'val'
 
     def after_val(self, runner: Runner) -> None:
-        self.phases.add('val')
+        self.worked.add('val')
         self.phase = 'train'
 
 

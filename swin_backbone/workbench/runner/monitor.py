@@ -83,7 +83,6 @@ class ValLossHook(Hook):
         )
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
-        """See `Hook`."""
         if metrics is None or getattr(self, 'loader', None) is None:
             return
         sums: dict[str, float] = {}
@@ -148,17 +147,15 @@ def _add(sums: dict[str, float], values: dict[str, float]) -> None:
         sums[name] = sums.get(name, 0) + value
 
 
-def enable_vis(cfg: Config, name: Optional[str]) -> None:
+def enable_vis(cfg: Config, name: str) -> None:
     """Let mmengine's visualizer write to TensorBoard or Weights & Biases too, in the run's folder.
 
     Args:
-        name: 'tensorboard' or 'wandb'; None changes nothing.
+        name: 'tensorboard' or 'wandb'.
 
     Raises:
         ValueError: if the package is not installed.
     """
-    if name is None:
-        return
     if find_spec(name) is None:
         raise ValueError(f'--vis {name} needs a package: make install EXTRAS={name}, or pip install {name}')
     visualizer = cfg.get('visualizer') or dict(type='Visualizer')

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.device import get_device
@@ -18,16 +18,16 @@ from torch.utils.data import DataLoader
 
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...whole_files import CANNOT_WRITE
-from ..data.annotations import uses_masks
-from ..data.datasets import DataSets, check_evaluator, facts_of
+from ..data.datasets import DataSets
 from ..data.guard import GuardHook, guard_dataset
 from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import FitCheckpointHook
-from ..resume.loops import placed
+from ..resume.loops import make_resumable
 from .lock import only_training_in
 from .monitor import CurvesHook
 from .signals import SignalHook, init_worker
+from .validation import with_steps_by_shape
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
 FOR_THE_FILE = (
@@ -47,16 +47,19 @@ class SafeRunner(Runner):
     Attributes:
         needs_all_weights: refuse a checkpoint without all weights of the model.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
-        datasets: data sets that are built already; None builds all.
+        datasets: the data sets of the config, of which some may be built already.
         resumed_from: the checkpoint.
         accelerate: called with a model on CPUs; None keeps the model.
     """
 
     needs_all_weights = skip_unreadable = False
     phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
-    datasets: Optional[DataSets] = None
     resumed_from: Optional[str] = None
     accelerate: Optional[Callable[[nn.Module], Any]] = None
+
+    @cached_property
+    def datasets(self) -> DataSets:
+        return DataSets(self.cfg)
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # mmengine removes a default hook that is None
@@ -83,6 +86,10 @@ class SafeRunner(Runner):
             hidden = 'environment, config, hooks, the rate of each parameter'
             logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
         return logger
+
+    def build_model(self, model: Union[nn.Module, dict[str, Any]]) -> nn.Module:
+        built: nn.Module = super().build_model(with_steps_by_shape(model) if isinstance(model, dict) else model)
+        return built
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict[str, Any]], model: nn.Module) -> nn.Module:
         """Accelerate the model first: in DistributedDataParallel, strides of parameters stay.
@@ -114,27 +121,25 @@ class SafeRunner(Runner):
             DataError: for wrong annotations, and if the data set cannot be built.
         """
         if isinstance(dataloader, dict):
-            if self.datasets is None:
-                self.datasets = DataSets(self.cfg)
             dataset = self.datasets.build(self.phase, dataloader['dataset'])
             dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies what is no function
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
         if 'own_data' not in self.cfg and get_rank() == 0:  # check_own_data has printed the facts of own_data
-            for sentence in facts_of(loader.dataset, uses_masks(self.cfg), is_training):
+            for sentence in self.datasets.facts_of(loader.dataset, is_training):
                 self.logger.warning(sentence)
         guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
         return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
-        """Build an evaluator. Raises: see `check_evaluator`."""
-        check_evaluator(evaluator, uses_masks(self.cfg))
+        """Build an evaluator. Raises: see `DataSets.check_evaluator`."""
+        self.datasets.check_evaluator(evaluator)
         return super().build_evaluator(evaluator)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
         self.phase = 'train'
-        return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
+        return super().build_train_loop(make_resumable(loop) if isinstance(loop, dict) else loop)
 
     def build_val_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
         self.phase = 'val'

@@ -1,6 +1,5 @@
 """A test: its outputs (pictures, label maps, predictions), and test-time augmentation."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,14 +8,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 from mmengine.config import Config
-from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.registry import METRICS, DefaultScope
 from mmengine.runner import Runner
 
 from ...openmmlab.errors import DataError, kind_of
 from ...outputs import check_outputs, claim_folder
-from ...whole_files import PARTIAL, write_whole
+from ...whole_files import PARTIAL
 from ..configs.paths import annotation_file, datasets_in, metrics_in
 from ..data.annotations import class_of
 from ..pictures.colours import distinct_colours, encode_labels
@@ -218,31 +216,6 @@ class DifferentNamesHook(Hook):
                 raise DataError(f'{other} and {path} would be written to one file')
 
 
-class MaskAreasHook(Hook):
-    """Remove the boxes from `PREFIX.segm.json`, which mmdet's CocoMetric writes with outfile_prefix=PREFIX.
-
-    mmdet evaluates masks without boxes. With boxes in the file, pycocotools takes their areas as those of the masks,
-    and AP by size differs from the printed AP.
-    """
-
-    def after_val_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        """See `Hook`."""
-        self._remove_boxes(runner.val_loop)
-
-    def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        """See `Hook`."""
-        self._remove_boxes(runner.test_loop)
-
-    def _remove_boxes(self, loop: Any) -> None:
-        for metric in getattr(getattr(loop, 'evaluator', None), 'metrics', ()):  # not in every foreign loop
-            path = Path(f'{getattr(metric, "outfile_prefix", None)}.segm.json')
-            if is_main_process() and path.is_file():
-                objects = json.loads(path.read_bytes())
-                for item in objects:
-                    item.pop('bbox', None)
-                write_whole(path, json.dumps(objects).encode())
-
-
 class WriteLabelsHook(Hook):
     """Write a segmentor's predictions of a test as PNGs, as tools/infer.py.
 
@@ -255,7 +228,6 @@ class WriteLabelsHook(Hook):
         self.folder, self.first_label = folder, first_label
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """See `Hook`."""
         meta = dict(runner.test_loop.dataloader.dataset.metainfo)
         meta['palette'] = meta.get('palette') or distinct_colours(len(meta['classes']))
         for sample in outputs:

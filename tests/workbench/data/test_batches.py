@@ -9,7 +9,7 @@ import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import BatchSampler, RandomSampler
 
-from swin_backbone.workbench.data.batches import PlacedBatchSampler
+from swin_backbone.workbench.data.batches import ResumableBatchSampler
 from swin_backbone.workbench.data.seeds import seed_generators
 
 DATA = range(10)
@@ -43,26 +43,26 @@ def take(sampler, number):
 @pytest.mark.parametrize('kind', SAMPLERS)
 @pytest.mark.parametrize('endless', [False, True])
 def test_the_order_from_any_place_on(kind, endless):
-    def placed(number, gone):
-        sampler = PlacedBatchSampler(SAMPLERS[kind](), batch_size=4, endless=endless)
-        sampler.begin_at(7, number, gone)
+    def begun(number, done):
+        sampler = ResumableBatchSampler(SAMPLERS[kind](), batch_size=4, endless=endless)
+        sampler.begin_at(7, number, done)
         return sampler
 
-    whole = take(placed(0, 0), 9)
+    whole = take(begun(0, 0), 9)
     assert len(whole) == (9 if endless or kind == 'infinite' else 3)
-    for gone in (0, 1, 2, 3, 7):
-        rest = take(placed(gone, gone), max(len(whole) - gone, 0))
-        assert rest == whole[gone:]
-        assert [batch.place for batch in rest] == [batch.place for batch in whole[gone:]]
+    for done in (0, 1, 2, 3, 7):
+        rest = take(begun(done, done), max(len(whole) - done, 0))
+        assert rest == whole[done:]
+        assert [batch.place for batch in rest] == [batch.place for batch in whole[done:]]
 
 
 def test_each_pass_has_an_order_of_its_own():
     for kind in ('default', 'of the process'):
-        batches = take(PlacedBatchSampler(SAMPLERS[kind](), batch_size=5, endless=True), 6)
+        batches = take(ResumableBatchSampler(SAMPLERS[kind](), batch_size=5, endless=True), 6)
         passes = [batches[start] + batches[start + 1] for start in (0, 2, 4)]
         assert all(sorted(indices) == list(DATA) for indices in passes)
         assert passes[0] != passes[1] != passes[2]
-    epochs = PlacedBatchSampler(RandomSampler(DATA), batch_size=5)
+    epochs = ResumableBatchSampler(RandomSampler(DATA), batch_size=5)
     orders = []
     for number in (0, 2):
         epochs.begin_at(7, number, 0)
@@ -71,7 +71,7 @@ def test_each_pass_has_an_order_of_its_own():
 
 
 def test_a_place_travels_to_workers():
-    sampler = PlacedBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4)
+    sampler = ResumableBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4)
     sampler.begin_at(7, 12, 1)
     batch = next(iter(sampler))
     assert batch.place[0] == 7
@@ -82,7 +82,7 @@ def test_a_place_travels_to_workers():
 
 def test_drops_the_last_and_keeps_its_length():
     inner = dict(type=BatchSampler, drop_last=True)
-    sampler = PlacedBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4, inner=inner)
+    sampler = ResumableBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4, inner=inner)
     assert (len(sampler), [len(batch) for batch in sampler]) == (2, [4, 4])
     sampler.begin_at(0, 1, 1)
     assert (len(sampler), [len(batch) for batch in sampler]) == (2, [4])

@@ -24,14 +24,14 @@ from .objects.voc import find_voc
 from .objects.yolo import find_yolo
 
 Finder = Callable[[DataFolder], Optional[OwnData]]
-# What finds the data of a config, by its toolbox, and what is looked for
-FINDERS: dict[str, tuple[tuple[Finder, ...], str]] = {
+# By toolbox: what finds the data of a config among files with a suffix, and what is looked for
+FINDERS: dict[str, tuple[dict[Finder, str], str]] = {
     'mmdet': (
-        (find_labelme, find_cvat, find_coco, find_yolo, find_voc),
+        {find_labelme: '.json', find_cvat: '.xml', find_coco: '.json', find_yolo: '', find_voc: '.xml'},
         'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
     ),
-    'mmpretrain': ((find_classes,), 'a folder of pictures for each class, or lists train.txt and val.txt'),
-    'mmseg': ((find_labels,), 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
+    'mmpretrain': ({find_classes: ''}, 'a folder of pictures for each class, or lists train.txt and val.txt'),
+    'mmseg': ({find_labels: ''}, 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
 }
 
 
@@ -72,10 +72,12 @@ def _find(scope: str, folder: DataFolder) -> OwnData:
     if not (folder.pictures or folder.holding('.json', SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
     finders, layouts = FINDERS[scope]
+    files = folder.ann_files if folder.one_file is None else [folder.one_file]
+    suffixes = {'', *(path.suffix.lower() for path in files)}
     first_error = None  # a broken file may be beside a whole layout
-    for find in finders:
+    for find, suffix in finders.items():
         try:
-            own = find(folder)
+            own = find(folder) if suffix in suffixes else None
         except DataError as error:
             first_error = first_error or error
             continue

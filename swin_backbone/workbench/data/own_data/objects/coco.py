@@ -30,8 +30,6 @@ MAX_JSONS = 40  # that are looked into
 
 def find_coco(folder: DataFolder) -> Optional[OwnData]:
     """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
-    if folder.one_file is not None and folder.one_file.suffix.lower() != '.json':
-        return None
     files = _annotation_files(folder)
     if not files:
         return None
@@ -44,7 +42,7 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
         is_changed = _repair(folder, data)
         is_mended = is_changed and bool(annotated.errors)
         checked = folder.write(f'mended-{len(contents)}.json', data) if is_mended else path
-        require_annotations(checked, 'COCO', folder.with_masks, beyond=())
+        require_annotations(checked, 'COCO', folder.with_masks, refused=())
         place, renamed = _find_pictures(folder, path, data)
         if renamed:
             lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
