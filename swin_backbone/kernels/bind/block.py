@@ -16,9 +16,8 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import Sequential
 from torch import Tensor, nn
 
-from ...models.attention import cosine_scale
 from ...models.layers.swin_block import ShiftedWindowAttention, WindowAttention
-from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
+from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import refuse

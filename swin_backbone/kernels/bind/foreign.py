@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_here
-from ...models.attention import cosine_scale
+from ...models.layers.swin_v2_block import cosine_scale
 from ...modes import linear_dtype
 from ...positions import Size, relative_position_bias
 from ...replace import refuse

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Optional, Protocol
 import torch
 from torch import Tensor
 
-from ...compat import is_batched
 from ...models.windows import Windows
+from ...modes import is_batched
 from ...positions import Size
 from ...replace import refuse
 from . import library as structures
