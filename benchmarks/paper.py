@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from swin_backbone.models.attention import attend
+from swin_backbone.models.layers.swin_block import BaseAttention
 from swin_backbone.replace import Replacement
 
 NO_KERNELS = {'_unsafe_view', 'empty', 'empty_like', 'empty_strided', 'new_empty', 'lift_fresh', 'device'}
@@ -124,7 +124,7 @@ def _gpu_without_gpu() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch('torch.cuda.amp.common.amp_definitely_not_available', return_value=False))
         stack.enter_context(mock.patch('torch.cuda.is_bf16_supported', return_value=True))
-        replacements: list[Replacement] = attend.replacements  # type: ignore[attr-defined]
+        replacements: list[Replacement] = BaseAttention.forward.replacements  # type: ignore[attr-defined]
         stack.callback(replacements.__setitem__, 0, replacements[0])
         replacements[0] = replacements[0]._replace(can_run=lambda attention, *_, **__: attention)
         stack.enter_context(warnings.catch_warnings())

@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, wraps
@@ -35,25 +34,6 @@ def is_hooked(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     ) or ('forward' in module.__dict__)
-
-
-def is_transformed() -> bool:
-    """Return whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work.
-
-    Without torch's functions: False. Inside torch.compile the result is meaningless.
-    """
-    peek = getattr(getattr(torch._C, '_functorch', None), 'peek_interpreter_stack', None)
-    level = getattr(torch.autograd.forward_ad, '_current_level', -1)
-    return level >= 0 or (peek is not None and peek() is not None)
-
-
-def is_batched(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is batched by `torch.vmap` or `torch.autograd.functional`.
-
-    Without torch's functions: False.
-    """
-    is_legacy = getattr(getattr(torch._C, '_functorch', None), 'is_legacy_batchedtensor', None)  # of torch.autograd
-    return is_transformed() or bool(is_legacy and is_legacy(tensor))
 
 
 # Return whether `torch.export` is at work. Without torch's function: False, as under torch.compile.
@@ -139,54 +119,6 @@ def allows_tf32() -> bool:
 
 # Return the active fake tensor mode, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
-
-
-def is_capturing() -> bool:
-    """Return whether a CUDA graph captures the current stream. A build without CUDA cannot be asked."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-CACHED_BYTES = 2**26  # of each kind of tables: 40 sizes of pictures about 800x1344
-CACHED_TABLES = 16  # kept in any case: one size of pictures has 8 grids, two shifts in each of four stages
-
-
-def cached_table(build: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Decorate a function of sizes: cache its tables, but build them anew where a graph is recorded.
-
-    Fake tensors have no values and serve their own fake mode alone. A CUDA graph reads the tables of its capture at
-    every replay: the process keeps them. A table that is built during a capture has no values before a replay.
-    """
-    tables: OrderedDict[tuple[Any, ...], torch.Tensor] = OrderedDict()  # the least recently used first
-    captured: dict[tuple[Any, ...], torch.Tensor] = {}
-    lock = Lock()
-
-    def find_cached(*key: Any) -> torch.Tensor:
-        is_read_again = is_capturing()
-        with lock:
-            table = captured.get(key, tables.get(key))
-            if table is not None:
-                if is_read_again:
-                    captured[key] = table
-                elif key in tables:
-                    tables.move_to_end(key)
-                return table
-        with torch.inference_mode(False):  # backward cannot save an inference tensor
-            table = build(*key[1:])
-        if not is_read_again:
-            with lock:
-                tables[key] = table
-                size = sum(one.nbytes for one in tables.values())
-                while size > CACHED_BYTES and len(tables) > CACHED_TABLES:
-                    size -= tables.popitem(last=False)[1].nbytes
-        return table
-
-    @wraps(build)
-    def find(*sizes: Any) -> torch.Tensor:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
-            return build(*sizes)
-        return find_cached(fake_mode(), *sizes)
-
-    return find
 
 
 # Return the number of active `TorchDispatchMode`s (counters, fake tensors). Without torch's function: 1.

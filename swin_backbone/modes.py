@@ -1,23 +1,46 @@
-"""The modes of torch around a call: recorders of operations, and autocast."""
+"""The modes of torch around a call: recorders of operations, autocast, and tables that are cached in eager mode alone.
 
+The private parts of torch that tell a mode are here, all others in `compat.py`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Optional
+from functools import wraps
+from threading import Lock
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from .compat import constant_when_compiled, is_exporting, is_transformed
+from .compat import constant_when_compiled, fake_mode, is_exporting
+
+CACHED_BYTES = 2**26  # of each kind of tables: 40 sizes of pictures about 800x1344
+CACHED_TABLES = 16  # kept in any case: one size of pictures has 8 grids, two shifts in each of four stages
+
+_functorch = getattr(torch._C, '_functorch', None)
+_peek_transform: Callable[[], Any] = getattr(_functorch, 'peek_interpreter_stack', lambda: None)
+_is_legacy_batched: Callable[[Tensor], bool] = getattr(_functorch, 'is_legacy_batchedtensor', lambda tensor: False)
 
 
 def recorder_of(x: Tensor) -> Optional[str]:
-    """Return the name of what records or transforms operations on `x`; None: operations run eagerly."""
+    """Return the name of what records or transforms operations on `x`; None: operations run eagerly.
+
+    'torch.func' is a transform (grad, vmap, jvp, ...) or forward-mode AD. Without torch's functions: None.
+    """
     if torch.compiler.is_compiling():
         return 'torch.export' if is_exporting() else 'torch.compile'
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
         return 'torch.jit.trace'
     if x.device.type == 'meta':
         return 'the meta device'
-    return 'torch.func' if is_transformed() else None
+    has_tangents = getattr(torch.autograd.forward_ad, '_current_level', -1) >= 0
+    return 'torch.func' if has_tangents or _peek_transform() is not None else None
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Return whether a tensor is batched by `torch.vmap` or `torch.autograd.functional`."""
+    return recorder_of(tensor) == 'torch.func' or _is_legacy_batched(tensor)
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
@@ -40,3 +63,41 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
 def linear_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which linear layers compute with `x` now."""
     return autocast_dtype(x.device.type) or x.dtype
+
+
+def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorate a function of sizes: cache its tables, but build them anew where a graph is recorded.
+
+    Fake tensors have no values and serve their own fake mode alone. A CUDA graph reads the tables of its capture at
+    every replay: the process keeps them. A table that is built during a capture has no values before a replay.
+    """
+    tables: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the least recently used first
+    captured: dict[tuple[Any, ...], Tensor] = {}
+    lock = Lock()
+
+    @wraps(build)
+    def find(*sizes: Any) -> Tensor:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            return build(*sizes)
+        key = fake_mode(), *sizes
+        # A build without CUDA has no current stream.
+        is_captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        with lock:
+            table = captured.get(key, tables.get(key))
+            if table is not None:
+                if is_captured:
+                    captured[key] = table
+                elif key in tables:
+                    tables.move_to_end(key)
+                return table
+        with torch.inference_mode(False):  # backward cannot save an inference tensor
+            table = build(*sizes)
+        if not is_captured:
+            with lock:
+                tables[key] = table
+                size = sum(one.nbytes for one in tables.values())
+                while size > CACHED_BYTES and len(tables) > CACHED_TABLES:
+                    size -= tables.popitem(last=False)[1].nbytes
+        return table
+
+    return find

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .compat import cached_table
+from .modes import cached_table
 
 Size = tuple[int, int]  # (height, width)
 

@@ -1,8 +1,8 @@
 """Replacements of a forward: functions that compute an equal result in less time.
 
 `models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call of a
-marked forward runs the first replacement of the module's backend that can run. Under 'auto', torch's forward runs
-otherwise. A named backend raises `CannotRun`, and leaves to torch only the forwards without a replacement of its own.
+marked forward runs the first replacement of the module's backend that can run. If none can, torch's forward runs under
+'auto', and a named backend raises `CannotRun`. A forward that has no replacement of the named backend runs in torch.
 """
 
 from collections.abc import Callable

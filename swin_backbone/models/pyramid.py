@@ -184,11 +184,12 @@ class SwinPyramid(BaseModule):
         """
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.in_channels:
             raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
-        stages = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
+        emitted = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
         if out is not None:
             sizes, shapes = self.map_sizes(*x_BCHW.shape[2:]), [tuple(tensor.shape) for tensor in out]
-            if shapes != [(len(x_BCHW), *sizes[stage]) for stage in stages]:
-                raise ValueError(f'out takes maps of {[sizes[stage] for stage in stages]} for each image, got {shapes}')
+            allowed = [sizes[stage] for stage in emitted]
+            if shapes != [(len(x_BCHW), *size) for size in allowed]:
+                raise ValueError(f'out takes maps of {allowed} for each image, got {shapes}')
         if x_BCHW.dtype == torch.float64 and autocast_dtype(x_BCHW.device.type):
             x_BCHW = x_BCHW.float()  # autocast itself casts every floating dtype but this one
         with symbolic_views() if is_exporting() else nullcontext():
@@ -204,11 +205,11 @@ class SwinPyramid(BaseModule):
             outputs: list[Tensor] = []
             for index, stage in enumerate(self.stages):
                 x_BHWC = stage(x_BHWC)
-                if index in stages:
+                if index in emitted:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
                     emit = stage.normalise_output if out is None else partial(_write_output, stage, out[len(outputs)])
                     outputs.append(emit(x_BHWC, norm))
-                if index == stages[-1]:
+                if index == emitted[-1]:
                     break  # no later stage has an output
                 x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
         return tuple(outputs)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..compat import cached_table
+from ..modes import cached_table
 from ..positions import Size
 
 
@@ -25,11 +25,11 @@ class Windows(NamedTuple):
     Attributes:
         height, width: of the map, in tokens.
         window_size: (Wh, Ww) tokens.
-        shift: (rows, columns) of the shift; (0, 0) in a block without shift.
+        shift: (rows, columns) that the map is rolled up and left; (0, 0) in a block without shift.
         mask_padding: whether padding is a region of its own, which no token attends to. All published weights were
             trained with False.
-        rolls: True: a shift rolls the map. False: a shift pads `window - shift` places above and left of it (Swin-MLP).
         pads_first: True: the map is padded, then rolled. False: the map is rolled, then padded (timm).
+        before: (rows, columns) of padding above and left of the map: Swin-MLP shifts its windows so.
     """
 
     height: int
@@ -37,16 +37,18 @@ class Windows(NamedTuple):
     window_size: Size
     shift: Size = (0, 0)
     mask_padding: bool = False
-    rolls: bool = True
     pads_first: bool = True
+    before: Size = (0, 0)
 
     def partition(self, x_BHWC: Tensor) -> Tensor:
         """Return the windows of maps, row by row, with zeros for padding: (L, N, C)."""
         B, H, W, C = x_BHWC.shape
-        tokens_BTC = x_BHWC.reshape(B, H * W, C)
-        if self._has_padding():
-            tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))  # token T: zeros, for padding
+        tokens_BTC, T = x_BHWC.reshape(B, H * W, C), self.height * self.width
         (rows, columns), (Wh, Ww) = self.counts(), self.window_size
+        # A graph must not compare sizes, and always pads.
+        has_symbols = torch.compiler.is_dynamo_compiling() or not isinstance(T, int)
+        if has_symbols or rows * columns * Wh * Ww > T:
+            tokens_BTC = F.pad(tokens_BTC, (0, 0, 0, 1))  # token T: zeros, for padding
         token_at = find_tokens(self, x_BHWC.device)
         return tokens_BTC.index_select(1, token_at).view(B * rows * columns, Wh * Ww, C)
 
@@ -62,7 +64,7 @@ class Windows(NamedTuple):
 
         Places attend to each other inside a region, see `regions`.
         """
-        if not self.rolls or not (any(self.shift) or self.mask_padding):
+        if not (any(self.shift) or self.mask_padding):
             return None
         (rows, columns), (Wh, Ww) = self.counts(), self.window_size
         row_regions, column_regions = self.regions(0, device), self.regions(1, device)
@@ -75,7 +77,7 @@ class Windows(NamedTuple):
         Returns:
             Three times (rows, columns, `pairs_apart` (N, N)). Without `mask_padding` no other window needs a mask.
         """
-        if not self.rolls or not any(self.shift):
+        if not any(self.shift):
             return []
         before, last = slice(None, -1), slice(-1, None)
         parts = (last, before), (before, last), (last, last)
@@ -83,25 +85,8 @@ class Windows(NamedTuple):
 
     def counts(self) -> Size:
         """Return the numbers of windows in a column and in a row."""
-        rows, columns = (
-            (before + length + window - 1) // window
-            for length, window, before in zip((self.height, self.width), self.window_size, self.places_before())
-        )
-        return rows, columns
-
-    def places_before(self) -> Size:
-        """Return the numbers of places above and left of the map."""
-        above, left = (
-            0 if self.rolls or not shift else window - shift for window, shift in zip(self.window_size, self.shift)
-        )
-        return above, left
-
-    def _has_padding(self) -> bool:
-        """Return whether a place may be padding. True in a graph, which must not compare sizes."""
-        has_symbols = not (isinstance(self.height, int) and isinstance(self.width, int))
-        if has_symbols or torch.compiler.is_dynamo_compiling() or any(self.places_before()):
-            return True
-        return bool(self.height % self.window_size[0] or self.width % self.window_size[1])
+        (above, left), (Wh, Ww) = self.before, self.window_size
+        return (above + self.height + Wh - 1) // Wh, (left + self.width + Ww - 1) // Ww
 
     def regions(self, axis: int, device: torch.device) -> Tensor:
         """Return the region of each place along an axis: (windows, places of a window).
@@ -115,10 +100,6 @@ class Windows(NamedTuple):
             is_padding_S = place_S >= (self.height, self.width)[axis]
             region_S = torch.where(is_padding_S.roll(-shift) if self.pads_first else is_padding_S, 2, region_S)
         return region_S.view(count, window)
-
-    def rolls_when(self, padded: bool) -> bool:
-        """Return whether the map is rolled after padding if `padded`, or before padding if not."""
-        return self.rolls and any(self.shift) and self.pads_first == padded
 
 
 @cached_table
@@ -134,14 +115,14 @@ def pairs_apart(window_size: Size, shift: Size, device: torch.device) -> Tensor:
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     """Return the number of the token at each place of one image, from 0 to T - 1, or T at padding: (L * N,)."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.places_before()
+    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.before
     up_left = [-shift for shift in windows.shift]
-    # `F.pad` pads with 0, and padding has the number T. So the numbers lack T until the end: tokens are -T to -1.
+    # `F.pad` fills with 0, and padding has the number T. Therefore tokens are numbered from -T to -1 until the end.
     token_HW = torch.arange(-H * W, 0, device=device).view(H, W)
-    if windows.rolls_when(padded=False):
+    if any(windows.shift) and not windows.pads_first:
         token_HW = token_HW.roll(up_left, (0, 1))
     token_YX = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
-    if windows.rolls_when(padded=True):
+    if any(windows.shift) and windows.pads_first:
         token_YX = token_YX.roll(up_left, (0, 1))
     return _swap_middle(token_YX.view(rows, Wh, columns, Ww)).view(-1) + H * W
 
@@ -150,14 +131,14 @@ def find_tokens(windows: Windows, device: torch.device) -> Tensor:
 def find_places(windows: Windows, device: torch.device) -> Tensor:
     """Return the place of each token in the windows of one image: (T,). The inverse of `find_tokens`."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.places_before()
+    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.before
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
     place_YX = _swap_middle(place).view(rows * Wh, columns * Ww)
-    if windows.rolls_when(padded=True):
+    if any(windows.shift) and windows.pads_first:
         place_YX = place_YX.roll(windows.shift, (0, 1))
     row_H, column_W = (torch.arange(first, first + n, device=device) for first, n in ((above, H), (left, W)))
     place_HW = place_YX.index_select(0, row_H).index_select(1, column_W)  # a slice would compare symbols
-    if windows.rolls_when(padded=False):
+    if any(windows.shift) and not windows.pads_first:
         place_HW = place_HW.roll(windows.shift, (0, 1))
     return place_HW.flatten()
 
@@ -165,14 +146,6 @@ def find_places(windows: Windows, device: torch.device) -> Tensor:
 def _swap_middle(x: Tensor) -> Tensor:
     """Swap the two middle axes. A clone compares no symbols of a graph, unlike `contiguous` and `reshape`."""
     return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-
-
-def windows_of(x_BHWC: Tensor, window_size: Size, shift: Size, small_map: str, mask_padding: bool) -> Windows:
-    """Return the windows of maps; for the arguments see `SwinBlock`."""
-    H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
-    if small_map == 'shrink':  # 'pad' compares no sizes: a comparison is a guard of torch.compile
-        window_size, shift = fit_window(H, W, window_size, shift)
-    return Windows(H, W, window_size, shift, mask_padding)
 
 
 def fit_window(height: int, width: int, window_size: Size, shift: Size) -> tuple[Size, Size]:

@@ -10,7 +10,6 @@ from torch import nn
 from benchmarks.timing import bytes_kept
 from swin_backbone import ARCHS, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.models import SimMIMSwinBackbone, SimMIMSwinV2Backbone
-from swin_backbone.models.attention import attend
 
 
 def nano(**arguments):
@@ -181,7 +180,7 @@ def test_forwards_take_keywords(backend):
         (model.patch_embed, dict(image_BCHW=image)),
         (stage, dict(x_BHWC=x_BHWC)),
         (stage.normalise_output, dict(x_BHWC=x_BHWC, norm=model.norm0)),
-        (attend, dict(attention=attention, x_BHWC=x_BHWC, windows=windows)),
+        (attention, dict(x_BHWC=x_BHWC, windows=windows)),
     ):
         first, *others = arguments.items()
         expected = function(*arguments.values())

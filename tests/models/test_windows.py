@@ -13,9 +13,9 @@ from helpers import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone import compat
-from swin_backbone.compat import CACHED_TABLES, cached_table
+from swin_backbone import modes
 from swin_backbone.models.windows import Windows
+from swin_backbone.modes import CACHED_TABLES, cached_table
 
 sides = st.integers(1, 19)
 
@@ -38,13 +38,14 @@ def test_partition_pads_and_rolls_and_reverse_undoes_it(case):
     x_LNC = windows.partition(x_BHWC)
     assert torch.equal(x_LNC, reference.window_partition(padded, windows.window_size))
     assert torch.equal(windows.reverse(x_LNC, len(x_BHWC)), x_BHWC)
-    for kind in (windows._replace(rolls=False), windows._replace(pads_first=False)):  # Swin-MLP, timm
+    of_mlp, of_timm = windows._replace(shift=(0, 0), before=windows.shift), windows._replace(pads_first=False)
+    for kind in (of_mlp, of_timm):
         assert torch.equal(kind.reverse(kind.partition(x_BHWC), len(x_BHWC)), x_BHWC)
 
 
-@pytest.mark.parametrize('rolls', [True, False])
-def test_gradients_of_partition_and_reverse(rolls):
-    windows, x_BHWC = Windows(5, 9, (4, 3), (2, 1), rolls=rolls), torch.randn(2, 5, 9, 3, dtype=torch.double)
+@pytest.mark.parametrize('shift', [dict(shift=(2, 1)), dict(before=(2, 1))])
+def test_gradients_of_partition_and_reverse(shift):
+    windows, x_BHWC = Windows(5, 9, (4, 3), **shift), torch.randn(2, 5, 9, 3, dtype=torch.double)
     torch.autograd.gradcheck(windows.partition, x_BHWC.requires_grad_())
     x_LNC = windows.partition(x_BHWC).detach().requires_grad_()
     torch.autograd.gradcheck(lambda x: windows.reverse(x, 2), x_LNC)
@@ -73,7 +74,7 @@ def test_a_bounded_cache_serves_forty_sizes_of_pictures(built, monkeypatch):
         for one in tokens[:160]:
             build(one), build(one + 1)  # without and with a shift
     assert len(sizes) == len(set(sizes))
-    monkeypatch.setattr(compat, 'CACHED_BYTES', 0)
+    monkeypatch.setattr(modes, 'CACHED_BYTES', 0)
     sizes.clear()
     for size in range(CACHED_TABLES + 10):
         assert build(size) is build(size)
@@ -85,10 +86,11 @@ def test_a_bounded_cache_serves_forty_sizes_of_pictures(built, monkeypatch):
 
 def test_what_a_cuda_graph_captured_stays(built, monkeypatch):
     build, _ = built
-    monkeypatch.setattr(compat, 'CACHED_BYTES', 0)
+    monkeypatch.setattr(modes, 'CACHED_BYTES', 0)
     read = weakref.ref(build(3))
     with monkeypatch.context() as patch:
-        patch.setattr(compat, 'is_capturing', lambda: True)
+        patch.setattr(torch.cuda, 'is_initialized', lambda: True)
+        patch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
         build(3)
         in_the_graph = build(4)  # has no values before a replay
     assert build(4) is not in_the_graph

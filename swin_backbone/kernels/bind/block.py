@@ -1,4 +1,4 @@
-"""A Swin block, V1 or V2, by the compiled library.
+"""Swin blocks, V1 or V2, by the compiled library: one block, or all blocks of a stage.
 
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
@@ -13,19 +13,18 @@ import torch.nn.functional as F
 from mmcv.cnn.bricks import Linear
 from mmcv.cnn.bricks.drop import DropPath
 from mmcv.cnn.bricks.transformer import FFN
-from mmengine.model import Sequential
+from mmengine.model import ModuleList, Sequential
 from torch import Tensor, nn
 
-from ...models.attention import cosine_scale
-from ...models.layers.swin_block import ShiftedWindowAttention, WindowAttention
-from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
+from ...compat import is_hooked
+from ...models.layers.swin_block import ShiftedWindowAttention, SwinBlock, WindowAttention
+from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import refuse
 from ..native.availability import TINY, Stages, is_stored
-from ..native.layers import Block, BlockSettings, BlockWeights, can_compute_block
-from ..native.layers import run as run_operator
-from ..native.memory import Cache, cache_of, can_read, made_from
+from ..native.layers import BlockOperator, BlockSettings, BlockWeights, can_compute_block, run_operator
+from ..native.memory import Cache, cache_of, cached_while_unchanged, can_read
 from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, products_dtype, records_gradients
 
 CACHED_BIAS = 2**18  # numbers of the largest relative position bias in the cache, 1 MiB
@@ -44,7 +43,7 @@ QKV_BIASES = [f'{ATTENTION}{name}' for name in ('q_bias', 'v_bias')]
 NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, TABLE)]
 NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
 # Types of the modules inside a block, by name.
-V1 = {
+KINDS_V1 = {
     **dict.fromkeys(NORMS[:2], nn.LayerNorm),
     **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
     **dict.fromkeys(LINEARS[:2], nn.Linear),
@@ -52,12 +51,12 @@ V1 = {
     **dict.fromkeys(LINEARS[2:], Linear),
     **{'ffn.layers.0.2': nn.Dropout, 'ffn.layers.2': nn.Dropout, 'drop_path': DropPath},
 }
-V2 = {
-    **V1,
+KINDS_V2 = {
+    **KINDS_V1,
     **{'attn.w_msa': WindowAttentionV2, f'{ATTENTION}cpb_mlp': nn.Sequential, f'{ATTENTION}cpb_mlp.1': nn.ReLU},
     **dict.fromkeys([f'{ATTENTION}cpb_mlp.0', f'{ATTENTION}cpb_mlp.2'], nn.Linear),
 }
-V2_WITH_NORM3 = {**V2, 'norm3': nn.LayerNorm}
+KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
 
 
 class Parts(NamedTuple):
@@ -65,12 +64,16 @@ class Parts(NamedTuple):
 
     block: Any
     tensors: dict[str, Optional[Tensor]]  # in the order of `NAMES_V1` or `NAMES_V2`; None: the block has no such tensor
+    heads: int  # by the tensors, which pruning may have changed
+    settings: BlockSettings
+    # of the position bias table (V1) or of pre-training (V2); None: the window in use
+    table_window: Optional[Size]
 
 
 def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> Any:
     """See `replace.Replacement`; without a map: whether the library computes the block as it is."""
     is_v2, modules = isinstance(block, SwinV2Block), modules_inside(block)
-    kinds = V1 if not is_v2 else V2 if block.norm3 is None else V2_WITH_NORM3
+    kinds = KINDS_V1 if not is_v2 else KINDS_V2 if block.norm3 is None else KINDS_V2_NORM3
     if not (can_read_map(block, x_BHWC, raise_error) and is_as_built(block, modules, kinds, raise_error)):
         return False
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
@@ -94,22 +97,17 @@ def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> 
         tensors[name] = of_module[leaf] if leaf in of_module else getattr(module, leaf, None)
     if not can_read(tensors.values(), raise_error):
         return False
-    h = num_heads(tensors)
-    more_shapes = _own_shapes(tensors, h, attention.window_size)
-    return can_compute_block(tensors, h, block.window_size, more_shapes, raise_error) and Parts(block, tensors)
-
-
-def num_heads(w: Mapping[str, Any]) -> int:
-    """Return the number of heads of a block, from its tensors, which pruning may have changed."""
-    return len(w[LOGIT_SCALE]) if LOGIT_SCALE in w else w[TABLE].shape[-1]
-
-
-def _own_shapes(w: Mapping[str, Any], h: int, window_size: Size) -> Sequence[tuple[int, ...]]:
-    """Return the shapes of the tensors behind `NAMES`, which `_compute` reads."""
-    if LOGIT_SCALE not in w:
-        return (((2 * window_size[0] - 1) * (2 * window_size[1] - 1), h),)
-    C, hidden = len(w[NAMES[1]]), len(w[CPB[0]])
-    return (h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)
+    w: Mapping[str, Any] = tensors
+    if is_v2:
+        h, C, hidden, table_window = len(w[LOGIT_SCALE]), len(w[NAMES[1]]), len(w[CPB[0]]), attention.pretrained_window
+        more_shapes: Sequence[tuple[int, ...]] = (h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)
+    else:
+        h, table_window = w[TABLE].shape[-1], attention.window_size
+        more_shapes = (((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h),)
+    if not can_compute_block(tensors, h, block.window_size, more_shapes, raise_error):
+        return False
+    eps = (modules[name].eps for name in NORMS if name in kinds)
+    return Parts(block, tensors, h, BlockSettings(attention.scale, tuple(eps)), table_window)
 
 
 def run(
@@ -122,7 +120,7 @@ def run(
         with_cp: whether a training step stores the block's input alone.
         out: memory for the output, without gradients. The memory of the input is allowed.
     """
-    (block, tensors), has_gradients = parts, torch.is_grad_enabled()
+    (block, tensors, heads, settings, table_window), has_gradients = parts, torch.is_grad_enabled()
     windows, drop_path, cache = block.windows(x_BHWC), block.drop_path, cache_of(block)
     dtype = products_dtype(block, x_BHWC, *tensors.values())
     random_state = drop_path_2B = None
@@ -130,54 +128,67 @@ def run(
         random_state = torch.get_rng_state() if has_gradients else None
         drop_path_2B = _draw_drop_path(drop_path.drop_prob, len(x_BHWC))
     stores = records_gradients(x_BHWC, *tensors.values()) and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
-    window_pair = _pair_windows(block, windows.window_size)
+    window_pair = windows.window_size, table_window or windows.window_size
+    caches_bias = not has_gradients and heads * math.prod(windows.window_size) ** 2 <= CACHED_BIAS
     return run_operator(
-        Block(settings_of(block), windows, dtype, cache, drop_path_2B, stores, out),
+        BlockOperator(settings, windows, dtype, cache, drop_path_2B, stores, out),
         partial(forward_by_torch, block, [*tensors], random_state),
         x_BHWC.float().contiguous(),
         *tensors.values(),
-        derive=partial(_derive, [*tensors], window_pair, None if has_gradients else cache),
+        derive=partial(_derive, [*tensors], window_pair, cache if caches_bias else None),
     )
 
 
-def settings_of(block: Any) -> BlockSettings:
-    """Return the numbers of a block beside its tensors."""
-    norms = block.norm1, block.norm2, getattr(block, 'norm3', None)
-    return BlockSettings(block.attn.w_msa.scale, tuple(norm.eps for norm in norms if norm is not None))
+def can_run_stage(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> Any:
+    """See `replace.Replacement`. Never raises: on False `SwinStage` calls the blocks, and each raises for itself."""
+    if not can_read_map(stage, x_BHWC) or type(stage.blocks) is not ModuleList:
+        return False
+    blocks = []
+    for block in stage.blocks:
+        is_ours = type(block).forward in (SwinBlock.forward, SwinV2Block.forward) and not is_hooked(block)
+        parts = is_ours and can_run(block, None)
+        if not parts:
+            return False
+        blocks.append(parts)
+    return stage, blocks
 
 
-def weights_of(block: Any, window_size: Size) -> BlockWeights:
+def run_stage(parts: tuple[Any, list[Parts]], x_BHWC: Tensor) -> Tensor:
+    """Run the blocks of a stage, see `SwinStage.forward`.
+
+    Without gradients, each block writes over the output of the block before. The input of the stage does not change.
+    """
+    (stage, blocks), out = parts, None
+    for block in blocks:
+        x_BHWC = run(block, x_BHWC, stage.backbone_stages, stage.with_cp, out)
+        out = None if torch.is_grad_enabled() else x_BHWC
+    return x_BHWC
+
+
+def weights_of(parts: Parts, window_size: Size) -> BlockWeights:
     """Return the library's weights of a block, for windows of a size."""
-    tensors = can_run(block, None, raise_error=True).tensors
-    return _derive([*tensors], _pair_windows(block, window_size), None, *tensors.values())
+    return _derive([*parts.tensors], (window_size, parts.table_window or window_size), None, *parts.tensors.values())
 
 
-WindowPair = tuple[Size, Size]  # the window in use, and the window of the table (V1) or of pre-training (V2)
-
-
-def _pair_windows(block: Any, window_size: Size) -> WindowPair:
-    attention = block.attn.w_msa
-    if isinstance(block, SwinV2Block):
-        return window_size, attention.pretrained_window or window_size
-    return window_size, attention.window_size
-
-
-def _derive(names: Sequence[str], window_pair: WindowPair, cache: Optional[Cache], *tensors: Any) -> BlockWeights:
+def _derive(
+    names: Sequence[str], window_pair: tuple[Size, Size], cache: Optional[Cache], *tensors: Any
+) -> BlockWeights:
     """Return the library's weights from the tensors of a block.
 
     Args:
-        cache: of the computed tensors, if the position bias is small; None: compute them anew, with gradients.
+        window_pair: the window in use, and the window of the table (V1) or of pre-training (V2).
+        cache: of the computed tensors; None: compute them anew, with gradients.
     """
     w = dict(zip(names, tensors))
     own = [tensor for tensor in tensors[len(NAMES) :] if tensor is not None]
-    if cache is None or num_heads(w) * math.prod(window_pair[0]) ** 2 > CACHED_BIAS:
+    if cache is None:
         derived = _compute(w, window_pair)
     else:
-        derived = made_from(own, window_pair, partial(_compute, w, window_pair), cache, 'derived')
+        derived = cached_while_unchanged(own, window_pair, partial(_compute, w, window_pair), cache, 'derived')
     return BlockWeights(**{**dict(zip(BlockWeights._fields, tensors[: len(NAMES)])), **derived})
 
 
-def _compute(w: Mapping[str, Any], window_pair: WindowPair) -> dict[str, Any]:
+def _compute(w: Mapping[str, Any], window_pair: tuple[Size, Size]) -> dict[str, Any]:
     """Return the fields of `BlockWeights` computed from parameters; for V2 these include scale and `qkv_bias`."""
     if LOGIT_SCALE not in w:
         return dict(position_bias_hNN=relative_position_bias(w[TABLE], *window_pair))

@@ -1,4 +1,4 @@
-"""Layers of other packages by the compiled library: what it computes, if the layer is as it was accelerated.
+"""Layers of other packages by the compiled library, while a layer is as it was when it was accelerated.
 
 `origins.py` tells the blocks apart. `trial.py` compares each computation with the original.
 
@@ -15,13 +15,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_here
-from ...models.attention import cosine_scale
+from ...models.layers.swin_v2_block import cosine_scale
 from ...modes import linear_dtype
 from ...positions import Size, relative_position_bias
 from ...replace import refuse
 from ..native.availability import TINY, Stages, is_stored
-from ..native.layers import Block, BlockSettings, BlockWeights, Projection, can_compute_block
-from ..native.layers import run as run_operator
+from ..native.layers import (
+    BlockOperator,
+    BlockSettings,
+    BlockWeights,
+    ProjectionOperator,
+    can_compute_block,
+    run_operator,
+)
 from ..native.memory import cache_of, can_read
 from .block import ATTENTION, FIELDS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias
 from .calls import Values, bind_arguments, find_map, list_arguments
@@ -122,7 +128,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
     stores = torch.is_grad_enabled() and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
     drop_path_2B = _drop_path_factors(block, origin, x_BHWC)
-    operator = Block(BlockSettings(scale, eps), windows, dtype, cache_of(block), drop_path_2B, stores)
+    operator = BlockOperator(BlockSettings(scale, eps), windows, dtype, cache_of(block), drop_path_2B, stores)
     (_, x), *others = values.items()
     by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape, random_state)
     y_BHWC = run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors.values(), derive=derive)
@@ -171,7 +177,7 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
 
     is_post_norm = norm[0] is not None and len(norm[0]) != channels
     (_, x), *others = values.items()
-    operator = Projection(True, eps, is_post_norm, products_dtype(module, x_BHWC, *tensors), cache_of(module))
+    operator = ProjectionOperator(True, eps, is_post_norm, products_dtype(module, x_BHWC, *tensors), cache_of(module))
     y_BHWC = run_operator(
         operator,
         partial(_by_torch, module, ['reduction.weight', 'reduction.bias', *NORM], dict(others), x.shape, None),
@@ -189,7 +195,7 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     if not is_patches or not can_read([conv.weight, conv.bias, *norm]):
         return None
     tensors = conv.weight, conv.bias, *norm
-    operator = Projection(False, eps, True, products_dtype(module, x, *tensors), cache_of(module))
+    operator = ProjectionOperator(False, eps, True, products_dtype(module, x, *tensors), cache_of(module))
     by_torch = partial(_by_torch, module, ['projection.weight', 'projection.bias', *NORM], {}, x.shape, None)
     y_BHWC = run_operator(operator, by_torch, x.float(), *tensors)
     # OpenMMLab's output norms round

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..native.availability import can_multiply, can_run
-from ..native.layers import run
+from ..native.layers import run_operator
 from ..native.library import PRODUCTS, Convolution
-from ..native.memory import Cache, address, dtype_number, empty, is_readable, libswin, made_from
+from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels
@@ -96,7 +96,7 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()
     operator = _Convolution(cache, is_trained)
-    return run(operator, _by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
+    return run_operator(operator, _by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 class _Convolution(NamedTuple):
@@ -111,7 +111,7 @@ class _Convolution(NamedTuple):
             packed = pack(weight, tile)
         else:
             last_C = [weight.permute(0, 2, 3, 1)]
-            (packed,) = made_from(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
+            (packed,) = cached_while_unchanged(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
         return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
 
     def gradients(

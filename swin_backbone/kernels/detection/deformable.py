@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..native.layers import run
+from ..native.layers import run_operator
 from ..native.library import Deformable
 from ..native.memory import address, libswin
 
@@ -30,7 +30,7 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
         ValueError: if the arguments do not fit.
     """
     tensors = (x.float().contiguous() for x in (values_BShd, places, weights))
-    y_BQhd = run(_Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2), *tensors)
+    y_BQhd = run_operator(_Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2), *tensors)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
 
 

@@ -4,7 +4,7 @@ Maps and weights are float32. Under `dtype=torch.bfloat16` the matrix products a
 norms and softmax are in float32. Each function has gradients.
 
 Layout: B batch, H W height and width of a map, C channels, D hidden channels, h heads, N places of a window; in
-`Projection`, K input channels and N output channels of the linear layer.
+`ProjectionOperator`, K input channels and N output channels of the linear layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Optional, Protocol
 import torch
 from torch import Tensor
 
-from ...compat import is_batched
 from ...models.windows import Windows
+from ...modes import is_batched
 from ...positions import Size
 from ...replace import refuse
-from . import library as structures
+from . import library as c_structures
 from .library import DTYPES, PRODUCTS
-from .memory import LINE, Cache, address, aligned, empty, is_readable, libswin, made_from, pack_linear
+from .memory import LINE, Cache, address, aligned, cached_while_unchanged, empty, is_readable, libswin, pack_linear
 
 LARGEST_WINDOW = 16  # places along a side
 HEAD_DIMS = range(8, 65, 8)  # channels of a head
@@ -92,7 +92,7 @@ def _apply_chain_rule(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[A
     return torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True)
 
 
-def run(
+def run_operator(
     operator: Operator,
     by_torch: Callable[..., Tensor],
     x: Tensor,
@@ -202,7 +202,7 @@ def _block_shapes(C: int, D: int, h: int, window: Size) -> Sequence[tuple[int, .
     return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
 
-class Block(NamedTuple):
+class BlockOperator(NamedTuple):
     """A Swin block, V1 or V2, from maps (B, H, W, C) and `BlockWeights` to maps; see `Operator`.
 
     Attributes:
@@ -232,7 +232,7 @@ class Block(NamedTuple):
         libswin().block_forward(byref(described), x_BHWC.data_ptr(), y_BHWC.data_ptr(), saved, groups)
         return y_BHWC, *memory
 
-    def describe(self, x_BHWC: Tensor, w: BlockWeights) -> structures.Block:
+    def describe(self, x_BHWC: Tensor, w: BlockWeights) -> c_structures.Block:
         """Return the library's description of the block. `can_compute_block` has checked shapes and dtypes."""
         (B, H, W, C), D, h, windows = x_BHWC.shape, len(w.fc1_weight), len(w.position_bias_hNN), self.windows
         linear, (scale, eps) = w[:4], self.settings
@@ -240,11 +240,11 @@ class Block(NamedTuple):
         def make() -> list[Tensor]:
             return [pack_linear(weight, self.dtype, unit) for weight, unit in zip(linear, (C // h, 1, 1, 1))]
 
-        packed = made_from(linear, (self.dtype, h), make, self.cache)
+        packed = cached_while_unchanged(linear, (self.dtype, h), make, self.cache)
         padding = 1 if windows.mask_padding else 0 if windows.pads_first else 2  # `swin_padding`
         others = [None if tensor is None else tensor.contiguous() for tensor in (*w[4:], self.drop_path_2B)]
         p = [None if tensor is None else tensor.data_ptr() for tensor in others]
-        described = structures.Block(
+        described = c_structures.Block(
             *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), B, H, W, C, D, h),
             *(*windows.window_size, *windows.shift, padding, len(eps) == 3),
             *(scale, *eps, *[0.0] * (3 - len(eps)), tuple(panels.data_ptr() for panels in packed)),
@@ -275,19 +275,19 @@ class Block(NamedTuple):
         libswin().block_backward(
             *(byref(described), (c_void_p * 4)(*[panels.data_ptr() for panels in transposed])),
             *(x, grad_BHWC.data_ptr(), saved, groups),
-            byref(structures.BlockGradients(of_x.data_ptr(), tuple(g[:4]), tuple(g[4:8]), *g[8:])),
+            byref(c_structures.BlockGradients(of_x.data_ptr(), tuple(g[:4]), tuple(g[4:8]), *g[8:])),
         )
         return of_x, *of_weights
 
 
-def _saved_size(block: structures.Block, groups: int) -> tuple[int, int]:
+def _saved_size(block: c_structures.Block, groups: int) -> tuple[int, int]:
     """Return the number of groups with saved values, and the bytes of a group. For `groups=0` the library decides."""
     number, size = c_int64(groups), c_int64()
     libswin().block_saved_size(byref(block), byref(number), byref(size))
     return number.value, size.value
 
 
-class Projection(NamedTuple):
+class ProjectionOperator(NamedTuple):
     """Patch embedding or patch merging: a linear layer over patches or neighbours, and a norm; see `Operator`.
 
     The tensors are an image (B, C, H, W) or a map (B, H, W, C), the weight and the bias of the projection, and the
@@ -316,21 +316,21 @@ class Projection(NamedTuple):
 
     def describe(
         self, x: Tensor, weight: Tensor, bias: Optional[Tensor], *norm: Optional[Tensor]
-    ) -> tuple[Any, structures.Projection, Size]:
+    ) -> tuple[Any, c_structures.Projection, Size]:
         """Return the library's description of the input and of the layer, and the rows and columns of the output."""
         (N, K), patch = weight.flatten(1).shape, (2, 2) if self.merges else tuple(weight.shape[2:])
         C, H, W = x.permute(0, 3, 1, 2).shape[1:] if self.merges else x.shape[1:]
         if K != C * patch[0] * patch[1] or x.dtype is not torch.float32 or not is_readable(x):
             raise ValueError(f'a weight {list(weight.shape)} must fit float32 maps, got {x.dtype} {list(x.shape)}')
         normed = N if self.post_norm else K
-        places: Any = structures.Maps(x.data_ptr(), *x.shape, self.post_norm)
+        places: Any = c_structures.Maps(x.data_ptr(), *x.shape, self.post_norm)
         if not self.merges:
-            places = structures.Images(x.data_ptr(), *x.shape, tuple(x.stride()), *patch)
+            places = c_structures.Images(x.data_ptr(), *x.shape, tuple(x.stride()), *patch)
         elif not self.post_norm:
             norm = tuple(v if v is None else neighbours_first(v) for v in norm)
         vectors = [None if v is None else v.contiguous() for v in (bias, *norm)]
-        (panels,) = made_from((weight,), (self.dtype,), lambda: [self.pack(weight)], self.cache)
-        projection = structures.Projection(
+        (panels,) = cached_while_unchanged((weight,), (self.dtype,), lambda: [self.pack(weight)], self.cache)
+        projection = c_structures.Projection(
             *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), N, panels.data_ptr()),
             *(address('bias', vectors[0], (N,)), self.eps is not None, self.eps or 0.0),
             *(address('a tensor of the norm', v, (normed,)) for v in vectors[1:]),
@@ -355,7 +355,7 @@ class Projection(NamedTuple):
         backward = libswin().merge_backward if self.merges else libswin().embed_backward
         backward(
             *(byref(places), byref(projection), transposed.data_ptr(), grad_BHWN.data_ptr()),
-            byref(structures.ProjectionGradients(*g)),
+            byref(c_structures.ProjectionGradients(*g)),
         )
         if self.merges:
             of_weight = neighbours_last(of_weight)
@@ -364,7 +364,7 @@ class Projection(NamedTuple):
         return of_x, of_weight.view_as(weight), of_bias, *of_norm
 
 
-class OutputNorm(NamedTuple):
+class OutputNormOperator(NamedTuple):
     """Layer norm from tokens (B, H, W, C) to a contiguous map (B, C, H, W); see `Operator`."""
 
     eps: float

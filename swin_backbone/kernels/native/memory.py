@@ -126,7 +126,7 @@ def drop_cache(module: nn.Module) -> None:
     _caches.pop(module, None)
 
 
-def made_from(
+def cached_while_unchanged(
     weights: Sequence[Tensor],
     settings: tuple[Any, ...],
     make: Callable[[], Made],

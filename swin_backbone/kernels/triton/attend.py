@@ -12,7 +12,7 @@ from ...models.windows import Windows
 
 
 def run(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
-    """Run attention, see `models.attention.attend`. The kernel reads windows from the map, without a partition."""
+    """Run attention, see `BaseAttention.forward`. The kernel reads windows from the map, without a partition."""
     from .attention import attend_in_windows
 
     (B, H, W, C), (Wh, Ww) = x_BHWC.shape, windows.window_size
@@ -23,4 +23,4 @@ def run(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     sizes = B, H, W, [Wh, Ww], list(windows.shift), windows.mask_padding
     bias_hNN = attention.position_bias(windows.window_size)
     y_TC: Tensor = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *sizes, attention.scale)[0]
-    return y_TC.view(B, H, W, y_TC.shape[-1])
+    return attention.proj_drop(attention.proj(y_TC.view(B, H, W, y_TC.shape[-1])))

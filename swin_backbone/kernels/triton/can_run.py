@@ -31,7 +31,7 @@ def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = Fal
     kernel fails in its trial on a CUDA device, one warning gives the reason.
 
     Args:
-        attention, x, windows: see `models.attention.attend`.
+        attention, x, windows: see `BaseAttention.forward`.
         raise_error: for backend='triton': `CannotRun` in place of False.
     """
     dtype = linear_dtype(x)

@@ -40,17 +40,14 @@ class PatchEmbed(BaseModule):
     @replaceable
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map (B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
-        return self.norm(self.projection(self._pad(image_BCHW)).permute(0, 2, 3, 1))
-
-    def _pad(self, image_BCHW: Tensor) -> Tensor:
-        """Return images padded to whole patches, in the fastest memory format of a convolution."""
         # With `%` in place of `//`, torch.export cannot prove that a side of the map is above 0.
         missing = [(n + patch - 1) // patch * patch - n for n, patch in zip(image_BCHW.shape[-2:], self.patch_size)]
         is_recorded = recorder_of(image_BCHW) is not None
         if is_recorded or any(missing):  # a graph must not compare sizes, and always pads
             image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
-        # A convolution of channels_last memory writes the channels of a token side by side, as the norm reads them.
-        return image_BCHW if is_recorded else image_BCHW.contiguous(memory_format=torch.channels_last)
+        if not is_recorded:  # the convolution then writes the channels of a token side by side, as the norm reads them
+            image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)
+        return self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
 
 
 class PatchMerging(BaseModule):
@@ -85,17 +82,19 @@ class PatchMerging(BaseModule):
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Map (B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
-        x_BHWC = self._concatenate_neighbours(x_BHWC)
+        if self.stride == 2:  # by a view: torch.export cannot prove the lengths of slices with steps
+            B, H, W, C = x_BHWC.shape
+            rows, columns = (H + 1) // 2, (W + 1) // 2
+            x_BHWC = F.pad(x_BHWC, (0, 0, 0, 2 * columns - W, 0, 2 * rows - H))
+            x_BHWC = x_BHWC.view(B, rows, 2, columns, 2, C).permute(0, 1, 3, 5, 2, 4).flatten(3)
+        else:
+            x_BHWC = self._concatenate_by_slices(x_BHWC)
         return self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
 
-    def _concatenate_neighbours(self, x_BHWC: Tensor) -> Tensor:
-        """Return (B, ceil(H / stride), ceil(W / stride), 4C)."""
-        stride, (B, H, W, C) = self.stride, x_BHWC.shape
-        rows, columns = (H + stride - 1) // stride, (W + stride - 1) // stride
-        if stride == 2:  # a view: torch.export cannot prove the lengths of slices with steps
-            x_BHWC = F.pad(x_BHWC, (0, 0, 0, 2 * columns - W, 0, 2 * rows - H))
-            return x_BHWC.view(B, rows, 2, columns, 2, C).permute(0, 1, 3, 5, 2, 4).flatten(3)
-        reach_height, reach_width = (rows - 1) * stride + 1, (columns - 1) * stride + 1  # of a slice
+    def _concatenate_by_slices(self, x_BHWC: Tensor) -> Tensor:
+        """Return neighbourhoods at any stride, (B, ceil(H / stride), ceil(W / stride), 4C)."""
+        stride, (_B, H, W, _C) = self.stride, x_BHWC.shape
+        reach_height, reach_width = (H - 1) // stride * stride + 1, (W - 1) // stride * stride + 1  # of a slice
         x_BHWC = F.pad(x_BHWC, (0, 0, 0, max(0, reach_width + 1 - W), 0, max(0, reach_height + 1 - H)))
         neighbours = [
             x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)

@@ -3,32 +3,85 @@
 Attention in windows (W-MSA) or in shifted windows (SW-MSA), then an MLP. Each has a norm before it and a shortcut
 around it. Parameter names are mmdet's.
 
-Layout: B batch, H W height and width of a map, C channels, N places of a window, h heads.
+Layout: B batch, H W height and width of a map, C channels, L windows of all images, N places of a window, h heads,
+d channels of a head.
 """
 
 from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.drop import build_dropout
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ...compat import without_cudnn_attention
+from ...modes import recorder_of
 from ...positions import Size, relative_position_bias
 from ...replace import replaceable
-from ..attention import attend
-from ..windows import Windows, windows_of
+from ..windows import Windows, fit_window
+
+BY_PRODUCTS = {'cpu'}  # devices where two batched products take less time than scaled_dot_product_attention
 
 
 class BaseAttention(BaseModule):
-    """Attention inside windows, by the methods `project` and `position_bias` of Swin V1 or V2."""
+    """Multi-head self-attention inside windows, by the methods `project` and `position_bias` of Swin V1 or V2."""
 
     backend = 'auto'
 
+    @replaceable
     def forward(self: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows: (B, H, W, C) from tokens of the same shape."""
-        return self.proj_drop(self.proj(attend(self, x_BHWC, windows)))
+        """Return softmax(scale q k^T + bias) v inside each window (equation 4), projected: (B, H, W, C).
+
+        Padding is zeros, so `project` gives padding nothing but its biases.
+        """
+        bias_hNN = self.position_bias(windows.window_size)
+        qkv_LN3C = self.project(windows.partition(x_BHWC))
+        q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
+        bias_LhNN, is_recorded, edges = bias_hNN.to(q.dtype)[None], recorder_of(x_BHWC) is not None, []
+        if windows.mask_padding or is_recorded:  # a graph cannot slice by the number of windows: all get a mask
+            mask_L1NN = windows.mask(q.device)
+            if mask_L1NN is not None:
+                bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+        else:
+            edges = windows.edges(q.device)
+        grid = (x_BHWC.shape[0], *windows.counts()) if edges else ()
+        dropout = self.attn_drop_rate if self.training else 0.0
+        if is_recorded or q.device.type in BY_PRODUCTS:
+            logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
+            for rows, columns, apart_NN in edges:
+                # Outside autograd: the softmax gives a masked logit a gradient of 0 anyway.
+                logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(apart_NN, -torch.inf)
+            # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
+            weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
+            y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
+        else:
+            y_LNC = _attend_fused([q, k, v], bias_LhNN, self.scale, dropout, edges, grid)
+        return self.proj_drop(self.proj(windows.reverse(y_LNC, x_BHWC.shape[0])))
+
+
+def _attend_fused(
+    qkv: list[Tensor],
+    bias_LhNN: Tensor,
+    scale: float,
+    dropout: float,
+    edges: list[tuple[slice, slice, Tensor]],
+    grid: tuple[int, ...],
+) -> Tensor:
+    """Return the attended tokens of windows, (L, N, C). Windows at the edges attend a second time, with a mask."""
+
+    def attend_all(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with without_cudnn_attention():
+            return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale).transpose(1, 2)
+
+    y_LNhd = attend_all(bias_LhNN, *qkv).clone(memory_format=torch.contiguous_format)
+    for rows, columns, apart_NN in edges:
+        qkv_edge = [x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in qkv]
+        y_edge = y_LNhd.unflatten(0, grid)[:, rows, columns]
+        y_edge.copy_(attend_all(bias_LhNN.masked_fill(apart_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
+    return y_LNhd.flatten(2)
 
 
 class BaseBlock(BaseModule):
@@ -38,7 +91,11 @@ class BaseBlock(BaseModule):
 
     def windows(self: Any, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps."""
-        return windows_of(x_BHWC, self.window_size, self.shift, self.small_map, self.mask_padding)
+        H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
+        window_size, shift = self.window_size, self.shift
+        if self.small_map == 'shrink':  # 'pad' compares no sizes: a comparison is a guard of torch.compile
+            window_size, shift = fit_window(H, W, window_size, shift)
+        return Windows(H, W, window_size, shift, self.mask_padding)
 
 
 class WindowAttention(BaseAttention):

@@ -70,4 +70,7 @@ class SwinMLPBlock(BaseBlock):
 
     def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps. A shift pads the maps, and does not roll them."""
-        return super().windows(x_BHWC)._replace(window_size=self.window_size, rolls=False)
+        windows, (Wh, Ww) = super().windows(x_BHWC), self.window_size
+        down, right = windows.shift
+        before = Wh - down if down else 0, Ww - right if right else 0
+        return windows._replace(window_size=(Wh, Ww), shift=(0, 0), before=before)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ...compat import is_hooked
-from ...kernels.bind.block import can_run, settings_of, weights_of
-from ...kernels.bind.patches import can_embed, can_merge
+from ...kernels.bind.block import can_run, weights_of
+from ...kernels.bind.patches import can_project
 from ...kernels.bind.structure import norm_values
 from ...kernels.detection.convolution import MIN_CHANNELS
 from ...kernels.native.availability import can_multiply
@@ -76,12 +76,12 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
         raise ExportError(f'--operators swin has no operator for this model: {error.reason}') from None
     bfloat16 = int(precision == 'bf16')
     sizes = None if graph.free else [size[1:] for size in backbone.map_sizes(*image_size(graph))]
-    backbone.patch_embed = _replaced(backbone.patch_embed, can_embed, embed_node, bfloat16)
+    backbone.patch_embed = _replaced(backbone.patch_embed, can_project, embed_node, bfloat16)
     for index, stage in enumerate(backbone.stages):
         for i, block in enumerate(stage.blocks):
             stage.blocks[i] = _replaced(block, can_run, block_node, bfloat16, sizes and sizes[index])
         if stage.downsample is not None:
-            stage.downsample = _replaced(stage.downsample, can_merge, merge_node, bfloat16)
+            stage.downsample = _replaced(stage.downsample, can_project, merge_node, bfloat16)
     for index in backbone.out_indices:
         norm = getattr(backbone, f'norm{index}')
         if type(norm) is nn.LayerNorm and not is_hooked(norm):
@@ -134,7 +134,8 @@ def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
 
 def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]]) -> Node:
     windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
-    w, settings = weights_of(block, windows.window_size), settings_of(block)
+    parts = can_run(block, None, raise_error=True)
+    w, settings = weights_of(parts, windows.window_size), parts.settings
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.attention import attention_weights
 from ...models.layers.swin_block import WindowAttention
 from ...models.layers.swin_v2_block import WindowAttentionV2
 from ...models.pyramid import SwinPyramid
@@ -134,7 +133,12 @@ def _record(
     """Append the attention map of a module's call to `maps`, and return the inputs, with or without the shift."""
     x_BHWC, windows = inputs
     windows = windows if shift else windows._replace(shift=(0, 0))
-    weights_LhNN = attention_weights(attention, x_BHWC, windows)
+    bias_hNN, qkv_LN3C = attention.position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
+    q, k, _ = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
+    bias_LhNN, mask_L1NN = bias_hNN.to(q.dtype)[None], windows.mask(q.device)
+    if mask_L1NN is not None:
+        bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+    weights_LhNN = torch.softmax((q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
     batch, size = x_BHWC.shape[0], (windows.height, windows.width)
     token_at_P, tokens = find_tokens(windows, x_BHWC.device), size[0] * size[1]
     first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * tokens

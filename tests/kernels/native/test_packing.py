@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.kernels.bind import block as block_binding
-from swin_backbone.kernels.native.memory import cache_of, checksum, made_from
+from swin_backbone.kernels.native.memory import cache_of, cached_while_unchanged, checksum
 
 BACKBONES = SwinBackbone, SwinV2Backbone
 
@@ -193,9 +193,9 @@ def test_a_write_while_weights_are_packed_is_not_kept(record_fault):
     """A thread may replace weights by mean weights for an evaluation, and write the old weights back."""
     cache, weight = {}, torch.randn(96, 32)
     kept = weight.clone()
-    made_from([weight], (), lambda: [weight.zero_().clone()], cache)
+    cached_while_unchanged([weight], (), lambda: [weight.zero_().clone()], cache)
     weight.copy_(kept)
-    (copy_of_weight,) = made_from([weight], (), lambda: [weight.clone()], cache)
+    (copy_of_weight,) = cached_while_unchanged([weight], (), lambda: [weight.clone()], cache)
     assert torch.equal(copy_of_weight, kept)
     record_fault('unseen_writes')
 

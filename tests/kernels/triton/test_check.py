@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from swin_backbone import SwinBackbone
 from swin_backbone.kernels.triton import attention, can_run, check
 from swin_backbone.kernels.triton.tiles import Tiles, Variant
-from swin_backbone.models.attention import attend
+from swin_backbone.models.layers.swin_block import BaseAttention
 
 OutOfResources = pytest.importorskip('triton.runtime', reason='triton is not installed').OutOfResources
 
@@ -101,14 +101,15 @@ def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, modu
     x, results = torch.randn(1, 3, 36, 28, device=DEVICE), []
     with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as patch:
         patch.setattr(module, name, fail)
-        kernel = attend.replacements[0]
+        replacements = BaseAttention.forward.replacements
+        kernel = replacements[0]
         # as in a graph that was compiled before
-        attend.replacements[0] = kernel._replace(can_run=lambda attention, *_, **__: attention)
+        replacements[0] = kernel._replace(can_run=lambda attention, *_, **__: attention)
         warnings.simplefilter('always')
         for model.backend in ('torch', 'triton', 'triton'):
             (y,) = model(x)
             results.append([y, *torch.autograd.grad(y.square().sum(), model.parameters())])
-    attend.replacements[0] = kernel
+    replacements[0] = kernel
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], rtol=1e-4, atol=1e-4)
     assert [str(warning.message) for warning in caught if 'Triton' in str(warning.message)] == [

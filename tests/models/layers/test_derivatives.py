@@ -8,8 +8,8 @@ from helpers.models.small_models import TWO_STAGES, randomised
 from torch.autograd import functional
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.models.attention import normalise_qk
 from swin_backbone.models.layers import SwinV2Block
+from swin_backbone.models.layers.swin_v2_block import normalise_qk
 
 BACKBONES = [SwinBackbone, SwinV2Backbone, SwinMLPBackbone]
 WAYS = [dict(), dict(with_cp=True), dict(backend='torch'), dict(backend='torch', with_cp=True)]
