@@ -129,6 +129,8 @@ class Model:
     def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
         """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
 
+        The best threshold of a detector is stored with the checkpoint, and `predict` takes it.
+
         Args:
             compare: folders of other reports, shown beside this one.
             overwrite: replace an earlier report.
@@ -142,7 +144,7 @@ class Model:
         """
         from .job import Job
 
-        checkpoint = self._require_checkpoint('report')
+        checkpoint, self._opened = self._require_checkpoint('report'), None  # the threshold changes
         return Job(self._require_config('report')).report(
             checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu'
         )

@@ -148,26 +148,33 @@ def test_a_classifier_of_mmpretrain(tmp_path):
         write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
 
 
-def test_tool_and_python_report_on_a_checkpoint(tmp_path):
-    config, _, *options = map(str, detection(make_own_data(tmp_path / 'own')))
-    checkpoint = save_random_model(own_config([config, '', *options], tmp_path / 'work'), tmp_path)
-    words = [
-        config,
-        checkpoint,
-        '--out-dir',
-        tmp_path / 'out',
-        '--work-dir',
-        tmp_path / 'work',
-        '--cfg-options',
-        *options,
-    ]
+def find_the_nut(self, inputs, samples, rescale=True):
+    for sample in samples:
+        mask = torch.zeros(1, *sample.ori_shape, dtype=torch.bool)
+        mask[0, 6:30, 4:28] = True
+        found = dict(bboxes=torch.tensor([[4.0, 6, 28, 30]]), scores=torch.tensor([0.9]), labels=torch.tensor([0]))
+        sample.pred_instances = InstanceData(masks=mask, **found)
+    return samples
+
+
+def test_tool_and_python_report_on_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmdet.models.MaskRCNN.predict', find_the_nut)
+    root, work = make_own_data(tmp_path / 'own'), tmp_path / 'work'
+    config, _, *options = map(str, detection(root))
+    checkpoint = save_random_model(own_config([config, '', *options], work), tmp_path)
+    model = load(config, checkpoint, options=parse_options(options), work_dir=work)
+    assert model.predict(root / 'images/val/0.png')[0].score_thr == 0.3
+    words = [config, checkpoint, '--out-dir', tmp_path / 'out', '--work-dir', work, '--cfg-options', *options]
     result = run_well('tools/report.py', *words)
-    assert result.stdout.splitlines()[-1] == str(tmp_path / 'out/index.html')
+    assert result.stdout.splitlines()[-2:] == [
+        f'best threshold 0.44: stored in {checkpoint}, for tools/infer.py and predict',
+        str(tmp_path / 'out/index.html'),
+    ]
     assert 'evaluating segm' in result.stderr  # the progress
     assert 'report.json is there already' in error_of('tools/report.py', *words)
-    model = load(config, checkpoint, options=parse_options(options), work_dir=tmp_path / 'work')
     report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
     assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report), settings='')]
+    assert model.predict(root / 'images/val/0.png')[0].score_thr == report['best']['threshold'] == 0.44
 
 
 def test_a_training_ends_with_a_report(tmp_path):
