@@ -1,18 +1,15 @@
 """The best threshold of a report is stored with the model. Predictions and exports take it."""
 
-import json
 import os
 import zipfile
 
 import numpy as np
 import pytest
 import torch
-from helpers.export.tiny_export import export_to
 from helpers.openmmlab.random_models import DETECTION, save_random_model
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 
-from swin_backbone import load
 from swin_backbone.workbench.export import export
 from swin_backbone.workbench.report.threshold import store_threshold
 
@@ -55,16 +52,6 @@ def test_what_cannot_keep_a_threshold_stays(tmp_path):
         line = store_threshold(str(checkpoint), 0.5)
         assert line.startswith(f'best threshold 0.5: not stored, as {checkpoint} has no place for it or may not be')
     assert (bare.read_bytes(), locked.read_bytes()) == before
-
-
-def test_an_exported_folder_keeps_the_threshold(tmp_path):
-    pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
-    folder = export_to(tmp_path / 'exported')
-    manifest = json.loads((folder / 'deploy.json').read_text())
-    store_threshold(str(folder), 0.75)
-    assert json.loads((folder / 'deploy.json').read_text()) == dict(manifest, score_thr=0.75)
-    (prediction,) = load(folder).predict(np.zeros((24, 40, 3), np.uint8))
-    assert prediction.score_thr == 0.75
 
 
 def test_an_export_takes_the_threshold_over(tmp_path, monkeypatch):
