@@ -6,9 +6,10 @@ from pathlib import Path
 try:
     import mmengine  # noqa: F401
 
-    from .openmmlab.mmcv_ops import put_in_place
+    from .openmmlab import mmcv_ops, panoptic
 
-    put_in_place()  # first: an import of mmcv.ops fails without compiled operators
+    mmcv_ops.put_in_place()  # first: an import of mmcv.ops fails without compiled operators
+    panoptic.put_in_place()
     with warnings.catch_warnings():  # mmcv warns about missing operators, and no layer here needs them
         warnings.filterwarnings('ignore', message='Fail to import', category=UserWarning)
         import mmcv.cnn.bricks.transformer  # noqa: F401

@@ -264,18 +264,23 @@ class Job:
         overwrite: bool = False,
         **settings: Any,
     ) -> dict[str, Any]:
-        """Test, and write a page on what the model gets wrong.
+        """Test, and write a page on what the model gets wrong. The best threshold is stored with the model.
 
         Args:
             checkpoint, settings: see `build_test`.
             out_dir, compare, overwrite: see `write_report`, also for the returned numbers and errors.
         """
         from .report.collect import add_coco_metric, write_report  # of pictures
+        from .report.threshold import store_threshold
 
         add_coco_metric(self.datasets.cfg)
         with self.build_test(checkpoint, **settings) as runner:
             test = partial(run, runner, 'test')
-            return write_report(runner, test, summarize, out_dir, checkpoint, compare, overwrite)
+            report = write_report(runner, test, summarize, out_dir, checkpoint, compare, overwrite)
+        best = report.get('best')
+        if best and best['F1']:  # of a detector that finds something
+            self.print(store_threshold(checkpoint, best['threshold']))
+        return report
 
     def open_predictor(
         self, checkpoint: Optional[str], device: Optional[str] = None, threads: Optional[int] = None, batch: int = 1

@@ -127,6 +127,8 @@ class Model:
     def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
         """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
 
+        The best threshold of a detector is stored with the checkpoint, and `predict` takes it.
+
         Args:
             compare: folders of other reports, shown beside this one.
             overwrite: replace an earlier report.
@@ -139,6 +141,7 @@ class Model:
             FileExistsError: without `overwrite`, if there is a report.
         """
         cfg, checkpoint = self._require_config('report'), self._require_checkpoint('report')
+        self._opened = None  # the threshold changes
         return _make_job(cfg).report(checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu')
 
     def predict(

@@ -150,7 +150,16 @@ def _pixels(runner: Runner) -> Iterator[Union[Hook, Part]]:
 
 def _scores(runner: Runner) -> Iterator[Union[Hook, Part]]:
     """Yield a hook, and after the test the report of a classifier."""
-    hook = _Keep(lambda outputs: [(one.img_path, one.gt_label.item(), one.pred_score.cpu().numpy()) for one in outputs])
+
+    def take(outputs: Sequence[Any]) -> list[Any]:
+        several = [one.img_path for one in outputs if one.gt_label.numel() != 1]
+        if several:
+            raise ValueError(
+                f'a report takes a classifier with one class for a picture, got several or none for {several[0]}'
+            )
+        return [(one.img_path, one.gt_label.item(), one.pred_score.cpu().numpy()) for one in outputs]
+
+    hook = _Keep(take)
     yield hook
     files, labels, scores = zip(*hook.kept)
     classes = runner.test_dataloader.dataset.metainfo['classes']

@@ -22,8 +22,9 @@ MEANING = dict(
 )
 KINDS = ('right', *MEANING)[:-1]  # of predictions
 RIGHT, CLASS, PLACE, BOTH, DOUBLE, BACKGROUND = range(len(KINDS))
-DOUBTS = {BACKGROUND: 'no label', CLASS: 'other class', PLACE: 'beside'}  # of sure predictions
+DOUBTS = ('no label', 'other class', 'beside', 'not found')
 LISTED = 1000  # doubtful labels of a kind
+SURE, UNSURE = 0.75, 0.5  # parts of the best threshold of a class, which wrong labels raise
 
 
 class Errors(NamedTuple):
@@ -33,7 +34,7 @@ class Errors(NamedTuple):
     target: Array  # (D,), the object of the largest IoU, of CLASS and PLACE
     is_on_crowd: Array  # (D,)
     is_missed: Array  # (N,)
-    is_seen: Array  # (N,), whether the IoU of any prediction is at least BACKGROUND_IOU
+    pairs: Array  # (3, P) of predictions, objects without crowds, and IoU from BACKGROUND_IOU on
     confusion: Array  # (K + 1, K + 1) of labels and predictions; the last is background
 
 
@@ -43,7 +44,7 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     is_found, is_right, is_strong = evaluation.is_found, found.match >= 0, found.score >= threshold
     is_free = ~np.isin(np.arange(len(objects.id)), found.match[is_strong])
     kind, target, is_on_crowd = np.zeros_like(found.label), found.match.copy(), np.zeros_like(is_right)
-    is_seen, confusion = np.zeros_like(is_free), np.zeros((classes + 1, classes + 1), int)
+    pairs, confusion = [np.empty((3, 0))], np.zeros((classes + 1, classes + 1), int)
     np.add.at(confusion, (found.label[is_strong & is_right],) * 2, 1)
     order = np.lexsort((-found.score, found.picture))
     ends = np.arange(len(evaluation.params.imgIds) + 1)
@@ -51,9 +52,10 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     for picture in track(ends[:-1], 'comparing with the labels'):
         rows, inside = order[slice(*of_found[picture:][:2])], np.arange(*of_objects[picture:][:2])
         iou, is_crowd = evaluation.overlaps(rows, inside), objects.is_crowd[inside]
-        is_seen[inside] = (iou >= BACKGROUND_IOU).any(0)
         is_on_crowd[rows] = (iou[:, is_crowd] >= BACKGROUND_IOU).any(1)
         iou, inside = iou[:, ~is_crowd], inside[~is_crowd]
+        near = np.nonzero(iou >= BACKGROUND_IOU)
+        pairs.append(np.array([rows[near[0]], inside[near[1]], iou[near]]))
         same = found.label[rows, None] == objects.label[inside]
         kind[rows], nearest = _kinds(iou, same, is_found[inside], is_right[rows])
         target[rows] = np.append(inside, -1)[nearest]
@@ -66,7 +68,7 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
         np.add.at(confusion[:, classes], objects.label[inside[free]], 1)
     is_missed = ~is_found & ~objects.is_crowd
     is_missed[target[np.isin(kind, (CLASS, PLACE))]] = False
-    return Errors(kind, target, is_on_crowd, is_missed, is_seen, confusion)
+    return Errors(kind, target, is_on_crowd, is_missed, np.concatenate(pairs, axis=1), confusion)
 
 
 def _kinds(iou_DN: Array, is_class_DN: Array, is_found_N: Array, is_right_D: Array) -> tuple[Array, Array]:
@@ -131,35 +133,52 @@ def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out
 def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -> dict[str, list[dict[str, Any]]]:
     """Return up to `LISTED` labels of a kind that look wrong, the surest first.
 
-    - 'no label': a sure prediction where no object is labelled.
-    - 'other class': a sure prediction of another class on an object that is not found.
-    - 'beside': a sure prediction beside an object of its class that is not found.
-    - 'not found': no prediction is near the object. As sure as the share of found objects of its class.
+    - 'no label': a sure prediction on no object. Sureness: score, times 1 less the largest IoU with an object.
+    - 'other class': a sure prediction of another class on an object. Sureness: the score less the score of the
+      prediction that finds the object, if any does. It is above 0.
+    - 'beside': a sure prediction of the class beside an object. Sureness: as of 'other class'.
+    - 'not found': all predictions near the object are unsure or find another object. Sureness: share of found objects
+      of the class, times 1 less the highest score near the object.
 
     Args:
-        thresholds: predictions with at least this score are sure, by class.
+        thresholds: the best of each class. `SURE` and `UNSURE` are parts of these.
     """
-    objects, found, names = evaluation.objects, evaluation.found, evaluation.names
-    is_open = np.append(~evaluation.is_found, False)[errors.target] | (errors.kind == BACKGROUND)
-    is_sure = (found.score >= thresholds[found.label]) & np.isin(errors.kind, [*DOUBTS]) & is_open & ~errors.is_on_crowd
-    doubts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*DOUBTS.values(), 'not found')}
-    doubted = set()
-    for row in np.flatnonzero(is_sure)[np.argsort(-found.score[is_sure], kind='stable')]:
-        kind, target, result = errors.kind[row], errors.target[row], evaluation.results[found.result[row]]
-        if kind == BACKGROUND or target not in doubted:
-            label = {} if kind == BACKGROUND else _label(evaluation, target)
-            doubted.update([target] * bool(label))
-            predicted = dict(predicted=names[found.label[row]], predicted_box=result['bbox'], **label)
-            doubts[DOUBTS[kind]].append(
-                dict(image_id=result['image_id'], sureness=float(found.score[row]), **predicted)
-            )
+    objects, found, names, score = evaluation.objects, evaluation.found, evaluation.names, evaluation.found.score
+    is_right, (rows, targets), iou = found.match >= 0, errors.pairs[:2].astype(int), errors.pairs[2]
+    is_sure = (score >= SURE * thresholds[found.label]) & ~is_right & ~errors.is_on_crowd
+    score_of, near = np.zeros((2, len(objects.id)))  # highest score of what finds an object, and of what is near
+    score_of[found.match[is_right]] = score[is_right]
+    is_own = ~is_right[rows] | (found.match[rows] == targets)
+    np.maximum.at(near, targets[is_own], score[rows[is_own]])
+    margin, is_on = score[rows] - score_of[targets], iou >= FOUND_IOU
+    contradicts = is_sure[rows] & (margin > 0) & (is_on != (found.label[rows] == objects.label[targets]))
+    doubts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in DOUBTS}
+    listed, doubted = set(), set()
+    for pair in np.flatnonzero(contradicts)[np.lexsort((-iou[contradicts], -margin[contradicts]))]:
+        if rows[pair] not in listed and targets[pair] not in doubted:
+            listed.add(rows[pair])
+            doubted.add(targets[pair])
+            doubt = _predicted(evaluation, rows[pair], margin[pair]) | _label(evaluation, targets[pair])
+            doubts['other class' if is_on[pair] else 'beside'].append(doubt)
+    is_sure[rows[contradicts | is_on]] = False
+    largest = np.zeros(len(score))  # IoU with a label
+    np.maximum.at(largest, rows, iou)
+    free = score * (1 - largest)
+    sure = sorted(np.flatnonzero(is_sure), key=lambda row: -free[row])
+    doubts['no label'] = [_predicted(evaluation, row, free[row]) for row in sure]
     share = np.bincount(objects.label[evaluation.is_found], minlength=len(names)) / np.maximum(evaluation.totals, 1)
-    missing = np.flatnonzero(~errors.is_seen & ~objects.is_crowd)
-    for row in missing[np.argsort(-share[objects.label[missing]], kind='stable')]:
-        image_id = evaluation.params.imgIds[objects.picture[row]]
-        sureness = float(share[objects.label[row]])
-        doubts['not found'].append(dict(image_id=image_id, sureness=sureness, **_label(evaluation, row)))
+    lonely, is_missing = share[objects.label] * (1 - near), near < UNSURE * thresholds[objects.label]
+    for row in np.argsort(-lonely, kind='stable'):
+        if is_missing[row] and not objects.is_crowd[row] and row not in doubted:
+            place = dict(image_id=evaluation.params.imgIds[objects.picture[row]], sureness=float(lonely[row]))
+            doubts['not found'].append(place | _label(evaluation, row))
     return {kind: rows[:LISTED] for kind, rows in doubts.items()}
+
+
+def _predicted(evaluation: Evaluation, row: int, sureness: float) -> dict[str, Any]:
+    result, name = evaluation.results[evaluation.found.result[row]], evaluation.names[evaluation.found.label[row]]
+    sure = dict(image_id=result['image_id'], sureness=float(sureness))
+    return sure | dict(predicted=name, predicted_box=result['bbox'])
 
 
 def _label(evaluation: Evaluation, row: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from swin_backbone import load
 from swin_backbone.workbench.data.media import Frame, Medium
 from swin_backbone.workbench.predict.prediction import Prediction
 from swin_backbone.workbench.predict.predictor import Predictor
+from swin_backbone.workbench.report.threshold import store_threshold
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -121,7 +122,8 @@ def test_an_exported_folder_has_the_same_methods(tmp_path):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
     folder = export_to(tmp_path / 'exported')
     manifest = json.loads((folder / 'deploy.json').read_text())
-    (folder / 'deploy.json').write_text(json.dumps(dict(manifest, score_thr=0.75)))
+    assert 'best threshold 0.75: stored in ' in store_threshold(str(folder), 0.75)
+    assert json.loads((folder / 'deploy.json').read_text()) == dict(manifest, score_thr=0.75)
     model = load(folder)
     (p,) = model.predict(np.full((24, 40, 3), 200, np.uint8))
     assert repr(p) == 'Prediction(pixels; 40x24; bright 100%)'

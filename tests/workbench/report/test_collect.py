@@ -1,7 +1,7 @@
 """The report of a tested model: its AP is the evaluator's, and tools, Python and trainings write it."""
 
 import json
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,10 +48,6 @@ class Guess(BaseModel):
         return data['data_samples']
 
 
-class Samples(list):
-    metainfo = MappingProxyType(dict(classes=('cat', 'dog')))
-
-
 def own_config(words, work_dir):
     config, _, *options = map(str, words)
     return load_config(config, str(work_dir), parse_options(options), 'none')
@@ -75,25 +71,21 @@ def detector(tmp_path):
     return own_config(detection(root), tmp_path / 'work')
 
 
-def test_the_report_has_the_numbers_of_the_evaluator(detector, tmp_path):
+@pytest.mark.parametrize('other', [None, dict(type='VOCMetric', metric='mAP')])
+def test_the_report_has_the_numbers_of_the_evaluator(detector, tmp_path, other):
+    """A config without COCO's metric gets it."""
+    detector.test_evaluator = other or detector.test_evaluator
     report = guessed(detector, tmp_path / 'out')
-    names = {'AP': '', 'AP50': '_50', 'AP75': '_75', 'AP small': '_s', 'AP medium': '_m', 'AP large': '_l'}
     assert report['metrics']['coco/bbox_mAP'] > 0.2
-    for kind in ('bbox', 'segm'):
-        for name, end in names.items():
-            value = report['sizes'][kind][name]
-            assert round(-1 if value is None else value, 3) == report['metrics'][f'coco/{kind}_mAP{end}']
+    assert bool(other) == (report['metrics'].get('pascal_voc/mAP', 0) > 0)
+    assert [*report['sizes']] == (['bbox'] if other else ['bbox', 'segm'])
+    ends = {'AP': '', 'AP50': '_50', 'AP75': '_75', 'AP small': '_s', 'AP medium': '_m', 'AP large': '_l'}
+    for kind, values in report['sizes'].items():
+        found = {name: -1 if value is None else round(value, 3) for name, value in values.items()}
+        assert found == {name: report['metrics'][f'coco/{kind}_mAP{end}'] for name, end in ends.items()}
     assert json.loads((tmp_path / 'out/report.json').read_text()) == json.loads(json.dumps(report))
     drawn = len(report['pictures']) + sum(map(len, report['labels'].values()))
     assert (tmp_path / 'out/index.html').read_text().count('<image') == drawn > 0
-
-
-def test_a_detector_without_cocos_metric_gets_it(detector, tmp_path):
-    detector.test_evaluator = dict(type='VOCMetric', metric='mAP')
-    report = guessed(detector, tmp_path / 'out')
-    assert report['metrics']['pascal_voc/mAP'] > 0
-    assert round(report['overall']['AP'], 3) == report['metrics']['coco/bbox_mAP'] > 0.2
-    assert [*report['sizes']] == ['bbox']
 
 
 def test_runs_are_compared_by_class_and_setting(detector, tmp_path):
@@ -127,47 +119,56 @@ def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path):
 
 def test_a_classifier_of_mmpretrain(tmp_path):
     """mmpretrain is not installed here: the hook gets its samples alone."""
-    scores = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
-    samples = [
-        BaseDataElement(metainfo=dict(img_path=f'{row}.jpg'), gt_label=torch.tensor([1]), pred_score=one)
-        for row, one in enumerate(scores)
-    ]
-    hooks, cfg = [], Config(dict(default_scope='mmpretrain'))
-    loader = SimpleNamespace(dataset=Samples(samples))
+    samples = [BaseDataElement(metainfo=dict(img_path=f'{row}.jpg'), gt_label=torch.tensor([1]),
+                               pred_score=torch.tensor([0.9 - 0.1 * row, 0.1])) for row in range(2)]  # fmt: skip
+    dataset = type('Samples', (list,), dict(metainfo=dict(classes=('cat', 'dog'))))(samples)
+    hooks, cfg, loader = [], Config(dict(default_scope='mmpretrain')), SimpleNamespace(dataset=dataset)
     runner = SimpleNamespace(cfg=cfg, test_dataloader=loader, register_hook=hooks.append)
 
+    def report():
+        return write_report(runner, test, summarize, tmp_path, 'epoch_1.pth', overwrite=True)
+
     def test():
-        hooks[0].after_test_iter(runner, 0, outputs=samples)
+        hooks[-1].after_test_iter(runner, 0, outputs=samples)
         return {'accuracy/top1': 0.0}
 
-    report = write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
-    assert report['overall'] == dict(top1=0.0)
-    assert [row['file'] for row in report['pictures']] == ['0.jpg', '1.jpg']
-    runner.cfg.default_scope = 'mmrotate'
+    assert report()['overall'] == dict(top1=0.0)
+    assert [row['file'] for row in report()['pictures']] == ['0.jpg', '1.jpg']
+    samples[1].gt_label = torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r'one class for a picture, got several or none for 1.jpg'):
+        report()
+    cfg.default_scope = 'mmrotate'
     with pytest.raises(ValueError, match=r"a report takes a model of mmdet, .*, got default_scope='mmrotate'"):
-        write_report(runner, test, summarize, tmp_path, 'epoch_1.pth')
+        report()
 
 
-def test_tool_and_python_report_on_a_checkpoint(tmp_path):
-    config, _, *options = map(str, detection(make_own_data(tmp_path / 'own')))
-    checkpoint = save_random_model(own_config([config, '', *options], tmp_path / 'work'), tmp_path)
-    words = [
-        config,
-        checkpoint,
-        '--out-dir',
-        tmp_path / 'out',
-        '--work-dir',
-        tmp_path / 'work',
-        '--cfg-options',
-        *options,
-    ]
+def find_the_nut(self, inputs, samples, rescale=True):
+    for sample in samples:
+        mask = torch.zeros(1, *sample.ori_shape, dtype=torch.bool)
+        mask[0, 6:30, 4:28] = True
+        found = dict(bboxes=torch.tensor([[4.0, 6, 28, 30]]), scores=torch.tensor([0.9]), labels=torch.tensor([0]))
+        sample.pred_instances = InstanceData(masks=mask, **found)
+    return samples
+
+
+def test_tool_and_python_report_on_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmdet.models.MaskRCNN.predict', find_the_nut)
+    root, work = make_own_data(tmp_path / 'own'), tmp_path / 'work'
+    config, _, *options = map(str, detection(root))
+    checkpoint = save_random_model(own_config([config, '', *options], work), tmp_path)
+    model = load(config, checkpoint, options=parse_options(options), work_dir=work)
+    assert model.predict(root / 'images/val/0.png')[0].score_thr == 0.3
+    words = [config, checkpoint, '--out-dir', tmp_path / 'out', '--work-dir', work, '--cfg-options', *options]
     result = run_well('tools/report.py', *words)
-    assert result.stdout.splitlines()[-1] == str(tmp_path / 'out/index.html')
+    assert result.stdout.splitlines()[-2:] == [
+        f'best threshold 0.44: stored in {checkpoint}, for tools/infer.py and predict',
+        str(tmp_path / 'out/index.html'),
+    ]
     assert 'evaluating segm' in result.stderr  # the progress
     assert 'report.json is there already' in error_of('tools/report.py', *words)
-    model = load(config, checkpoint, options=parse_options(options), work_dir=tmp_path / 'work')
     report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
     assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report), settings='')]
+    assert model.predict(root / 'images/val/0.png')[0].score_thr == report['best']['threshold'] == 0.44
 
 
 def test_a_training_ends_with_a_report(tmp_path):

@@ -10,7 +10,7 @@ from scenes import annotation, as_coco, result, scene
 
 from swin_backbone.workbench.report import detection
 from swin_backbone.workbench.report.analyse import detection_report
-from swin_backbone.workbench.report.errors import KINDS, costs, find_errors
+from swin_backbone.workbench.report.errors import DOUBTS, KINDS, costs, find_errors
 
 # Counts and gained AP of tidecv 1.0.1, changed as the paper: the surest error of an object is fixed for each kind alone
 TIDE = {
@@ -95,18 +95,50 @@ def test_each_error_of_a_scene_is_found():
     assert counts == {'class': 1, 'place': 1, 'both': 1, 'double': 1, 'background': 3, 'missed': 2}
     assert report['errors'] == sorted(report['errors'], key=lambda row: -row['cost'])
     assert report['best'] == pytest.approx(dict(threshold=0.85, F1=0.4, precision=3 / 8, recall=3 / 7))
-    labels = {
-        kind: [(row['image_id'], row.get('annotation_id')) for row in rows] for kind, rows in report['labels'].items()
-    }
-    assert labels == {'no label': [(6, None)], 'other class': [(2, 2)], 'beside': [(3, 3)], 'not found': [(7, 7)]}
+    labels = {kind: [(one['image_id'], one.get('annotation_id')) for one in some]
+              for kind, some in report['labels'].items()}  # fmt: skip
+    no_label = [(6, None), (4, None)]
+    assert labels == {'no label': no_label, 'other class': [(2, 2)], 'beside': [(3, 3)], 'not found': [(7, 7)]}
     (doubt,) = report['labels']['other class']
     assert (doubt['label'], doubt['predicted'], doubt['file']) == ('c0', 'c1', '/data/2.jpg')
     assert doubt['label_box'] == doubt['predicted_box'] == [10, 10, 40, 40]
     assert [row['image_id'] for row in report['pictures']] == [2, 3, 4, 7, 8, 6, 1, 5]
     assert [row['F1'] for row in report['pictures'][-3:]] == [pytest.approx(2 / 3), 1, 1]
-    assert {kind: len(some) for kind, some in drawings.items()} == {**dict.fromkeys(labels, 1), 'pictures': 8}
+    assert [*map(len, drawings.values())] == [*map(len, labels.values()), 8]
     counted = [(0, 0, 1), (0, 1, 1), (0, 2, 1), (1, 1, 2), (1, 2, 2), (2, 0, 1), (2, 1, 3)]
     assert report['confusion'] == dict(names=['c0', 'c1', 'background'], counts=counted)
+
+
+def planted_scene(number):
+    """Return labels with `number` errors of each kind, and the predictions of a good detector; the ids are by kind.
+
+    A prediction that is right to the model has a score of 0.7 to 1, and an unsure one beside it.
+    """
+    rng, labels, results = np.random.default_rng(3), [], []
+    for image, error in enumerate([*DOUBTS, '', ''] * number):
+        for place, x in enumerate((10, 80)):
+            box, label, id = [x, 10 + image % 40, 40, 50], (image + place) % 3, 2 * image + place
+            score, wrong = rng.uniform(0.7, 1), place == 0
+            moved = (np.array(box) + rng.normal(0, 1, 4)).tolist()
+            if not (wrong and error == 'not found'):
+                other = [box[0] + 14, box[1], *box[2:]]
+                results += [result(image, label, moved, score), result(image, label, other, rng.uniform(0.1, 0.4))]
+                results.append(result(image, (label + 1) % 3, box, rng.uniform(0.05, 0.3)))
+            if wrong and error == 'beside':
+                box = [box[0], box[1] + 24, *box[2:]]
+            elif wrong and error == 'other class':
+                label = (label + 1) % 3  # a class that the model gives too, with a low score
+            if not (wrong and error == 'no label'):
+                labels.append(annotation(id + 1, image, label, box))
+    return as_coco(range(6 * number), labels, 3), results
+
+
+@pytest.mark.parametrize('kind', ['bbox', 'segm'])
+def test_planted_errors_are_listed_first(kind):
+    truth, results = planted_scene(10)
+    report, _ = report_on(truth, results, iou_type=kind)
+    listed = {kind: [row['image_id'] % 6 for row in rows[:10]] for kind, rows in report['labels'].items()}
+    assert listed == {kind: [number] * 10 for number, kind in enumerate(DOUBTS)}
 
 
 def test_f1_of_each_threshold_is_that_of_the_predictions_above():
