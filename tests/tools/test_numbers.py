@@ -66,7 +66,8 @@ def test_eight_bits_of_test_and_infer(detector, tmp_path, monkeypatch):
     dtypes, words = count_blocks(monkeypatch), [*options, '--precision', 'int8']
     (tmp_path / 'config.py').write_text(f"_base_ = {config!r}\ncustom_hooks = [dict(type='AccelerateHook')]")
     run_well('tools/test.py', tmp_path / 'config.py', checkpoint, *words, '--work-dir', tmp_path)
-    run_well('tools/infer.py', root / 'images' / 'val', config, '--weights', checkpoint, *words, '--amp', '--out-dir', tmp_path)
+    words += ['--amp', '--out-dir', tmp_path]
+    run_well('tools/infer.py', root / 'images' / 'val', config, '--weights', checkpoint, *words)
     assert dtypes == 4 * 4 * [torch.int8]
     model = load(config, checkpoint, options=parse_options(options[1:]))
     accelerate(model.module, precision='int8')
