@@ -206,6 +206,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         choices=('auto', 'float16', 'bfloat16'),
         help='mixed precision; auto, the default, is float16 on a GPU and bfloat16 on a CPU',
     ),
+    '--precision': dict(
+        choices=('int8',), help='let the layers of a Swin multiply in eight bits, on a CPU; also together with --amp'
+    ),
     '--compile': dict(
         action='store_true', help='compile backbone and neck by torch.compile, with free sizes of pictures; on a GPU'
     ),

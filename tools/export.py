@@ -18,15 +18,15 @@ NOTHING_COMPARED = 'nothing was compared, since PyTorch finds nothing in the pic
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint shape out_dir overwrite unsafe_load timeout',
+        f'{CONFIG} checkpoint shape precision out_dir overwrite unsafe_load timeout',
         out_dir=dict(required=True, help='folder to make'),
+        precision=dict(
+            choices=('fp32', 'fp16', 'bf16', 'int8'), help='default: fp32, and of openvino fp16, for weights'
+        ),
         shape=dict(help='fixed height and width in pixels (default: every batch, height and width)'),
     )
     parser.add_argument('--format', default='onnx', metavar='F', help='onnx (default), openvino, torch or aoti')
     parser.add_argument('--part', default='model', metavar='P', help='model (default), backbone or neck')
-    parser.add_argument(
-        '--precision', metavar='P', help='fp32 (default), fp16 (default of openvino, for weights), bf16 or int8'
-    )
     parser.add_argument(
         '--operators',
         metavar='swin',

@@ -78,8 +78,8 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
     parser.add(
-        f'{CONFIG} annotations batch weights amp compile score_thr device threads first_label out_dir overwrite '
-        'allow_missing unsafe_load timeout',
+        f'{CONFIG} annotations batch weights amp precision compile score_thr device threads first_label out_dir '
+        'overwrite allow_missing unsafe_load timeout',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
         annotations=dict(dest='ids_of', help='COCO JSON with the ids of pictures and categories for results.json'),
         batch=dict(default=1, help='pictures at a time (default: 1)'),
@@ -155,7 +155,8 @@ def open_predictor(args: argparse.Namespace) -> 'Predictor':
     from swin_backbone.workbench.job import open_exported
 
     if args.weights is None:
-        return open_exported(args.config, args.device, args.threads, args.batch, args.amp, args.compile)
+        chosen = args.amp, args.compile, args.precision
+        return open_exported(args.config, args.device, args.threads, args.batch, *chosen)
     predictor: Predictor = make_job(args).open_predictor(args.weights, args.device)
     return predictor
 

@@ -19,8 +19,8 @@ from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, r
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint data annotations amp compile device threads work_dir out_dir overwrite skip_unreadable '
-        'allow_missing unsafe_load',
+        f'{CONFIG} checkpoint data annotations amp precision compile device threads work_dir out_dir overwrite '
+        'skip_unreadable allow_missing unsafe_load',
         checkpoint=dict(help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),

@@ -20,7 +20,7 @@ from mmengine.utils import import_modules_from_strings
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.errors import ConfigError
-from ..openmmlab.layers.accelerate import accelerate
+from ..openmmlab.layers.accelerate import AccelerateHook, accelerate
 from ..openmmlab.layers.compile import compile_model
 from ..openmmlab.swap.diff import summarize
 from ..openmmlab.swap.replace import swap_backbone
@@ -61,6 +61,7 @@ class Options:
         work_dir: folder of logs and checkpoints. Default: the config's, or work_dirs/ and the config's name.
         settings: settings of a training.
         amp: mixed precision of this dtype; None: float32.
+        precision: 'int8': tests and predictions in eight bits; see `accelerate`.
         compile: compile backbone and neck.
         val_loss: compute the losses on the validation set too, at each validation of a training.
         unsafe_load: let pickles in checkpoints run code.
@@ -78,6 +79,7 @@ class Options:
     work_dir: Optional[str] = None
     settings: TrainingSettings = field(default_factory=TrainingSettings)
     amp: Optional[str] = None
+    precision: Optional[str] = None
     compile: bool = False
     val_loss: bool = False
     unsafe_load: bool = False
@@ -109,6 +111,8 @@ class Job:
             raise ValueError(f'--at {options.at} needs --backbone, which is missing')
         if options.annotations is not None and options.data is None:
             raise ValueError(f'--annotations {options.annotations} needs --data, which is missing')
+        if options.precision and options.compile:
+            raise ValueError('--precision int8 excludes --compile: torch computes compiled layers, in float32')
         source = config.filename or 'config' if isinstance(config, Config) else config
         name = Path(source.replace('::', '/')).stem
         if options.backbone:
@@ -235,7 +239,7 @@ class Job:
         """
         cfg, options, outputs, datasets = self.cfg, self.options, outputs or OutputOptions(), self.datasets
         if is_exported(checkpoint):
-            _require_checkpoint_options(options.amp, options.compile)
+            _require_checkpoint_options(options.amp, options.compile, options.precision)
             if outputs.tta:
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
             set_exported(cfg, checkpoint, device, threads)
@@ -248,6 +252,8 @@ class Job:
         require_data(cfg, ('test',))
         inputs = [checkpoint, *filter(None, [cfg.filename])]
         with write_outputs(cfg, outputs, inputs, is_first=not rank(options.launcher)) as hooks:
+            if options.precision:
+                hooks.append(AccelerateHook(options.precision))
             yield self._build_runner(datasets, not options.allow_missing, hooks)
 
     def test(self, checkpoint: str, **settings: Any) -> dict[str, float]:
@@ -297,7 +303,8 @@ class Job:
         """
         options = self.options
         if checkpoint is not None and is_exported(checkpoint):
-            return open_exported(checkpoint, device, threads, batch, options.amp, options.compile)
+            chosen = options.amp, options.compile, options.precision
+            return open_exported(checkpoint, device, threads, batch, *chosen)
         device = device or default_device()
         if device.partition(':')[0] == 'cpu':
             keep_freed_memory()
@@ -308,6 +315,7 @@ class Job:
             options.unsafe_load,
             options.allow_missing,
             options.amp,
+            options.precision,
             accelerate,
         )
         if options.compile:
@@ -347,24 +355,26 @@ def open_exported(
     batch: int = 1,
     amp: Optional[str] = None,
     compile: bool = False,
+    precision: Optional[str] = None,
 ) -> ExportedPredictor:
     """Return the predictor of an exported folder.
 
     Args:
         device, threads, batch: see `ExportedPredictor`. Default device: the CPU.
-        amp, compile: refused: an exported model has the precision of its export.
+        amp, compile, precision: refused: an exported model has the precision of its export.
 
     Raises:
         ValueError: for these.
         RuntimeProblem: see `ExportedPredictor`.
     """
-    _require_checkpoint_options(amp, compile)
+    _require_checkpoint_options(amp, compile, precision)
     device = device or 'cpu'
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
     return ExportedPredictor(folder, device, threads, batch)
 
 
-def _require_checkpoint_options(amp: Optional[str], compile: bool) -> None:
-    if amp or compile:
-        raise ValueError('--amp and --compile take a checkpoint: an exported model has the precision of its export')
+def _require_checkpoint_options(*chosen: Any) -> None:
+    if any(chosen):
+        names = '--amp, --compile and --precision'
+        raise ValueError(f'{names} take a checkpoint: an exported model has the precision of its export')

@@ -68,7 +68,9 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
         run_well(*command(files, model, tmp_path / name))
     one, two = (tifffile.imread(tmp_path / name / 'labels' / 'a.tif') for name in ('checkpoint', 'exported'))
     assert (one == two).mean() > 0.999
-    assert 'was begun with model' in error_of(*command(files, SEGMENTATION, tmp_path / 'exported', '--resume'))
+    for name, *more in ('exported',), ('checkpoint', '--precision=int8'):
+        error = error_of(*command(files, SEGMENTATION, tmp_path / name, '--resume', *more))
+        assert 'was begun with model' in error
 
 
 @pytest.mark.parametrize(

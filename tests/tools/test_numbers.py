@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.in_process import error_of, run_well
+from helpers.kernels import count_blocks
 from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
 from helpers.openmmlab.random_models import DETECTION, save_random_model
@@ -22,7 +23,7 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from swin_backbone import load
+from swin_backbone import accelerate, load
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.annotations import class_of, form_of
 from swin_backbone.workbench.predict.results import Results
@@ -58,6 +59,21 @@ def test_predictions_do_not_depend_on_the_batch(detector, tmp_path):
         assert len(first['pred_instances']['scores'])
         for name in ('scores', 'bboxes'):
             assert torch.equal(first['pred_instances'][name], second['pred_instances'][name])
+
+
+def test_eight_bits_of_test_and_infer(detector, tmp_path, monkeypatch):
+    """Also with `--amp`. A hook of the config does not take eight bits back."""
+    root, checkpoint, (config, _, *options) = detector
+    dtypes, words = count_blocks(monkeypatch), [*options, '--precision', 'int8']
+    (tmp_path / 'config.py').write_text(f"_base_ = {config!r}\ncustom_hooks = [dict(type='AccelerateHook')]")
+    run_well('tools/test.py', tmp_path / 'config.py', checkpoint, *words, '--work-dir', tmp_path)
+    words += ['--amp', '--out-dir', tmp_path]
+    run_well('tools/infer.py', root / 'images' / 'val', config, '--weights', checkpoint, *words)
+    assert dtypes == 4 * 4 * [torch.int8]
+    model = load(config, checkpoint, options=parse_options(options[1:]))
+    accelerate(model.module, precision='int8')
+    model.predict(root / 'images' / 'val' / '0.png')
+    assert dtypes == 5 * 4 * [torch.int8]
 
 
 @pytest.mark.parametrize('first', [0, 1])

@@ -15,6 +15,7 @@ from torch import nn
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block
 from ...models.pyramid import SwinPyramid
+from ..native.library import load
 from .foreign import RECORD, Record, compute, compute_norm, find_layer
 from .structure import PRECISION
 from .trial import try_layer
@@ -26,8 +27,8 @@ OWN_LAYERS = SwinBlock, SwinV2Block, PatchMerging, PatchEmbed
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional[str] = None) -> list[str]:
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
-    if precision not in (None, 'int8'):
-        raise ValueError(f"precision must be None or 'int8', got {precision!r}")
+    if precision is not None:
+        _require_int8(model, precision)
     ours = {id(part) for one in model.modules() if isinstance(one, SwinPyramid) for part in one.modules()}
     modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
     if not any(hasattr(one, name) for one in modules.values() for name in BIAS_PARAMETERS):
@@ -62,7 +63,21 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
         set_precision(model, precision)
     for line in lines:
         print_log(f'accelerate: {line}', 'current', INFO)
+    if precision and not dry_run and not any(PRECISION in vars(one) for one in model.modules()):
+        raise ValueError(f'precision={precision!r} takes a Swin, and the library computes no layer of this model')
     return lines
+
+
+def _require_int8(model: nn.Module, precision: str) -> None:
+    """Raise ValueError where torch would compute in float32."""
+    if precision != 'int8':
+        raise ValueError(f"precision must be None or 'int8', got {precision!r}")
+    library, reason = load()
+    if library is None:
+        raise ValueError(f"precision='int8' takes the compiled library: {reason}")
+    devices = {parameter.device.type for parameter in model.parameters()} - {'cpu'}
+    if devices:
+        raise ValueError(f"precision='int8' takes a model on a CPU, got {min(devices)}")
 
 
 def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, Record]) -> list[str]:

@@ -37,7 +37,8 @@ def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = N
 
     Raises:
         ImportError: without the folder `swin_backbone/kernels`.
-        ValueError: `precision` is neither None nor 'int8'.
+        ValueError: `precision` is neither None nor 'int8'; or 'int8' without the compiled library, for a model on a
+            GPU, or without a Swin layer that the library computes.
     """
     from ...kernels.bind.accelerate import accelerate_swin, find_swins
 
@@ -76,10 +77,33 @@ class AccelerateHook(Hook):
     """Calls `accelerate` on the runner's model before training, validation and test.
 
     In a config: `custom_hooks=[dict(type='swin_backbone.AccelerateHook')]`.
+
+    Args:
+        precision: 'int8': validation and test compute in eight bits; see `accelerate`. Training is as with None.
     """
 
     priority = 'VERY_HIGH'
 
+    def __init__(self, precision: Optional[str] = None) -> None:
+        self.precision = precision
+
     def before_run(self, runner: Any) -> None:
         """See `Hook`."""
-        accelerate(runner.model)
+        accelerate(runner.model, precision=self.precision)  # an error is raised before the training
+        self.after_val(runner)
+
+    def before_val(self, runner: Any) -> None:
+        """See `Hook`."""
+        self._set(runner.model, self.precision)
+
+    def after_val(self, runner: Any) -> None:
+        """See `Hook`."""
+        self._set(runner.model, None)  # layers without gradients, as frozen ones, would train in eight bits
+
+    before_test, after_test = before_val, after_val
+
+    def _set(self, model: nn.Module, precision: Optional[str]) -> None:
+        if self.precision is not None:
+            from ...kernels.bind.accelerate import set_precision
+
+            set_precision(model, precision)

@@ -46,7 +46,8 @@ class Predictor:
         unsafe_load: see `load_checkpoint`.
         allow_missing: accept a checkpoint without some weights of the model.
         amp: predict in `mixed_precision` of this dtype; None: in float32.
-        accelerate: called with a model on the CPU.
+        precision: of the call of `accelerate`.
+        accelerate: called with a model on the CPU, and with `precision`.
 
     Attributes:
         score_thr: the best threshold of the report, which the checkpoint keeps in `meta['best_score_thr']`, or 0.3.
@@ -63,7 +64,8 @@ class Predictor:
         unsafe_load: bool = False,
         allow_missing: bool = False,
         amp: Optional[str] = None,
-        accelerate: Optional[Callable[[Any], Any]] = None,
+        precision: Optional[str] = None,
+        accelerate: Optional[Callable[..., Any]] = None,
     ):
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
@@ -85,14 +87,14 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
                 compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
-            if torch.device(device).type == 'cpu' and accelerate is not None:
-                accelerate(self.model)
+            if accelerate is not None and (precision or torch.device(device).type == 'cpu'):
+                accelerate(self.model, precision=precision)
             steps = cfg.test_dataloader.dataset.pipeline
             pipeline = [dict(step) for step in steps if not re.match('LoadImage|.*Annotations', step['type'])]
             if self.scope != 'mmpretrain':  # which has no loader of pixels
                 pipeline.insert(0, dict(type=f'{self.scope}.LoadImageFromNDArray'))
             self.pipeline = Compose(pipeline)
-            self._described = repr((cfg.model, pipeline, self.amp))
+            self._described = repr((cfg.model, pipeline, self.amp, precision))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 

@@ -60,7 +60,43 @@ def test_precision_int8(calls):
     assert_close(model(X), expected)
     with torch.no_grad():
         assert_close(swin_backbone.accelerate(model)(X), expected)
-    assert len(calls) >= 4
+    assert {torch.int8, torch.float32} == {*calls}
+
+
+@pytest.mark.parametrize(
+    ('model', 'problem'),
+    [
+        (nn.Linear(2, 2), 'takes a Swin, and the library computes no layer of this model'),
+        (nn.Linear(2, 2, device='meta'), 'takes a model on a CPU, got meta'),
+        (None, 'takes the compiled library: it is not built'),
+    ],
+)
+def test_eight_bits_that_would_be_float32_are_refused(monkeypatch, model, problem):
+    if model is None:
+        monkeypatch.setattr(swap, 'load', lambda: (None, 'it is not built'))
+    with pytest.raises(ValueError, match=f"precision='int8' {problem}"):
+        swin_backbone.accelerate(model or build('mmdet'), precision='int8')
+
+
+def test_the_hook_validates_in_eight_bits_and_trains_without(calls):
+    """Also frozen layers, which have no gradients; `accelerate` alone lets these train in eight bits."""
+    model = swin_backbone.SwinBackbone(arch='nano', frozen_stages=1, drop_path_rate=0.0)
+    hook, runner = swin_backbone.AccelerateHook(precision='int8'), type('Runner', (), {'model': model})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    hook.before_run(runner)
+    for _ in range(2):
+        calls.clear()
+        sum(y.sum() for y in model.train()(X)).backward()
+        optimizer.step()
+        hook.before_val(runner)
+        with torch.no_grad():
+            seen, expected = model.eval()(X), swin_backbone.accelerate(copy.deepcopy(model), precision='int8')(X)
+        hook.after_val(runner)
+        assert all(map(torch.equal, seen, expected))
+        assert calls == 8 * [torch.float32] + 16 * [torch.int8]
+    calls.clear()
+    swin_backbone.accelerate(model.train(), precision='int8')(X)
+    assert calls == 2 * [torch.int8] + 6 * [torch.float32]
 
 
 def test_second_derivatives_and_batches_of_gradients(calls):

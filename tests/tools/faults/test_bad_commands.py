@@ -30,13 +30,20 @@ def test_unknown_keys_and_broken_options_are_refused(record_fault, tmp_path, too
     record_fault('bad_commands', 2)
 
 
-@pytest.mark.parametrize(('tool', 'option'), [('test', '--amp'), ('infer', '--compile')])
+@pytest.mark.parametrize(('tool', 'option'), [('test', '--amp'), ('infer', '--compile'), ('infer', '--precision=int8')])
 def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, tool, option):
     (tmp_path / 'exported').mkdir()
     (tmp_path / 'exported' / 'deploy.json').write_text('{}')
     before = ROOT / 'docs' / 'images' / 'predictions.jpg' if tool == 'infer' else CHECKPOINT
     error = error_of(f'tools/{tool}.py', before, tmp_path / 'exported', option)
-    assert error.endswith('--amp and --compile take a checkpoint: an exported model has the precision of its export')
+    names = '--amp, --compile and --precision'
+    assert error.endswith(f'{names} take a checkpoint: an exported model has the precision of its export')
+    record_fault('bad_commands')
+
+
+def test_compiled_layers_have_no_eight_bits(record_fault):
+    error = error_of('tools/test.py', DETECTION, CHECKPOINT, '--precision', 'int8', '--compile')
+    assert error.endswith('--precision int8 excludes --compile: torch computes compiled layers, in float32')
     record_fault('bad_commands')
 
 
