@@ -26,7 +26,7 @@ PRECISIONS = {
     'torch': ('fp32', 'fp16', 'bf16'),
     'aoti': ('fp32', 'fp16', 'bf16'),
 }
-OPERATORS = {'swin': ('fp32', 'bf16')}  # precisions of --operators, for ONNX Runtime and OpenVINO
+OPERATORS = {'swin': ('fp32', 'bf16', 'int8')}  # precisions of --operators, for ONNX Runtime and OpenVINO
 PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
 NEEDED = {
     'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
@@ -53,6 +53,11 @@ def check_format(format: str, precision: Optional[str], operators: Optional[str]
 
 def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
     """Capture a graph of operators, valid for every size if sizes are free.
+def is_calibrated(precision: str, operators: Optional[str]) -> bool:
+    """Return whether pictures decide how a model is rounded. Nodes of the library round each token by itself."""
+    return precision == 'int8' and operators is None
+
+
 
     Args:
         example: inputs. Free dimensions must have different lengths: torch ties dimensions of equal length together.
