@@ -34,7 +34,7 @@ from .library_nodes import with_nodes
 from .picture import Normalise, at_one_size
 from .predictor import evaluate
 from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
-from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
+from .runtime import MANIFEST, Model, Result, file_digest, openvino_core, read_manifest
 
 SHOWN, LOOKED_AT = 2, 8  # pictures of a data set for the verification
 
@@ -248,8 +248,9 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
         if format == 'openvino' and not operators:
             import openvino
 
-            # Half precision is for stored weights. The runtime's settings choose the dtype of the computation
-            model = openvino.convert_model(str(onnx_file))
+            # Half precision is for stored weights. The runtime's settings choose the dtype of the computation.
+            # openvino.convert_model would store the mask of each block at one size, for all windows and heads.
+            model = openvino_core().read_model(str(onnx_file))
             openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
             onnx_file.unlink()
 
