@@ -78,12 +78,15 @@ static ov::OutputVector convert(const std::string& kind, const ov::frontend::Nod
                                       : static_cast<double>(context.get_attribute<int64_t>(name)));
         if (name == "channels" || name == "outputs") channels = static_cast<int64_t>(attributes.back());
     }
-    std::vector<const float*> weights;
+    std::vector<const void*> weights;
     std::vector<int64_t> counts;
-    for (size_t i = 1; i < context.get_input_size(); ++i) {
-        const auto constant = ov::as_type_ptr<ov::op::v0::Constant>(context.get_input(i).get_node_shared_ptr());
-        OPENVINO_ASSERT(constant, "a weight of domain swin must be an initializer");
-        weights.push_back(constant->get_data_ptr<float>());
+    std::istringstream weight_names(swin_operator_weights(kind.c_str()));
+    for (std::string name; weight_names >> name;) {
+        const auto input = context.get_input(static_cast<int>(weights.size() + 1));
+        const auto constant = ov::as_type_ptr<ov::op::v0::Constant>(input.get_node_shared_ptr());
+        const auto type = name.find("_int8") == std::string::npos ? ov::element::f32 : ov::element::i8;
+        OPENVINO_ASSERT(constant && constant->get_element_type() == type, name, " must be an initializer of ", type);
+        weights.push_back(constant->get_data_ptr());
         counts.push_back(static_cast<int64_t>(ov::shape_size(constant->get_shape())));
     }
     swin_operator* made = nullptr;

@@ -72,10 +72,10 @@ class TensorInfo {
   OrtTensorTypeAndShapeInfo* info = nullptr;
 };
 
-float* data_of(const OrtApi& api, const OrtValue* value) {
+void* data_of(const OrtApi& api, const OrtValue* value) {
   void* first = nullptr;
   check(api.GetTensorMutableData(const_cast<OrtValue*>(value), &first));
-  return static_cast<float*>(first);
+  return first;
 }
 
 // The parts of a call share the session's threads: the library starts no threads beside the session's pool.
@@ -110,7 +110,7 @@ class Kernel {
         attributes.push_back(static_cast<double>(value));
       }
     }
-    std::vector<const float*> weights;
+    std::vector<const void*> weights;
     std::vector<int64_t> counts;
     for (const std::string& name : split(swin_operator_weights(kind))) {
       int is_constant = 0;
@@ -138,7 +138,8 @@ class Kernel {
       check(api.KernelContext_GetOutput(context, 0, output_shape.data(), output_shape.size(), &y));
       SessionThreads session{api, context};
       const swin::HostThreads host(SessionThreads::run, &session);
-      check(api, swin_operator_run(made, shape.data(), data_of(api, x), most_threads(), data_of(api, y)),
+      const auto* from = static_cast<const float*>(data_of(api, x));
+      check(api, swin_operator_run(made, shape.data(), from, most_threads(), static_cast<float*>(data_of(api, y))),
             ORT_RUNTIME_EXCEPTION);
     });
   }
@@ -156,15 +157,20 @@ class Kernel {
 
 struct Operator : OrtCustomOp {
   std::string kind;
-  size_t inputs;
+  std::vector<std::string> weights;
 
   explicit Operator(const std::string& name)
-      : OrtCustomOp{}, kind(name), inputs(1 + split(swin_operator_weights(name.c_str())).size()) {
+      : OrtCustomOp{}, kind(name), weights(split(swin_operator_weights(name.c_str()))) {
     version = ORT_CUSTOM_OP_VERSION;
     GetName = [](const OrtCustomOp* op) { return static_cast<const Operator*>(op)->kind.c_str(); };
     GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
-    GetInputType = GetOutputType = [](const OrtCustomOp*, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
-    GetInputTypeCount = [](const OrtCustomOp* op) { return static_cast<const Operator*>(op)->inputs; };
+    GetOutputType = [](const OrtCustomOp*, size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT; };
+    GetInputType = [](const OrtCustomOp* op, size_t index) {
+      const std::string name = index ? static_cast<const Operator*>(op)->weights[index - 1] : "x";
+      return name.find("_int8") == std::string::npos ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
+                                                     : ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    };
+    GetInputTypeCount = [](const OrtCustomOp* op) { return 1 + static_cast<const Operator*>(op)->weights.size(); };
     GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
     GetInputCharacteristic = GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
     GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };

@@ -27,7 +27,7 @@ struct OrtCustomOp;
 
 constexpr uint32_t ORT_API_VERSION = 17;
 constexpr int ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2, ORT_RUNTIME_EXCEPTION = 6;  // OrtErrorCode
-constexpr int ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1;
+constexpr int ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT = 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8 = 3;
 constexpr int INPUT_OUTPUT_REQUIRED = 0;
 constexpr int OrtMemTypeDefault = 0;
 

@@ -35,13 +35,16 @@ struct Panels {
 // The attributes and weights of a node, read in order, each by its name.
 class Node {
  public:
-  Node(const char* attribute_names, const char* weight_names, const double* attributes, const float* const* weights,
-       const int64_t* counts)
-      : attribute_names(attribute_names),
+  Node(const char* attribute_names, const char* weight_names, bool in_bytes, const double* attributes,
+       const void* const* weights, const int64_t* counts)
+      : in_bytes(in_bytes),
+        attribute_names(attribute_names),
         weight_names(weight_names),
         attributes(attributes),
         weights(weights),
         counts(counts) {}
+
+  int32_t dtype() { return in_bytes ? SWIN_INT8 : static_cast<int32_t>(whole(SWIN_FLOAT32, SWIN_BFLOAT16)); }
 
   float number() {
     attribute_names >> name;
@@ -57,19 +60,20 @@ class Node {
   }
   // A copy of the next weight.
   std::vector<float> vector(std::initializer_list<int64_t> shape) {
-    const float* first = take(shape);
+    const float* first = take<float>(shape);
     return {first, first + counts[-1]};
   }
   // The next weight (N, K), packed.
   Panels packed(int32_t dtype, int64_t N, int64_t K, int64_t unit) {
-    const float* weight = take({N, K});
-    Panels panels(swin_packed_size(dtype, N, K) * (dtype == SWIN_BFLOAT16 ? 2 : 4));
+    const std::vector<float> rounded = in_bytes ? from_bytes(N, K) : std::vector<float>();
+    const float* weight = in_bytes ? rounded.data() : take<float>({N, K});
+    Panels panels(swin_packed_size(dtype, N, K) * (dtype == SWIN_FLOAT32 ? 4 : dtype == SWIN_BFLOAT16 ? 2 : 1));
     if (swin_pack(dtype, weight, N, K, unit, 0, 1, panels.data())) throw std::invalid_argument(swin_error());
     return panels;
   }
   // The next weight (N, 3, 3, C) of a convolution, packed.
   Panels packed_convolution(int64_t tile, int64_t N, int64_t C) {
-    const float* weight = take({N, 9, C});
+    const float* weight = take<float>({N, 9, C});
     Panels panels(swin_packed_convolution_size(static_cast<int32_t>(tile), N, C) * 4);
     auto* packed = reinterpret_cast<float*>(panels.data());
     if (swin_pack_convolution(weight, static_cast<int32_t>(tile), N, C, 1, packed))
@@ -78,10 +82,20 @@ class Node {
   }
 
  private:
-  const float* take(std::initializer_list<int64_t> shape) {
+  // The next two weights: whole numbers (N, K), and the largest magnitude of each output. swin_pack rounds the result
+  // to the same whole numbers, with the same factors.
+  std::vector<float> from_bytes(int64_t N, int64_t K) {
+    const int8_t* whole = take<int8_t>({N, K});
+    const float* largest = take<float>({N});
+    std::vector<float> weight(N * K);
+    for (int64_t i = 0; i < N * K; i++) weight[i] = largest[i / K] * (static_cast<float>(whole[i]) / 127.f);
+    return weight;
+  }
+  template <class T>
+  const T* take(std::initializer_list<int64_t> shape) {
     weight_names >> name;
     const int64_t given = *counts++;
-    const float* weight = *weights++;
+    const auto* weight = static_cast<const T*>(*weights++);
     int64_t left = given;  // to divide by each size: a product may overflow
     std::string sizes;
     for (const int64_t size : shape) {
@@ -93,10 +107,11 @@ class Node {
     return weight;
   }
 
+  bool in_bytes;
   std::istringstream attribute_names, weight_names;
   std::string name;
   const double* attributes;
-  const float* const* weights;
+  const void* const* weights;
   const int64_t* counts;
 };
 
@@ -118,15 +133,19 @@ namespace {
 struct Block : swin_operator {
   static constexpr const char* KIND = "Block";
   static constexpr const char* ATTRIBUTES =
-      "version bfloat16 channels hidden heads window_height window_width shift_height shift_width mask_padding "
+      "bfloat16 version channels hidden heads window_height window_width shift_height shift_width mask_padding "
       "scale eps1 eps2 eps3";
   static constexpr const char* WEIGHTS =
       "qkv_weight proj_weight fc1_weight fc2_weight qkv_bias proj_bias fc1_bias fc2_bias norm1_weight norm1_bias "
       "norm2_weight norm2_bias norm3_weight norm3_bias position_bias cosine_scale";
+  static constexpr const char* IN_BYTES =
+      "qkv_int8 qkv_largest proj_int8 proj_largest fc1_int8 fc1_largest fc2_int8 fc2_largest "
+      "qkv_bias proj_bias fc1_bias fc2_bias norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias "
+      "position_bias cosine_scale";
 
   explicit Block(Node& node) {
+    block.dtype = node.dtype();
     const int64_t version = node.whole(1, 2);
-    block.dtype = static_cast<int32_t>(node.whole());
     const int64_t C = expected_channels = block.channels = node.whole();
     const int64_t D = block.hidden = node.whole();
     const int64_t h = block.heads = node.whole(1);  // the divisor of C
@@ -196,9 +215,10 @@ struct Embed : Projected {
   static constexpr const char* KIND = "Embed";
   static constexpr const char* ATTRIBUTES = "bfloat16 channels outputs patch_height patch_width eps";
   static constexpr const char* WEIGHTS = "weight bias norm_weight norm_bias";
+  static constexpr const char* IN_BYTES = "weight_int8 weight_largest bias norm_weight norm_bias";
 
   explicit Embed(Node& node) {
-    projection.dtype = static_cast<int32_t>(node.whole());
+    projection.dtype = node.dtype();
     expected_channels = node.whole();
     projection.outputs = node.whole();
     height = node.whole(1);
@@ -224,9 +244,10 @@ struct Merge : Projected {
   static constexpr const char* KIND = "Merge";
   static constexpr const char* ATTRIBUTES = "bfloat16 channels outputs norm_after eps";
   static constexpr const char* WEIGHTS = "weight norm_weight norm_bias";
+  static constexpr const char* IN_BYTES = "weight_int8 weight_largest norm_weight norm_bias";
 
   explicit Merge(Node& node) {
-    projection.dtype = static_cast<int32_t>(node.whole());
+    projection.dtype = node.dtype();
     expected_channels = node.whole();
     projection.outputs = node.whole();
     norm_after = static_cast<int32_t>(node.whole(0, 1));
@@ -297,16 +318,31 @@ struct Convolution : swin_operator {
 
 struct Kind {
   const char *name, *attributes, *weights;
+  bool in_bytes;
   std::unique_ptr<swin_operator> (*make)(Node&);
 };
 
 template <class T>
+std::unique_ptr<swin_operator> make(Node& node) {
+  return std::make_unique<T>(node);
+}
+template <class T>
 constexpr Kind kind() {
-  return {T::KIND, T::ATTRIBUTES, T::WEIGHTS,
-          [](Node& node) -> std::unique_ptr<swin_operator> { return std::make_unique<T>(node); }};
+  return {T::KIND, T::ATTRIBUTES, T::WEIGHTS, false, make<T>};
+}
+template <class T>
+constexpr Kind kind_in_bytes(const char* name) {
+  return {name, T::ATTRIBUTES + sizeof "bfloat16", T::IN_BYTES, true, make<T>};
 }
 
-constexpr Kind KINDS[] = {kind<Block>(), kind<Convolution>(), kind<Embed>(), kind<Merge>(), kind<OutputNorm>()};
+constexpr Kind KINDS[] = {kind<Block>(),
+                          kind_in_bytes<Block>("BlockInt8"),
+                          kind<Convolution>(),
+                          kind<Embed>(),
+                          kind_in_bytes<Embed>("EmbedInt8"),
+                          kind<Merge>(),
+                          kind_in_bytes<Merge>("MergeInt8"),
+                          kind<OutputNorm>()};
 
 const Kind* find_kind(const char* name) {
   for (const Kind& one : KINDS)
@@ -346,7 +382,9 @@ Shape checked(const swin_operator& made, const int64_t shape[4]) {
 
 extern "C" {
 
-const char* swin_operator_kinds(void) { return "Block Convolution Embed Merge OutputNorm"; }
+const char* swin_operator_kinds(void) {
+  return "Block BlockInt8 Convolution Embed EmbedInt8 Merge MergeInt8 OutputNorm";
+}
 
 const char* swin_operator_attributes(const char* kind) {
   const Kind* found = find_kind(kind);
@@ -358,13 +396,13 @@ const char* swin_operator_weights(const char* kind) {
   return found ? found->weights : nullptr;
 }
 
-const char* swin_operator_create(const char* kind, const double* attributes, const float* const* weights,
+const char* swin_operator_create(const char* kind, const double* attributes, const void* const* weights,
                                  const int64_t* counts, swin_operator** made) {
   return guarded([&] {
     const Kind* found = find_kind(kind);
     if (!found) throw std::invalid_argument(std::string("the kind must be one of ") + swin_operator_kinds());
     choose_instruction_set();
-    Node node(found->attributes, found->weights, attributes, weights, counts);
+    Node node(found->attributes, found->weights, found->in_bytes, attributes, weights, counts);
     *made = found->make(node).release();
   });
 }

@@ -1,6 +1,8 @@
 /* The layers of swin.h as nodes of a graph. An operator owns its weights, packed once; a run needs the map alone.
  *
- * A weight has the shape of swin.h, in float32, and is copied. `version` is that of Swin: only blocks of V2 read
+ * A weight has the shape of swin.h, in float32, and is copied. A linear layer of BlockInt8, EmbedInt8 and MergeInt8 has
+ * two weights: whole numbers from -127 to 127, int8, and the largest magnitude of each output, float32. A number of the
+ * layer is largest * whole / 127. `version` is that of Swin: only blocks of V2 read
  * cosine_scale. A norm with an eps below 0 is absent. Maps are (B, H, W, C); the input of Embed and the output of
  * OutputNorm are (B, C, H, W).
  *
@@ -25,11 +27,12 @@ SWIN_API const char* swin_operator_kinds(void);
 /* The names of a kind's attributes, in the order in which swin_operator_create reads them; null: an unknown kind. Names
  * with "eps" or "scale" are floats, all others whole numbers. */
 SWIN_API const char* swin_operator_attributes(const char* kind);
-/* The names of a kind's weights, in order; null: an unknown kind. */
+/* The names of a kind's weights, in order; null: an unknown kind. Weights whose names end in "_int8" are int8, all
+ * others float32. */
 SWIN_API const char* swin_operator_weights(const char* kind);
 
 /* attributes, weights: as many as there are names. counts: the numbers of each weight. */
-SWIN_API const char* swin_operator_create(const char* kind, const double* attributes, const float* const* weights,
+SWIN_API const char* swin_operator_create(const char* kind, const double* attributes, const void* const* weights,
                                           const int64_t* counts, swin_operator** made);
 SWIN_API void swin_operator_free(swin_operator* made);
 

@@ -34,7 +34,7 @@ from .library_nodes import with_nodes
 from .picture import Normalise, at_one_size
 from .predictor import evaluate
 from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
-from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
+from .runtime import MANIFEST, Model, Result, file_digest, openvino_core, read_manifest
 
 SHOWN, LOOKED_AT = 2, 8  # pictures of a data set for the verification
 
@@ -64,8 +64,8 @@ def export(
         shape: height and width of the model's input, for batch size 1. Pictures are resized to the size without
             regard to proportions. None: batch, height and width stay free.
         precision: from `formats.PRECISIONS`. None: the first precision of the format.
-        pictures: BGR pixels for verification and for int8 calibration. Empty: two pictures of the test set and
-            generated ones for verification, pictures of the training set for calibration.
+        pictures: BGR pixels for verification and for the calibration of int8 without `operators`. Empty: two pictures
+            of the test set and generated ones for verification, pictures of the training set for calibration.
         unsafe_load: see `load_checkpoint`.
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
@@ -95,12 +95,13 @@ def export(
         raise ExportError(f'--texts needs a model with a language_model, got {type(predictor.model).__name__}')
     graph = graph_of(predictor.model, cfg, part, shape, texts)
     calibration: Sequence[Feed] = ()
-    if precision == 'int8':
+    is_calibrated = formats.is_calibrated(precision, operators)
+    if is_calibrated:
         calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
     wanted = partial(result_of, predictor) if part == 'model' else None
     if wanted and not pictures:
         pictures = shown_pictures(cfg, 'test', wanted)
-        if precision == 'int8':  # is calibrated for pictures of this kind, not for generated ones
+        if is_calibrated:  # for pictures of this kind, not for generated ones
             pictures = pictures or shown_pictures(cfg, 'train', wanted)
         else:
             pictures += made_pictures(graph)
@@ -146,12 +147,14 @@ def write(
 
     Args:
         wanted: PyTorch's result for a picture, for a whole model.
-        calibration: inputs for int8.
-        metric: evaluates the model in a folder; an int8 manifest has the metric before and after quantization.
+        calibration: inputs for int8 without `operators`.
+        metric: evaluates the model in a folder; a calibrated manifest has the metric before and after quantization.
     """
+    is_calibrated = formats.is_calibrated(precision, operators)
+    allowed = f'{precision} by {operators}' if precision == 'int8' and operators else precision
     with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as beside:
         wide = Path(beside) / 'fp32'
-        if precision == 'int8':
+        if is_calibrated:
             write(graph, wide, format, 'fp32', meta, wanted, pictures)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
             name = formats.FORMATS[format]
@@ -164,11 +167,11 @@ def write(
         (folder / MANIFEST).write_text(json.dumps(manifest))
         if wanted is None:
             images = [feed[0] for feed in calibration[:SHOWN]]
-            figures = verify.verify_maps(open_maps(folder, manifest), graph, precision, images)
+            figures = verify.verify_maps(open_maps(folder, manifest), graph, allowed, images)
         else:
-            figures = verify.verify_results(Model(folder), wanted, pictures or made_pictures(graph), precision)
+            figures = verify.verify_results(Model(folder), wanted, pictures or made_pictures(graph), allowed)
         manifest['verification'] = figures
-        if precision == 'int8':
+        if is_calibrated:
             before, after = ({**measure(one, calibration), **metric(one)} for one in (wide, folder))
             manifest['quantization'] = dict(pictures=len(calibration), before=before, after=after)
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + '\n')
@@ -245,8 +248,9 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
         if format == 'openvino' and not operators:
             import openvino
 
-            # Half precision is for stored weights. The runtime's settings choose the dtype of the computation
-            model = openvino.convert_model(str(onnx_file))
+            # Half precision is for stored weights. The runtime's settings choose the dtype of the computation.
+            # openvino.convert_model would store the mask of each block at one size, for all windows and heads.
+            model = openvino_core().read_model(str(onnx_file))
             openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
             onnx_file.unlink()
 

@@ -26,7 +26,9 @@ PRECISIONS = {
     'torch': ('fp32', 'fp16', 'bf16'),
     'aoti': ('fp32', 'fp16', 'bf16'),
 }
-OPERATORS = {'swin': ('fp32', 'bf16')}  # precisions of --operators, for ONNX Runtime and OpenVINO
+OPERATORS = {'swin': ('fp32', 'bf16', 'int8')}  # precisions of --operators, for ONNX Runtime and OpenVINO
+# Numbers in a result that replaces operators of constants. Tables of all windows of one size may exceed the weights.
+LARGEST_FOLDED = 2048
 PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
 NEEDED = {
     'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
@@ -49,6 +51,11 @@ def check_format(format: str, precision: Optional[str], operators: Optional[str]
         check_choice('--format of --operators swin', format, ('onnx', 'openvino'))
         precisions, option = OPERATORS[operators], f'--operators {operators}'
     return check_choice(f'--precision of {option}', precision or precisions[0], precisions)
+
+
+def is_calibrated(precision: str, operators: Optional[str]) -> bool:
+    """Return whether pictures decide how a model is rounded. Nodes of the library round each token by itself."""
+    return precision == 'int8' and operators is None
 
 
 def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
@@ -78,6 +85,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
         weights_apart: write weights to a second file, model.onnx.data. Runtimes map the file into memory.
     """
     from onnx_ir.passes.common import RemoveUnusedNodesPass
+    from onnxscript.optimizer import optimize_ir
 
     from .fuse import simplify
     from .heads.operators import onnx_translations
@@ -89,8 +97,10 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
             opset_version=OPSET,
             custom_translation_table=onnx_translations(),
             verbose=False,
+            optimize=False,
         )
-    model = exported.model
+        model = exported.model
+        optimize_ir(model, output_size_limit=LARGEST_FOLDED)
     simplify(model)
     model.ir_version = IR_VERSION
     RemoveUnusedNodesPass()(model)

@@ -35,7 +35,8 @@ class Node(nn.Module):
         super().__init__()
         self.kind, self.shape, self.attributes = kind, shape, attributes
         for i, weight in enumerate(weights):
-            self.register_buffer(f'weight{i}', weight.detach().float().contiguous())
+            weight = weight.detach() if weight.dtype is torch.int8 else weight.detach().float()
+            self.register_buffer(f'weight{i}', weight.contiguous())
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         inputs, shape = (x, *self.buffers()), self.shape(x)
@@ -43,6 +44,28 @@ class Node(nn.Module):
             f'swin::{self.kind}', inputs, self.attributes, dtype=torch.float32, shape=shape, version=1
         )
         return y if self.kind != 'OutputNorm' else y.permute(0, 2, 3, 1)  # in place of a norm of tokens
+
+
+def node_of_products(
+    kind: str, linear: Sequence[Tensor], vectors: Sequence[Tensor], shape: Shape, precision: str, **attributes: Any
+) -> Node:
+    """Return a node with products of linear layers in a precision."""
+    if precision == 'int8':
+        parts = [part for weight in linear for part in in_eight_bits(weight)]
+        return Node(f'{kind}Int8', (*parts, *vectors), shape, **attributes)
+    return Node(kind, (*linear, *vectors), shape, bfloat16=int(precision == 'bf16'), **attributes)
+
+
+def in_eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whole numbers, int8, and the largest magnitude of each output of a weight, as the library rounds them.
+
+    The first dimension is that of the outputs. A number of the weight is about largest * whole / 127.
+    """
+    weight_NK = weight.detach().float().flatten(1)
+    largest_N = weight_NK.abs().amax(1)
+    to_whole_N = largest_N.new_tensor(127) / largest_N  # `127 / largest_N` is the reciprocal times 127
+    whole_NK = (weight_NK * to_whole_N[:, None]).round().to(torch.int8)
+    return whole_NK.view(weight.shape), largest_N
 
 
 class ConvolutionNode(Node):
@@ -65,7 +88,7 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
     Raises:
         ExportError: if the library is missing, or the backbone belongs to a foreign package.
     """
-    dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
+    dtype = dict(fp32=torch.float32, bf16=torch.bfloat16, int8=torch.int8)[precision]
     module: Any = copy.deepcopy(graph.module)
     backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
     try:
@@ -74,14 +97,13 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
             refuse('native', f'the backbone is {type(backbone).__name__}', raise_error=True)
     except CannotRun as error:
         raise ExportError(f'--operators swin has no operator for this model: {error.reason}') from None
-    bfloat16 = int(precision == 'bf16')
     sizes = None if graph.free else [size[1:] for size in backbone.map_sizes(*image_size(graph))]
-    backbone.patch_embed = _replaced(backbone.patch_embed, can_project, embed_node, bfloat16)
+    backbone.patch_embed = _replaced(backbone.patch_embed, can_project, embed_node, precision)
     for index, stage in enumerate(backbone.stages):
         for i, block in enumerate(stage.blocks):
-            stage.blocks[i] = _replaced(block, can_run, block_node, bfloat16, sizes and sizes[index])
+            stage.blocks[i] = _replaced(block, can_run, block_node, precision, sizes and sizes[index])
         if stage.downsample is not None:
-            stage.downsample = _replaced(stage.downsample, can_project, merge_node, bfloat16)
+            stage.downsample = _replaced(stage.downsample, can_project, merge_node, precision)
     for index in backbone.out_indices:
         norm = getattr(backbone, f'norm{index}')
         if type(norm) is nn.LayerNorm and not is_hooked(norm):
@@ -116,14 +138,15 @@ def _bias(bias: Optional[Tensor], channels: int) -> Tensor:
     return torch.zeros(channels) if bias is None else bias
 
 
-def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
+def embed_node(embed: PatchEmbed, precision: str) -> Node:
     weight, (height, width) = embed.projection.weight, embed.patch_size
     norm_weight, norm_bias, eps = norm_values(embed.norm)
-    return Node(
+    return node_of_products(
         'Embed',
-        (weight, _bias(embed.projection.bias, len(weight)), *_norm(norm_weight, norm_bias, len(weight))),
+        [weight],
+        (_bias(embed.projection.bias, len(weight)), *_norm(norm_weight, norm_bias, len(weight))),
         lambda x: [x.shape[0], (x.shape[2] + height - 1) // height, (x.shape[3] + width - 1) // width, len(weight)],
-        bfloat16=bfloat16,
+        precision,
         channels=weight.shape[1],
         outputs=len(weight),
         patch_height=height,
@@ -132,7 +155,7 @@ def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
     )
 
 
-def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]]) -> Node:
+def block_node(block: SwinBlock, precision: str, size: Optional[tuple[int, int]]) -> Node:
     windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
     parts = can_run(block, None, raise_error=True)
     w, settings = weights_of(parts, windows.window_size), parts.settings
@@ -140,18 +163,18 @@ def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]])
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
     norms = (w.norm1_weight, w.norm1_bias), (w.norm2_weight, w.norm2_bias), (w.norm3_weight, w.norm3_bias)
-    return Node(
+    return node_of_products(
         'Block',
+        linear,
         (
-            *linear,
             *(_bias(bias, len(weight)) for weight, bias in zip(linear, biases)),
             *(vector for norm in norms for vector in _norm(*norm, C)),
             w.position_bias_hNN,
             _bias(w.cosine_scale_h, heads),
         ),
         lambda x: list(x.shape),
+        precision,
         version=1 if w.cosine_scale_h is None else 2,
-        bfloat16=bfloat16,
         channels=C,
         hidden=D,
         heads=heads,
@@ -165,15 +188,16 @@ def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]])
     )
 
 
-def merge_node(merging: PatchMerging, bfloat16: int) -> Node:
+def merge_node(merging: PatchMerging, precision: str) -> Node:
     weight = merging.reduction.weight
     norm_weight, norm_bias, eps = norm_values(merging.norm)
     vectors = _norm(norm_weight, norm_bias, len(weight) if merging.post_norm else weight.shape[1])
-    return Node(
+    return node_of_products(
         'Merge',
-        (neighbours_first(weight), *(vectors if merging.post_norm else map(neighbours_first, vectors))),
+        [neighbours_first(weight)],
+        vectors if merging.post_norm else [neighbours_first(vector) for vector in vectors],
         lambda x: [x.shape[0], (x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2, len(weight)],
-        bfloat16=bfloat16,
+        precision,
         channels=weight.shape[1] // 4,
         outputs=len(weight),
         norm_after=int(merging.post_norm),

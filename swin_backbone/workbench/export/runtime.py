@@ -379,7 +379,10 @@ class Nodes:
         x, *constants = (context.get_input(i) for i in range(context.get_input_size()))
         names = self.library.swin_operator_attributes(kind.encode()).decode().split()
         attributes = {name: context.get_attribute(name) for name in names}
-        weights = [constant.get_node().data for constant in constants]
+        weights = [
+            np.ascontiguousarray(constant.get_node().data, np.int8 if name.endswith('_int8') else np.float32)
+            for name, constant in zip(self.library.swin_operator_weights(kind.encode()).decode().split(), constants)
+        ]
         made = ctypes.c_void_p()
         self.call(
             'create',

@@ -12,16 +12,16 @@ from .runtime import Model, Result
 
 SIZES = ((224, 224), (97, 130), (250, 333))
 BATCHES = (1, 2)
-# The allowed error of maps, relative to the largest value or 1.
-MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': 2e-1}
+# The allowed error of maps, see `map_error`. 'int8 by swin' is of nodes of the library: an error of 0.02 is expected.
+MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': 2e-1, 'int8 by swin': 1e-1}
 # The least share of equal labels and of matched objects.
 # Rounding decides if an object near the threshold of suppression is dropped.
 LEAST = {
-    'equal_labels': {'fp32': 0.999, 'fp16': 0.99, 'bf16': 0.95, 'int8': 0.8},
-    'matched': {'fp32': 0.95, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5},
+    'equal_labels': {'fp32': 0.999, 'fp16': 0.99, 'bf16': 0.95, 'int8': 0.8, 'int8 by swin': 0.9},
+    'matched': {'fp32': 0.95, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5, 'int8 by swin': 0.7},
 }
-MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
-SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.25}
+MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5, 'int8 by swin': 0.7}
+SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.25, 'int8 by swin': 0.15}
 SAME_CORNERS = 0.05  # pixels
 CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
 FEW_OBJECTS = 10  # the best are compared if no object is clear
@@ -55,7 +55,7 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
         with torch.no_grad():
             wanted = [one.numpy() for one in graph.module(image)]
         got = run([image.numpy()])
-        errors = [map_error(*pair) for pair in zip(got, wanted)]
+        errors = [map_error(*pair, precision) for pair in zip(got, wanted)]
         figures.append(dict(shape=list(shape), error=max(errors)))
         worst = int(np.argmax(errors))
         if not errors[worst] <= MAP_TOLERANCE[precision]:
@@ -170,8 +170,14 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
     return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou
 
 
-def map_error(got: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """Return the largest difference, relative to the largest value or 1; infinite for unequal shapes."""
+def map_error(got: NDArray[Any], wanted: NDArray[Any], precision: str = 'fp32') -> float:
+    """Return the largest difference, relative to the largest value or 1; infinite for unequal shapes.
+
+    In int8, both are root mean squares: a rare outlier does not count.
+    """
     if got.shape != wanted.shape:
         return float('inf')
-    return float(np.abs(got.astype(np.float32) - wanted).max() / max(1.0, np.abs(wanted).max()))
+    difference = got.astype(np.float32) - wanted
+    if precision.startswith('int8'):
+        return float(np.linalg.norm(difference) / max(np.linalg.norm(wanted), np.finfo(np.float32).tiny))
+    return float(np.abs(difference).max() / max(1.0, np.abs(wanted).max()))

@@ -1,5 +1,6 @@
 """Layers of the compiled library as nodes of a graph: maps of both runtimes equal PyTorch's bit for bit."""
 
+import copy
 import json
 import shutil
 import subprocess
@@ -17,9 +18,9 @@ import onnx
 from helpers.export.small_exports import save_checkpoint, small_config, small_swin
 from torch import nn
 
-from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, library_path
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, accelerate, library_path
 from swin_backbone.kernels.native.library import load
-from swin_backbone.workbench.export import export, graph, runtime, verify
+from swin_backbone.workbench.export import export, graph, library_nodes, runtime, verify
 
 pytestmark = pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')
 TWO_STAGES = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
@@ -95,6 +96,43 @@ def test_bfloat16_is_an_attribute_of_a_node(format, exported, v1, tmp_path):
     digests = {name: runtime.file_digest(tmp_path / 'bf16' / name) for name in files}
     run = open_in(tmp_path / 'bf16', format, tmp_path / 'out', precision='bf16', sha256=digests).run
     check_equal(run, v1, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ('cls', 'arguments'), [(SwinBackbone, WINDOWS), (SwinV2Backbone, dict(window_size=4)), (SwinBackbone, None)]
+)
+def test_eight_bits_are_those_of_pytorch(cls, arguments, tmp_path):
+    """Both runtimes compute PyTorch's numbers. The weights of linear layers are int8 in the file."""
+    model = small_swin(cls, **TWO_STAGES, **(arguments or {}))
+    if arguments is None:  # outputs of zeros, and of numbers that are subnormal or too small for a factor
+        for i, value in enumerate((0.0, 1e-30, 1e-40)):
+            model.stages[0].blocks[0].ffn.layers[1].weight.data[i] *= value
+    folder = write(model, tmp_path / 'first', precision='int8')
+    own, others = kinds(folder)
+    names = ['EmbedInt8', *['BlockInt8'] * 2, 'OutputNorm', 'MergeInt8', *['BlockInt8'] * 2, 'OutputNorm']
+    assert (own, others) == (names, [])
+    whole = [one for one in onnx.load(str(folder / 'model.onnx')).graph.initializer if one.data_type == 3]
+    linear = [one for one in model.modules() if isinstance(one, (nn.Linear, nn.Conv2d))]
+    linear = [one.weight for name, one in model.named_modules() if one in linear and 'cpb' not in name]
+    assert sum(len(one.raw_data) for one in whole) == sum(weight.numel() for weight in linear)
+    in_eight_bits = accelerate(copy.deepcopy(model), precision='int8')
+    for format in ('onnx', 'openvino'):
+        check_equal(open_in(folder, format, tmp_path / format).run, in_eight_bits)
+
+
+@pytest.mark.parametrize('part', ['whole', 'largest'])
+def test_wrong_eight_bits_are_refused(part, v1, tmp_path, monkeypatch):
+    """Outputs with the factor or the numbers of another output."""
+    right = library_nodes.in_eight_bits
+
+    def wrong(weight):
+        whole, largest = right(weight)
+        return (whole.flip(0), largest) if part == 'whole' else (whole, largest * torch.rand(len(largest)) * 4)
+
+    monkeypatch.setattr(library_nodes, 'in_eight_bits', wrong)
+    with pytest.raises(export.ExportError, match=r'map\d is .* off PyTorch, and int8 by swin allows 1e-01'):
+        write(v1, tmp_path / 'out', precision='int8')
+    assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
