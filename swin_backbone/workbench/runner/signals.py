@@ -29,10 +29,11 @@ ACTIONS = {
     if hasattr(signal, name)  # Windows has no SIGUSR1
 }
 SAME_S = 1.0  # seconds in which two signals count once: terminal and torchrun send Ctrl-C
+AGREE_S = 1.0  # seconds between two agreements of ranks in training: over NCCL each agreement waits for the GPU
 
 
 class SignalHook(Hook):
-    """Save and stop on a signal, on all ranks after the same step.
+    """Save and stop on a signal, on all ranks after the same step: a process at once, several about once a second.
 
     The hook runs last in a step. During validation, a single process stops as soon as the last step is saved. Several
     processes stop after validation.
@@ -44,11 +45,14 @@ class SignalHook(Hook):
         self.save = self.stop = False
         self.received = 'A signal to another rank'
         self.received_at = 0.0
+        self.agreed_at = 0.0  # seconds, of the last agreement
+        self.agreed_after = self.agree_after = 0  # iterations, of the last and the next agreement
         self.process = 0
         self.handlers: dict[int, Any] = {}
 
     def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()
+        self.agreed_at, self.agreed_after, self.agree_after = time.perf_counter(), runner.iter, 0
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             for number in ACTIONS:
                 self.handlers.setdefault(number, signal.signal(number, self._receive))
@@ -65,7 +69,8 @@ class SignalHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict[str, Any]] = None
     ) -> None:
-        self._act(runner, runner.iter + 1)
+        if runner.world_size == 1 or runner.iter + 1 >= self.agree_after:
+            self._act(runner, runner.iter + 1)
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if not self.stop:
@@ -96,9 +101,10 @@ class SignalHook(Hook):
 
     def _act(self, runner: Runner, iteration: int) -> None:
         """Act on the strongest signal of all ranks, after `iteration` iterations."""
-        action = torch.tensor(STOP if self.stop else SAVE if self.save else NOTHING)
+        action = STOP if self.stop else SAVE if self.save else NOTHING
         self.save = False  # a later signal saves again
-        all_reduce(action, op='max')
+        if runner.world_size > 1:
+            action = self._agree(action, iteration)
         if action == NOTHING:
             return
         hook = find_checkpoint_hook(runner)
@@ -108,6 +114,17 @@ class SignalHook(Hook):
         if action == STOP:
             self._exit(runner, hook, iteration)
         runner.logger.info(f'SIGUSR1: {name_of_last(hook)}')
+
+    def _agree(self, action: int, iteration: int) -> int:
+        """Return the strongest action of all ranks, and plan the next agreement by the steps of the slowest rank."""
+        now, steps = time.perf_counter(), iteration - self.agreed_after
+        agreed = torch.tensor([action, now - self.agreed_at])
+        all_reduce(agreed, op='max')
+        strongest, seconds = agreed.tolist()
+        self.agreed_at, self.agreed_after = now, iteration
+        if steps:  # none in a validation
+            self.agree_after = iteration + max(1, int(AGREE_S * steps / seconds))
+        return int(strongest)
 
     def _exit(self, runner: Runner, hook: Optional[WholeCheckpointHook], iteration: int) -> None:
         if hook is None:

@@ -5,10 +5,13 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, train, wait
+
+from swin_backbone.workbench.runner import signals
 
 RESUMABLE = 75  # EX_TEMPFAIL, a temporary failure
 EMA = dict(type='EMAHook', momentum=0.1)
@@ -100,12 +103,35 @@ def test_workers_end_when_their_process_does(tmp_path):
     assert wait(process) == 0
 
 
-def test_ranks_stop_after_the_same_step(tmp_path, record_fault):
+def test_ranks_stop_after_the_same_step(tmp_path, record_fault, monkeypatch):
+    monkeypatch.setattr(signals, 'AGREE_S', 0)  # an agreement after each step
     cfg = config(tmp_path, epochs=3, hooks=[send(signal.SIGTERM, 6, rank=1)])
     assert run_ranks(cfg, log=tmp_path / 'log') == [RESUMABLE, RESUMABLE]
     assert last(tmp_path) == ('epoch_1_iter_6.pth', 6)
     assert 'A signal to another rank: training stops after iteration 6' in (tmp_path / 'log0').read_text()
     record_fault('signals')
+
+
+def test_ranks_agree_once_in_a_second_of_the_slowest_rank(monkeypatch):
+    """Over NCCL an agreement waits for the GPU."""
+    clock, runner, agreed = SimpleNamespace(now=0.0), SimpleNamespace(world_size=2, iter=0), []
+
+    def all_reduce(values, op):
+        values *= 2  # the other rank takes twice as long
+        agreed.append(runner.iter + 1)
+
+    monkeypatch.setattr(signals, 'all_reduce', all_reduce)
+    monkeypatch.setattr(signals, 'time', SimpleNamespace(perf_counter=lambda: clock.now))
+    hook = signals.SignalHook()
+    hook.before_train(runner)
+    hook.restore_handlers()
+    for runner.iter in range(60):
+        clock.now += 0.125 if runner.iter < 41 else 5.0
+        hook.after_train_iter(runner, 0)
+    assert agreed == [*range(1, 42, 4), *range(45, 61)]
+    runner.iter, clock.now = 60, clock.now + 0.001
+    hook.after_val(runner)  # an agreement at once, and no measure of a step
+    assert (len(agreed), hook.agree_after) == (28, 61)
 
 
 @pytest.mark.parametrize('interval', [pytest.param(1, marks=pytest.mark.slow), 9])
