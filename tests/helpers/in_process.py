@@ -38,7 +38,7 @@ def run(tool, *arguments):
     """Return exit code and output of `python TOOL ARGUMENTS`. A tool without a slash is a module."""
     stdout, stderr = io.StringIO(), io.StringIO()
     code = 0
-    MMLogger._instance_dict.clear()  # a Runner of the same second has the same name, and would print to an earlier stream
+    MMLogger._instance_dict.clear()  # a Runner of the same second has the same name, and prints to an earlier stream
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [tool, *map(str, arguments)])
         patch.syspath_prepend(ROOT / 'tools')
