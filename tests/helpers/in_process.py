@@ -26,7 +26,8 @@ draw_curves, CurvesHook._draw = CurvesHook._draw, lambda hook, runner: None  # c
 def forget_instances(cls=ManagerMixin):
     """Forget the instances of a Runner. mmengine keeps scopes, visualizers and message hubs by name.
 
-    A hook takes the newest visualizer. Loggers stay until the next tool: a new logger would print to the captured stdout of a test.
+    A hook takes the newest visualizer. Loggers stay until the next tool: a new logger would print to the captured
+    stdout of a test.
     """
     for child in cls.__subclasses__():
         if child is not MMLogger:
