@@ -46,11 +46,13 @@ class PatchEmbed(BaseModule):
         """Return images padded to whole patches, in the fastest memory format of a convolution."""
         # With `%` in place of `//`, torch.export cannot prove that a side of the map is above 0.
         missing = [(n + patch - 1) // patch * patch - n for n, patch in zip(image_BCHW.shape[-2:], self.patch_size)]
-        is_recorded = recorder_of(image_BCHW) is not None
-        if is_recorded or any(missing):  # a graph must not compare sizes, and always pads
+        recorder = recorder_of(image_BCHW)
+        if recorder or any(missing):  # a graph must not compare sizes, and always pads
             image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
         # A convolution of channels_last memory writes the channels of a token side by side, as the norm reads them.
-        return image_BCHW if is_recorded else image_BCHW.contiguous(memory_format=torch.channels_last)
+        if recorder == 'torch.compile':  # without a comparison of strides
+            return image_BCHW.clone(memory_format=torch.channels_last)
+        return image_BCHW if recorder else image_BCHW.contiguous(memory_format=torch.channels_last)
 
 
 class PatchMerging(BaseModule):
