@@ -10,6 +10,8 @@ from mmdet.models.necks import FPN
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._inductor import cpu_vec_isa
+from torch._inductor.async_compile import AsyncCompile
 from torch.nn.parallel import DistributedDataParallel
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
@@ -61,6 +63,21 @@ def test_all_sizes_are_one_compilation(one_process, kind, with_cp):
             torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-3, atol=1e-3)
     assert counters['stats']['unique_graphs'] == 2  # backbone and neck
     assert not counters['graph_break']
+
+
+@pytest.mark.parametrize('kind', ['patch_embed', pytest.param('backbone', marks=pytest.mark.slow)])
+def test_inductors_code_is_for_all_sizes(monkeypatch, kind):
+    """On CPUs Inductor lays convolutions out as channels_last, and takes other strides than the graph's as numbers."""
+    monkeypatch.setattr(AsyncCompile, 'cpp_pybinding', lambda *_, **__: lambda *_: None)  # no C++ is compiled
+    monkeypatch.setattr(cpu_vec_isa, 'valid_vec_isa_list', list)  # nor here
+    backbone = Model(depths=(1,), num_heads=(2,), strides=(4,), out_indices=(0,)).backbone
+    module = backbone if kind == 'backbone' else backbone.patch_embed
+    with torch._inductor.config.patch(force_disable_caches=True):
+        module.compile(dynamic=True)
+        for size in SIZES:
+            y = module(torch.randn(2, 3, *size))
+            (y if kind == 'patch_embed' else y[0]).sum().backward()
+    assert counters['stats']['unique_graphs'] == 1
 
 
 def test_names_classes_and_copies_stay():
