@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, run_python
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
 
 from swin_backbone.openmmlab import panoptic
+from swin_backbone.workbench.data.guard import guard_dataset
 
 SKY, CAR, GAP = 300, 70000, 0  # ids in the PNG, of all its three bytes
 CLASSES = ('car', 'sky')
@@ -20,7 +23,8 @@ def labels(tmp_path):
     """Write a picture's segments: 24 pixels of sky, 16 of a car and 8 without a label."""
     ids_HW = np.repeat([SKY] * 3 + [CAR] * 2 + [GAP], 8).reshape(6, 8).T
     cv2.imwrite(str(tmp_path / 'a.png'), panoptic.id2rgb(ids_HW)[..., ::-1])
-    segments = [dict(id=SKY, category_id=7, area=24, iscrowd=0), dict(id=CAR, category_id=3, area=16, iscrowd=0)]
+    segments = [dict(id=SKY, category_id=7, area=24, iscrowd=0, bbox=[0, 0, 3, 8]),
+                dict(id=CAR, category_id=3, area=16, iscrowd=0, bbox=[3, 0, 2, 8])]  # fmt: skip
     categories = [dict(id=3, name='car', isthing=1), dict(id=7, name='sky', isthing=0)]
     images = [dict(id=5, file_name='a.jpg', height=8, width=6)]
     annotations = [dict(image_id=5, file_name='a.png', segments_info=segments)]
@@ -69,3 +73,20 @@ def test_panopticapi_itself_comes_first(tmp_path):
     assert run_python('-c', program, path=path).stdout.split() == ['panopticapi.utils']
     result = run_python('-c', program, status=1, SWIN_BACKBONE_STAND_INS='0')
     assert "No module named 'panopticapi'" in result.stderr
+
+
+def test_panoptic_labels_are_read(labels):
+    """The check of masks stopped a training at the first picture: panoptic objects have no polygons."""
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    cv2.imwrite(str(labels / 'a.jpg'), np.zeros((8, 6, 3), np.uint8))
+    steps = [dict(type='LoadImageFromFile'), dict(type='LoadPanopticAnnotations', with_bbox=False, with_label=False)]
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        dataset = DATASETS.build(
+            dict(type='CocoPanopticDataset', data_root=str(labels), ann_file='a.json', pipeline=steps,
+                 data_prefix=dict(img='', seg=''), metainfo=dict(classes=CLASSES, thing_classes=CLASSES[:1],
+                                                                 stuff_classes=CLASSES[1:]))
+        )  # fmt: skip
+        guard_dataset(dataset, Config(dict(model={}, default_scope='mmdet')), True, False, has_checked_masks=False)
+        item = dataset[0]
+    assert item['gt_masks'].masks.sum() == 16
+    assert (np.unique(item['gt_seg_map'], return_counts=True)[1] == [16, 24, 8]).all()  # car, sky and 255

@@ -99,6 +99,8 @@ class GuardedPipeline:
         """Raise DataError if pycocotools cannot take the mask of an object. mmdet leaves short polygons out."""
         if not self.loads_masks or (self.are_masks_checked and size == (item.get('height'), item.get('width'))):
             return
+        if 'segments_info' in item:  # the masks are those of a panoptic PNG
+            return
         for index, instance in enumerate(item.get('instances', ())):
             fault = mask_fault(instance.get('mask'), size)
             if fault and fault[0] != SHORT_POLYGON:
