@@ -3,8 +3,8 @@
 python tools/export.py CONFIG CKPT --out-dir DIR
 
 DIR has the model and deploy.json, which describes inputs, outputs and the preparation of pictures. Before DIR is made,
-a runtime runs the model, and the outputs are compared with PyTorch. --pictures calibrate an int8 model; without
---pictures the training set does.
+a runtime runs the model, and the outputs are compared with PyTorch. --pictures calibrate an int8 model without
+--operators; without --pictures the training set does.
 """
 
 import argparse

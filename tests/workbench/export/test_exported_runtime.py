@@ -26,6 +26,8 @@ from helpers.export.tiny_export import export_to
 from helpers.in_process import run_well
 from helpers.openmmlab.jobs import open_predictor
 
+from swin_backbone import load
+from swin_backbone.kernels.native.library import load as load_library
 from swin_backbone.workbench.export import export, runtime
 from swin_backbone.workbench.export.predictor import evaluate
 
@@ -196,6 +198,23 @@ def test_int8_needs_pictures(work):
     assert not (work / 'int8').exists()
 
 
+@pytest.mark.skipif(load_library()[0] is None, reason='the compiled library is not built')
+def test_int8_by_the_library_runs_in_each_tool(work):
+    cfg, out = Config.fromfile(work / 'config.py'), work / 'int8-swin'
+    cfg.train_dataloader.dataset.data_root = str(work / 'nowhere')
+    manifest = export.export(cfg, str(work / 'model.pth'), out, precision='int8', operators='swin')
+    assert (manifest['precision'], 'quantization' in manifest) == ('int8', False)
+    assert all(figure['equal_labels'] > 0.9 for figure in manifest['verification'])
+    picture = pictures_of(work)[0]
+    (result,) = runtime.load(out).predict([picture])
+    run_well('tools/infer.py', work / 'pictures' / '0.png', out, '--out-dir', work / 'inferred')
+    written = cv2.imread(str(work / 'inferred' / 'labels' / '0.png'), cv2.IMREAD_UNCHANGED)
+    assert np.array_equal(written, result['labels'])
+    assert 'mIoU' in run_well('tools/test.py', work / 'config.py', out, '--work-dir', work / 'tested').stdout
+    (prediction,) = load(str(out)).predict([np.ascontiguousarray(picture[..., ::-1])])
+    assert np.array_equal(prediction.label_map, result['labels'])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
 def test_int8_of_the_training_set(work, format):
@@ -310,11 +329,12 @@ def test_the_cpp_example_in_threads_gives_labels_of_one(work, tmp_path):
 
 @needs_compiler
 @pytest.mark.slow
-def test_the_cpp_example_runs_nodes_of_the_library(work, tmp_path):
+@pytest.mark.parametrize('precision', ['fp32', 'int8'])
+def test_the_cpp_example_runs_nodes_of_the_library(precision, work, tmp_path):
     openvino = pytest.importorskip('openvino', reason='openvino is not installed')
     out, place = tmp_path / 'out', Path(openvino.__file__).parent
     cfg = Config.fromfile(work / 'config.py')
-    export.export(cfg, str(work / 'model.pth'), out, 'openvino', operators='swin')
+    export.export(cfg, str(work / 'model.pth'), out, 'openvino', precision=precision, operators='swin')
     libraries = [next((place / 'libs').glob(f'libopenvino{name}.so.*')) for name in ('', '_onnx_frontend')]
     command = ['c++', '-std=c++17', '-shared', '-fPIC', f'-I{place}/include', f'-I{ROOT}/csrc', '-o', 'extension.so']
     command += [ROOT / 'examples' / 'openvino_operators.cpp', f'-L{out}', '-lswin', *libraries]
