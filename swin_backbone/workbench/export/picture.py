@@ -4,12 +4,14 @@ Layout: B batch, C channels, H W height and width.
 """
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
+from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ...positions import Size
@@ -142,14 +144,21 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 
 def at_one_size(cfg: Config, shape: Size) -> Config:
-    """Return a config with pictures of the size `shape`, height and width, without regard to proportions.
+    """Return a config with pictures of the size `shape`, height and width. A warning names changed proportions.
 
     Raises:
         ExportError: see `resize_rule`.
     """
     cfg = copy.deepcopy(cfg)
     dataset = cfg.test_dataloader.dataset
-    resize_rule(dataset.pipeline)
+    rule = resize_rule(dataset.pipeline)
+    if rule and rule['keep_ratio']:
+        print_log(
+            f'--shape {shape[0]} {shape[1]} stretches all pictures to this size, and the config keeps proportions: take '
+            'the proportions of your pictures, as results are worse for others',
+            'current',
+            logging.WARNING,
+        )
     kinds = [step['type'].split('.')[-1] for step in dataset.pipeline]
     load, *others = (
         step

@@ -157,7 +157,10 @@ def test_a_map_of_another_shape_is_no_match():
     assert verify.map_error(np.full((1, 2), 4.0), np.array([[2.0, 4.0]])) == 0.5
 
 
-def test_resize_rule_of_a_pipeline():
+def test_resize_rule_of_a_pipeline(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(picture, 'print_log', lambda text, *_: warnings.append(text))
+
     def rule_at_one_size(pipeline):
         cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=pipeline))))
         steps = picture.at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
@@ -171,6 +174,8 @@ def test_resize_rule_of_a_pipeline():
     assert picture.resize_rule([load, step, pack]) == dict(scale=[1333, 800], keep_ratio=True)
     for pipeline in ([load, pack], [load, step, pack]):
         assert rule_at_one_size(pipeline) == dict(scale=[64, 96], keep_ratio=False)
+    (warning,) = warnings  # of the pipeline that keeps proportions
+    assert warning.startswith('--shape 96 64 stretches all pictures to this size')
     with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
         picture.resize_rule([load, step, dict(type='RandomFlip'), pack])
 

@@ -10,11 +10,11 @@ from helpers.openmmlab.jobs import build_runner, load_config
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.resume.loops import PlacedEpochLoop, PlacedIterLoop
+from swin_backbone.workbench.resume.loops import ResumableEpochLoop, ResumableIterLoop
 
 
 @pytest.mark.parametrize(
-    ('words', 'loop', 'toolbox'), [(detection, PlacedEpochLoop, 'mmdet'), (segmentation, PlacedIterLoop, 'mmseg')]
+    ('words', 'loop', 'toolbox'), [(detection, ResumableEpochLoop, 'mmdet'), (segmentation, ResumableIterLoop, 'mmseg')]
 )
 def test_waits_are_the_toolboxes(tmp_path, monkeypatch, words, loop, toolbox):
     pytest.importorskip(toolbox)
