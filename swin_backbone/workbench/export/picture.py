@@ -154,8 +154,8 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     rule = resize_rule(dataset.pipeline)
     if rule and rule['keep_ratio']:
         print_log(
-            f'--shape {shape[0]} {shape[1]} stretches all pictures to this size, and the config keeps proportions: take '
-            'the proportions of your pictures, as results are worse for others',
+            f'--shape {shape[0]} {shape[1]} stretches all pictures to this size, and the config keeps proportions: '
+            'take the proportions of your pictures, as results are worse for others',
             'current',
             logging.WARNING,
         )

@@ -117,4 +117,8 @@ def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> Non
             ignored_scope=nncf.IgnoredScope(names=products),
             subset_size=len(inputs),
         )
+    for op in model.get_ops():
+        if op.get_type_name() == 'NonMaxSuppression':  # transformations of eight bits lose the 4 in its boxes' shape
+            boxes = openvino.opset13.reshape(op.input_value(0), np.array([0, -1, 4]), special_zero=True)
+            op.input(0).replace_source_output(boxes.output(0))
     openvino.save_model(model, str(target), compress_to_fp16=False)

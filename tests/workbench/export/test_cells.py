@@ -56,3 +56,16 @@ def test_a_whole_model_in_fp16(family, tmp_path, monkeypatch):
     half = {node.op_type for node in model.graph.node if halves & set(node.input)}
     assert {'Conv', 'MatMul', 'LayerNormalization'} <= half
     assert not half & {'NonMaxSuppression', 'RoiAlign'}
+
+
+def test_a_detector_in_openvinos_int8_opens(tmp_path, monkeypatch):
+    """OpenVINO's transformations of eight bits lose the shape of boxes, and its NMS takes no unknown one."""
+    from test_families import FAMILIES
+
+    require('openvino', 'mmdet', 'nncf')
+    monkeypatch.setitem(verify.LEAST, 'matched', dict(fp32=ROUNDED, int8=0.0))
+    cfg = small_config(FAMILIES['Mask R-CNN'].config)
+    checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
+    pictures = list(np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), np.uint8))
+    one = export.export(cfg, str(checkpoint), tmp_path / 'out', 'openvino', precision='int8', pictures=pictures)
+    assert one['precision'] == 'int8'

@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from mmengine.config import Config
+from PIL import Image
 
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('mmdet', reason='mmdet is not installed')
