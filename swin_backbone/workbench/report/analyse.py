@@ -27,11 +27,11 @@ def detection_report(
     """
     main = evaluations[-1]
     best, curves = _thresholds(main)
-    threshold, sure = best[-1]['threshold'], np.array([row['threshold'] for row in best])
+    threshold = best[-1]['threshold']
     errors = find_errors(main, threshold)
     counts = [*np.bincount(errors.kind, minlength=len(KINDS)).tolist(), int(errors.is_missed.sum())]
     number, gains = dict(zip([*KINDS, 'missed'], counts)), costs(main, errors)
-    labels, pictures = doubtful_labels(main, errors, sure), _pictures(main, threshold)
+    labels, pictures = _labels_to_check(evaluations), _pictures(main, threshold)
     for row in (row for rows in (pictures, *labels.values()) for row in rows):
         row['file'] = files.get(row['image_id']) or main.truth.imgs[row['image_id']]['file_name']  # not tested
     classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
@@ -53,6 +53,14 @@ def detection_report(
     )  # fmt: skip
     drawings = {kind: [_of_label(row) for row in rows[:CHECKED]] for kind, rows in labels.items()}
     return report, dict(drawings, pictures=[_of_picture(main, threshold, row) for row in pictures[:WORST]])
+
+
+def _labels_to_check(evaluations: Sequence[Evaluation]) -> dict[str, list[dict[str, Any]]]:
+    """Return the doubtful labels by boxes or masks: poor masks would make right labels look wrong."""
+    evaluation = max(evaluations, key=lambda one: (one.stats[1], one is evaluations[-1]))  # by AP at IoU 0.5
+    best = _thresholds(evaluation)[0]
+    errors = find_errors(evaluation, best[-1]['threshold'])
+    return doubtful_labels(evaluation, errors, np.array([row['threshold'] for row in best]))
 
 
 def _precisions(evaluation: Evaluation, label: int) -> dict[str, Optional[float]]:

@@ -141,6 +141,14 @@ def test_planted_errors_are_listed_first(kind):
     assert listed == {kind: [number] * 10 for number, kind in enumerate(DOUBTS)}
 
 
+def test_poor_masks_make_no_label_doubtful():
+    box = [20.0, 20.0, 30.0, 30.0]
+    truth = as_coco(range(5), [annotation(image + 1, image, 0, box) for image in range(5)], 1)
+    results = [result(image, 0, [70.0, 70.0, 9.0, 9.0], 0.9) | dict(bbox=box) for image in range(5)]
+    report, _ = detection_report([evaluate(truth, results, kind) for kind in ('bbox', 'segm')], {})
+    assert (report['overall']['AP'], report['labels']) == (0, {kind: [] for kind in DOUBTS})
+
+
 def test_f1_of_each_threshold_is_that_of_the_predictions_above():
     truth, results = scene(7)
     report, _ = report_on(truth, results)
