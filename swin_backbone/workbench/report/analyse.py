@@ -7,7 +7,7 @@ import numpy as np
 
 from .confusion import WORST, triples
 from .detection import FOUND_IOU, Evaluation, mean_precision
-from .errors import KINDS, costs, doubtful_labels, find_errors
+from .errors import KINDS, Errors, costs, doubtful_labels, find_errors
 from .thumbnails import Drawing, Shape, outline
 
 SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
@@ -26,12 +26,15 @@ def detection_report(
         files: paths of the pictures, by image_id.
     """
     main = evaluations[-1]
-    best, curves = _thresholds(main)
+    best, curves, errors = _compare(main)
     threshold = best[-1]['threshold']
-    errors = find_errors(main, threshold)
     counts = [*np.bincount(errors.kind, minlength=len(KINDS)).tolist(), int(errors.is_missed.sum())]
     number, gains = dict(zip([*KINDS, 'missed'], counts)), costs(main, errors)
-    labels, pictures = _labels_to_check(evaluations), _pictures(main, threshold)
+    # Poor masks would make right labels look wrong. The kind with the higher AP at IoU 0.5 judges labels.
+    judge = max(evaluations, key=lambda one: (one.stats[1], one is main))
+    judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
+    labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]))
+    pictures = _pictures(main, threshold)
     for row in (row for rows in (pictures, *labels.values()) for row in rows):
         row['file'] = files.get(row['image_id']) or main.truth.imgs[row['image_id']]['file_name']  # not tested
     classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
@@ -55,12 +58,10 @@ def detection_report(
     return report, dict(drawings, pictures=[_of_picture(main, threshold, row) for row in pictures[:WORST]])
 
 
-def _labels_to_check(evaluations: Sequence[Evaluation]) -> dict[str, list[dict[str, Any]]]:
-    """Return the doubtful labels by boxes or masks: poor masks would make right labels look wrong."""
-    evaluation = max(evaluations, key=lambda one: (one.stats[1], one is evaluations[-1]))  # by AP at IoU 0.5
-    best = _thresholds(evaluation)[0]
-    errors = find_errors(evaluation, best[-1]['threshold'])
-    return doubtful_labels(evaluation, errors, np.array([row['threshold'] for row in best]))
+def _compare(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, Any], Errors]:
+    """Return the best thresholds and the curves, see `_thresholds`, and the errors at the best threshold of all."""
+    best, curves = _thresholds(evaluation)
+    return best, curves, find_errors(evaluation, best[-1]['threshold'])
 
 
 def _precisions(evaluation: Evaluation, label: int) -> dict[str, Optional[float]]:

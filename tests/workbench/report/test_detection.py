@@ -8,7 +8,7 @@ import pytest
 from pycocotools.cocoeval import COCOeval, Params
 from scenes import annotation, as_coco, result, scene
 
-from swin_backbone.workbench.report import detection
+from swin_backbone.workbench.report import analyse, detection
 from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.errors import DOUBTS, KINDS, costs, find_errors
 
@@ -147,6 +147,15 @@ def test_poor_masks_make_no_label_doubtful():
     results = [result(image, 0, [70.0, 70.0, 9.0, 9.0], 0.9) | dict(bbox=box) for image in range(5)]
     report, _ = detection_report([evaluate(truth, results, kind) for kind in ('bbox', 'segm')], {})
     assert (report['overall']['AP'], report['labels']) == (0, {kind: [] for kind in DOUBTS})
+
+
+@pytest.mark.parametrize('kinds', [['bbox'], ['bbox', 'segm']])
+def test_predictions_are_compared_with_labels_once(monkeypatch, kinds):
+    counted = []
+    monkeypatch.setattr(analyse, 'find_errors', lambda *args: counted.append(args) or find_errors(*args))
+    truth, results = planted_scene(2)
+    detection_report([evaluate(truth, results, kind) for kind in kinds], {})
+    assert len(counted) == 1
 
 
 def test_f1_of_each_threshold_is_that_of_the_predictions_above():
