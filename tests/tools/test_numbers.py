@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shutil
 from types import SimpleNamespace
 
 import cv2
@@ -61,7 +62,7 @@ def test_predictions_do_not_depend_on_the_batch(detector, tmp_path):
             assert torch.equal(first['pred_instances'][name], second['pred_instances'][name])
 
 
-def test_eight_bits_of_test_and_infer(detector, tmp_path, monkeypatch):
+def test_eight_bits_of_test_infer_and_report(detector, tmp_path, monkeypatch):
     """Also with `--amp`. A hook of the config does not take eight bits back."""
     root, checkpoint, (config, _, *options) = detector
     dtypes, words = count_blocks(monkeypatch), [*options, '--precision', 'int8']
@@ -74,6 +75,9 @@ def test_eight_bits_of_test_and_infer(detector, tmp_path, monkeypatch):
     accelerate(model.module, precision='int8')
     model.predict(root / 'images' / 'val' / '0.png')
     assert dtypes == 5 * 4 * [torch.int8]
+    own = shutil.copy(checkpoint, tmp_path / 'own.pth')  # the report stores a threshold
+    run_well('tools/report.py', config, own, *options, '--precision', 'int8', '--out-dir', tmp_path / 'report')
+    assert dtypes == 7 * 4 * [torch.int8]
 
 
 @pytest.mark.parametrize('first', [0, 1])
