@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.export.small_exports import randomise
-from helpers.export.tiny_export import export_to
 from helpers.openmmlab.oracles import noise
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
@@ -120,6 +119,9 @@ def test_a_model_without_weights_has_a_module():
 
 def test_an_exported_folder_has_the_same_methods(tmp_path):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
+    pytest.importorskip('onnx', reason='onnx is not installed')
+    from helpers.export.tiny_export import export_to
+
     folder = export_to(tmp_path / 'exported')
     manifest = json.loads((folder / 'deploy.json').read_text())
     assert 'best threshold 0.75: stored in ' in store_threshold(str(folder), 0.75)
