@@ -52,7 +52,8 @@ def equal_results(layer, run, literal, x, backend, dtype):
         results.append([y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], slope)])
     for index, (one, other) in enumerate(zip(*results)):
         if is_half:  # of gradients of few numbers, chance makes the error larger
-            most = (3e-2 if index else 6e-3) * max(1, other.square().mean().sqrt())
+            share = 6e-3 if index == 0 else 0.1 if other.numel() < 256 else 3e-2
+            most = share * max(1, other.square().mean().sqrt())
             assert (one - other).square().mean().sqrt() < most
         else:
             tolerance = 1e-10 if dtype == torch.float64 else 2e-5
