@@ -91,13 +91,13 @@ def test_what_is_verified_is_said(work):
 
 
 def test_a_whole_model_of_one_size(work):
-    """Pictures of any proportions are resized to the model's size. Results have the size of the picture."""
+    """Pictures keep their proportions and are padded to the model's size. Results have the size of the picture."""
     cfg = Config.fromfile(work / 'config.py')
     manifest = export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
     assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
-    assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=False)
-    of_test_set = [[64, 90], [64, 90]]
-    assert [figure['picture'] for figure in manifest['verification']] == [*of_test_set, [40, 72]]
+    assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=True, pad=True)
+    pictures = [[64, 90], [64, 90], [40, 72], [21, 72], [40, 37]]  # two of the test set
+    assert [figure['picture'] for figure in manifest['verification']] == pictures
     assert all(figure['equal_labels'] > 0.99 and figure['compared'] for figure in manifest['verification'])
     results = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
     assert [result['labels'].shape for result in results] == SIZES
