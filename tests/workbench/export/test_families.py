@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from helpers.openmmlab.jobs import open_predictor
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.workbench.export import export, runtime, verify
-from swin_backbone.workbench.export.graph import ExportError
+from swin_backbone.workbench.export.graph import ExportError, Port
 from swin_backbone.workbench.export.picture import multiples
 
 
@@ -117,7 +118,7 @@ def check(cfg, family, shape, folder, by_openvino=True):
         return
     require('openvino')
     predictor = open_predictor(cfg if shape is None else letterboxed(cfg, shape[0]), checkpoint, 'cpu')
-    graph = export.graph_of(predictor.model, cfg, 'model', shape)
+    graph = SimpleNamespace(free=shape is None, inputs=[Port(**one) for one in manifest['inputs']])
     (out / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
     results = (lambda picture: export.result_of(predictor, picture)), export.made_pictures(graph)
     judge(verify.verify_results(runtime.Model(out), *results, 'fp32'), least_iou)
