@@ -2,10 +2,10 @@
 //
 //     deployed MODEL HEIGHT WIDTH THREADS [EXTENSION] < PIXELS
 //
-// PIXELS are the BGR pixels of consecutive pictures, resized to HEIGHT and WIDTH of deploy.json. The result of a segmentor
-// is a byte for each pixel: the label. The result of a detector is a line for each object: picture, class, score, box, and
-// the number of pixels of the mask for models with masks. EXTENSION is openvino_operators.cpp, compiled, for models of
-// `--operators swin`.
+// PIXELS are the BGR pixels of consecutive pictures, resized to HEIGHT and WIDTH by the rule of deploy.json. The program
+// pads pictures for a model of one size. The result of a segmentor is a byte for each pixel: the label. The result of a
+// detector is a line for each object: picture, class, score, box, and the number of pixels of the mask for models with
+// masks. EXTENSION is openvino_operators.cpp, compiled, for models of `--operators swin`.
 #include <openvino/openvino.hpp>
 
 #include <algorithm>
@@ -50,10 +50,6 @@ int main(int argc, char** argv) {
     if (argc < 5) return std::fprintf(stderr, "usage: deployed MODEL HEIGHT WIDTH THREADS [EXTENSION] < PIXELS\n"), 2;
     int64_t own_size[] = {std::atoll(argv[2]), std::atoll(argv[3])};
     const size_t height = own_size[0], width = own_size[1];
-    std::vector<Picture> pictures;
-    for (Picture one(height * width * 3); std::fread(one.data(), 1, one.size(), stdin) == one.size();)
-        pictures.push_back(one);
-
     ov::Core core;
     if (argc > 5) core.add_extension(argv[5]);
     // Without the hint, a CPU with matrix units computes in bf16. Threads of an extension inherit the CPUs of OpenVINO's.
@@ -64,12 +60,22 @@ int main(int argc, char** argv) {
         has_boxes |= output.get_names().count("boxes") > 0;
         has_masks |= output.get_names().count("masks") > 0;
     }
+    const auto shape = model.input("picture").get_partial_shape();  // {batch, height, width, 3}, some of them free
+    const size_t rows = shape[1].is_static() ? shape[1].get_length() : height,
+                 columns = shape[2].is_static() ? shape[2].get_length() : width;
+    if (height > rows || width > columns) return std::fprintf(stderr, "the model takes %zux%zu\n", rows, columns), 2;
+    std::vector<Picture> pictures;
+    for (Picture one(height * width * 3); std::fread(one.data(), 1, one.size(), stdin) == one.size();) {
+        pictures.emplace_back(rows * columns * 3);  // padded on the right and at the bottom
+        for (size_t y = 0; y < height; ++y)
+            std::copy_n(&one[y * width * 3], width * 3, &pictures.back()[y * columns * 3]);
+    }
     std::vector<std::string> results(pictures.size());
     std::atomic<size_t> next{0};
     auto work = [&] {  // a request has the tensors of one run, so every thread makes a request
         auto request = model.create_infer_request();
         for (size_t index; (index = next++) < pictures.size();) {
-            request.set_tensor("picture", ov::Tensor(ov::element::u8, {1, height, width, 3}, pictures[index].data()));
+            request.set_tensor("picture", ov::Tensor(ov::element::u8, {1, rows, columns, 3}, pictures[index].data()));
             request.set_tensor("size", ov::Tensor(ov::element::i64, {2}, own_size));
             request.infer();
             results[index] = has_boxes ? objects(request, has_masks, index, height * width) : labels(request);

@@ -1,4 +1,4 @@
-// A segmentor that tools/export.py wrote, through ONNX Runtime's C++ API: BGR pixels in, labels out.
+// A segmentor of free sizes that tools/export.py wrote, through ONNX Runtime's C++ API: BGR pixels in, labels out.
 #include <onnxruntime_cxx_api.h>
 
 #include <cstdint>

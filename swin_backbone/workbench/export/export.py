@@ -61,8 +61,8 @@ def export(
         checkpoint: path or URL of the whole model.
         format: a name from `formats.FORMATS`.
         part: 'model', from pixels to result; 'backbone'; or 'neck', the backbone with the neck.
-        shape: height and width of the model's input, for batch size 1. Pictures are resized to the size without
-            regard to proportions. None: batch, height and width stay free.
+        shape: height and width of the model's input, for batch size 1: see `at_one_size`. None: batch, height and
+            width stay free.
         precision: from `formats.PRECISIONS`. None: the first precision of the format.
         pictures: BGR pixels for verification and for the calibration of int8 without `operators`. Empty: two pictures
             of the test set and generated ones for verification, pictures of the training set for calibration.
@@ -319,8 +319,11 @@ def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Res
 
 
 def made_pictures(graph: Graph) -> list[NDArray[Any]]:
-    """Return generated smooth pictures of three sizes, or of the graph's own size."""
-    sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
+    """Return generated smooth pictures of three sizes; for one size of this size, wider ones and higher ones."""
+    sizes: Any = verify.SIZES
+    if not graph.free:
+        H, W = graph.inputs[0].shape[1:3]
+        sizes = [(H, W), (H // 2 + 1, W), (H, W // 2 + 1)]
     rng, bands = np.random.default_rng(0), graph.inputs[0].shape[3]
     return [
         cv2.resize(rng.integers(0, 256, (9, 12, bands), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)

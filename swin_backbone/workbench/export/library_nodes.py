@@ -122,7 +122,7 @@ def image_size(graph: Graph) -> Sequence[int]:
     if graph.task == 'maps':
         return shape[1:]
     module: Any = graph.module
-    image: Tensor = module.normalise(module.padding(torch.zeros(1, *shape)))
+    image: Tensor = module.normalise(module.padding(torch.zeros(1, *shape), torch.tensor(shape[:2]))[0])
     return image.shape[2:]
 
 

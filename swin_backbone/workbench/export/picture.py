@@ -4,19 +4,21 @@ Layout: B batch, C channels, H W height and width.
 """
 
 import copy
-import logging
 from collections.abc import Sequence
 from typing import Any, Optional
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
-from mmengine.logging import print_log
+from mmengine.registry import TRANSFORMS
 from torch import Tensor, nn
 
 from ...positions import Size
 from .graph import ExportError, Port
+from .runtime import resize, resized_size
 
+Content = tuple[Tensor, Tensor]  # True for rows and columns of a padded picture that are no padding
 MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
 MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
@@ -86,10 +88,12 @@ class Normalise(nn.Module):
 
 
 class Padding(nn.Module):
-    """The Pad step of a test pipeline, on the right and at the bottom of a resized picture.
+    """The padding of a test pipeline, on the right and at the bottom of a resized picture.
 
     Attributes:
         size: height and width after padding. None: pad to multiples of `divisor`.
+        fits: height and width into which a `Letterbox` fits a picture. None: no Letterbox.
+        is_part: whether mmdet's heads treat the padding like a part of the picture, as that of its Pad step.
         example_size: a size below `size`, for the capture of a graph.
 
     Raises:
@@ -98,12 +102,12 @@ class Padding(nn.Module):
 
     def __init__(self, pipeline: Sequence[dict[str, Any]]):
         super().__init__()
-        step: dict[str, Any] = next((step for step in pipeline if step['type'].split('.')[-1] == 'Pad'), {})
-        value, rule = step.get('pad_val', 0), resize_rule(pipeline)
-        value = value.get('img', 0) if isinstance(value, dict) else value
-        self.value = float(value[0] if isinstance(value, Sequence) else value)
+        step, rule, fit = _step(pipeline, 'Pad'), resize_rule(pipeline), _step(pipeline, Letterbox.__name__)
+        self.values = fit.get('values') or _pad_values(step)[:1]
         self.divisor = int(step.get('size_divisor') or 1)
-        self.size: Optional[Size] = tuple(step['size'])[::-1] if step.get('size') else None
+        self.fits: Optional[Size] = fit.get('shape')
+        self.is_part: bool = fit.get('is_part', True)
+        self.size: Optional[Size] = fit.get('size') or (tuple(step['size'])[::-1] if step.get('size') else None)
         if step.get('pad_to_square'):
             if not rule or not rule['keep_ratio'] or rule['scale'][0] != rule['scale'][1]:
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
@@ -111,16 +115,92 @@ class Padding(nn.Module):
             self.size = height, width
         self.example_size = self.size and (self.size[0] - 5, self.size[1] - 14)
 
-    def forward(self, picture_BHWC: Tensor) -> Tensor:
+    def forward(self, picture_BHWC: Tensor, size: Tensor) -> tuple[Tensor, Optional[Content]]:
+        """Return the padded picture, and the place of the content in a letterboxed picture.
+
+        Args:
+            size: height and width of the original picture, (2,).
+        """
         if self.size is None and self.divisor == 1:
-            return picture_BHWC
-        H, W = picture_BHWC.shape[1:3]
-        rows, columns = self.size or multiples((H, W), self.divisor)
-        return F.pad(picture_BHWC.float(), (0, 0, 0, columns - W, 0, rows - H), value=self.value)
+            return picture_BHWC, None
+        height, width = picture_BHWC.shape[1:3]
+        rows, columns = self.size or multiples((height, width), self.divisor)
+        more = (0, 0, 0, columns - width, 0, rows - height)
+        x_BHWC = F.pad(picture_BHWC.float(), more, value=self.values[0])
+        if self.fits is None:
+            return x_BHWC, None
+        (h, w), (H, W), y_H, x_W = size, self.fits, torch.arange(rows), torch.arange(columns)
+        is_row_H = ((2 * y_H + 1) * w <= 2 * h * W) & (y_H < H)  # `runtime.resized_size` without a division
+        is_column_W = ((2 * x_W + 1) * h <= 2 * w * H) & (x_W < W)
+        values_C = torch.tensor(self.values)
+        return torch.where((is_row_H[:, None] & is_column_W)[..., None], x_BHWC, values_C), (is_row_H, is_column_W)
+
+
+def content_size(content: Content) -> Tensor:
+    """Return height and width of the content, (2,) int64."""
+    return torch.stack([one.sum() for one in content])
+
+
+def crop(x_BCHW: Tensor, content: Content) -> Tensor:
+    """Remove the padding of a map of the padded picture's size."""
+    rows, columns = content_size(content).tolist()
+    for side, most in ((rows, x_BCHW.shape[2]), (columns, x_BCHW.shape[3])):
+        torch._check(side >= 1)
+        torch._check(side <= most)
+    return x_BCHW[:, :, :rows, :columns]
+
+
+@TRANSFORMS.register_module()
+class Letterbox:
+    """The last step of a test pipeline: fit a picture into a size with its proportions, then pad it, as a file does.
+
+    Args:
+        shape: height and width for the resized picture.
+        size: height and width after padding.
+        values: pixel values of the padding, by band.
+        is_part: whether mmdet's heads treat the padding like a part of the picture.
+    """
+
+    def __init__(self, shape: Size, size: Size, values: Sequence[float], is_part: bool):
+        self.shape, self.size, self.values, self.is_part = shape, size, values, is_part
+
+    def __call__(self, packed: dict[str, Any]) -> dict[str, Any]:
+        picture, rule = packed['inputs'].permute(1, 2, 0).numpy(), letterbox_rule(self.shape)
+        h, w = picture.shape[:2]
+        H, W = resized_size((h, w), rule)
+        padded = np.empty((*self.size, picture.shape[2]), np.float32)
+        padded[:] = self.values
+        padded[:H, :W] = resize(picture, rule)[:H, :W]
+        packed['inputs'] = torch.from_numpy(padded).permute(2, 0, 1)
+        packed['data_samples'].set_metainfo(
+            dict(
+                img_shape=self.size if self.is_part else (H, W),
+                scale_factor=(W / w, H / h),
+                pad_shape=self.size,  # for mmseg, like the next
+                padding_size=(0, self.size[1] - W, 0, self.size[0] - H),
+            )
+        )
+        return packed
+
+
+def letterbox_rule(shape: Size) -> dict[str, Any]:
+    """Return the rule of `runtime.resize` for a fit into height and width."""
+    return dict(scale=[shape[1], shape[0]], keep_ratio=True, pad=True)
+
+
+def _step(pipeline: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Return the settings of a step, empty without the step."""
+    return next((step for step in pipeline if step['type'].split('.')[-1] == kind), {})
+
+
+def _pad_values(step: dict[str, Any]) -> list[float]:
+    value = step.get('pad_val', 0)
+    value = value.get('img', 0) if isinstance(value, dict) else value
+    return [float(one) for one in (value if isinstance(value, Sequence) else [value])]
 
 
 def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
-    """Return the rule of a test pipeline's Resize step for `runtime.resize`. None: no Resize step.
+    """Return the rule of a test pipeline's resizing step for `runtime.resize`. None: no such step.
 
     Raises:
         ExportError: for any further step with a change of pixels.
@@ -129,6 +209,9 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     for step in pipeline:
         kind = step['type'].split('.')[-1]
         if kind.startswith(('Load', 'Pack')) or (kind == 'Pad' and rule is not None):  # see `Padding`
+            continue
+        if kind == Letterbox.__name__ and rule is None:
+            rule = letterbox_rule(step['shape'])
             continue
         if kind != 'Resize' or 'scale' not in step or rule is not None:
             raise ExportError(
@@ -144,22 +227,28 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 
 def at_one_size(cfg: Config, shape: Size) -> Config:
-    """Return a config with pictures of the size `shape`, height and width. A warning names changed proportions.
+    """Return a config with pictures of the size `shape`, height and width.
+
+    Pictures are stretched or, if the config keeps proportions, fitted and padded: by the values of the Pad step, or
+    without this step by those of the data preprocessor.
 
     Raises:
         ExportError: see `resize_rule`.
     """
     cfg = copy.deepcopy(cfg)
     dataset = cfg.test_dataloader.dataset
-    rule = resize_rule(dataset.pipeline)
-    if rule and rule['keep_ratio']:
-        print_log(
-            f'--shape {shape[0]} {shape[1]} stretches all pictures to this size, and the config keeps proportions: '
-            'take the proportions of your pictures, as results are worse for others',
-            'current',
-            logging.WARNING,
-        )
+    rule, pad = resize_rule(dataset.pipeline), _step(dataset.pipeline, 'Pad')
     kinds = [step['type'].split('.')[-1] for step in dataset.pipeline]
+    if rule and rule['keep_ratio']:
+        preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
+        size: Any = shape
+        for settings in (pad, preprocessor.pop('test_cfg', None) or {}):  # mmseg's, which would remove only its own
+            size = tuple(multiples(size, settings.get('size_divisor') or 1))
+        values = _pad_values(pad) if pad else _neutral_values(preprocessor, bands_of(cfg.model.backbone))
+        fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, is_part=bool(pad))
+        dataset.pipeline = [step for kind, step in zip(kinds, dataset.pipeline) if kind not in ('Resize', 'Pad')]
+        dataset.pipeline.append(fit)
+        return cfg
     load, *others = (
         step
         for kind, step in zip(kinds, dataset.pipeline)
@@ -167,6 +256,14 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     )
     dataset.pipeline = [load, dict(type='Resize', scale=shape[::-1], keep_ratio=False), *others]
     return cfg
+
+
+def _neutral_values(preprocessor: dict[str, Any], bands: int) -> list[float]:
+    """Return the pixel values, by band of a file, that become a data preprocessor's pad value."""
+    mean, std = (np.broadcast_to(preprocessor.get(name) or [one], bands) for name, one in (('mean', 0), ('std', 1)))
+    values = mean + std * preprocessor.get('pad_value', preprocessor.get('pad_val', 0))
+    is_flipped = bands == 3 and (preprocessor.get('bgr_to_rgb') or preprocessor.get('rgb_to_bgr'))
+    return [float(value) for value in (values[::-1] if is_flipped else values)]
 
 
 def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Optional[int] = None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from torch import nn
 from ..data.own_data.config import fill_own_data
 from .formats import quiet
 from .graph import ExportError, Graph
-from .picture import Normalise, Padding, bands_of, resize_rule
-from .runtime import openvino_core, read_picture, resize
+from .picture import Normalise, Padding, bands_of, letterbox_rule, resize_rule
+from .runtime import openvino_core, read_picture, resize, resized_size
 
 CALIBRATION_PICTURES = 64
 
@@ -61,7 +62,7 @@ def training_pictures(cfg: Config) -> list[NDArray[Any]]:
 
 
 def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: nn.Module) -> list[Feed]:
-    """Return the inputs of a graph, made from pictures. A part of one size takes pictures of this size, unpadded."""
+    """Return the inputs of a graph, made from pictures. A part of one size takes images of this size."""
     pictures = [one if one.shape[2] == 3 else one.astype(np.float32) for one in pictures]
     pipeline = cfg.test_dataloader.dataset.pipeline
     if graph.task != 'maps':
@@ -69,11 +70,17 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preproces
         return [[resize(one, rule)[None], np.array(one.shape[:2], np.int64)] for one in pictures]
     normalise = Normalise(preprocessor)
     if graph.free:
-        rule, prepare = resize_rule(pipeline), nn.Sequential(Padding(pipeline), normalise)
+        rule, padding = resize_rule(pipeline), Padding(pipeline)
+        images = [normalise(padding(torch.from_numpy(resize(one, rule)[None]), torch.zeros(2))[0]) for one in pictures]
     else:
-        rule, prepare = dict(scale=graph.inputs[0].shape[:1:-1], keep_ratio=False), nn.Sequential(normalise)
-        normalise.divisor = 1
-    return [[prepare(torch.from_numpy(resize(one, rule)[None])).contiguous().numpy()] for one in pictures]
+        normalise.divisor, (H, W) = 1, graph.inputs[0].shape[2:]
+        keeps_ratio = any(step.get('keep_ratio') for step in pipeline)
+        rule, images = letterbox_rule((H, W)) if keeps_ratio else dict(scale=(W, H), keep_ratio=False), []
+        for one in pictures:
+            height, width = resized_size((one.shape[0], one.shape[1]), rule)
+            image = normalise(torch.from_numpy(resize(one, rule)[None, :height, :width]))
+            images.append(F.pad(image, (0, W - width, 0, H - height), value=normalise.pad_value))
+    return [[image.contiguous().numpy()] for image in images]
 
 
 def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed]) -> None:

@@ -215,7 +215,7 @@ def file_digest(path: Path) -> str:
 
 
 def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple[int, int]:
-    """Return height and width after `resize`.
+    """Return height and width after `resize`, before its padding.
 
     Raises:
         RuntimeProblem: if no pixel is left, or the picture has none.
@@ -223,7 +223,12 @@ def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple
     height, width = new_height, new_width = size
     if rule is not None and height and width:
         new_width, new_height = rule['scale']
-        if rule['keep_ratio']:
+        if rule.get('pad'):  # in integers, as in the graph
+            new_height, new_width = (
+                min(new_height, (2 * height * new_width + width) // (2 * width)),
+                min(new_width, (2 * width * new_height + height) // (2 * height)),
+            )
+        elif rule['keep_ratio']:
             long, short = max(rule['scale']), min(rule['scale'])
             factor = min(long / max(height, width), short / min(height, width))
             new_width, new_height = int(width * factor + 0.5), int(height * factor + 0.5)
@@ -235,7 +240,8 @@ def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple
 def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any]:
     """Resize a picture bilinearly by the rule of a config. None: keep the size.
 
-    `scale` is (width, height). With `keep_ratio`, the resized picture fits into `scale`.
+    `scale` is (width, height). With `keep_ratio`, the resized picture fits into `scale` or into the turned `scale`.
+    With `pad` too, the resized picture fits into `scale`, and zeros on the right and at the bottom fill `scale`.
 
     Raises:
         RuntimeProblem: if no pixel is left, or the picture has none.
@@ -244,7 +250,12 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
     if rule is None:
         return picture
     resized = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
-    return resized.reshape(height, width, -1)  # OpenCV drops the dimension of one band
+    resized = resized.reshape(height, width, -1)  # OpenCV drops the dimension of one band
+    if not rule.get('pad'):
+        return resized
+    padded = np.zeros((*rule['scale'][::-1], resized.shape[2]), resized.dtype)
+    padded[:height, :width] = resized  # the graph gives the padding its values
+    return padded
 
 
 @contextmanager

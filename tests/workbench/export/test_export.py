@@ -10,6 +10,7 @@ from helpers.export.small_exports import require, small_swin
 from helpers.in_process import run_well
 from helpers.openmmlab.random_models import DETECTION
 from mmengine.config import Config
+from mmengine.structures import BaseDataElement
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.workbench.export import export, formats, graph, picture, quantize, runtime, verify
@@ -157,27 +158,68 @@ def test_a_map_of_another_shape_is_no_match():
     assert verify.map_error(np.full((1, 2), 4.0), np.array([[2.0, 4.0]])) == 0.5
 
 
-def test_resize_rule_of_a_pipeline(monkeypatch):
-    warnings = []
-    monkeypatch.setattr(picture, 'print_log', lambda text, *_: warnings.append(text))
-
+def test_resize_rule_of_a_pipeline():
     def rule_at_one_size(pipeline):
-        cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+        cfg = Config(dict(model=dict(backbone={}), test_dataloader=dict(dataset=dict(pipeline=pipeline))))
         steps = picture.at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
-        assert [one['type'] for one in steps] == ['LoadImageFromFile', 'Resize', 'PackDetInputs']
         assert list(cfg.test_dataloader.dataset.pipeline) == pipeline
-        return picture.resize_rule(steps)
+        return [one['type'] for one in steps], picture.resize_rule(steps)
 
     load, pack = dict(type='LoadImageFromFile'), dict(type='PackDetInputs')
     assert picture.resize_rule([load, pack]) is None
     step = dict(type='Resize', scale=(1333, 800), keep_ratio=True)
     assert picture.resize_rule([load, step, pack]) == dict(scale=[1333, 800], keep_ratio=True)
-    for pipeline in ([load, pack], [load, step, pack]):
-        assert rule_at_one_size(pipeline) == dict(scale=[64, 96], keep_ratio=False)
-    (warning,) = warnings  # of the pipeline that keeps proportions
-    assert warning.startswith('--shape 96 64 stretches all pictures to this size')
+    for pipeline in ([load, pack], [load, dict(step, keep_ratio=False), pack]):
+        kinds, rule = rule_at_one_size(pipeline)
+        assert (kinds, rule) == (
+            ['LoadImageFromFile', 'Resize', 'PackDetInputs'],
+            dict(scale=[64, 96], keep_ratio=False),
+        )
+    for pipeline in ([load, step, pack], [load, step, dict(type='Pad', size_divisor=32), pack]):
+        kinds, rule = rule_at_one_size(pipeline)
+        assert kinds == ['LoadImageFromFile', 'PackDetInputs', 'Letterbox']
+        assert rule == dict(scale=[64, 96], keep_ratio=True, pad=True)
     with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
         picture.resize_rule([load, step, dict(type='RandomFlip'), pack])
+
+
+@pytest.mark.parametrize('shape', [(96, 64), (64, 64), (37, 333)])
+@pytest.mark.parametrize('pad', [None, dict(size_divisor=32, pad_val=dict(img=(114, 115, 116)))])
+def test_graph_runtime_and_toolbox_letterbox_alike(shape, pad):
+    """The padding is the mean, or what the Pad step gives; zeros of the runtime are replaced."""
+    steps = [dict(type='Resize', scale=(80, 48), keep_ratio=True), *([dict(type='Pad', **pad)] if pad else [])]
+    preprocessor = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True)
+    model = dict(backbone={}, data_preprocessor=preprocessor)
+    cfg = Config(dict(model=model, test_dataloader=dict(dataset=dict(pipeline=[*steps, dict(type='PackX')]))))
+    pipeline = picture.at_one_size(cfg, shape).test_dataloader.dataset.pipeline
+    padding, rule = picture.Padding(pipeline), picture.resize_rule(pipeline)
+    letterbox = picture.Letterbox(**{name: value for name, value in pipeline[-1].items() if name != 'type'})
+    values = [114, 115, 116] if pad else preprocessor['mean'][::-1]
+    rng = np.random.default_rng(0)
+    sides = [*rng.integers(2, 400, (200, 2)), (1, 2), (1, 20), (20, 1), (1000, 50), (10, 6), (6, 10)]
+    for h, w in sides:
+        h, w = int(h), int(w)
+        try:
+            height, width = runtime.resized_size((h, w), rule)
+        except runtime.RuntimeProblem:
+            assert max(h, w) > 2 * min(h, w) * min(shape)
+            continue
+        assert height == shape[0] or width == shape[1]
+        exact = min(shape[0] / h, shape[1] / w)
+        assert max(abs(height - h * exact), abs(width - w * exact)) < 0.501
+        pixels = rng.integers(0, 256, (h, w, 3), np.uint8)
+        resized = runtime.resize(pixels, rule)
+        assert resized.shape == (*shape, 3)
+        padded, content = padding(torch.from_numpy(resized)[None], torch.tensor([h, w]))
+        assert picture.content_size(content).tolist() == [height, width]
+        sample = BaseDataElement()
+        packed = letterbox(dict(inputs=torch.from_numpy(pixels).permute(2, 0, 1), data_samples=sample))
+        assert torch.equal(padded[0].permute(2, 0, 1), packed['inputs'])
+        assert (packed['inputs'][:, height:].reshape(3, -1) == torch.tensor(values)[:, None]).all()
+        assert (packed['inputs'][:, :, width:].reshape(3, -1) == torch.tensor(values)[:, None]).all()
+        assert sample.pad_shape == tuple(padded.shape[1:3]) == tuple(picture.multiples(shape, 32) if pad else shape)
+        assert sample.img_shape == (sample.pad_shape if pad else (height, width))
+        assert sample.scale_factor == (width / w, height / h)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +227,7 @@ def test_resize_rule_of_a_pipeline(monkeypatch):
     [
         (dict(type='mmdet.DetDataPreprocessor', pad_size_divisor=32), {}, (60, 90), (60, 90)),
         (dict(type='mmdet.DetDataPreprocessor', pad_size_divisor=32), {}, None, (64, 96)),
+        (dict(type='mmdet.DetDataPreprocessor', pad_value=7), dict(keep_ratio=True), (30, 90), (30, 90)),
         (dict(type='mmdet.DetDataPreprocessor'), dict(size=(100, 70)), None, (70, 100)),
         (dict(type='mmseg.SegDataPreProcessor', size_divisor=32), {}, None, (48, 80)),
         (dict(type='mmseg.SegDataPreProcessor', size_divisor=8, test_cfg=dict(size_divisor=32)), {}, None, (64, 96)),
@@ -196,7 +239,10 @@ def test_a_part_is_calibrated_at_its_own_size(preprocessor, pad, shape, expected
     from mmengine.registry import MODELS, DefaultScope
 
     steps = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(80, 48), keep_ratio=False), dict(type='PackX')]
-    if pad:
+    keeps_ratio = 'keep_ratio' in pad
+    if keeps_ratio:
+        steps[1].update(pad)
+    elif pad:
         steps.insert(2, dict(type='Pad', **pad))
     cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=steps))))
     with DefaultScope.overwrite_default_scope(preprocessor['type'].split('.')[0]):
@@ -209,6 +255,7 @@ def test_a_part_is_calibrated_at_its_own_size(preprocessor, pad, shape, expected
         assert {'mean', 'std', 'channels', 'pad_divisor', 'pad_value'} == set(one.settings['preprocessing'])
         ((image,),) = quantize.feeds([np.zeros((30, 40, bands), np.uint8)], one, cfg, built)
         assert (image.dtype, image.shape) == (np.float32, (1, bands, *expected))
+        assert (image[..., 40:] == 7).all() == keeps_ratio
 
 
 @pytest.mark.parametrize('rule', [dict(scale=[1333, 800], keep_ratio=True), dict(scale=[64, 48], keep_ratio=False)])

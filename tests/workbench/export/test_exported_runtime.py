@@ -90,14 +90,21 @@ def test_what_is_verified_is_said(work):
     assert all(figure['equal_labels'] > 0.999 for figure in figures)
 
 
+def one_size(work):
+    """Return the folder of a model of one size."""
+    if not (work / 'one_size').exists():
+        cfg = Config.fromfile(work / 'config.py')
+        export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
+    return work / 'one_size'
+
+
 def test_a_whole_model_of_one_size(work):
-    """Pictures of any proportions are resized to the model's size. Results have the size of the picture."""
-    cfg = Config.fromfile(work / 'config.py')
-    manifest = export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
+    """Pictures keep their proportions and are padded to the model's size. Results have the size of the picture."""
+    manifest = json.loads((one_size(work) / 'deploy.json').read_text())
     assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
-    assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=False)
-    of_test_set = [[64, 90], [64, 90]]
-    assert [figure['picture'] for figure in manifest['verification']] == [*of_test_set, [40, 72]]
+    assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=True, pad=True)
+    pictures = [[64, 90], [64, 90], [40, 72], [21, 72], [40, 37]]  # two of the test set
+    assert [figure['picture'] for figure in manifest['verification']] == pictures
     assert all(figure['equal_labels'] > 0.99 and figure['compared'] for figure in manifest['verification'])
     results = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
     assert [result['labels'].shape for result in results] == SIZES
@@ -275,8 +282,12 @@ def compile_and_run(source, include, library, folder, pictures, tmp_path, *threa
     (tmp_path / 'example.cpp').write_text(source)
     compiler = ['c++', '-std=c++17', '-pthread', f'-I{include}', f'-Wl,-rpath,{library.parent}', '-o', 'example']
     subprocess.run([*compiler, 'example.cpp', str(library)], cwd=tmp_path, check=True)
-    command = [str(tmp_path / 'example'), str(folder / 'model.onnx'), *map(str, (*pictures[0].shape[:2], *threads))]
+    return run_example(tmp_path / 'example', folder / 'model.onnx', pictures, *threads)
+
+
+def run_example(program, model, pictures, *threads):
     data = b''.join(picture.tobytes() for picture in pictures)
+    command = [str(part) for part in (program, model, *pictures[0].shape[:2], *threads)]
     return subprocess.run(command, input=data, capture_output=True, check=True).stdout
 
 
@@ -325,6 +336,11 @@ def test_the_cpp_example_in_threads_gives_labels_of_one(work, tmp_path):
     truth = labels_of(model, pictures)
     assert len(np.unique(truth)) > 1
     assert (np.frombuffer(written, np.uint8).reshape(truth.shape) == truth).mean() > 0.999
+    folder = one_size(work)
+    (picture, *_) = (runtime.resize(picture, dict(scale=[72, 40], keep_ratio=True)) for picture in pictures_of(work))
+    written = run_example(tmp_path / 'example', folder / 'model.xml', [picture], 1)  # the program pads
+    (result,) = runtime.load(folder).predict([picture])
+    assert (np.frombuffer(written, np.uint8).reshape(picture.shape[:2]) == result['labels']).mean() > 0.999
 
 
 @needs_compiler

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from helpers.openmmlab.jobs import open_predictor
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.workbench.export import export, runtime, verify
-from swin_backbone.workbench.export.graph import ExportError
-from swin_backbone.workbench.export.picture import at_one_size
+from swin_backbone.workbench.export.graph import ExportError, Port
+from swin_backbone.workbench.export.picture import multiples
 
 
 class Family(NamedTuple):
@@ -78,7 +79,24 @@ LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade Mask R-CNN': 0.99}
 
 
 def size_of(family):
-    return (224, 288) if 'RTMDet' in family else (224, 290)  # RTMDet's neck needs multiples of 32
+    side = 256 if 'RTMDet' in family else 250  # RTMDet's neck needs multiples of 32
+    return side, side
+
+
+def letterboxed(cfg, side):
+    """Return a config that letterboxes pictures to a square by the toolbox alone."""
+    cfg = copy.deepcopy(cfg)
+    _, resize, *others = cfg.test_dataloader.dataset.pipeline
+    resize.scale = side, side
+    for step in others[:-1]:
+        step.update(size=(side, side), size_divisor=None, pad_to_square=False)
+    preprocessor = cfg.model.data_preprocessor
+    if cfg.default_scope == 'mmdet':
+        preprocessor.pad_size_divisor = multiples([side], preprocessor.get('pad_size_divisor', 1))[0]
+    else:
+        divisor = (preprocessor.get('test_cfg') or {}).get('size_divisor', 1)
+        preprocessor.test_cfg = dict(size=multiples([side, side], divisor))
+    return cfg
 
 
 def check(cfg, family, shape, folder, by_openvino=True):
@@ -99,9 +117,8 @@ def check(cfg, family, shape, folder, by_openvino=True):
     if not by_openvino:
         return
     require('openvino')
-    cfg = cfg if shape is None else at_one_size(cfg, shape)
-    predictor = open_predictor(cfg, checkpoint, 'cpu')
-    graph = export.graph_of(predictor.model, cfg, 'model', shape)
+    predictor = open_predictor(cfg if shape is None else letterboxed(cfg, shape[0]), checkpoint, 'cpu')
+    graph = SimpleNamespace(free=shape is None, inputs=[Port(**one) for one in manifest['inputs']])
     (out / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
     results = (lambda picture: export.result_of(predictor, picture)), export.made_pictures(graph)
     judge(verify.verify_results(runtime.Model(out), *results, 'fp32'), least_iou)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ....positions import Size
 from ..graph import refusal, require_kind
+from ..picture import Content
 from .operators import NEVER, nms, roi_align
 
 
@@ -23,6 +24,7 @@ class View(NamedTuple):
         zoom_4: a box of the resized picture, divided by `zoom_4`, is a box of the original picture.
         padded, inner: height and width of the padded image, and without padding, maybe symbolic.
         own: height and width of the original picture, for pasting of masks. None: no masks.
+        content: the place of the content in a letterboxed picture. None: not letterboxed.
     """
 
     image_size: Tensor
@@ -30,6 +32,7 @@ class View(NamedTuple):
     padded: Size
     inner: Size
     own: Optional[Size]
+    content: Optional[Content] = None
 
 
 class Head(nn.Module):

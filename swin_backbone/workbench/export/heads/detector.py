@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ....positions import Size
 from ..graph import BackboneMaps, Graph, Port, example_size, refusal
-from ..picture import Normalise, Padding, picture_ports, picture_settings
+from ..picture import Normalise, Padding, content_size, picture_ports, picture_settings
 from .boxes import View
 from .dense import DenseHead
 from .detr import TransformerHead
@@ -35,10 +35,13 @@ class Detector(nn.Module):
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         resized = size_tensor(picture.shape[1], picture.shape[2], size.float())
-        picture = self.padding(picture)  # heads treat the padding like a part of the picture, like in mmdet
+        picture, content = self.padding(picture, size)
         image = self.normalise(picture)
         maps = self.maps(image)
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
+        if content is not None:
+            resized = content_size(content).to(image.dtype)
+            image_size, content = (image_size, None) if self.padding.is_part else (resized, content)
         zoom_2 = (resized / size.to(image.dtype)).flip(0)
         own: Any = None
         if self.head.with_masks:
@@ -47,7 +50,7 @@ class Detector(nn.Module):
                 torch._check(side >= 1)
         padded: Any = image.shape[-2:]
         inner: Any = picture.shape[1:3]
-        view = View(image_size, torch.cat([zoom_2, zoom_2]), padded, inner, own)
+        view = View(image_size, torch.cat([zoom_2, zoom_2]), padded, inner, own, content)
         results: tuple[Tensor, ...] = self.head(maps, view)
         return results
 

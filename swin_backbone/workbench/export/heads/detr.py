@@ -10,7 +10,7 @@ H W height and width.
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from mmdet.models.dense_heads import DeformableDETRHead
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..graph import ExportError, refusal
 from . import boxes
 from .dense import with_globals
-from .layers import Sizes, centres, copy_for_graph, sizes_of, tokens_of
+from .layers import Sizes, centres, copy_for_graph, padding_masks, sizes_of, token_places, tokens_of, valid_ratios
 from .operators import NEVER
 
 KINDS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
@@ -97,28 +97,29 @@ class TransformerHead(boxes.Head):
         parts, head = self.parts, self.parts.bbox_head
         B = maps[0].shape[0]
         sizes, x_BTC = sizes_of(maps), tokens_of(maps)
+        masks: list[Any] = [None] * len(sizes) if view.content is None else padding_masks(view.content, sizes)
+        ratios = x_BTC.new_ones(1, len(sizes), 2) if view.content is None else valid_ratios(masks)
+        mask_BT = None if view.content is None else torch.cat([one.flatten(1) for one in masks], 1)
         positions = [
-            parts.positional_encoding(None, input=one) + level[:, None, None]
-            for one, level in zip(maps, parts.level_embed)
+            parts.positional_encoding(mask, input=one) + level[:, None, None]
+            for one, mask, level in zip(maps, masks, parts.level_embed)
         ]
-        shared: dict[str, Any] = dict(
-            spatial_shapes=sizes, level_start_index=None, valid_ratios=x_BTC.new_ones(B, len(sizes), 2)
-        )
+        shared: dict[str, Any] = dict(spatial_shapes=sizes, level_start_index=None, valid_ratios=ratios)
         text = {name: one.expand(B, *one.shape[1:]) for name, one in self.text.items()}
         memory: Any = parts.encoder(
-            query=x_BTC, query_pos=tokens_of(positions), key_padding_mask=None, **shared, **text
+            query=x_BTC, query_pos=tokens_of(positions), key_padding_mask=mask_BT, **shared, **text
         )
         read: dict[str, Any] = {}
         if text:
             memory, read['memory_text'] = memory
             read['text_token_mask'] = read['memory_text'].new_ones(read['memory_text'].shape[:2], dtype=torch.bool)
-        asked, _ = parts.pre_decoder(memory=memory, memory_mask=None, spatial_shapes=sizes, **read)
+        asked, _ = parts.pre_decoder(memory=memory, memory_mask=ratios, spatial_shapes=sizes, **read)  # for _proposals
         asked.pop('text_attention_mask', None)  # no token is masked
         refines = self.is_dino or parts.with_box_refine
         shared.update(reg_branches=head.reg_branches if refines else None)
         shared.update(self_attn_mask=asked.pop('dn_mask')) if self.is_dino else None
         first = asked['reference_points']
-        states, references = parts.decoder(value=asked.pop('memory'), key_padding_mask=None, **asked, **shared)
+        states, references = parts.decoder(value=asked.pop('memory'), key_padding_mask=mask_BT, **asked, **shared)
         references = references if self.is_dino else [first, *references]
         classes, results = (outputs[-1] for outputs in head(states, list(references), **read))
         scores_BQK = classes.sigmoid() if head.loss_cls.use_sigmoid else classes.softmax(-1)[..., :-1]
@@ -132,9 +133,12 @@ class TransformerHead(boxes.Head):
             scores_BN, found_BN4, label_BN, _ = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.most)
         return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
 
-    def _proposals(self, memory_BTC: Tensor, _: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4)."""
-        place_1T2 = centres(sizes, memory_BTC)[:, :, 0]
+    def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4).
+
+        Boxes of the padding have a place above 1.
+        """
+        place_1T2 = token_places(sizes, ratios_1L2)
         sides = [place_1T2.new_full((1, H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
         box_1T4 = torch.cat([place_1T2, torch.cat(sides, 1)], -1)
         inside_1T1 = ((box_1T4 > 0.01) & (box_1T4 < 0.99)).all(-1, keepdim=True)
@@ -156,11 +160,16 @@ class _CoDINO(DINO):
         self.bbox_head = head
 
 
-def _encode(encoder: Any, query: Tensor, query_pos: Tensor, key_padding_mask: None, **shared: Any) -> Tensor:
+def _encode(
+    encoder: Any, query: Tensor, query_pos: Tensor, key_padding_mask: Optional[Tensor], **shared: Any
+) -> Tensor:
     """Call mmcv's encoder for tensors (T, B, C) with tensors (B, T, C), like mmdet's encoder."""
-    places = centres(shared['spatial_shapes'], query)
-    query, query_pos = query.transpose(0, 1), query_pos.transpose(0, 1)
-    x_TBC: Tensor = encoder(query, None, None, query_pos=query_pos, reference_points=places, **shared)
+    shared.update(
+        query_pos=query_pos.transpose(0, 1),
+        query_key_padding_mask=key_padding_mask,
+        reference_points=centres(shared['spatial_shapes'], shared['valid_ratios']),
+    )
+    x_TBC: Tensor = encoder(query.transpose(0, 1), None, None, **shared)
     return x_TBC.transpose(0, 1)
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....positions import Size
+from ..picture import Content
 
 Sizes = Sequence[Size]  # by level; sides are maybe symbolic
 
@@ -55,6 +56,7 @@ def attend(
     Args:
         query, query_pos: (B, Q, C).
         value: (B, T, C).
+        key_padding_mask: True for tokens of the padding, (B, T).
         reference_points: places or boxes from 0 to 1, (B, Q, levels, 2 or 4).
         spatial_shapes: the sizes of the levels.
     """
@@ -69,7 +71,10 @@ def attend(
     h, levels, P = layer.num_heads, layer.num_levels, layer.num_points
     offsets = layer.sampling_offsets(query).view(B, Q, h, levels, P, 2)
     weights = layer.attention_weights(query).view(B, Q, h, levels * P).softmax(-1).view(B, Q, h, levels, P)
-    values = layer.value_proj(value).unflatten(-1, (h, -1))
+    values = layer.value_proj(value)
+    if key_padding_mask is not None:
+        values = torch.where(key_padding_mask[..., None], 0.0, values)
+    values = values.unflatten(-1, (h, -1))
     where = reference_points[:, :, None, :, None]  # B, Q, 1, levels, 1, 2 or 4
     if where.shape[-1] == 2:
         sides = torch.stack([size_tensor(W, H, query) for H, W in spatial_shapes])
@@ -91,13 +96,34 @@ def sizes_of(maps: Sequence[Tensor]) -> Sizes:
     return [(one.shape[-2], one.shape[-1]) for one in maps]
 
 
-def centres(sizes: Sizes, like: Tensor) -> Tensor:
-    """Return the centres of the tokens, from 0 to 1 and x before y, repeated for all levels: (1, T, levels, 2)."""
+def padding_masks(content: Content, sizes: Sizes) -> list[Tensor]:
+    """Return maps with True for the padding, (1, H, W), by the nearest pixel of the image."""
+    rows, columns = (
+        [flags[[i * len(flags) // length for i in range(length)]] for length in lengths]
+        for flags, lengths in zip(content, zip(*sizes))
+    )
+    return [~(is_row_H[:, None] & is_column_W)[None] for is_row_H, is_column_W in zip(rows, columns)]
+
+
+def valid_ratios(masks: Sequence[Tensor]) -> Tensor:
+    """Return the shares of width and height without padding, (1, levels, 2)."""
+    ratios = [torch.stack([(~one[:, 0]).float().mean(1), (~one[..., 0]).float().mean(1)], 1) for one in masks]
+    return torch.stack(ratios, 1)
+
+
+def token_places(sizes: Sizes, ratios_1L2: Tensor) -> Tensor:
+    """Return the centres of the tokens, from 0 to 1 in the content and x before y: (1, T, 2)."""
     levels = []
-    for H, W in sizes:
-        y_H, x_W = ((torch.arange(n, device=like.device).to(like.dtype) + 0.5) / n for n in (H, W))
-        levels.append(torch.stack([x_W.expand(H, W), y_H[:, None].expand(H, W)], -1).flatten(0, 1))
-    return torch.cat(levels)[None, :, None].expand(-1, -1, len(sizes), -1)
+    for level, (H, W) in enumerate(sizes):
+        y_H, x_W = ((torch.arange(n, device=ratios_1L2.device).to(ratios_1L2.dtype) + 0.5) / n for n in (H, W))
+        place_HW2 = torch.stack([x_W.expand(H, W), y_H[:, None].expand(H, W)], -1)
+        levels.append(place_HW2.flatten(0, 1) / ratios_1L2[0, level])
+    return torch.cat(levels)[None]
+
+
+def centres(sizes: Sizes, ratios_1L2: Tensor) -> Tensor:
+    """Return the centres of the tokens in the maps of all levels: (1, T, levels, 2)."""
+    return token_places(sizes, ratios_1L2)[:, :, None] * ratios_1L2[:, None]
 
 
 def size_tensor(height: int, width: int, like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph import refusal, require_kind
+from ..picture import crop
 from .boxes import Head, View
 from .layers import centres, copy_for_graph, sizes_of, tokens_of
 
@@ -33,7 +34,7 @@ def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Te
         projected.append(convolve(one))
         positions.append(position + decoder.level_encoding.weight[level].view(1, -1, 1, 1))
     x_BTC, position_BTC, sizes = tokens_of(projected), tokens_of(positions), sizes_of(projected)
-    place = centres(sizes, x_BTC)
+    place = centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
     for layer in decoder.encoder.layers:
         x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=place)
     levels = x_BTC.transpose(1, 2).split([H * W for H, W in sizes], 2)
@@ -82,9 +83,9 @@ class InstanceHead(Head):
     def forward(self, maps: Sequence[Tensor], view: View) -> tuple[Tensor, ...]:
         (*_, classes_BQK), (*_, masks_BQHW) = self.head(list(maps), None)
         masks = F.interpolate(masks_BQHW, size=view.padded, mode='bilinear', align_corners=False)
-        masks = F.interpolate(
-            masks[:, :, : view.inner[0], : view.inner[1]], size=view.own, mode='bilinear', align_corners=False
-        )
+        inner, content = view.inner, view.content
+        masks = masks[:, :, : inner[0], : inner[1]] if content is None else crop(masks, content)
+        masks = F.interpolate(masks, size=view.own, mode='bilinear', align_corners=False)
         B, Q = classes_BQK.shape[:2]
         scores_BM = classes_BQK.softmax(-1)[..., :-1].reshape(B, Q * self.num_classes)
         scores_BN, index_BN = scores_BM.topk(self.most, dim=1)

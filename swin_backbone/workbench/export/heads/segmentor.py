@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ....positions import Size
 from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, refusal
-from ..picture import Normalise, Padding, picture_ports, picture_settings
+from ..picture import Normalise, Padding, crop, picture_ports, picture_settings
 from .layers import copy_for_graph
 from .mask2former import query_head, semantic_logits
 
@@ -37,7 +37,7 @@ class Segmentor(nn.Module):
         self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-        picture = self.padding(picture)  # stays in the logits, like in mmseg
+        picture, content = self.padding(picture, size)  # the padding of a Pad step stays in the logits, like in mmseg
         image = self.normalise(picture)
         maps = self.maps(image)
         # Like in mmseg: resize to the size of the image, remove the padding, then resize to the original picture.
@@ -45,7 +45,7 @@ class Segmentor(nn.Module):
             logits = semantic_logits(self.head, maps, image.shape[-2:])
         else:
             logits = F.interpolate(self.head(maps), size=image.shape[-2:], mode='bilinear', align_corners=False)
-        logits = logits[:, :, : picture.shape[1], : picture.shape[2]]
+        logits = logits[:, :, : picture.shape[1], : picture.shape[2]] if content is None else crop(logits, content)
         height, width = size.tolist()
         for side in (height, width):
             torch._check(side >= 1)
