@@ -115,13 +115,15 @@ def _of_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]
     """Return labels and predictions of a picture."""
     objects, found, names = evaluation.objects, evaluation.found, evaluation.names
     number, strong = evaluation.params.imgIds.index(row['image_id']), found.score >= threshold
-    labels, predictions = [], []
+    has_masks, labels, predictions = evaluation.params.iouType == 'segm', [], []
     for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
         item, is_found = evaluation.truth.anns[objects.id[one]], bool((found.match[strong] == one).any())
-        labels.append(Shape(item['bbox'], names[objects.label[one]], is_found, outline(item.get('segmentation'))))
+        path = outline(item['segmentation']) if has_masks else ''
+        labels.append(Shape(item['bbox'], names[objects.label[one]], is_found, path))
     for one in np.flatnonzero((found.picture == number) & strong):
         item, text = evaluation.results[found.result[one]], f'{names[found.label[one]]} {found.score[one]:.2f}'
-        predictions.append(Shape(item['bbox'], text, bool(found.match[one] >= 0), outline(item.get('segmentation'))))
+        path = outline(item['segmentation']) if has_masks else ''
+        predictions.append(Shape(item['bbox'], text, bool(found.match[one] >= 0), path))
     return Drawing(row['file'], (labels, predictions))
 
 

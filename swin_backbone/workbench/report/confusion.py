@@ -9,6 +9,7 @@ import numpy as np
 from .detection import Array
 
 SIDE = 280  # pixels of a kept label map
+IGNORED = 255  # label of pixels that are not counted, unless the evaluator has another
 WORST = 24  # pictures with a thumbnail
 
 
@@ -23,7 +24,7 @@ class PixelCounts:
         worst: (share of wrong pixels, -number, labels, predictions) of `WORST` pictures, reduced to `SIDE` pixels.
     """
 
-    def __init__(self, classes: Sequence[str], ignored: int = 255):
+    def __init__(self, classes: Sequence[str], ignored: int = IGNORED):
         self.classes, self.ignored = classes, ignored
         self.counts = np.zeros((len(classes), len(classes)), np.int64)  # (labels, predictions)
         self.pictures: list[dict[str, Any]] = []

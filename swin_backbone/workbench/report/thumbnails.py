@@ -1,20 +1,21 @@
 """Small pictures for the page, and what the page draws over them."""
 
 import base64
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Optional
 
 import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from ..data.media import read_picture
 from .detection import Array
 
 WRONG = (0, 94, 213)  # BGR
 SIDE = 320  # pixels
 QUALITY = 60  # of WebP
 POINT = 2  # pixels between an outline and a mask
-Read = Callable[[str], Array]  # returns the pixels of a path, (H, W, 3) uint8 BGR
 
 
 class Shape(NamedTuple):
@@ -35,19 +36,27 @@ class Drawing(NamedTuple):
 
 
 def outline(mask: Any) -> str:
-    """Return the outline of an RLE; '' for polygons, which COCOeval has not made an RLE."""
-    if not isinstance(mask, dict):
-        return ''
+    """Return the outline of an RLE."""
     contours, _ = cv2.findContours(coco_mask.decode(mask), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     lines = [cv2.approxPolyDP(contour, POINT, True)[:, 0].tolist() for contour in contours]
     return ' '.join('M' + ' '.join(f'{x} {y}' for x, y in line) + 'Z' for line in lines)
 
 
-def draw(drawing: Drawing, read: Read) -> dict[str, Any]:
+def read_pixels(file: str) -> Optional[Array]:
+    """Return a picture as (H, W, 3) uint8 BGR, of a TIFF with more bands the first three; None if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return read_picture(file)
+    with suppress(Exception):  # tifffile is missing, or raises one of its many kinds
+        import tifffile
+
+        return cv2.normalize(tifffile.imread(file)[..., :3], None, 0, 255, cv2.NORM_MINMAX, cv2.CV_8U)
+    return None
+
+
+def draw(drawing: Drawing) -> dict[str, Any]:
     """Return address, part (x, y, width, height) and panels of a picture; {} if it cannot be read."""
-    try:
-        pixels = read(drawing.file)
-    except (OSError, ValueError):
+    pixels = read_pixels(drawing.file)
+    if pixels is None:
         return {}
     low, high = np.zeros(2, int), np.array(pixels.shape[1::-1])
     if drawing.is_cropped:
@@ -61,9 +70,11 @@ def draw(drawing: Drawing, read: Read) -> dict[str, Any]:
 
 
 def draw_labels(
-    pixels: Array, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int
+    file: str, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int
 ) -> dict[str, Any]:
-    """Return the address of labels, prediction and wrong pixels of a segmentor, side by side."""
+    """Return the address of labels, prediction and wrong pixels of a segmentor, side by side, on the picture or grey."""
+    pixels = read_pixels(file)
+    pixels = np.full((1, 1, 3), 128, np.uint8) if pixels is None else pixels
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
     colours, panels = np.array(palette, float)[:, ::-1], []  # BGR
     for labels in (label_HW, predicted_HW):

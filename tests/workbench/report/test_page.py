@@ -28,14 +28,14 @@ def of_boxes(files):
     truth, results = scene(0, crowd=0.1)
     truth.cats[5]['name'] = ODD
     report, drawings = detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
-    return report, {kind: [draw(one, cv2.imread) for one in some] for kind, some in drawings.items()}
+    return report, {kind: [draw(one) for one in some] for kind, some in drawings.items()}
 
 
 def of_pixels(files):
     counts, label = PixelCounts([ODD, 'road']), np.zeros((20, 30), np.uint8)
     label[:10] = 255
     counts.add(files[1], label, (label == 0).astype(np.uint8))
-    picture = draw_labels(np.zeros((40, 60, 3), np.uint8), *counts.worst[0][2:], [(255, 0, 0), (0, 255, 0)], 255)
+    picture = draw_labels(files[1], *counts.worst[0][2:], [(255, 0, 0), (0, 255, 0)], 255)
     return counts.report(), dict(pictures=[picture])
 
 
