@@ -71,10 +71,11 @@ def write_report(
     make_folder(folder)
     analysis: Iterator[Any] = dict(mmdet=_objects, mmseg=_pixels, mmpretrain=_scores)[scope](runner)
     runner.register_hook(next(analysis))
-    metrics = {name: float(value) for name, value in test().items()}
+    numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
+    metrics = {name: value if np.isfinite(value) else None for name, value in numbers.items()}
     report, thumbnails = next(analysis)
     config = {key: one for key, one in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
-    config = json.loads(json.dumps(config, default=repr))
+    config = json.loads(json.dumps(config, default=repr), parse_constant=str)
     report.update(
         title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}', checkpoint=checkpoint,
         tested=len(runner.test_dataloader.dataset), metrics=metrics, config=config, log=None,
@@ -85,7 +86,7 @@ def write_report(
     ]
     with suppress(ValueError, OSError):  # no log
         report['log'] = read_log(Path(checkpoint).parent)._asdict()
-    write_whole(folder / NAME, json.dumps(report).encode())
+    write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
     write_whole(folder / PAGE, render(report, thumbnails, folder).encode())
     return dict(report)
 

@@ -1,7 +1,7 @@
 """Accuracy by class, classes taken for others and worst pictures, of segmentors and classifiers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import cv2
 import numpy as np
@@ -55,7 +55,7 @@ class PixelCounts:
             task='segmentation', metric='IoU', **_by_class(self.counts, self.classes, 'pixels'), pictures=pictures
         )
         rows = {key: [row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy')}
-        means = dict(mIoU=float(np.mean(rows['IoU'])), mAcc=float(np.mean(rows['accuracy'])))
+        means = dict(mIoU=_share(sum(rows['IoU']), len(rows['IoU'])), mAcc=_share(sum(rows['accuracy']), len(rows['accuracy'])))
         return dict(report, overall=means | report['overall'])
 
 
@@ -82,15 +82,19 @@ def _by_class(counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
     """Return IoU (of pixels), accuracy and precision of each class, None without any, of (label, prediction) counts."""
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     wholes = dict(IoU=labelled + predicted - right, accuracy=labelled, precision=predicted)
-    overall = {'aAcc' if unit == 'pixels' else 'top1': float(right.sum() / counts.sum())}
+    overall = {'aAcc' if unit == 'pixels' else 'top1': _share(right.sum(), counts.sum())}
     if unit == 'pictures':
         del wholes['IoU']
     rows = [
         {'name': name, unit: int(labelled[index])}
-        | {key: float(right[index] / whole[index]) if whole[index] else None for key, whole in wholes.items()}
+        | {key: _share(right[index], whole[index]) for key, whole in wholes.items()}
         for index, name in enumerate(names)
     ]
     return dict(overall=overall, classes=rows, confusion=triples(counts, names))
+
+
+def _share(part: float, whole: float) -> Optional[float]:
+    return float(part / whole) if whole else None
 
 
 def triples(counts: Array, names: Sequence[str]) -> dict[str, Any]:

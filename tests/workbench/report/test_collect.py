@@ -162,9 +162,10 @@ def test_a_classifier_of_mmpretrain(tmp_path):
 
     def test():
         hooks[-1].after_test_iter(runner, 0, outputs=samples)
-        return {'accuracy/top1': 0.0}
+        return {'accuracy/top1': 0.0, 'single-label/f1': float('nan'), 'confusion_matrix/result': torch.zeros(2, 2)}
 
     assert report()['overall'] == dict(top1=0.0)
+    assert report()['metrics'] == {'accuracy/top1': 0.0, 'single-label/f1': None}  # numbers of JSON
     assert [row['file'] for row in report()['pictures']] == ['0.jpg', '1.jpg']
     samples[1].gt_label = torch.tensor([0, 1])
     with pytest.raises(ValueError, match=r'one class for a picture, got several or none for 1.jpg'):
