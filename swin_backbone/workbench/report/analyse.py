@@ -23,7 +23,7 @@ def detection_report(
 
     Args:
         evaluations: of boxes, masks or both. The errors are those of the last.
-        files: paths of the pictures, by image_id.
+        files: paths of the tested pictures, by image_id. Others are not listed.
     """
     main = evaluations[-1]
     best, curves, errors = _compare(main)
@@ -34,12 +34,16 @@ def detection_report(
     judge = max(evaluations, key=lambda one: (one.stats[1], one is main))
     judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
     labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]))
-    pictures = _pictures(main, threshold)
-    for row in (row for rows in (pictures, *labels.values()) for row in rows):
-        row['file'] = files.get(row['image_id']) or main.truth.imgs[row['image_id']]['file_name']  # not tested
+    lists = dict(labels, pictures=_pictures(main, threshold))
+    tested = {
+        kind: [dict(row, file=files[row['image_id']]) for row in rows if row['image_id'] in files]
+        for kind, rows in lists.items()
+    }
+    pictures = tested.pop('pictures')
     classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
     for label, row in enumerate(classes):
         row.update(_precisions(main, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
+        row['threshold'] = row['threshold'] if row['F1'] else None  # none is better than another
         for other in evaluations[:-1]:
             row['AP of boxes'] = mean_precision(other.precision[:, :, label, 0, -1])
     sizes, by_iou = {}, {}
@@ -49,12 +53,12 @@ def detection_report(
         by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
     costliest = sorted(gains, key=lambda kind: -gains[kind])
     report = dict(
-        task='detection', metric='AP', overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
-        classes=classes, sizes=sizes, by_iou=by_iou, best=best[-1], curves=curves, pictures=pictures, labels=labels,
+        task='detection', metric='AP', unit='objects', overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
+        classes=classes, sizes=sizes, by_iou=by_iou, best=best[-1], curves=curves, pictures=pictures, labels=tested,
         errors=[dict(kind=kind, count=number[kind], cost=gains[kind]) for kind in costliest],
         confusion=triples(errors.confusion, [*main.names, 'background']),
     )  # fmt: skip
-    drawings = {kind: [_of_label(row) for row in rows[:CHECKED]] for kind, rows in labels.items()}
+    drawings = {kind: [_of_label(row) for row in rows[:CHECKED]] for kind, rows in tested.items()}
     return report, dict(drawings, pictures=[_of_picture(main, threshold, row) for row in pictures[:WORST]])
 
 

@@ -148,9 +148,7 @@ def _pixels(runner: Runner) -> Iterator[Union[Hook, Part]]:
     yield _Keep(count)
     report = counts.report()
     worst = zip(report['pictures'], track(counts.worst, 'drawing'))
-    drawn = [
-        draw_labels(row['file'], label, predicted, palette, ignored) for row, (_, _, label, predicted) in worst
-    ]
+    drawn = [draw_labels(row['file'], label, predicted, palette, ignored) for row, (_, _, label, predicted) in worst]
     yield report, dict(pictures=drawn)
 
 

@@ -52,10 +52,16 @@ class PixelCounts:
         """Return the part of the report, the worst pictures first."""
         pictures = sorted(self.pictures, key=lambda picture: -picture['wrong'])
         report = dict(
-            task='segmentation', metric='IoU', **_by_class(self.counts, self.classes, 'pixels'), pictures=pictures
+            task='segmentation',
+            metric='IoU',
+            unit='pixels',
+            **_by_class(self.counts, self.classes, 'pixels'),
+            pictures=pictures,
         )
         rows = {key: [row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy')}
-        means = dict(mIoU=_share(sum(rows['IoU']), len(rows['IoU'])), mAcc=_share(sum(rows['accuracy']), len(rows['accuracy'])))
+        means = dict(
+            mIoU=_share(sum(rows['IoU']), len(rows['IoU'])), mAcc=_share(sum(rows['accuracy']), len(rows['accuracy']))
+        )
         return dict(report, overall=means | report['overall'])
 
 
@@ -65,7 +71,7 @@ def classification_report(
     """Return the part of the report of a classifier, the surest mistakes first."""
     predicted, counts = scores_NK.argmax(1), np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(counts, (labels_N, predicted), 1)
-    report = dict(task='classification', metric='accuracy', **_by_class(counts, classes, 'pictures'))
+    report = dict(task='classification', metric='accuracy', unit='pictures', **_by_class(counts, classes, 'pictures'))
     score, of_label = scores_NK.max(1), scores_NK[np.arange(len(labels_N)), labels_N]
     if len(classes) > 5:
         report['overall']['top5'] = float(((scores_NK > of_label[:, None]).sum(1) < 5).mean())

@@ -36,9 +36,12 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     given: dict[str, Any] = dict(
         report=report,
         thumbnails=thumbnails,
-        worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric])),
+        worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric], -row[report['unit']])),
         confused=sorted(confused, key=lambda one: -one[2]),
-        matrix=[(names[one], [(names[i], counts[one, i]) for i in shown], counts[one].sum()) for one in shown],
+        matrix=[
+            (names[one], [(names[i], counts[one, i], i == one) for i in shown], counts[one].sum()) for one in shown
+        ],
+        left_out=len(there) - len(shown),
         lines={
             key: {name: [*zip(THRESHOLDS, one[key])] for name, one in curves.items()} for key in ('precision', 'F1')
         },

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from html import unescape
+from pathlib import Path
 from urllib.parse import unquote
 
 import cv2
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from markupsafe import escape
 from pycocotools.cocoeval import Params
-from scenes import scene
+from scenes import as_coco, scene
 
 from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
@@ -86,6 +87,14 @@ def test_the_summary_names_worst_class_threshold_and_error(page):
         facts += [f'<b>{report["best"]["threshold"]:.2f}</b>', f'<b>{report["errors"][0]["kind"]}</b>']
         facts.append(f'<b>{sum(map(len, report["labels"].values()))}</b>')
     assert [fact for fact in facts if fact not in summary] == []
+
+
+def test_the_summary_names_nothing_without_objects():
+    truth = as_coco(range(2), [], 2)
+    report, thumbnails = detection_report([evaluate(truth, [], Params('bbox'))], {0: '0.jpg', 1: '1.jpg'})
+    report.update(title='', checkpoint='', tested=2, metrics={}, log=None, compared=[])
+    page = render(report, thumbnails, Path())
+    assert [words for words in ('worst class', 'best threshold', 'main kind', '--score-thr') if words in page] == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium to open the page')
