@@ -22,7 +22,7 @@ from .analyse import detection_report
 from .confusion import IGNORED, WORST, PixelCounts, classification_report
 from .detection import evaluate, track
 from .page import main_metric, render
-from .thumbnails import Drawing, draw, draw_labels
+from .thumbnails import draw, draw_labels
 
 NAME, PAGE = 'report.json', 'index.html'
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
@@ -114,7 +114,7 @@ def _objects(runner: Runner) -> Iterator[Union[Hook, Part]]:
     for kind in kinds:
         results = []
         for _, (_, found) in hook.kept:
-            boxes, scores, masks = found['bboxes'], found['scores'], {}
+            boxes, scores, masks = found['bboxes'].astype(float), found['scores'], {}
             boxes = np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]])
             if kind == 'segm':
                 scores, masks = found.get('mask_scores', scores), found['masks']
@@ -127,9 +127,7 @@ def _objects(runner: Runner) -> Iterator[Union[Hook, Part]]:
         params.catIds, params.imgIds = metric.cat_ids, metric.img_ids
         params.maxDets, params.iouThrs = metric.proposal_nums, metric.iou_thrs
         evaluations.append(evaluate(metric._coco_api, results, params))
-    report, drawings = detection_report(evaluations, {found['img_id']: path for path, (_, found) in hook.kept})
-    drawn = track(drawings.items(), 'drawing')
-    yield report, {kind: [draw(one) for one in some] for kind, some in drawn}
+    yield detection_report(evaluations, {found['img_id']: path for path, (_, found) in hook.kept})
 
 
 def _pixels(runner: Runner) -> Iterator[Union[Hook, Part]]:
@@ -169,7 +167,7 @@ def _scores(runner: Runner) -> Iterator[Union[Hook, Part]]:
     classes = runner.test_dataloader.dataset.metainfo['classes']
     report = classification_report(files, np.array(labels), np.array(scores), classes)
     worst = track(report['pictures'][:WORST], 'drawing')
-    yield report, dict(pictures=[draw(Drawing(row['file'], [[]])) for row in worst])
+    yield report, dict(pictures=[draw(row['file']) for row in worst])
 
 
 def _read(run: Path, task: str) -> dict[str, Any]:

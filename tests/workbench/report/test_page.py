@@ -18,7 +18,7 @@ from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
 from swin_backbone.workbench.report.detection import evaluate
 from swin_backbone.workbench.report.page import main_metric, render
-from swin_backbone.workbench.report.thumbnails import draw, draw_labels
+from swin_backbone.workbench.report.thumbnails import draw_labels
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 ODD = '<b>"c0" & Ü</b>'  # name of a class
@@ -28,8 +28,7 @@ LOG = dict(losses={'loss': [[1, 2.5], [2, 1.5]], 'loss_cls': [[1, 1.0]]}, rates=
 def of_boxes(files):
     truth, results = scene(0, crowd=0.1)
     truth.cats[5]['name'] = ODD
-    report, drawings = detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
-    return report, {kind: [draw(one) for one in some] for kind, some in drawings.items()}
+    return detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
 
 
 def of_pixels(files):
