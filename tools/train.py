@@ -45,7 +45,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.configs.paths import require_data
-    from swin_backbone.workbench.job import Job
+    from swin_backbone.workbench.job import Job, Options
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run
     from swin_backbone.workbench.runner.monitor import enable_vis
 
@@ -62,7 +62,8 @@ def main() -> None:
             if runner.last_checkpoint is None:
                 raise ValueError('--report takes a checkpoint, and the training has written none')
             folder = Path(job.cfg.work_dir, 'report')
-            Job(runner.cfg).report(runner.last_checkpoint, folder, overwrite=True)
+            options = Options(skip_unreadable=args.skip_unreadable, unsafe_load=args.unsafe_load)
+            Job(runner.cfg, options).report(runner.last_checkpoint, folder, overwrite=True)
             print(folder / 'index.html')
 
 

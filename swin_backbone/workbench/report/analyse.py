@@ -6,9 +6,9 @@ from typing import Any, Optional
 import numpy as np
 
 from .confusion import WORST, triples
-from .detection import FOUND_IOU, Evaluation, mean_precision
+from .detection import FOUND_IOU, Evaluation, mean_precision, track
 from .errors import KINDS, Errors, costs, doubtful_labels, find_errors
-from .thumbnails import Drawing, Shape, outline
+from .thumbnails import Shape, draw, outline
 
 SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
 STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # the first of COCOeval
@@ -18,12 +18,12 @@ CHECKED = 12  # labels of a kind with a thumbnail
 
 def detection_report(
     evaluations: Sequence[Evaluation], files: Mapping[Any, str]
-) -> tuple[dict[str, Any], dict[str, list[Drawing]]]:
-    """Return the report, and drawings for the first of its pictures and of each kind of its labels.
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return the report, and thumbnails of the first of its pictures and of each kind of its labels.
 
     Args:
         evaluations: of boxes, masks or both. The errors are those of the last.
-        files: paths of the pictures, by image_id.
+        files: paths of the tested pictures, by image_id. Others are not listed.
     """
     main = evaluations[-1]
     best, curves, errors = _compare(main)
@@ -34,12 +34,16 @@ def detection_report(
     judge = max(evaluations, key=lambda one: (one.stats[1], one is main))
     judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
     labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]))
-    pictures = _pictures(main, threshold)
-    for row in (row for rows in (pictures, *labels.values()) for row in rows):
-        row['file'] = files.get(row['image_id']) or main.truth.imgs[row['image_id']]['file_name']  # not tested
+    lists = dict(labels, pictures=_pictures(main, threshold))
+    tested = {
+        kind: [dict(row, file=files[row['image_id']]) for row in rows if row['image_id'] in files]
+        for kind, rows in lists.items()
+    }
+    pictures = tested.pop('pictures')
     classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
     for label, row in enumerate(classes):
         row.update(_precisions(main, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
+        row['threshold'] = row['threshold'] if row['F1'] else None  # none is better than another
         for other in evaluations[:-1]:
             row['AP of boxes'] = mean_precision(other.precision[:, :, label, 0, -1])
     sizes, by_iou = {}, {}
@@ -49,13 +53,14 @@ def detection_report(
         by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
     costliest = sorted(gains, key=lambda kind: -gains[kind])
     report = dict(
-        task='detection', metric='AP', overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
-        classes=classes, sizes=sizes, by_iou=by_iou, best=best[-1], curves=curves, pictures=pictures, labels=labels,
+        task='detection', metric='AP', unit='objects', classes=classes, sizes=sizes, by_iou=by_iou,
+        overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
+        best=best[-1], curves=curves, pictures=pictures, labels=tested,
         errors=[dict(kind=kind, count=number[kind], cost=gains[kind]) for kind in costliest],
         confusion=triples(errors.confusion, [*main.names, 'background']),
     )  # fmt: skip
-    drawings = {kind: [_of_label(row) for row in rows[:CHECKED]] for kind, rows in labels.items()}
-    return report, dict(drawings, pictures=[_of_picture(main, threshold, row) for row in pictures[:WORST]])
+    drawn = [_draw_picture(main, threshold, row) for row in track(pictures[:WORST], 'drawing')]
+    return report, {kind: [*map(_draw_label, rows[:CHECKED])] for kind, rows in tested.items()} | dict(pictures=drawn)
 
 
 def _compare(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, Any], Errors]:
@@ -111,21 +116,26 @@ def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
     ]
 
 
-def _of_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]) -> Drawing:
-    """Return labels and predictions of a picture."""
+def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw labels and predictions of a picture."""
     objects, found, names = evaluation.objects, evaluation.found, evaluation.names
     number, strong = evaluation.params.imgIds.index(row['image_id']), found.score >= threshold
-    labels, predictions = [], []
+    panels: tuple[list[Shape], list[Shape]] = ([], [])
+
+    def add(panel: int, item: Mapping[str, Any], text: str, is_right: Any) -> None:
+        path = outline(item['segmentation']) if evaluation.params.iouType == 'segm' else ''
+        panels[panel].append(Shape(item['bbox'], text, bool(is_right), path))
+
     for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
-        item, is_found = evaluation.truth.anns[objects.id[one]], bool((found.match[strong] == one).any())
-        labels.append(Shape(item['bbox'], names[objects.label[one]], is_found, outline(item.get('segmentation'))))
+        label = evaluation.truth.anns[objects.id[one]]
+        add(0, label, names[objects.label[one]], (found.match[strong] == one).any())
     for one in np.flatnonzero((found.picture == number) & strong):
-        item, text = evaluation.results[found.result[one]], f'{names[found.label[one]]} {found.score[one]:.2f}'
-        predictions.append(Shape(item['bbox'], text, bool(found.match[one] >= 0), outline(item.get('segmentation'))))
-    return Drawing(row['file'], (labels, predictions))
+        text = f'{names[found.label[one]]} {found.score[one]:.2f}'
+        add(1, evaluation.results[found.result[one]], text, found.match[one] >= 0)
+    return draw(row['file'], panels)
 
 
-def _of_label(row: Mapping[str, Any]) -> Drawing:
-    """Return a label, a prediction or both, with their surroundings."""
+def _draw_label(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw a label, a prediction or both, with their surroundings."""
     shapes = [Shape(row[f'{part}_box'], row[part], part == 'label') for part in ('predicted', 'label') if part in row]
-    return Drawing(row['file'], (shapes,), is_cropped=True)
+    return draw(row['file'], (shapes,), is_cropped=True)

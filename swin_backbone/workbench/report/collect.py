@@ -10,19 +10,19 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from pycocotools import mask as coco_mask
 from pycocotools.cocoeval import Params
 
 from ...openmmlab.errors import kind_of
 from ...outputs import check_outputs, make_folder
 from ...whole_files import write_whole
-from ..data.media import read_picture
 from ..pictures.colours import distinct_colours
 from ..pictures.curves import read_log
 from .analyse import detection_report
-from .confusion import WORST, PixelCounts, classification_report
+from .confusion import IGNORED, WORST, PixelCounts, classification_report
 from .detection import evaluate, track
 from .page import main_metric, render
-from .thumbnails import Drawing, draw, draw_labels
+from .thumbnails import draw, draw_labels
 
 NAME, PAGE = 'report.json', 'index.html'
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
@@ -71,10 +71,11 @@ def write_report(
     make_folder(folder)
     analysis: Iterator[Any] = dict(mmdet=_objects, mmseg=_pixels, mmpretrain=_scores)[scope](runner)
     runner.register_hook(next(analysis))
-    metrics = {name: float(value) for name, value in test().items()}
+    numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
+    metrics = {name: value if np.isfinite(value) else None for name, value in numbers.items()}
     report, thumbnails = next(analysis)
     config = {key: one for key, one in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
-    config = json.loads(json.dumps(config, default=repr))
+    config = json.loads(json.dumps(config, default=repr), parse_constant=str)
     report.update(
         title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}', checkpoint=checkpoint,
         tested=len(runner.test_dataloader.dataset), metrics=metrics, config=config, log=None,
@@ -85,7 +86,7 @@ def write_report(
     ]
     with suppress(ValueError, OSError):  # no log
         report['log'] = read_log(Path(checkpoint).parent)._asdict()
-    write_whole(folder / NAME, json.dumps(report).encode())
+    write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
     write_whole(folder / PAGE, render(report, thumbnails, folder).encode())
     return dict(report)
 
@@ -113,24 +114,28 @@ def _objects(runner: Runner) -> Iterator[Union[Hook, Part]]:
     for kind in kinds:
         results = []
         for _, (_, found) in hook.kept:
-            scores = found.get('mask_scores', found['scores']) if kind == 'segm' else found['scores']
-            for row, (x1, y1, x2, y2) in enumerate(found['bboxes'].tolist()):
-                result = dict(image_id=found['img_id'], bbox=[x1, y1, x2 - x1, y2 - y1], score=float(scores[row]))
-                mask = dict(segmentation=found['masks'][row]) if kind == 'segm' else {}
+            boxes, scores, masks = found['bboxes'].astype(float), found['scores'], {}
+            boxes = np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]])
+            if kind == 'segm':
+                scores, masks = found.get('mask_scores', scores), found['masks']
+                boxes = boxes if boxes.any() else coco_mask.toBbox(masks)  # of a model without boxes
+            for row, box in enumerate(boxes.tolist()):
+                result = dict(image_id=found['img_id'], bbox=box, score=float(scores[row]))
+                mask = dict(segmentation=masks[row]) if masks else {}
                 results.append(dict(result, category_id=metric.cat_ids[found['labels'][row]], **mask))
         params = Params(kind)
         params.catIds, params.imgIds = metric.cat_ids, metric.img_ids
         params.maxDets, params.iouThrs = metric.proposal_nums, metric.iou_thrs
         evaluations.append(evaluate(metric._coco_api, results, params))
-    report, drawings = detection_report(evaluations, {found['img_id']: path for path, (_, found) in hook.kept})
-    drawn = track(drawings.items(), 'drawing')
-    yield report, {kind: [draw(one, read_picture) for one in some] for kind, some in drawn}
+    yield detection_report(evaluations, {found['img_id']: path for path, (_, found) in hook.kept})
 
 
 def _pixels(runner: Runner) -> Iterator[Union[Hook, Part]]:
     """Yield a hook, and after the test the report of a segmentor."""
-    meta = runner.test_dataloader.dataset.metainfo
-    counts, palette = PixelCounts(meta['classes']), meta.get('palette') or distinct_colours(len(meta['classes']))
+    meta, metrics = runner.test_dataloader.dataset.metainfo, runner.test_evaluator.metrics
+    ignored = next((metric.ignore_index for metric in metrics if hasattr(metric, 'ignore_index')), IGNORED)
+    counts = PixelCounts(meta['classes'], ignored)
+    palette = meta.get('palette') or distinct_colours(len(meta['classes']))
 
     def count(outputs: Sequence[Any]) -> list[Any]:
         for one in outputs:
@@ -141,10 +146,7 @@ def _pixels(runner: Runner) -> Iterator[Union[Hook, Part]]:
     yield _Keep(count)
     report = counts.report()
     worst = zip(report['pictures'], track(counts.worst, 'drawing'))
-    drawn = [
-        draw_labels(read_picture(row['file']), label, predicted, palette, counts.ignored)
-        for row, (_, _, label, predicted) in worst
-    ]
+    drawn = [draw_labels(row['file'], label, predicted, palette, ignored) for row, (_, _, label, predicted) in worst]
     yield report, dict(pictures=drawn)
 
 
@@ -165,7 +167,7 @@ def _scores(runner: Runner) -> Iterator[Union[Hook, Part]]:
     classes = runner.test_dataloader.dataset.metainfo['classes']
     report = classification_report(files, np.array(labels), np.array(scores), classes)
     worst = track(report['pictures'][:WORST], 'drawing')
-    yield report, dict(pictures=[draw(Drawing(row['file'], [[]]), read_picture) for row in worst])
+    yield report, dict(pictures=[draw(row['file']) for row in worst])
 
 
 def _read(run: Path, task: str) -> dict[str, Any]:

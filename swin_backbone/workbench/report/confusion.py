@@ -1,14 +1,16 @@
 """Accuracy by class, classes taken for others and worst pictures, of segmentors and classifiers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import cv2
 import numpy as np
 
 from .detection import Array
+from .thumbnails import reduce
 
 SIDE = 280  # pixels of a kept label map
+IGNORED = 255  # label of pixels that are not counted, unless the evaluator has another
 WORST = 24  # pictures with a thumbnail
 
 
@@ -23,7 +25,7 @@ class PixelCounts:
         worst: (share of wrong pixels, -number, labels, predictions) of `WORST` pictures, reduced to `SIDE` pixels.
     """
 
-    def __init__(self, classes: Sequence[str], ignored: int = 255):
+    def __init__(self, classes: Sequence[str], ignored: int = IGNORED):
         self.classes, self.ignored = classes, ignored
         self.counts = np.zeros((len(classes), len(classes)), np.int64)  # (labels, predictions)
         self.pictures: list[dict[str, Any]] = []
@@ -36,26 +38,20 @@ class PixelCounts:
         counts = np.bincount(pairs, minlength=number**2).reshape(number, number)
         self.counts += counts
         errors = counts - np.diag(counts.diagonal())
-        label, predicted = (self.classes[place] for place in divmod(int(errors.argmax()), number))
+        names = (self.classes[place] for place in divmod(int(errors.argmax()), number))
         wrong = float(errors.sum() / max(counts.sum(), 1))
-        self.pictures.append(dict(file=file, wrong=wrong, mainly=f'{label} as {predicted}' if wrong else ''))
-        scale = min(1.0, SIDE / max(label_HW.shape))
-        size = [max(1, round(side * scale)) for side in label_HW.shape[::-1]]
-        maps = [
-            cv2.resize(one.astype(np.int32), size, interpolation=cv2.INTER_NEAREST) for one in (label_HW, predicted_HW)
-        ]
-        self.worst.append((wrong, -len(self.pictures), maps[0], maps[1]))
+        self.pictures.append(dict(file=file, wrong=wrong, mainly=' as '.join(names) if wrong else ''))
+        label, predicted = (reduce(one.astype(np.int32), SIDE, cv2.INTER_NEAREST) for one in (label_HW, predicted_HW))
+        self.worst.append((wrong, -len(self.pictures), label, predicted))
         self.worst = sorted(self.worst, reverse=True)[:WORST]
 
     def report(self) -> dict[str, Any]:
         """Return the part of the report, the worst pictures first."""
         pictures = sorted(self.pictures, key=lambda picture: -picture['wrong'])
-        report = dict(
-            task='segmentation', metric='IoU', **_by_class(self.counts, self.classes, 'pixels'), pictures=pictures
-        )
+        report = dict(task='segmentation', pictures=pictures, **_by_class('IoU', self.counts, self.classes, 'pixels'))
         rows = {key: [row[key] for row in report['classes'] if row[key] is not None] for key in ('IoU', 'accuracy')}
-        means = dict(mIoU=float(np.mean(rows['IoU'])), mAcc=float(np.mean(rows['accuracy'])))
-        return dict(report, overall=means | report['overall'])
+        mIoU, mAcc = (_share(sum(values), len(values)) for values in rows.values())
+        return dict(report, overall=dict(mIoU=mIoU, mAcc=mAcc, **report['overall']))
 
 
 def classification_report(
@@ -64,7 +60,7 @@ def classification_report(
     """Return the part of the report of a classifier, the surest mistakes first."""
     predicted, counts = scores_NK.argmax(1), np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(counts, (labels_N, predicted), 1)
-    report = dict(task='classification', metric='accuracy', **_by_class(counts, classes, 'pictures'))
+    report = dict(task='classification', **_by_class('accuracy', counts, classes, 'pictures'))
     score, of_label = scores_NK.max(1), scores_NK[np.arange(len(labels_N)), labels_N]
     if len(classes) > 5:
         report['overall']['top5'] = float(((scores_NK > of_label[:, None]).sum(1) < 5).mean())
@@ -77,19 +73,23 @@ def classification_report(
     return report
 
 
-def _by_class(counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
+def _by_class(metric: str, counts: Array, names: Sequence[str], unit: str) -> dict[str, Any]:
     """Return IoU (of pixels), accuracy and precision of each class, None without any, of (label, prediction) counts."""
     right, labelled, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
     wholes = dict(IoU=labelled + predicted - right, accuracy=labelled, precision=predicted)
-    overall = {'aAcc' if unit == 'pixels' else 'top1': float(right.sum() / counts.sum())}
+    overall = {'aAcc' if unit == 'pixels' else 'top1': _share(right.sum(), counts.sum())}
     if unit == 'pictures':
         del wholes['IoU']
     rows = [
         {'name': name, unit: int(labelled[index])}
-        | {key: float(right[index] / whole[index]) if whole[index] else None for key, whole in wholes.items()}
+        | {key: _share(right[index], whole[index]) for key, whole in wholes.items()}
         for index, name in enumerate(names)
     ]
-    return dict(overall=overall, classes=rows, confusion=triples(counts, names))
+    return dict(metric=metric, unit=unit, overall=overall, classes=rows, confusion=triples(counts, names))
+
+
+def _share(part: float, whole: float) -> Optional[float]:
+    return float(part / whole) if whole else None
 
 
 def triples(counts: Array, names: Sequence[str]) -> dict[str, Any]:

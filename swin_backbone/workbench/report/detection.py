@@ -48,25 +48,13 @@ class Evaluation(NamedTuple):
     truth: COCO
     results: Sequence[Mapping[str, Any]]
     params: Params  # catIds and imgIds are sorted
+    names: list[str]  # of the classes
+    totals: Array  # (K,), objects of each class without crowds
     precision: Array  # (T, R, K, 4, M), -1 for a class without objects
     stats: Array  # (12,), of `summarize`
     objects: Objects
     found: Found
-
-    @property
-    def names(self) -> list[str]:
-        """Return the names of the classes."""
-        return [self.truth.cats[number]['name'] for number in self.params.catIds]
-
-    @property
-    def totals(self) -> Array:
-        """Return the number of objects of each class, (K,)."""
-        return np.bincount(self.objects.label[~self.objects.is_crowd], minlength=len(self.params.catIds))
-
-    @property
-    def is_found(self) -> Array:
-        """Return for each object whether a prediction finds it, (N,)."""
-        return np.isin(np.arange(len(self.objects.id)), self.found.match)
+    is_found: Array  # (N,), objects that a prediction finds
 
     def overlaps(self, rows: Array, objects: Array) -> Array:
         """Return the IoU of predictions and objects of a picture, (D, N). With a crowd: the covered share.
@@ -98,8 +86,8 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     labelled.sort(key=lambda one: number_of[one['image_id']])
     row_of = {one['id']: row for row, one in enumerate(labelled)}
     rows = [(one['id'], number_of[one['image_id']], label_of[one['category_id']], one['iscrowd']) for one in labelled]
-    numbers, pictured, labels, crowds = np.array(rows, int).reshape(-1, 4).T
-    objects = Objects(numbers, pictured, labels, crowds.astype(bool))
+    ids, pictured, labels_N, crowds = np.array(rows, int).reshape(-1, 4).T
+    objects = Objects(ids, pictured, labels_N, is_crowd := crowds.astype(bool))
     by_class: dict[int, list[int]] = defaultdict(list)
     for index, result in enumerate(results):
         by_class[result['category_id']].append(index)
@@ -137,7 +125,12 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     picture = np.array([number_of[results[row]['image_id']] for row in index], int)
     score = np.array([results[row]['score'] for row in index], float)
     matched = Found(index, picture, labels, score, match)
-    return Evaluation(truth, results, params, precision, evaluation.stats, objects, matched)
+    names, totals = (
+        [truth.cats[one]['name'] for one in categories],
+        np.bincount(labels_N[~is_crowd], minlength=len(categories)),
+    )
+    is_found = np.isin(np.arange(len(labelled)), match)
+    return Evaluation(truth, results, params, names, totals, precision, evaluation.stats, objects, matched, is_found)
 
 
 def mean_precision(precision: Array) -> Optional[float]:

@@ -144,6 +144,15 @@ def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -
         thresholds: the best of each class. `SURE` and `UNSURE` are parts of these.
     """
     objects, found, names, score = evaluation.objects, evaluation.found, evaluation.names, evaluation.found.score
+
+    def predicted(row: int) -> dict[str, Any]:
+        result = evaluation.results[found.result[row]]
+        return dict(image_id=result['image_id'], predicted=names[found.label[row]], predicted_box=result['bbox'])
+
+    def label(row: int) -> dict[str, Any]:
+        item, name = evaluation.truth.anns[objects.id[row]], names[objects.label[row]]
+        return dict(image_id=item['image_id'], label=name, annotation_id=item['id'], label_box=item['bbox'])
+
     is_right, (rows, targets), iou = found.match >= 0, errors.pairs[:2].astype(int), errors.pairs[2]
     is_sure = (score >= SURE * thresholds[found.label]) & ~is_right & ~errors.is_on_crowd
     score_of, near = np.zeros((2, len(objects.id)))  # highest score of what finds an object, and of what is near
@@ -158,30 +167,17 @@ def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -
         if rows[pair] not in listed and targets[pair] not in doubted:
             listed.add(rows[pair])
             doubted.add(targets[pair])
-            doubt = _predicted(evaluation, rows[pair], margin[pair]) | _label(evaluation, targets[pair])
-            doubts['other class' if is_on[pair] else 'beside'].append(doubt)
+            kind = 'other class' if is_on[pair] else 'beside'
+            doubts[kind].append(predicted(rows[pair]) | label(targets[pair]) | dict(sureness=float(margin[pair])))
     is_sure[rows[contradicts | is_on]] = False
     largest = np.zeros(len(score))  # IoU with a label
     np.maximum.at(largest, rows, iou)
     free = score * (1 - largest)
     sure = sorted(np.flatnonzero(is_sure), key=lambda row: -free[row])
-    doubts['no label'] = [_predicted(evaluation, row, free[row]) for row in sure]
+    doubts['no label'] = [predicted(row) | dict(sureness=float(free[row])) for row in sure]
     share = np.bincount(objects.label[evaluation.is_found], minlength=len(names)) / np.maximum(evaluation.totals, 1)
     lonely, is_missing = share[objects.label] * (1 - near), near < UNSURE * thresholds[objects.label]
     for row in np.argsort(-lonely, kind='stable'):
         if is_missing[row] and not objects.is_crowd[row] and row not in doubted:
-            place = dict(image_id=evaluation.params.imgIds[objects.picture[row]], sureness=float(lonely[row]))
-            doubts['not found'].append(place | _label(evaluation, row))
+            doubts['not found'].append(label(row) | dict(sureness=float(lonely[row])))
     return {kind: rows[:LISTED] for kind, rows in doubts.items()}
-
-
-def _predicted(evaluation: Evaluation, row: int, sureness: float) -> dict[str, Any]:
-    result, name = evaluation.results[evaluation.found.result[row]], evaluation.names[evaluation.found.label[row]]
-    sure = dict(image_id=result['image_id'], sureness=float(sureness))
-    return sure | dict(predicted=name, predicted_box=result['bbox'])
-
-
-def _label(evaluation: Evaluation, row: int) -> dict[str, Any]:
-    label = evaluation.truth.anns[evaluation.objects.id[row]]
-    name = evaluation.truth.cats[label['category_id']]['name']
-    return dict(label=name, annotation_id=label['id'], label_box=label['bbox'])

@@ -14,7 +14,6 @@ from .analyse import THRESHOLDS
 from .errors import MEANING
 
 LARGEST_MATRIX = 40  # classes
-NOT_SHOWN = ('file', 'image_id', 'label_box', 'predicted_box')
 
 
 def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> str:
@@ -36,9 +35,10 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     given: dict[str, Any] = dict(
         report=report,
         thumbnails=thumbnails,
-        worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric])),
+        worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric], -row[report['unit']])),
         confused=sorted(confused, key=lambda one: -one[2]),
-        matrix=[(names[one], [(names[i], counts[one, i]) for i in shown], counts[one].sum()) for one in shown],
+        matrix=[(names[i], [(names[k], counts[i, k], i == k) for k in shown], counts[i].sum()) for i in shown],
+        left_out=len(there) - len(shown),
         lines={
             key: {name: [*zip(THRESHOLDS, one[key])] for name, one in curves.items()} for key in ('precision', 'F1')
         },
@@ -47,7 +47,7 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     )
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(link=partial(_link, folder=folder), file_name=lambda file: Path(file).name, facts=_facts)
+    environment.filters.update(link=partial(_link, folder=folder), file_name=lambda file: Path(file).name)
     return environment.get_template('page.html').render(given)
 
 
@@ -57,11 +57,6 @@ def _link(file: str, folder: Path) -> str:
         return quote(Path(os.path.relpath(file, folder)).as_posix())
     except ValueError:  # another drive of Windows
         return Path(file).absolute().as_uri()
-
-
-def _facts(row: Mapping[str, Any]) -> str:
-    shown = {name: f'{value:.2f}' if isinstance(value, float) else value for name, value in row.items()}
-    return ', '.join(f'{name} {value}' for name, value in shown.items() if name not in NOT_SHOWN)
 
 
 def main_metric(report: Mapping[str, Any]) -> dict[str, Optional[float]]:

@@ -39,6 +39,6 @@ def store_threshold(checkpoint: str, threshold: float) -> str:
                 shutil.copystat(path, partial)
 
             write_whole_by(path, write)
-    except (OSError, KeyError):
+    except (OSError, KeyError, TypeError):  # TypeError: meta is None
         return f'{given}: not stored, as {checkpoint} has no place for it or may not be written; see --score-thr'
     return f'{given}: stored in {path}, for tools/infer.py and predict'

@@ -1,20 +1,21 @@
 """Small pictures for the page, and what the page draws over them."""
 
 import base64
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Optional
 
 import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from ..data.media import read_picture
 from .detection import Array
 
 WRONG = (0, 94, 213)  # BGR
 SIDE = 320  # pixels
 QUALITY = 60  # of WebP
 POINT = 2  # pixels between an outline and a mask
-Read = Callable[[str], Array]  # returns the pixels of a path, (H, W, 3) uint8 BGR
 
 
 class Shape(NamedTuple):
@@ -26,44 +27,52 @@ class Shape(NamedTuple):
     outline: str = ''
 
 
-class Drawing(NamedTuple):
-    """A picture with several panels side by side, each with its objects, or cropped to these."""
-
-    file: str
-    panels: Sequence[Sequence[Shape]]
-    is_cropped: bool = False
-
-
 def outline(mask: Any) -> str:
-    """Return the outline of an RLE; '' for polygons, which COCOeval has not made an RLE."""
-    if not isinstance(mask, dict):
-        return ''
+    """Return the outline of an RLE."""
     contours, _ = cv2.findContours(coco_mask.decode(mask), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     lines = [cv2.approxPolyDP(contour, POINT, True)[:, 0].tolist() for contour in contours]
     return ' '.join('M' + ' '.join(f'{x} {y}' for x, y in line) + 'Z' for line in lines)
 
 
-def draw(drawing: Drawing, read: Read) -> dict[str, Any]:
-    """Return address, part (x, y, width, height) and panels of a picture; {} if it cannot be read."""
-    try:
-        pixels = read(drawing.file)
-    except (OSError, ValueError):
+def read_pixels(file: str) -> Optional[Array]:
+    """Return a picture as (H, W, 3) uint8 BGR, of a TIFF with more bands the first three; None if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return read_picture(file)
+    with suppress(Exception):  # tifffile is missing, or raises one of its many kinds
+        import tifffile
+
+        bands = tifffile.imread(file)[..., :3]
+        return cv2.normalize(bands, np.empty_like(bands), 0, 255, cv2.NORM_MINMAX, cv2.CV_8U)
+    return None
+
+
+def draw(file: str, panels: Sequence[Sequence[Shape]] = ((),), is_cropped: bool = False) -> dict[str, Any]:
+    """Return address, part (x, y, width, height) and panels of a picture; {} if it cannot be read.
+
+    Args:
+        panels: objects to draw over the picture, which stands beside itself for each panel.
+        is_cropped: the part is that of the objects.
+    """
+    pixels = read_pixels(file)
+    if pixels is None:
         return {}
     low, high = np.zeros(2, int), np.array(pixels.shape[1::-1])
-    if drawing.is_cropped:
-        boxes = np.array([shape.box for panel in drawing.panels for shape in panel], float)
+    if is_cropped:
+        boxes = np.array([shape.box for panel in panels for shape in panel], float)
         begin, end = boxes[:, :2].min(0), (boxes[:, :2] + boxes[:, 2:]).max(0)
         margin = 0.4 * (end - begin).max() + 8
         begin, end = (np.clip(edge, 0, high).astype(int) for edge in (begin - margin, end + margin))
         low, high = (begin, end) if (begin < end).all() else (low, high)  # a label may be outside
     address = encode(pixels[low[1] : high[1], low[0] : high[0]])
-    return dict(address=address, part=[*low.tolist(), *(high - low).tolist()], panels=drawing.panels)
+    return dict(address=address, part=[*low.tolist(), *(high - low).tolist()], panels=panels)
 
 
 def draw_labels(
-    pixels: Array, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int
+    file: str, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int
 ) -> dict[str, Any]:
     """Return the address of labels, prediction and wrong pixels of a segmentor, side by side."""
+    pixels = read_pixels(file)
+    pixels = np.full((1, 1, 3), 128, np.uint8) if pixels is None else pixels  # grey
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
     colours, panels = np.array(palette, float)[:, ::-1], []  # BGR
     for labels in (label_HW, predicted_HW):
@@ -76,8 +85,13 @@ def draw_labels(
 
 def encode(pixels: Array, side: int = SIDE) -> str:
     """Return a picture, reduced to a longer side, as an address in HTML."""
-    scale = min(1, side / max(pixels.shape[:2]))
-    size = [max(1, round(length * scale)) for length in pixels.shape[1::-1]]
-    small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-    data = cv2.imencode('.webp', small, [cv2.IMWRITE_WEBP_QUALITY, QUALITY])[1].tobytes()
+    data = cv2.imencode('.webp', reduce(pixels, side, cv2.INTER_AREA), [cv2.IMWRITE_WEBP_QUALITY, QUALITY])[1].tobytes()
     return 'data:image/webp;base64,' + base64.b64encode(data).decode()
+
+
+def reduce(pixels: Array, side: int, interpolation: int) -> Array:
+    """Return a picture whose longer side has at most `side` pixels."""
+    scale = min(1, side / max(pixels.shape[:2]))
+    return cv2.resize(
+        pixels, [max(1, round(length * scale)) for length in pixels.shape[1::-1]], interpolation=interpolation
+    )

@@ -1,14 +1,16 @@
 """The report of a tested model: its AP is the evaluator's, and tools, Python and trainings write it."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from helpers.in_process import error_of, run_well
 from helpers.openmmlab.jobs import load_config
-from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
 from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
 from mmengine.model import BaseModel
@@ -28,6 +30,10 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 class Guess(BaseModel):
     """Predict the labels of a picture with errors, twice."""
 
+    def __init__(self, has_no_boxes=False):
+        super().__init__()
+        self.has_no_boxes = has_no_boxes
+
     def forward(self, *args, **kwargs):
         raise NotImplementedError
 
@@ -45,6 +51,8 @@ class Guess(BaseModel):
                 mask[y1:y2, x1:x2] = True
             found = dict(bboxes=boxes, scores=rng.random(len(boxes), np.float32), labels=labels, masks=masks)
             sample.pred_instances = InstanceData(**{name: torch.from_numpy(value) for name, value in found.items()})
+            if self.has_no_boxes:
+                sample.pred_instances.bboxes.zero_()
         return data['data_samples']
 
 
@@ -53,9 +61,9 @@ def own_config(words, work_dir):
     return load_config(config, str(work_dir), parse_options(options), 'none')
 
 
-def guessed(cfg, out, **more):
+def guessed(cfg, out, guess=None, **more):
     """Write the report on guesses for the test data of a config."""
-    cfg.model, cfg.load_from = dict(type=Guess), None
+    cfg.model, cfg.load_from = dict(type=Guess, **(guess or {})), None
     add_coco_metric(cfg)
     runner = build_runner(cfg)
     return write_report(runner, runner.test, summarize, out, f'{cfg.work_dir}/guess.pth', **more)
@@ -88,6 +96,22 @@ def test_the_report_has_the_numbers_of_the_evaluator(detector, tmp_path, other):
     assert (tmp_path / 'out/index.html').read_text().count('<image') == drawn > 0
 
 
+@pytest.mark.parametrize('kind', ['bbox', 'segm'])
+def test_one_kind_alone_is_drawn(detector, tmp_path, kind):
+    """Labels as uncompressed RLE stopped the report on boxes. A model of masks alone, as SOLO, has empty boxes."""
+    path = detector.test_evaluator.ann_file
+    coco = json.loads(Path(path).read_text())
+    for one in coco['annotations']:
+        one['segmentation'] = dict(size=[SIZE, SIZE], counts=[SIZE * 6, SIZE * 20, SIZE * (SIZE - 26)])
+    Path(path).write_text(json.dumps(coco))
+    detector.test_evaluator.metric = kind
+    report = guessed(detector, tmp_path / 'out', guess=dict(has_no_boxes=kind == 'segm'))
+    assert [*report['sizes']] == [kind]
+    page = (tmp_path / 'out/index.html').read_text()
+    assert (page.count('<path') > 0) == (kind == 'segm')
+    assert ' width="0' not in page
+
+
 def test_runs_are_compared_by_class_and_setting(detector, tmp_path):
     first = guessed(detector, tmp_path / 'first/report')
     detector.test_dataloader.batch_size = 2
@@ -104,13 +128,21 @@ def test_runs_are_compared_by_class_and_setting(detector, tmp_path):
         guessed(detector, tmp_path / 'second')
 
 
-def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path):
-    cfg = own_config(segmentation(make_own_data(tmp_path / 'own')), tmp_path / 'work')
+@pytest.mark.parametrize('ignored', [255, 7])
+def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path, ignored):
+    """An ignored value other than 255 stopped the report, or was counted as a class."""
+    root = make_own_data(tmp_path / 'own')
+    for path in map(str, (root / 'labels').rglob('*.png')):
+        label = cv2.imread(path, cv2.IMREAD_GRAYSCALE)
+        label[:9] = ignored
+        cv2.imwrite(path, label)
+    cfg = own_config(segmentation(root, f'own_data.ignore_index={ignored}'), tmp_path / 'work')
     report = guessed(cfg, tmp_path / 'out')
     assert {name: round(100 * value, 2) for name, value in report['overall'].items()} == pytest.approx(
         report['metrics']
     )
     assert 0.5 < report['overall']['mIoU'] < 1
+    assert sum(row['pixels'] for row in report['classes']) == 2 * (SIZE - 9) * SIZE
     assert (tmp_path / 'out/index.html').read_text().count('src="data:image/webp;base64,') == 2
     (tmp_path / 'boxes.json').write_text('{"task": "detection"}')
     with pytest.raises(ValueError, match=r"--compare takes reports of segmentation, got '.*' of detection"):
@@ -130,9 +162,10 @@ def test_a_classifier_of_mmpretrain(tmp_path):
 
     def test():
         hooks[-1].after_test_iter(runner, 0, outputs=samples)
-        return {'accuracy/top1': 0.0}
+        return {'accuracy/top1': 0.0, 'single-label/f1': float('nan'), 'confusion_matrix/result': torch.zeros(2, 2)}
 
     assert report()['overall'] == dict(top1=0.0)
+    assert report()['metrics'] == {'accuracy/top1': 0.0, 'single-label/f1': None}  # numbers of JSON
     assert [row['file'] for row in report()['pictures']] == ['0.jpg', '1.jpg']
     samples[1].gt_label = torch.tensor([0, 1])
     with pytest.raises(ValueError, match=r'one class for a picture, got several or none for 1.jpg'):
@@ -172,8 +205,10 @@ def test_tool_and_python_report_on_a_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_training_ends_with_a_report(tmp_path):
-    words = detection(make_own_data(tmp_path / 'own'))
-    result = run_well('tools/train.py', *words, '--report', '--work-dir', tmp_path / 'work')
+    """The report stopped at a picture that the training skips."""
+    words = detection(root := make_own_data(tmp_path / 'own'))
+    (root / 'images/val/1.png').write_bytes(b'')
+    result = run_well('tools/train.py', *words, '--report', '--skip-unreadable', '--work-dir', tmp_path / 'work')
     assert result.stdout.splitlines()[-1] == str(tmp_path / 'work/report/index.html')
     report = json.loads((tmp_path / 'work/report/report.json').read_text())
     assert report['checkpoint'] == str(tmp_path / 'work/epoch_1.pth')

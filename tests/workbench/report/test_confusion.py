@@ -32,6 +32,12 @@ def test_iou_and_accuracy_are_those_of_mmseg(monkeypatch):
     assert [label.shape for _, _, label, _ in counts.worst] == [(18, 20), (17, 20)]  # of 5.png and 4.png, reduced
 
 
+def test_pictures_without_labels_have_no_means():
+    counts = PixelCounts(CLASSES)
+    counts.add('0.png', np.full((3, 4), 255, np.uint8), np.zeros((3, 4), np.int64))
+    assert counts.report()['overall'] == dict(mIoU=None, mAcc=None, aAcc=None)
+
+
 def test_a_classifier_has_its_surest_mistakes_first():
     scores = np.full((4, 6), 0.02)
     scores[range(4), [0, 1, 2, 0]] = 0.9, 0.6, 0.8, 0.5

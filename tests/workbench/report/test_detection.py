@@ -30,8 +30,11 @@ def evaluate(truth, results, iou_type='bbox', **settings):
 
 
 def report_on(truth, results, **settings):
-    files = {number: f'/data/{number}.jpg' for number in truth.imgs}
-    return detection_report([evaluate(truth, results, **settings)], files)
+    return detection_report([evaluate(truth, results, **settings)], files_of(truth))
+
+
+def files_of(truth):
+    return {number: f'/data/{number}.jpg' for number in truth.imgs}
 
 
 @pytest.mark.parametrize('kind', ['bbox', 'segm'])
@@ -145,8 +148,16 @@ def test_poor_masks_make_no_label_doubtful():
     box = [20.0, 20.0, 30.0, 30.0]
     truth = as_coco(range(5), [annotation(image + 1, image, 0, box) for image in range(5)], 1)
     results = [result(image, 0, [70.0, 70.0, 9.0, 9.0], 0.9) | dict(bbox=box) for image in range(5)]
-    report, _ = detection_report([evaluate(truth, results, kind) for kind in ('bbox', 'segm')], {})
+    report, _ = detection_report([evaluate(truth, results, kind) for kind in ('bbox', 'segm')], files_of(truth))
     assert (report['overall']['AP'], report['labels']) == (0, {kind: [] for kind in DOUBTS})
+
+
+def test_a_picture_that_is_not_tested_is_not_listed():
+    """--skip-unreadable leaves it out. COCOeval counts its objects as missed."""
+    truth = as_coco(range(3), [annotation(image + 1, image, 0, [10, 10, 40, 40]) for image in range(3)], 1)
+    report, _ = detection_report([evaluate(truth, [result(0, 0, [10, 10, 40, 40], 0.9)])], {0: '0.jpg', 1: '1.jpg'})
+    assert [row['file'] for row in report['pictures']] == ['1.jpg', '0.jpg']
+    assert [row['file'] for row in report['labels']['not found']] == ['1.jpg']
 
 
 @pytest.mark.parametrize('kinds', [['bbox'], ['bbox', 'segm']])
@@ -154,7 +165,7 @@ def test_predictions_are_compared_with_labels_once(monkeypatch, kinds):
     counted = []
     monkeypatch.setattr(analyse, 'find_errors', lambda *args: counted.append(args) or find_errors(*args))
     truth, results = planted_scene(2)
-    detection_report([evaluate(truth, results, kind) for kind in kinds], {})
+    detection_report([evaluate(truth, results, kind) for kind in kinds], files_of(truth))
     assert len(counted) == 1
 
 
@@ -175,6 +186,7 @@ def test_pictures_without_labels_or_predictions(empty):
     if empty != 'predictions':
         truth = as_coco(truth.imgs, [], 4)
     report, _ = report_on(truth, results if empty == 'labels' else [])
+    assert {row['threshold'] for row in report['classes']} == {None}  # none is better than another
     assert report['overall']['AP'] == (0.0 if empty == 'predictions' else None)
     main = report['errors'][0]
     assert (main['kind'], main['cost']) == ('missed', 1) or empty != 'predictions'

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from html import unescape
+from pathlib import Path
 from urllib.parse import unquote
 
 import cv2
@@ -11,13 +12,13 @@ import numpy as np
 import pytest
 from markupsafe import escape
 from pycocotools.cocoeval import Params
-from scenes import scene
+from scenes import as_coco, scene
 
 from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
 from swin_backbone.workbench.report.detection import evaluate
 from swin_backbone.workbench.report.page import main_metric, render
-from swin_backbone.workbench.report.thumbnails import draw, draw_labels
+from swin_backbone.workbench.report.thumbnails import draw_labels
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 ODD = '<b>"c0" & Ü</b>'  # name of a class
@@ -27,15 +28,14 @@ LOG = dict(losses={'loss': [[1, 2.5], [2, 1.5]], 'loss_cls': [[1, 1.0]]}, rates=
 def of_boxes(files):
     truth, results = scene(0, crowd=0.1)
     truth.cats[5]['name'] = ODD
-    report, drawings = detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
-    return report, {kind: [draw(one, cv2.imread) for one in some] for kind, some in drawings.items()}
+    return detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
 
 
 def of_pixels(files):
     counts, label = PixelCounts([ODD, 'road']), np.zeros((20, 30), np.uint8)
     label[:10] = 255
     counts.add(files[1], label, (label == 0).astype(np.uint8))
-    picture = draw_labels(np.zeros((40, 60, 3), np.uint8), *counts.worst[0][2:], [(255, 0, 0), (0, 255, 0)], 255)
+    picture = draw_labels(files[1], *counts.worst[0][2:], [(255, 0, 0), (0, 255, 0)], 255)
     return counts.report(), dict(pictures=[picture])
 
 
@@ -86,6 +86,14 @@ def test_the_summary_names_worst_class_threshold_and_error(page):
         facts += [f'<b>{report["best"]["threshold"]:.2f}</b>', f'<b>{report["errors"][0]["kind"]}</b>']
         facts.append(f'<b>{sum(map(len, report["labels"].values()))}</b>')
     assert [fact for fact in facts if fact not in summary] == []
+
+
+def test_the_summary_names_nothing_without_objects():
+    truth = as_coco(range(2), [], 2)
+    report, thumbnails = detection_report([evaluate(truth, [], Params('bbox'))], {0: '0.jpg', 1: '1.jpg'})
+    report.update(title='', checkpoint='', tested=2, metrics={}, log=None, compared=[])
+    page = render(report, thumbnails, Path())
+    assert [words for words in ('worst class', 'best threshold', 'main kind', '--score-thr') if words in page] == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium to open the page')

@@ -45,13 +45,14 @@ def test_a_checkpoint_keeps_everything_else(tmp_path):
 
 def test_what_cannot_keep_a_threshold_stays(tmp_path):
     torch.save(dict(weight=torch.ones(2)), bare := tmp_path / 'bare.pth')
+    torch.save(dict(state_dict={}, meta=None), empty := tmp_path / 'empty.pth')
     torch.save(dict(state_dict={}, meta={}), locked := tmp_path / 'locked.pth')
     locked.chmod(0o444)
-    before = bare.read_bytes(), locked.read_bytes()
-    for checkpoint in (bare, locked, 'https://example.org/model.pth'):
+    before = [path.read_bytes() for path in (bare, empty, locked)]
+    for checkpoint in (bare, empty, locked, 'https://example.org/model.pth'):
         line = store_threshold(str(checkpoint), 0.5)
         assert line.startswith(f'best threshold 0.5: not stored, as {checkpoint} has no place for it or may not be')
-    assert (bare.read_bytes(), locked.read_bytes()) == before
+    assert [path.read_bytes() for path in (bare, empty, locked)] == before
 
 
 def test_an_export_takes_the_threshold_over(tmp_path, monkeypatch):
