@@ -51,20 +51,23 @@ def launch_backward(
     options, constants = tiles.key_options(), tiles.constants()
     _, num_programs, blocks = grid = tiles.grid(options)
     grad_bias_PhNN = lse_LhN.new_empty(num_programs, *bias_hNN.shape)
-    grad_padding_P2C = lse_LhN.new_empty((num_programs * blocks, 2 * tiles.channels) if needs_padding else 0)
+    grad_padding_P2C = lse_LhN.new_zeros((num_programs * blocks, 2 * tiles.channels) if needs_padding else 0)
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
     padding, bias = padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous()
-    tensors = grad_TC, qkv_T3C, padding, bias, out_TC, lse_LhN, grad_qkv_T3C
+    tensors = grad_TC, qkv_T3C, padding, bias, lse_LhN
+    delta_LhN = torch.empty_like(lse_LhN) if blocks > 1 else lse_LhN  # a single tile computes it in registers
     with _current_device(qkv_T3C.device):
+        if blocks > 1:
+            of_queries = tiles.query_options(num_stages=1)
+            attend_backward_queries[tiles.grid(of_queries)](
+                *(*tensors, delta_LhN, out_TC, grad_qkv_T3C, *sizes), **constants, **of_queries
+            )
         attend_backward[grid](
-            *(*tensors, grad_bias_PhNN, grad_padding_P2C, *sizes),
+            *(*tensors, delta_LhN, grad_qkv_T3C, grad_bias_PhNN, grad_padding_P2C, *sizes),
             **constants,
             NEEDS_PADDING=needs_padding,
             **options,
         )
-        if blocks > 1:
-            options = tiles.query_options()
-            attend_backward_queries[tiles.grid(options)](*tensors, *sizes, **constants, **options)
     grad_padding_3C = qkv_T3C.new_empty(0)
     if needs_padding:  # padding is never a query
         grad_padding_3C = F.pad(grad_padding_P2C.sum(0), (tiles.channels, 0)).to(qkv_T3C.dtype)

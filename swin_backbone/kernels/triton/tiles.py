@@ -16,7 +16,6 @@ PROGRAMS_OF_A_CPU = 8  # the interpreter runs programs in turn
 PROGRAMS_OF_A_MULTIPROCESSOR = 4  # of 4 warps; compiled for sm_80 to sm_120, registers allow 2 to 4. Not tuned on a GPU
 INT32_OFFSETS = 2**31
 ONE_TILE = 64  # the most places of a window in a single tile
-STAGED_BYTES = 64  # bytes of a head's channels; for more bytes, two stages of all queries need too much shared memory
 
 
 class Variant(NamedTuple):
@@ -87,17 +86,19 @@ class Tiles:
     def sizes(self) -> tuple[int, ...]:
         return self.num_windows, self.num_tokens, *self.size, *self.counts
 
-    def query_options(self) -> dict[str, Any]:
-        """Return the options of the kernels for queries: the sides of a tile, warps and stages."""
+    def query_options(self, num_stages: int = 2) -> dict[str, Any]:
+        """Return the options of a kernel for queries: the sides of a tile, warps and stages.
+
+        In a backward, tiles of a second stage would fill too many registers.
+        """
         side = min(ONE_TILE, _tile(self.places))
-        return dict(Q=side, K=side, num_warps=4, num_stages=2)
+        return dict(Q=side, K=side, num_warps=4, num_stages=num_stages)
 
     def key_options(self) -> dict[str, Any]:
         """Return the options of the kernel for gradients of keys. A single tile also computes gradients of queries."""
         if self.places <= ONE_TILE:
-            return self.query_options()  # 8 warps would compute some of 64 queries twice
-        stages = 2 if self.head_tile * self.dtype.itemsize <= STAGED_BYTES else 1
-        return dict(Q=_tile(self.places), K=32, num_warps=8, num_stages=stages)
+            return self.query_options(num_stages=1)  # 8 warps would compute some of 64 queries twice
+        return dict(Q=_tile(self.places), K=32, num_warps=8, num_stages=1)
 
     def constants(self) -> dict[str, Any]:
         """Return the compile-time constants of a kernel, without tile sizes."""

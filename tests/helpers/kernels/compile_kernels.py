@@ -23,7 +23,7 @@ from swin_backbone.kernels.triton import tiles
 from swin_backbone.kernels.triton.kernels import backward, forward
 
 CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
-IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr')
+IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'delta_ptr', 'grad_bias_ptr', 'grad_padding_ptr')
 POINTERS = {torch.float16: '*fp16', torch.bfloat16: '*bf16', torch.float32: '*fp32'}
 
 
@@ -68,7 +68,7 @@ def main():
         kernels = [(forward.attend, cut.query_options(), constants)]
         kernels.append((backward.attend_backward, cut.key_options(), {**constants, 'NEEDS_PADDING': True}))
         if cut.grid(cut.key_options())[2] > 1:
-            kernels.append((backward.attend_backward_queries, cut.query_options(), constants))
+            kernels.append((backward.attend_backward_queries, cut.query_options(num_stages=1), constants))
         for kernel, options, constants in kernels:
             what = dict(kernel=kernel.__name__, capability=capability, window=side, head_dim=head_dim, shifted=shifted)
             print(json.dumps({**what, **compile_kernel(kernel, capability, options, constants, dtype)}), flush=True)

@@ -1,7 +1,8 @@
 """The gradient of attention inside windows: a kernel for windows of a tile, two kernels for larger windows.
 
-A gradient of a token is written once, without atomic adds. Gradients of the bias and of the padding's key and value are
-summed in registers over the windows of a program, in float32. The caller sums over programs.
+A gradient of a token is written once. A program sums over its windows, in float32: the gradient of the bias in
+registers, and the gradients of the padding's key and value in memory of its own, since few windows hold padding. The
+caller sums over programs. All sums have a fixed order.
 
 Layout of a tile: Q query places, K key places, D channels of a head, all powers of two. P programs for all windows, h
 heads, N places of a window, C channels.
@@ -13,9 +14,16 @@ import triton.language as tl
 from .common import SIZE_NAMES, dot, load_bias, load_keys_values, logits_of, reaches_over, tokens_of
 
 
+@triton.jit
+def add_padding(ptr, grad, token, num_tokens, there):
+    """Add the gradients of padding, of a tile (K, D), to a program's own sums (D,)."""
+    total = tl.sum(tl.where((token == num_tokens)[:, None], grad, 0.0), 0)
+    tl.atomic_add(ptr, total, mask=there, sem='relaxed')  # no other program adds here: the order is fixed
+
+
 @triton.jit(do_not_specialize=SIZE_NAMES)
 def attend_backward(
-    grad_ptr, qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr, grad_bias_ptr, grad_padding_ptr,
+    grad_ptr, qkv_ptr, padding_ptr, bias_ptr, lse_ptr, delta_ptr, grad_qkv_ptr, grad_bias_ptr, grad_padding_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
@@ -33,15 +41,14 @@ def attend_backward(
     PLACES: tl.constexpr = WINDOW_H * WINDOW_W
     heads = tl.num_programs(0)
     channels = heads * HEAD_DIM
-    head, program, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, program = tl.program_id(0), tl.program_id(1)
+    block = 0 if PLACES <= K else tl.program_id(2)  # the compiler then computes equal tokens of queries and keys once
     query, key, dim = tl.arange(0, Q), block * K + tl.arange(0, K), tl.arange(0, D)
     at_head = head * HEAD_DIM + dim[None, :]
     of_head = (dim < HEAD_DIM)[None, :]
-    k_there = (key < PLACES)[:, None] & of_head
+    at_padding = (program * tl.num_programs(2) + block) * (2 * channels) + head * HEAD_DIM + dim
     bias = load_bias(bias_ptr, head, query, key, PLACES, K)
     grad_bias = tl.zeros((Q, K), tl.float32)
-    if NEEDS_PADDING:
-        grad_padding_k, grad_padding_v = tl.zeros((D,), tl.float32), tl.zeros((D,), tl.float32)
     for window in range(program, num_windows, tl.num_programs(1)):
         token_q = tokens_of(
             window, query, num_tokens, height, width, rows, columns,
@@ -51,9 +58,9 @@ def attend_backward(
             window, key, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
+        q_there, k_there = (token_q < num_tokens)[:, None] & of_head, (token_k < num_tokens)[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
-        k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there)
+        k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, of_head)
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
@@ -63,40 +70,36 @@ def attend_backward(
         )  # fmt: skip
         weights = tl.exp2(logits - lse[:, None])
         grad_v = dot(tl.trans(weights.to(q.dtype)), grad, PRECISION, WIDEN)
+        at_grad_k = grad_qkv_ptr + token_k[:, None] * (3 * channels) + at_head + channels
+        tl.store(at_grad_k + channels, grad_v.to(q.dtype), mask=k_there)  # at once, to free registers
+        if NEEDS_PADDING:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
+            if reaches_over(window, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W):
+                add_padding(grad_padding_ptr + at_padding + channels, grad_v, token_k, num_tokens, dim < HEAD_DIM)
         grad_weights = dot(grad, tl.trans(v), PRECISION, WIDEN)
         if PLACES <= K:
             delta = tl.sum(weights * grad_weights, 1)
-        else:  # an equal sum over channels (delta of FlashAttention), since the tile has only some keys
-            out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
-            delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+        else:  # the tile has only some keys
+            delta = tl.load(delta_ptr + at_lse, mask=query < PLACES, other=0.0)
         grad_logits = weights * (grad_weights - delta[:, None])
         grad_bias += grad_logits
         narrow = grad_logits.to(q.dtype)
         grad_k = dot(tl.trans(narrow), q, PRECISION, WIDEN) * scale
-        at_grad_k = grad_qkv_ptr + token_k[:, None] * (3 * channels) + at_head + channels
-        there = k_there & (token_k < num_tokens)[:, None]
-        tl.store(at_grad_k, grad_k.to(q.dtype), mask=there)
-        tl.store(at_grad_k + channels, grad_v.to(q.dtype), mask=there)
-        if NEEDS_PADDING:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
+        tl.store(at_grad_k, grad_k.to(q.dtype), mask=k_there)
+        if NEEDS_PADDING:  # noqa: SIM102
             if reaches_over(window, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W):
-                is_padding = ((key < PLACES) & (token_k == num_tokens))[:, None]
-                grad_padding_k += tl.sum(tl.where(is_padding, grad_k, 0.0), 0)
-                grad_padding_v += tl.sum(tl.where(is_padding, grad_v, 0.0), 0)
+                add_padding(grad_padding_ptr + at_padding, grad_k, token_k, num_tokens, dim < HEAD_DIM)
         if PLACES <= K:
             grad_q = dot(narrow, k, PRECISION, WIDEN) * scale
             at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
             tl.store(at_grad_q, grad_q.to(q.dtype), mask=q_there)
-    at_bias = ((tl.cast(program, tl.int64) * heads + head) * PLACES + query[:, None]) * PLACES + key[None, :]
+    grad_bias_ptr += (tl.cast(program, tl.int64) * heads + head) * (PLACES * PLACES)
+    at_bias = query[:, None] * PLACES + key[None, :]
     tl.store(grad_bias_ptr + at_bias, grad_bias, mask=(query < PLACES)[:, None] & (key < PLACES)[None, :])
-    if NEEDS_PADDING:
-        at_padding = (program * tl.num_programs(2) + block) * (2 * channels) + head * HEAD_DIM + dim
-        tl.store(grad_padding_ptr + at_padding, grad_padding_k, mask=dim < HEAD_DIM)
-        tl.store(grad_padding_ptr + at_padding + channels, grad_padding_v, mask=dim < HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=SIZE_NAMES)
 def attend_backward_queries(
-    grad_ptr, qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr,
+    grad_ptr, qkv_ptr, padding_ptr, bias_ptr, lse_ptr, delta_ptr, out_ptr, grad_qkv_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
@@ -118,13 +121,14 @@ def attend_backward_queries(
             window, query, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        there = (query < PLACES)[:, None] & of_head & (token_q < num_tokens)[:, None]
+        there = (token_q < num_tokens)[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
         out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
         delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
+        tl.store(delta_ptr + at_lse, delta, mask=query < PLACES)
         grad_q = tl.zeros((Q, D), tl.float32)
         for start in range(0, PLACES, K):
             key = start + tl.arange(0, K)
@@ -132,8 +136,7 @@ def attend_backward_queries(
                 window, key, num_tokens, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
-            k_there = (key < PLACES)[:, None] & of_head
-            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there)
+            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, of_head)
             bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(
                 q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,

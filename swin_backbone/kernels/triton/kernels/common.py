@@ -19,18 +19,13 @@ def _coordinates(
     window, place, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
 ):  # fmt: skip
-    """Return row and column of places, on the rolled map and on the map.
-
-    Indices after the window's last place get the values of the first place, for a valid region.
-    """
-    place = tl.where(place < WINDOW_H * WINDOW_W, place, 0)
+    """Return row and column of places on the map, before the roll."""
     column, row = window % columns, (window // columns) % rows
-    rolled_y = row * WINDOW_H + place // WINDOW_W
-    rolled_x = column * WINDOW_W + place % WINDOW_W
-    y, x = rolled_y + SHIFT_H, rolled_x + SHIFT_W
+    y = row * WINDOW_H + place // WINDOW_W + SHIFT_H
+    x = column * WINDOW_W + place % WINDOW_W + SHIFT_W
     y = tl.where(y >= rows * WINDOW_H, y - rows * WINDOW_H, y)
     x = tl.where(x >= columns * WINDOW_W, x - columns * WINDOW_W, x)
-    return rolled_y, rolled_x, y, x
+    return y, x
 
 
 @triton.jit
@@ -38,10 +33,11 @@ def tokens_of(
     window, place, num_tokens, height, width, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """Return the tokens of places of a window; `num_tokens` for padding."""
-    _, _, y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
+    """Return the tokens of places of a window; `num_tokens` for padding and after the window's last place."""
+    y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
     image = tl.cast(window // (rows * columns), INDEX)
-    return tl.where((y < height) & (x < width), (image * height + y) * width + x, num_tokens)
+    is_token = (place < WINDOW_H * WINDOW_W) & (y < height) & (x < width)
+    return tl.where(is_token, (image * height + y) * width + x, num_tokens)
 
 
 @triton.jit
@@ -50,11 +46,18 @@ def _regions_of(
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
     MASK_PADDING: tl.constexpr,
 ):  # fmt: skip
-    """Return the regions of places of a window, on the rolled map."""
-    rolled_y, rolled_x, y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
-    region_y = (rolled_y >= rows * WINDOW_H - SHIFT_H).to(tl.int32)
-    region_x = (rolled_x >= columns * WINDOW_W - SHIFT_W).to(tl.int32)
+    """Return the regions of places of a window, on the rolled map.
+
+    Indices after the window's last place get the region of the first place, for a valid region.
+    """
+    place = tl.where(place < WINDOW_H * WINDOW_W, place, 0)
+    # The roll's cuts, in rows and columns of the window. As scalars they need few registers.
+    cut_y = (rows - (window // columns) % rows) * WINDOW_H - SHIFT_H
+    cut_x = (columns - window % columns) * WINDOW_W - SHIFT_W
+    region_y = (place >= cut_y * WINDOW_W).to(tl.int32)
+    region_x = (place % WINDOW_W >= cut_x).to(tl.int32)
     if MASK_PADDING:
+        y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
         region_y = tl.where(y >= height, 2, region_y)
         region_x = tl.where(x >= width, 2, region_x)
     return region_y * 3 + region_x

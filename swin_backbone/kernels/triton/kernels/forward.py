@@ -41,7 +41,7 @@ def attend(
             window, query, num_tokens, height, width, rows, columns,
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
+        q_there = (token_q < num_tokens)[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
         largest = tl.full((Q,), -1e30, tl.float32)  # finite, since all keys of a tile may be outside the query's region
         total = tl.zeros((Q,), tl.float32)
@@ -52,8 +52,7 @@ def attend(
                 window, key, num_tokens, height, width, rows, columns,
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
-            k_there = (key < PLACES)[:, None] & of_head
-            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there)
+            k, v = load_keys_values(qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, of_head)
             if PLACES > K:
                 bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(
