@@ -131,8 +131,8 @@ inline void layer_norm(const float* x, int64_t n, Affine norm, T* y) {
 }
 
 // y = x.
-template <class T>
-inline void convert_row(const float* x, int64_t n, T* y) {
+template <class From, class To>
+inline void convert_row(const From* x, int64_t n, To* y) {
   over_columns(n, [&](int64_t c, int64_t count) { store(y + c, load(x + c, count), count); });
 }
 

@@ -92,8 +92,9 @@ def _refusal(layer: Any) -> Optional[str]:
     """Return why the library does not compute a layer of ours; None: it does."""
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'
+    kind: Any = next(one for one in type(layer).__mro__ if one in OWN_LAYERS)  # a subclass may have another forward
     try:
-        for backend, can_run, _ in type(layer).forward.replacements:
+        for backend, can_run, _ in kind.forward.replacements:
             if backend == 'native':
                 can_run(layer, None, raise_error=True)
     except CannotRun as error:

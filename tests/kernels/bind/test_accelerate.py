@@ -13,6 +13,7 @@ import swin_backbone
 from swin_backbone.kernels.bind import accelerate as swap
 from swin_backbone.kernels.bind import foreign as origins
 from swin_backbone.kernels.native import availability
+from swin_backbone.models.layers import SwinBlock
 
 pytestmark = pytest.mark.toolboxes
 X = torch.linspace(-1, 1, 2 * 3 * 61 * 83).view(2, 3, 61, 83).sin()
@@ -94,6 +95,9 @@ def test_the_log_names_our_layers_that_are_not_in_eight_bits():
     model = own()
     attention = model.stages[0].blocks[1].attn.w_msa
     attention.qkv = nn.Sequential(attention.qkv)  # an adapter does so, as LoRA
+    model.stages[0].blocks[0].__class__ = type(
+        'Own', (SwinBlock,), {'forward': lambda self, x: SwinBlock.forward(self, x)}
+    )
     reason = 'attn.w_msa.qkv of SwinBlock is not as it was built.'
     assert swap.accelerate_swin(model, precision='int8') == [f'1 x SwinBlock not in eight bits: {reason}']
     (line,) = swap.accelerate_swin(own(swin_backbone.SwinMLPBackbone), precision='int8')
