@@ -133,7 +133,10 @@ inline void layer_norm(const float* x, int64_t n, Affine norm, T* y) {
 // y = x.
 template <class From, class To>
 inline void convert_row(const From* x, int64_t n, To* y) {
-  over_columns(n, [&](int64_t c, int64_t count) { store(y + c, load(x + c, count), count); });
+  if constexpr (std::is_same_v<From, To>)
+    std::memcpy(y, x, n * sizeof(To));
+  else
+    over_columns(n, [&](int64_t c, int64_t count) { store(y + c, load(x + c, count), count); });
 }
 
 // sum += x.
