@@ -35,6 +35,7 @@ struct SavedGroups {
 
   char* of(int64_t group) const { return memory ? memory + group * bytes : nullptr; }
 };
+// Whole cache lines.
 template <class T>
 int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t groups);
 

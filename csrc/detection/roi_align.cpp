@@ -14,18 +14,6 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// --- Numbers in memory -----------------------------------------------------------------------------------------------
-
-inline void store_row(float* to, const float* from, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
-inline void store_row(bf16* to, const float* from, int64_t count) {
-  for (int64_t i = 0; i < count; i++) {
-    uint32_t bits;
-    std::memcpy(&bits, from + i, sizeof bits);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, nan = bits >> 16 | 0x40;
-    to[i].bits = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-  }
-}
-
 inline bool all_finite(const float* x, int64_t count) {
   float sum = 0.f;
   for (int64_t i = 0; i < count; i++) sum += 0.f * x[i];  // NaN if a number is not finite
@@ -137,7 +125,7 @@ void forward_planes(const swin_roi_align& of, const T* maps, T* pooled) {
                      const Roi& roi = rois[r];
                      pool_plane(maps + roi.image * of.stride[0] + c * of.stride[1], of.stride[2], roi, bins, rows,
                                 means);
-                     store_row(pooled + ((first + r) * of.channels + c) * bins.count, means, bins.count);
+                     convert_row(means, bins.count, pooled + ((first + r) * of.channels + c) * bins.count);
                    }
                });
 }
@@ -163,11 +151,6 @@ void spread_plane(const float* gradients, const Roi& roi, const Bins& bins, floa
 }
 
 template <class T>
-inline void widen_row(const T* from, int64_t count, float* to) {
-  over_columns(count, [&](int64_t i, int64_t some) { store(to + i, load(from + i, some), some); });
-}
-
-template <class T>
 void backward_planes(const swin_roi_align& of, const T* grad_pooled, float* grad_maps) {
   const Bins bins(of);
   over_regions(of, RoiMatrixOf::pixels_by_bins, PLANES, of.regions,
@@ -181,7 +164,7 @@ void backward_planes(const swin_roi_align& of, const T* grad_pooled, float* grad
                  for (int64_t r = begin; r < end; r++)
                    for (int64_t c = channel; c < last; c++) {
                      const Roi& roi = rois[r];
-                     widen_row(grad_pooled + ((first + r) * of.channels + c) * bins.count, bins.count, gradients);
+                     convert_row(grad_pooled + ((first + r) * of.channels + c) * bins.count, bins.count, gradients);
                      spread_plane(gradients, roi, bins, rows, grad_maps + roi.image * of.stride[0] + c * of.stride[1],
                                   of.stride[2]);
                    }
@@ -236,7 +219,7 @@ void forward_channels(const swin_roi_align& of, const T* maps, T* pooled) {
                        });
                    }
                    transpose(means, CHANNELS, bins.count, count, transposed, bins.count);
-                   store_row(pooled + ((first + r) * of.channels + c) * bins.count, transposed, count * bins.count);
+                   convert_row(transposed, count * bins.count, pooled + ((first + r) * of.channels + c) * bins.count);
                  }
                });
 }
@@ -256,8 +239,8 @@ void backward_channels(const swin_roi_align& of, const T* grad_pooled, float* gr
                  });
                  for (int64_t r = begin; r < end; r++) {
                    const Roi& roi = rois[r];
-                   widen_row(grad_pooled + ((first + r) * of.channels + channel) * bins.count, channels * bins.count,
-                             wide);
+                   convert_row(grad_pooled + ((first + r) * of.channels + channel) * bins.count, channels * bins.count,
+                               wide);
                    transpose(wide, bins.count, channels, bins.count, gradients, channels);
                    float* map = grad_maps + roi.image * of.stride[0] + channel;
                    over_pixels(roi, bins, [&](int64_t bin, int64_t y, int64_t x, float weight) {

@@ -13,13 +13,13 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// The numbers between products in eight bits.
-using Between = std::conditional_t<SWIN_HAS_BF16, BFloat, float>;
+// The type of queries, keys, values and hidden tokens of a layer whose linear layers multiply in eight bits.
+using BesideInt8 = std::conditional_t<SWIN_HAS_BF16, BFloat, float>;
 
-// Call f with a zero of the type for products, or between products in eight bits.
+// Call f with a zero of the type T of a layer's templates.
 template <class F>
 void dispatch(int32_t dtype, const F& f) {
-  if (dtype == SWIN_INT8) return f(Between());
+  if (dtype == SWIN_INT8) return f(BesideInt8());
   if (dtype == SWIN_BFLOAT16) return f(BFloat());
   f(float());
 }
@@ -120,7 +120,7 @@ void block_saved_size(const swin_block& block, const Windows& windows, int64_t& 
   dispatch(block.dtype, [&](auto type) {
     const Block<decltype(type)> made(block, windows);
     if (!groups) groups = groups_of_backward(made.w, windows, block.threads);
-    bytes = round_up(saved_bytes(made.w, windows, groups), LINE);
+    bytes = saved_bytes(made.w, windows, groups);
   });
 }
 
@@ -130,7 +130,7 @@ void block_forward(const swin_block& block, const Windows& windows, const float*
     const Block<decltype(type)> made(block, windows);
     SavedGroups of_groups;
     if (saved) {
-      of_groups = {saved, groups, round_up(saved_bytes(made.w, windows, groups), LINE)};
+      of_groups = {saved, groups, saved_bytes(made.w, windows, groups)};
       request_large_pages(saved, groups * of_groups.bytes);
     }
     run_block(made.w, windows, block.threads, x, y, of_groups);
@@ -156,7 +156,7 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
     memory.allocate([&](Arena& arena) { sums = arena.take<float>(of.size); });
     std::fill_n(sums, of.size, 0.f);
     SavedGroups of_groups;
-    if (saved) of_groups = {saved, groups, round_up(saved_bytes(w, windows, groups), LINE)};
+    if (saved) of_groups = {saved, groups, saved_bytes(w, windows, groups)};
     run_block_backward<T>(w, layers, windows, block.threads, x, grad_y, to.x,
                           {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, of_groups);
 

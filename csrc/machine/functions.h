@@ -131,9 +131,12 @@ inline void layer_norm(const float* x, int64_t n, Affine norm, T* y) {
 }
 
 // y = x.
-template <class T>
-inline void convert_row(const float* x, int64_t n, T* y) {
-  over_columns(n, [&](int64_t c, int64_t count) { store(y + c, load(x + c, count), count); });
+template <class From, class To>
+inline void convert_row(const From* x, int64_t n, To* y) {
+  if constexpr (std::is_same_v<From, To>)
+    std::memcpy(y, x, n * sizeof(To));
+  else
+    over_columns(n, [&](int64_t c, int64_t count) { store(y + c, load(x + c, count), count); });
 }
 
 // sum += x.

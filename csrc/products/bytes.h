@@ -37,7 +37,7 @@ constexpr const char* INT8_PRODUCTS = HAS_TILES              ? "AMX"
                                       : SWIN_HAS_DOT_PRODUCT ? "NEON dot products"
                                                              : "NEON products of 8 bits";
 constexpr float LEVELS = 254, MOST_OF_WEIGHT = 127;
-constexpr float LEAST_RANGE = 1e-36f;                   // rows within a smaller range become zeros
+constexpr float LEAST_RANGE = 1e-36f;                   // rows within a smaller range become zeros: no factor overflows
 constexpr int64_t QUANTISED_STEP = HAS_TILES ? 64 : 4;  // terms of a row, filled up with zeros in the weight
 #ifdef __aarch64__
 constexpr int32_t OFFSET = -128;  // of the stored first operand: NEON multiplies signed numbers
@@ -171,7 +171,7 @@ Range range_of(const T* x, int64_t n) {
   return {max_of(most), max_of(most_unsigned)};
 }
 
-// Round n numbers times a factor, plus the stored zero, in whole vectors.
+// Round n numbers times a factor, plus a zero that `last_bits` reads, in whole vectors.
 template <class T>
 void round_row(const T* x, int64_t n, Vec factor, Vec zero, int8* to) {
   for (int64_t i = 0; i < n; i += LANES)
@@ -237,9 +237,9 @@ template <class T>
 void quantise_row(const T* x, int64_t n, const QuantisedRows& rows, int64_t r, int64_t stride) {
   const Range range = range_of(x, n);
   const float width = range.high - range.low;
-  const bool is_empty = width < LEAST_RANGE;
-  const float to_whole = is_empty ? 0.f : LEVELS / width, zero = std::fma(-range.low, to_whole, MAGIC + OFFSET);
-  rows.factors[r] = is_empty ? 0.f : width / LEVELS;
+  const bool is_zero = width < LEAST_RANGE;
+  const float to_whole = is_zero ? 0.f : LEVELS / width, zero = std::fma(-range.low, to_whole, MAGIC + OFFSET);
+  rows.factors[r] = is_zero ? 0.f : width / LEVELS;
   rows.zeros[r] = last_bits(zero);
   round_row(x, n, Vec(to_whole), Vec(zero), rows.numbers + r * stride);
 }
@@ -255,6 +255,7 @@ struct QuantisedWeight {
       : panels(static_cast<const int8*>(packed)),
         factors(reinterpret_cast<const float*>(panels + N * round_up(K, QUANTISED_STEP))),
         sums(reinterpret_cast<const int32_t*>(factors + N)) {}
+  // The outputs from `column` on.
   QuantisedWeight from(int64_t column, int64_t padded_K) const {
     QuantisedWeight columns;
     columns.panels = panels + column * padded_K, columns.factors = factors + column, columns.sums = sums + column;

@@ -50,7 +50,7 @@ struct FactoredSums {
     return {c + row * ldc + column, ldc, row_factors + row, column_factors + column, zeros + row, column_sums + column};
   }
   void prefetch(int64_t, int64_t) const {}
-  // Takes back the zero in each number of the row.
+  // Takes the row's zero off each of its numbers: off the sum, zero times the sum of the weight's whole numbers.
   IntVec start(int64_t row, int64_t column, int64_t lanes) const {
     return -zeros[row] * load_bits(column_sums + column, lanes);
   }
@@ -237,7 +237,7 @@ int32_t put_output(const float* weight, int64_t K, float to_whole, int8* to, int
 
 void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int64_t threads, void* packed) {
   const int64_t width = panel_width(N, unit), padded_K = round_up(K, QUANTISED_STEP);
-  const QuantisedWeight of(packed, N, K);
+  const QuantisedWeight quantised(packed, N, K);
   each_part((N + width - 1) / width, threads, [&](int64_t begin, int64_t end) {
     const Timed timed(Work::WEIGHTS, N * K * (end - begin) * width / N);
     for (int64_t first = begin * width; first < std::min(N, end * width); first += width)
@@ -246,9 +246,9 @@ void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int6
           const Range range = range_of(weight + n * K, K);
           const float most = std::max(range.high, -range.low) + 0.f * (range.high + range.low);  // keeps a NaN
           const float to_whole = most < LEAST_RANGE ? 0.f : MOST_OF_WEIGHT / most;
-          int8* to = const_cast<int8*>(of.panels) + (first + s) * padded_K + (n - first - s) * TERMS<int8>;
-          const_cast<float*>(of.factors)[n] = most < LEAST_RANGE ? 0.f : most / MOST_OF_WEIGHT;
-          const_cast<int32_t*>(of.sums)[n] = put_output(weight + n * K, K, to_whole, to, TERMS<int8> * strip);
+          int8* to = const_cast<int8*>(quantised.panels) + (first + s) * padded_K + (n - first - s) * TERMS<int8>;
+          const_cast<float*>(quantised.factors)[n] = most < LEAST_RANGE ? 0.f : most / MOST_OF_WEIGHT;
+          const_cast<int32_t*>(quantised.sums)[n] = put_output(weight + n * K, K, to_whole, to, TERMS<int8> * strip);
         }
       });
   });

@@ -223,7 +223,6 @@ template <class T, class F>
 void product_in_bytes(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
                       const F& epilogue) {
   [[maybe_unused]] const TilesInUse tiles;
-  const QuantisedWeight& of = w.quantised;
   const int64_t K = round_up(w.K, QUANTISED_STEP), chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
   for (int64_t m = 0; m < M; m += step) {
@@ -235,7 +234,7 @@ void product_in_bytes(const T* a, int64_t lda, int64_t M, const Linear<T>& w, co
     for (int64_t n = 0; n < w.N; n += w.width) {
       const int64_t columns = std::min(w.width, w.N - n);
       over_strips(columns, [&](int64_t s, int64_t strip) {
-        gemm_in_bytes(rows, strip, K, columns, workspace.quantised, of.from(n + s, K), workspace.c + s);
+        gemm_in_bytes(rows, strip, K, columns, workspace.quantised, w.quantised.from(n + s, K), workspace.c + s);
       });
       epilogue(m, rows, n, columns, workspace.c);
     }

@@ -35,16 +35,16 @@ struct Panels {
 // The attributes and weights of a node, read in order, each by its name.
 class Node {
  public:
-  Node(const char* attribute_names, const char* weight_names, bool in_bytes, const double* attributes,
+  Node(const char* attribute_names, const char* weight_names, bool is_int8, const double* attributes,
        const void* const* weights, const int64_t* counts)
-      : in_bytes(in_bytes),
+      : is_int8(is_int8),
         attribute_names(attribute_names),
         weight_names(weight_names),
         attributes(attributes),
         weights(weights),
         counts(counts) {}
 
-  int32_t dtype() { return in_bytes ? SWIN_INT8 : static_cast<int32_t>(whole(SWIN_FLOAT32, SWIN_BFLOAT16)); }
+  int32_t dtype() { return is_int8 ? SWIN_INT8 : static_cast<int32_t>(whole(SWIN_FLOAT32, SWIN_BFLOAT16)); }
 
   float number() {
     attribute_names >> name;
@@ -65,8 +65,8 @@ class Node {
   }
   // The next weight (N, K), packed.
   Panels packed(int32_t dtype, int64_t N, int64_t K, int64_t unit) {
-    const std::vector<float> rounded = in_bytes ? from_bytes(N, K) : std::vector<float>();
-    const float* weight = in_bytes ? rounded.data() : take<float>({N, K});
+    const std::vector<float> widened = is_int8 ? widen(N, K) : std::vector<float>();
+    const float* weight = is_int8 ? widened.data() : take<float>({N, K});
     Panels panels(swin_packed_size(dtype, N, K) * (dtype == SWIN_FLOAT32 ? 4 : dtype == SWIN_BFLOAT16 ? 2 : 1));
     if (swin_pack(dtype, weight, N, K, unit, 0, 1, panels.data())) throw std::invalid_argument(swin_error());
     return panels;
@@ -84,7 +84,7 @@ class Node {
  private:
   // The next two weights: whole numbers (N, K), and the largest magnitude of each output. swin_pack rounds the result
   // to the same whole numbers, with the same factors.
-  std::vector<float> from_bytes(int64_t N, int64_t K) {
+  std::vector<float> widen(int64_t N, int64_t K) {
     const int8_t* whole = take<int8_t>({N, K});
     const float* largest = take<float>({N});
     std::vector<float> weight(N * K);
@@ -107,7 +107,7 @@ class Node {
     return weight;
   }
 
-  bool in_bytes;
+  bool is_int8;
   std::istringstream attribute_names, weight_names;
   std::string name;
   const double* attributes;
@@ -138,7 +138,7 @@ struct Block : swin_operator {
   static constexpr const char* WEIGHTS =
       "qkv_weight proj_weight fc1_weight fc2_weight qkv_bias proj_bias fc1_bias fc2_bias norm1_weight norm1_bias "
       "norm2_weight norm2_bias norm3_weight norm3_bias position_bias cosine_scale";
-  static constexpr const char* IN_BYTES =
+  static constexpr const char* WEIGHTS_INT8 =
       "qkv_int8 qkv_largest proj_int8 proj_largest fc1_int8 fc1_largest fc2_int8 fc2_largest "
       "qkv_bias proj_bias fc1_bias fc2_bias norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias "
       "position_bias cosine_scale";
@@ -215,7 +215,7 @@ struct Embed : Projected {
   static constexpr const char* KIND = "Embed";
   static constexpr const char* ATTRIBUTES = "bfloat16 channels outputs patch_height patch_width eps";
   static constexpr const char* WEIGHTS = "weight bias norm_weight norm_bias";
-  static constexpr const char* IN_BYTES = "weight_int8 weight_largest bias norm_weight norm_bias";
+  static constexpr const char* WEIGHTS_INT8 = "weight_int8 weight_largest bias norm_weight norm_bias";
 
   explicit Embed(Node& node) {
     projection.dtype = node.dtype();
@@ -244,7 +244,7 @@ struct Merge : Projected {
   static constexpr const char* KIND = "Merge";
   static constexpr const char* ATTRIBUTES = "bfloat16 channels outputs norm_after eps";
   static constexpr const char* WEIGHTS = "weight norm_weight norm_bias";
-  static constexpr const char* IN_BYTES = "weight_int8 weight_largest norm_weight norm_bias";
+  static constexpr const char* WEIGHTS_INT8 = "weight_int8 weight_largest norm_weight norm_bias";
 
   explicit Merge(Node& node) {
     projection.dtype = node.dtype();
@@ -318,7 +318,7 @@ struct Convolution : swin_operator {
 
 struct Kind {
   const char *name, *attributes, *weights;
-  bool in_bytes;
+  bool is_int8;
   std::unique_ptr<swin_operator> (*make)(Node&);
 };
 
@@ -331,18 +331,13 @@ constexpr Kind kind() {
   return {T::KIND, T::ATTRIBUTES, T::WEIGHTS, false, make<T>};
 }
 template <class T>
-constexpr Kind kind_in_bytes(const char* name) {
-  return {name, T::ATTRIBUTES + sizeof "bfloat16", T::IN_BYTES, true, make<T>};
+constexpr Kind kind_int8(const char* name) {
+  return {name, T::ATTRIBUTES + sizeof "bfloat16", T::WEIGHTS_INT8, true, make<T>};  // all but the first attribute
 }
 
-constexpr Kind KINDS[] = {kind<Block>(),
-                          kind_in_bytes<Block>("BlockInt8"),
-                          kind<Convolution>(),
-                          kind<Embed>(),
-                          kind_in_bytes<Embed>("EmbedInt8"),
-                          kind<Merge>(),
-                          kind_in_bytes<Merge>("MergeInt8"),
-                          kind<OutputNorm>()};
+constexpr Kind KINDS[] = {
+    kind<Block>(), kind_int8<Block>("BlockInt8"), kind<Convolution>(), kind<Embed>(), kind_int8<Embed>("EmbedInt8"),
+    kind<Merge>(), kind_int8<Merge>("MergeInt8"), kind<OutputNorm>()};
 
 const Kind* find_kind(const char* name) {
   for (const Kind& one : KINDS)
@@ -371,11 +366,11 @@ const char* guarded(const F& f) {
 }
 
 Shape checked(const swin_operator& made, const int64_t shape[4]) {
-  const Shape checked{shape[0], shape[1], shape[2], shape[3]};
-  if (made.channels(checked) != made.expected_channels)
+  const Shape input{shape[0], shape[1], shape[2], shape[3]};
+  if (made.channels(input) != made.expected_channels)
     throw std::invalid_argument("the input must have " + std::to_string(made.expected_channels) + " channels, got " +
-                                std::to_string(made.channels(checked)));
-  return checked;
+                                std::to_string(made.channels(input)));
+  return input;
 }
 
 }  // namespace
@@ -383,7 +378,12 @@ Shape checked(const swin_operator& made, const int64_t shape[4]) {
 extern "C" {
 
 const char* swin_operator_kinds(void) {
-  return "Block BlockInt8 Convolution Embed EmbedInt8 Merge MergeInt8 OutputNorm";
+  static const std::string names = [] {
+    std::string all;
+    for (const Kind& one : KINDS) (all += all.empty() ? "" : " ") += one.name;
+    return all;
+  }();
+  return names.c_str();
 }
 
 const char* swin_operator_attributes(const char* kind) {
@@ -402,7 +402,7 @@ const char* swin_operator_create(const char* kind, const double* attributes, con
     const Kind* found = find_kind(kind);
     if (!found) throw std::invalid_argument(std::string("the kind must be one of ") + swin_operator_kinds());
     choose_instruction_set();
-    Node node(found->attributes, found->weights, found->in_bytes, attributes, weights, counts);
+    Node node(found->attributes, found->weights, found->is_int8, attributes, weights, counts);
     *made = found->make(node).release();
   });
 }

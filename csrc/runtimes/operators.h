@@ -2,9 +2,8 @@
  *
  * A weight has the shape of swin.h, in float32, and is copied. A linear layer of BlockInt8, EmbedInt8 and MergeInt8 has
  * two weights: whole numbers from -127 to 127, int8, and the largest magnitude of each output, float32. A number of the
- * layer is largest * whole / 127. `version` is that of Swin: only blocks of V2 read
- * cosine_scale. A norm with an eps below 0 is absent. Maps are (B, H, W, C); the input of Embed and the output of
- * OutputNorm are (B, C, H, W).
+ * layer is largest * whole / 127. `version` is that of Swin: only blocks of V2 read cosine_scale. A norm with an eps
+ * below 0 is absent. Maps are (B, H, W, C); the input of Embed and the output of OutputNorm are (B, C, H, W).
  *
  * SWIN_BACKBONE_ISA, an environment variable, names the instruction set.
  *

@@ -10,19 +10,21 @@ from functools import cache, wraps
 from logging import INFO
 from typing import Any, Optional
 
+import torch
 from mmengine.logging import print_log
 from torch import nn
 
-from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block
+from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...models.pyramid import SwinPyramid
-from ..native.library import load
+from ...replace import CannotRun
+from ..native.availability import can_multiply
 from .foreign import RECORD, Record, compute, compute_norm, find_layer
 from .structure import PRECISION
 from .trial import try_layer
 
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of the subclass
 BIAS_PARAMETERS = 'relative_position_bias_table', 'logit_scale'  # of the attention of every Swin
-OWN_LAYERS = SwinBlock, SwinV2Block, PatchMerging, PatchEmbed
+OWN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional[str] = None) -> list[str]:
@@ -59,12 +61,17 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
             lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
+    if precision is not None:
+        reasons = Counter((type(one).__name__, _refusal(one)) for one in model.modules() if isinstance(one, OWN_LAYERS))
+        refused = {(kind, reason): number for (kind, reason), number in reasons.items() if reason is not None}
+        lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
+        if not dry_run and len(refused) == len(reasons) and not any(RECORD in vars(one) for one in model.modules()):
+            why = ': ' + ' '.join(sorted({reason for _, reason in refused})) if refused else ''
+            raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
     if not dry_run:
         set_precision(model, precision)
     for line in lines:
         print_log(f'accelerate: {line}', 'current', INFO)
-    if precision and not dry_run and not any(PRECISION in vars(one) for one in model.modules()):
-        raise ValueError(f'precision={precision!r} takes a Swin, and the library computes no layer of this model')
     return lines
 
 
@@ -72,12 +79,27 @@ def _require_int8(model: nn.Module, precision: str) -> None:
     """Raise ValueError where torch would compute in float32."""
     if precision != 'int8':
         raise ValueError(f"precision must be None or 'int8', got {precision!r}")
-    library, reason = load()
-    if library is None:
-        raise ValueError(f"precision='int8' takes the compiled library: {reason}")
+    try:
+        can_multiply(torch.int8, raise_error=True)
+    except CannotRun as error:
+        raise ValueError(f"precision='int8' takes the compiled library: {error.reason}") from None
     devices = {parameter.device.type for parameter in model.parameters()} - {'cpu'}
     if devices:
         raise ValueError(f"precision='int8' takes a model on a CPU, got {min(devices)}")
+
+
+def _refusal(layer: Any) -> Optional[str]:
+    """Return why the library does not compute a layer of ours; None: it does."""
+    if layer.backend not in ('auto', 'native'):
+        return f'The backend is {layer.backend!r}.'
+    kind: Any = next(one for one in type(layer).__mro__ if one in OWN_LAYERS)  # a subclass may have another forward
+    try:
+        for backend, can_run, _ in kind.forward.replacements:
+            if backend == 'native':
+                can_run(layer, None, raise_error=True)
+    except CannotRun as error:
+        return error.reason
+    return None
 
 
 def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, Record]) -> list[str]:

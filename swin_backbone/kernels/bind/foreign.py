@@ -33,7 +33,16 @@ from .block import ATTENTION, FIELDS, LOGIT_SCALE, NORMS, TABLE, continuous_tabl
 from .calls import Values, bind_arguments, find_map, list_arguments
 from .origins import INDEX, Origin, find_origin
 from .patches import NORM, normalise
-from .structure import Modules, can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values, products_dtype
+from .structure import (
+    Modules,
+    can_read_map,
+    forward_by_torch,
+    is_as_built,
+    modules_inside,
+    norm_values,
+    products_dtype,
+    records_gradients,
+)
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
@@ -126,7 +135,8 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
     random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
-    stores = torch.is_grad_enabled() and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
+    has_gradients = records_gradients(x_BHWC, *tensors.values())
+    stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
     drop_path_2B = _drop_path_factors(block, origin, x_BHWC)
     operator = BlockOperator(BlockSettings(scale, eps), windows, dtype, cache_of(block), drop_path_2B, stores)
     (_, x), *others = values.items()

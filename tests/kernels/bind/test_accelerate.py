@@ -12,6 +12,8 @@ from torch import nn
 import swin_backbone
 from swin_backbone.kernels.bind import accelerate as swap
 from swin_backbone.kernels.bind import foreign as origins
+from swin_backbone.kernels.native import availability
+from swin_backbone.models.layers import SwinBlock
 
 pytestmark = pytest.mark.toolboxes
 X = torch.linspace(-1, 1, 2 * 3 * 61 * 83).view(2, 3, 61, 83).sin()
@@ -60,22 +62,47 @@ def test_precision_int8(calls):
     assert_close(model(X), expected)
     with torch.no_grad():
         assert_close(swin_backbone.accelerate(model)(X), expected)
+    swin_backbone.accelerate(model, precision='int8').requires_grad_(False)
+    assert all(map(torch.equal, model(X), in_eight_bits))
     assert {torch.int8, torch.float32} == {*calls}
 
 
+def own(kind=swin_backbone.SwinBackbone, **arguments):
+    return kind(embed_dims=16, depths=(2,), num_heads=(1,), strides=(4,), out_indices=(0,), **arguments)
+
+
 @pytest.mark.parametrize(
-    ('model', 'problem'),
+    ('make', 'problem'),
     [
-        (nn.Linear(2, 2), 'takes a Swin, and the library computes no layer of this model'),
-        (nn.Linear(2, 2, device='meta'), 'takes a model on a CPU, got meta'),
-        (None, 'takes the compiled library: it is not built'),
+        (lambda: nn.Linear(2, 2), 'takes a Swin, and the library computes no layer of this model'),
+        (lambda: nn.Linear(2, 2, device='meta'), 'takes a model on a CPU, got meta'),
+        (lambda: build('mmdet'), 'takes the compiled library: it is not built'),
+        (lambda: own().bfloat16(), 'takes a Swin, .* no layer of this model: .* takes float32 weights'),
+        (lambda: own(backend='torch'), "takes a Swin, .* no layer of this model: The backend is 'torch'"),
     ],
 )
-def test_eight_bits_that_would_be_float32_are_refused(monkeypatch, model, problem):
-    if model is None:
-        monkeypatch.setattr(swap, 'load', lambda: (None, 'it is not built'))
+def test_eight_bits_that_would_be_float32_are_refused(monkeypatch, make, problem):
+    if 'not built' in problem:
+        monkeypatch.setattr(availability, 'load', lambda: (None, 'it is not built'))
+        monkeypatch.setattr(availability, '_find_obstacle', availability._find_obstacle.__wrapped__)
+    model = make()
     with pytest.raises(ValueError, match=f"precision='int8' {problem}"):
-        swin_backbone.accelerate(model or build('mmdet'), precision='int8')
+        swin_backbone.accelerate(model, precision='int8')
+    assert not any('int8' in vars(one).values() for one in model.modules())
+
+
+def test_the_log_names_our_layers_that_are_not_in_eight_bits():
+    model = own()
+    attention = model.stages[0].blocks[1].attn.w_msa
+    attention.qkv = nn.Sequential(attention.qkv)  # an adapter does so, as LoRA
+    model.stages[0].blocks[0].__class__ = type(
+        'Own', (SwinBlock,), {'forward': lambda self, x: SwinBlock.forward(self, x)}
+    )
+    reason = 'attn.w_msa.qkv of SwinBlock is not as it was built.'
+    assert swap.accelerate_swin(model, precision='int8') == [f'1 x SwinBlock not in eight bits: {reason}']
+    (line,) = swap.accelerate_swin(own(swin_backbone.SwinMLPBackbone), precision='int8')
+    assert line == '2 x SwinMLPBlock not in eight bits: The compiled library has no block of Swin-MLP.'
+    assert not swap.accelerate_swin(model)
 
 
 def test_the_hook_validates_in_eight_bits_and_trains_without(calls):
