@@ -68,12 +68,13 @@ def test_padding_has_what_another_qkv_gives_for_zeros():
 
 
 @needs_triton
-def test_padding_costs_no_copy_of_a_map():
+def test_padding_costs_no_copy_of_a_map_and_no_product():
     model, x = make_backbone('triton'), torch.randn(1, 3, 36, 40, device=DEVICE)
     with Traffic() as traffic:
         maps_and_gradients(model, x)
     assert traffic.kernels['attend_in_windows'] == traffic.kernels['attend_in_windows_backward'] == 2
-    assert not {'constant_pad_nd', 'cat'} & traffic.kernels.keys()
+    assert not {'constant_pad_nd', 'cat', 'new_zeros'} & traffic.kernels.keys()
+    assert traffic.kernels['addmm'] == 8  # four layers in each block
 
 
 @needs_triton
