@@ -54,15 +54,19 @@ class Adapted(nn.Linear):
 
 
 @needs_triton
-def test_padding_has_what_another_qkv_gives_for_zeros():
+@pytest.mark.parametrize('kind', ['subclass', 'hook', 'no bias'])
+def test_padding_has_what_another_qkv_gives_for_zeros(kind):
     results, x = [], torch.ones(1, 3, 18, 22, device=DEVICE)
     for backend in ('triton', 'torch'):
-        model = make_backbone(backend, window_size=4)
+        model = make_backbone(backend, window_size=4, qkv_bias=kind != 'no bias', depths=(1,))
         for block in model.stages[0].blocks:
             attention = block.attn.w_msa
-            other = Adapted(32, 96).to(DEVICE)
-            other.load_state_dict(attention.qkv.state_dict())
-            attention.qkv = other
+            if kind == 'hook':
+                attention.qkv.register_forward_hook(lambda _module, _inputs, output: output + 0.5)
+            elif kind == 'subclass':
+                other = Adapted(32, 96).to(DEVICE)
+                other.load_state_dict(attention.qkv.state_dict())
+                attention.qkv = other
         results.append(maps_and_gradients(model, x))
     assert_near(*results, 1e-4)
 
