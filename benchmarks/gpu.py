@@ -177,9 +177,11 @@ def count(name: str, args: argparse.Namespace) -> Iterator[Row]:
     for title, (weights, autocast) in ways.items():
         if weights == half and name not in OURS:
             continue  # mmdet's Swin makes masks in float32, which half precision does not take
-        traffic = paper.count(build(name, args.arch).to(weights), (args.batch, 3, *args.shape), autocast)
-        values[f'{title}, GiB'] = sum(traffic.bytes.values()) / 2**30
-        values[f'{title}, kernels'] = sum(traffic.kernels.values())
+        for count_one in (paper.count, paper.count_compiled)[: 1 + args.compile]:
+            traffic = count_one(build(name, args.arch).to(weights), (args.batch, 3, *args.shape), autocast)
+            kind = title if count_one is paper.count else f'{title}, compiled'
+            values[f'{kind}, GiB'] = sum(traffic.bytes.values()) / 2**30
+            values[f'{kind}, kernels'] = sum(traffic.kernels.values())
     yield Row(f'on paper, {name}', values)
 
 

@@ -1,7 +1,8 @@
-"""Count kernels and bytes of a forward on a GPU, without a GPU.
+"""Count kernels and bytes of a forward on a GPU, eager or compiled, without a GPU.
 
 Fake tensors on 'cuda' record the operators that a GPU would run. An operator that is no view is a kernel, reads its
-inputs once and writes its outputs once. PyTorch's scaled_dot_product_attention counts as a fused kernel.
+inputs once and writes its outputs once. PyTorch's scaled_dot_product_attention counts as a fused kernel. A compiled
+forward runs the kernels of Inductor's schedule: fused operators are one kernel, and what stays inside is not counted.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -10,7 +11,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Optional
+from types import SimpleNamespace
+from typing import Any, Optional, cast
 from unittest import mock
 
 import torch
@@ -24,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from swin_backbone.models.layers.swin_block import BaseAttention
 from swin_backbone.replace import Replacement
 
+A100 = SimpleNamespace(major=8, minor=0, multi_processor_count=108, max_threads_per_multi_processor=2048)
 NO_KERNELS = {'_unsafe_view', 'empty', 'empty_like', 'empty_strided', 'new_empty', 'lift_fresh', 'device'}
 
 
@@ -139,14 +142,67 @@ def count(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Traff
         shape: of the images, (B, 3, H, W).
         dtype: of autocast; float32: without autocast, in the dtype of the weights.
     """
+    with _gpu_without_gpu(), torch.no_grad(), _AnyBuild():
+        x_BCHW = _prepare(model, shape)
+        for _ in range(2):
+            traffic = Traffic(model.parameters())
+            with torch.autocast('cuda', dtype, enabled=dtype != torch.float32), traffic:
+                model(x_BCHW)
+    return traffic
+
+
+def _prepare(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Give a model fake weights and eval mode, in place. Return images."""
     for module in model.modules():
         module.training = False  # mmdet's `train` leaves some modules alone
-    with _gpu_without_gpu(), torch.no_grad(), _AnyBuild():
-        named = [*model.named_parameters(), *model.named_buffers()]
-        tensors = {name: torch.empty(x.shape, dtype=x.dtype, device='cuda') for name, x in named}
-        x_BCHW = torch.empty(shape, dtype=named[0][1].dtype, device='cuda')
-        for _ in range(2):
-            traffic = Traffic(tensors.values())
-            with torch.autocast('cuda', dtype, enabled=dtype != torch.float32), traffic:
-                torch.func.functional_call(model, tensors, (x_BCHW,))
+        for tensors in cast(tuple[dict[str, Any], ...], (module._parameters, module._buffers)):
+            for name, x in tensors.items():
+                if x is not None:
+                    tensors[name] = torch.empty(x.shape, dtype=x.dtype, device='cuda')
+    return torch.empty(shape, dtype=next(model.parameters()).dtype, device='cuda')
+
+
+def count_compiled(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Traffic:
+    """Return the traffic of a forward compiled for free sizes, as `--compile` does; see `count`.
+
+    Raises:
+        RuntimeError: without a CUDA build of PyTorch.
+    """
+    if not torch.version.cuda:
+        raise RuntimeError(f'--paper --compile takes a CUDA build of PyTorch, without a GPU; got {torch.__version__}')
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.scheduler import Scheduler
+
+    traffic = Traffic()
+
+    def record(scheduler: Scheduler) -> None:
+        """Count the kernels, and generate no code."""
+        for node in scheduler.nodes:
+            name = getattr(node.node, 'python_kernel_name', None) or 'fused'
+            if size := node.get_read_write_buffers_sizes():
+                traffic.kernels[name] += 1
+                traffic.bytes[name] += size
+
+    def compile_and_run_eagerly(graph: Any, inputs: Any) -> Any:
+        compile_fx(graph, inputs)
+        return graph.forward
+
+    torch._C._ensureCUDADeviceGuardSet()
+    torch._dynamo.reset()
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Scheduler, 'codegen', record))
+        for owner in (torch.cuda, CudaInterface, CudaInterface.Worker):
+            stack.enter_context(mock.patch.object(owner, 'get_device_properties', return_value=A100))
+        stack.enter_context(mock.patch.object(CudaInterface, 'get_compute_capability', return_value=80))
+        stack.enter_context(mock.patch.object(CudaInterface, 'is_available', return_value=True))
+        computing = dict.fromkeys(['joint_graph_constant_folding', 'shape_padding'], False)  # on the GPU
+        stack.enter_context(config.patch({**computing, 'graph_partition': False, 'force_disable_caches': True}))
+        stack.enter_context(_gpu_without_gpu())
+        stack.enter_context(torch.no_grad())
+        x_BCHW = _prepare(model, shape)
+        with torch.autocast('cuda', dtype, enabled=dtype != torch.float32):
+            torch.compile(model, backend=compile_and_run_eagerly, dynamic=True, fullgraph=True)(x_BCHW)
+    torch._dynamo.reset()
     return traffic

@@ -19,7 +19,7 @@ def run(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     qkv_T3C = attention.project(x_BHWC.reshape(B * H * W, C))
     # A graph for all sizes must not compare sizes with the window.
     is_padded = torch.compiler.is_compiling() or H % Wh or W % Ww
-    padding_3C = attention.project(x_BHWC.new_zeros(1, C))[0] if is_padded else qkv_T3C.new_zeros(qkv_T3C.shape[1])
+    padding_3C = attention.project_padding(x_BHWC) if is_padded else qkv_T3C.new_zeros(qkv_T3C.shape[1])
     sizes = B, H, W, [Wh, Ww], list(windows.shift), windows.mask_padding
     bias_hNN = attention.position_bias(windows.window_size)
     y_TC: Tensor = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *sizes, attention.scale)[0]

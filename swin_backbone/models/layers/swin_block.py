@@ -17,8 +17,8 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...compat import without_cudnn_attention
-from ...modes import recorder_of
+from ...compat import is_hooked, without_cudnn_attention
+from ...modes import linear_dtype, recorder_of
 from ...positions import Size, relative_position_bias
 from ...replace import replaceable
 from ..windows import Windows, fit_window
@@ -30,6 +30,11 @@ class BaseAttention(BaseModule):
     """Multi-head self-attention inside windows, by the methods `project` and `position_bias` of Swin V1 or V2."""
 
     backend = 'auto'
+
+    def project_padding(self: Any, x_BHWC: Tensor) -> Tensor:
+        """Return query, key and value of padding for maps `x_BHWC`, concatenated: (3C,)."""
+        padding_3C: Tensor = self.project(x_BHWC.new_zeros(1, x_BHWC.shape[-1]))[0]
+        return padding_3C
 
     @replaceable
     def forward(self: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
@@ -140,6 +145,12 @@ class WindowAttention(BaseAttention):
     def project(self, tokens: Tensor) -> Tensor:
         """Return query, key and value of tokens, concatenated: (..., 3C)."""
         return self.qkv(tokens)
+
+    def project_padding(self, x_BHWC: Tensor) -> Tensor:
+        """Return query, key and value of padding, see `BaseAttention`: the biases. A user's layer gives others."""
+        if type(self.qkv) is not nn.Linear or self.qkv.bias is None or is_hooked(self.qkv):
+            return super().project_padding(x_BHWC)
+        return self.qkv.bias.to(linear_dtype(x_BHWC))
 
 
 class ShiftedWindowAttention(BaseModule):

@@ -54,26 +54,31 @@ class Adapted(nn.Linear):
 
 
 @needs_triton
-def test_padding_has_what_another_qkv_gives_for_zeros():
+@pytest.mark.parametrize('kind', ['subclass', 'hook', 'no bias'])
+def test_padding_has_what_another_qkv_gives_for_zeros(kind):
     results, x = [], torch.ones(1, 3, 18, 22, device=DEVICE)
     for backend in ('triton', 'torch'):
-        model = make_backbone(backend, window_size=4)
+        model = make_backbone(backend, window_size=4, qkv_bias=kind != 'no bias', depths=(1,))
         for block in model.stages[0].blocks:
             attention = block.attn.w_msa
-            other = Adapted(32, 96).to(DEVICE)
-            other.load_state_dict(attention.qkv.state_dict())
-            attention.qkv = other
+            if kind == 'hook':
+                attention.qkv.register_forward_hook(lambda _module, _inputs, output: output + 0.5)
+            elif kind == 'subclass':
+                other = Adapted(32, 96).to(DEVICE)
+                other.load_state_dict(attention.qkv.state_dict())
+                attention.qkv = other
         results.append(maps_and_gradients(model, x))
     assert_near(*results, 1e-4)
 
 
 @needs_triton
-def test_padding_costs_no_copy_of_a_map():
+def test_padding_costs_no_copy_of_a_map_and_no_product():
     model, x = make_backbone('triton'), torch.randn(1, 3, 36, 40, device=DEVICE)
     with Traffic() as traffic:
         maps_and_gradients(model, x)
     assert traffic.kernels['attend_in_windows'] == traffic.kernels['attend_in_windows_backward'] == 2
-    assert not {'constant_pad_nd', 'cat'} & traffic.kernels.keys()
+    assert not {'constant_pad_nd', 'cat', 'new_zeros'} & traffic.kernels.keys()
+    assert traffic.kernels['addmm'] == 8  # four layers in each block
 
 
 @needs_triton
