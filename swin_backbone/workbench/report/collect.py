@@ -21,7 +21,7 @@ from ..pictures.curves import read_log
 from .analyse import detection_report
 from .confusion import IGNORED, WORST, PixelCounts, classification_report
 from .detection import evaluate, track
-from .page import main_metric, render
+from .page import common_kind, main_metric, render
 from .thumbnails import draw, draw_labels
 
 NAME, PAGE = 'report.json', 'index.html'
@@ -80,8 +80,9 @@ def write_report(
         title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}', checkpoint=checkpoint,
         tested=len(runner.test_dataloader.dataset), metrics=metrics, config=config, log=None,
     )  # fmt: skip
+    kind = report['compared_kind'] = common_kind([report, *others.values()])
     report['compared'] = [
-        dict(name=run, values=main_metric(one), settings=summarize(Config(one['config']), Config(config)))
+        dict(name=run, values=main_metric(one, kind), settings=summarize(Config(one['config']), Config(config)))
         for run, one in others.items()
     ]
     with suppress(ValueError, OSError):  # no log

@@ -43,7 +43,7 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
             key: {name: [*zip(THRESHOLDS, one[key])] for name, one in curves.items()} for key in ('precision', 'F1')
         },
         meaning=MEANING,
-        ours=main_metric(report),
+        ours=main_metric(report, report['compared_kind']),
     )
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -59,7 +59,23 @@ def _link(file: str, folder: Path) -> str:
         return Path(file).absolute().as_uri()
 
 
-def main_metric(report: Mapping[str, Any]) -> dict[str, Optional[float]]:
-    """Return the main metric of a report, of all classes and of each."""
-    overall = {f'all: {name}': value for name, value in report['overall'].items()}
-    return overall | {row['name']: row[report['metric']] for row in report['classes']}
+def common_kind(reports: Sequence[Mapping[str, Any]]) -> Optional[str]:
+    """Return the kind of AP that all reports of detectors have, masks ('segm') before 'bbox'; None: no kind."""
+    kinds = [[*one.get('sizes', ())] for one in reports]
+    return next((kind for kind in reversed(kinds[0]) if all(kind in one for one in kinds)), None)
+
+
+def main_metric(report: Mapping[str, Any], kind: Optional[str]) -> dict[str, Optional[float]]:
+    """Return the main metric of a report, of all classes and of each.
+
+    Args:
+        kind: of a detector's AP, see `common_kind`. Without a common kind, the result is empty.
+    """
+    sizes, metric, overall = [*report.get('sizes', ())], report['metric'], report['overall']
+    if sizes and kind is None:
+        return {}
+    if kind in sizes[:-1]:
+        metric, overall = 'AP of boxes', {name: report['sizes'][kind][name] for name in overall}
+    return {f'all: {name}': value for name, value in overall.items()} | {
+        row['name']: row[metric] for row in report['classes']
+    }

@@ -20,7 +20,7 @@ from swin_backbone import load
 from swin_backbone.openmmlab.swap.diff import summarize
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.report.collect import add_coco_metric, write_report
-from swin_backbone.workbench.report.page import main_metric
+from swin_backbone.workbench.report.page import common_kind, main_metric
 from swin_backbone.workbench.runner.build import build_runner
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -128,6 +128,20 @@ def test_runs_are_compared_by_class_and_setting(detector, tmp_path):
         guessed(detector, tmp_path / 'second')
 
 
+@pytest.mark.parametrize(('kind', 'column'), [('bbox', 'AP of boxes'), ('segm', 'AP')])
+def test_runs_are_compared_by_a_common_kind_of_ap(detector, tmp_path, kind, column):
+    """A detector of boxes was compared by the AP of another's masks."""
+    first = guessed(detector, tmp_path / 'first')
+    sizes = {kind: first['sizes'][kind]}
+    (tmp_path / 'first/report.json').write_text(json.dumps(dict(first, sizes=sizes)))
+    report = guessed(detector, tmp_path / 'second', compare=[tmp_path / 'first'])
+    assert main_metric(report, report['compared_kind'])['all: AP'] == report['sizes'][kind]['AP']
+    assert main_metric(report, report['compared_kind'])['nut'] == report['classes'][0][column]
+    assert ('AP is that of boxes' in (tmp_path / 'second/index.html').read_text()) == (kind == 'bbox')
+    assert common_kind([report, dict(sizes={})]) is None
+    assert main_metric(report, None) == {}
+
+
 @pytest.mark.parametrize('ignored', [255, 7])
 def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path, ignored):
     """An ignored value other than 255 stopped the report, or was counted as a class."""
@@ -200,7 +214,7 @@ def test_tool_and_python_report_on_a_checkpoint(tmp_path, monkeypatch):
     assert 'evaluating segm' in result.stderr  # the progress
     assert 'report.json is there already' in error_of('tools/report.py', *words)
     report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
-    assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report), settings='')]
+    assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report, None), settings='')]
     assert model.predict(root / 'images/val/0.png')[0].score_thr == report['best']['threshold'] == 0.44
 
 

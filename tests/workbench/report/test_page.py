@@ -17,7 +17,7 @@ from scenes import as_coco, scene
 from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
 from swin_backbone.workbench.report.detection import evaluate
-from swin_backbone.workbench.report.page import main_metric, render
+from swin_backbone.workbench.report.page import common_kind, main_metric, render
 from swin_backbone.workbench.report.thumbnails import draw_labels
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
@@ -51,7 +51,9 @@ def page(request, tmp_path):
         cv2.imwrite(file, np.full((150, 200, 3), 99, np.uint8))
     report, thumbnails = request.param(files)
     report.update(title='a <model>', checkpoint='1.pth', tested=40, metrics={'coco/bbox_mAP': 0.1}, log=LOG)
-    report['compared'] = [dict(name='before', settings='lr\n  - 1\n  + 2', values={**main_metric(report), ODD: None})]
+    report['compared_kind'] = common_kind([report])
+    values = {**main_metric(report, report['compared_kind']), ODD: None}
+    report['compared'] = [dict(name='before', settings='lr\n  - 1\n  + 2', values=values)]
     path = tmp_path / 'out' / 'index.html'
     path.parent.mkdir()
     path.write_text(render(report, thumbnails, path.parent), encoding='utf-8')
@@ -91,7 +93,7 @@ def test_the_summary_names_worst_class_threshold_and_error(page):
 def test_the_summary_names_nothing_without_objects():
     truth = as_coco(range(2), [], 2)
     report, thumbnails = detection_report([evaluate(truth, [], Params('bbox'))], {0: '0.jpg', 1: '1.jpg'})
-    report.update(title='', checkpoint='', tested=2, metrics={}, log=None, compared=[])
+    report.update(title='', checkpoint='', tested=2, metrics={}, log=None, compared=[], compared_kind=None)
     page = render(report, thumbnails, Path())
     assert [words for words in ('worst class', 'best threshold', 'main kind', '--score-thr') if words in page] == []
 
