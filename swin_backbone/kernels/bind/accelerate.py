@@ -61,22 +61,25 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
             lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
-    if precision is not None:
-        reasons = Counter((type(one).__name__, _refusal(one)) for one in model.modules() if isinstance(one, OWN_LAYERS))
-        refused = {(kind, reason): number for (kind, reason), number in reasons.items() if reason is not None}
-        lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
-        if not dry_run and len(refused) == len(reasons) and not any(RECORD in vars(one) for one in model.modules()):
-            why = ': ' + ' '.join(sorted({reason for _, reason in refused})) if refused else ''
-            raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
-    if not dry_run:
-        set_precision(model, precision)
+    refused: dict[tuple[str, str], int] = {}
+    own_layers = [one for one in model.modules() if precision is not None and isinstance(one, OWN_LAYERS)]
+    reasons = Counter((type(one).__name__, _refusal(one)) for one in own_layers)
+    refused = {(kind, reason): number for (kind, reason), number in reasons.items() if reason is not None}
+    lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
     for line in lines:
         print_log(f'accelerate: {line}', 'current', INFO)
+    if dry_run:
+        return lines
+    is_computed = len(refused) < len(reasons) or any(RECORD in vars(one) for one in model.modules())
+    if precision is not None and not is_computed:
+        why = ': ' + ' '.join(sorted({reason for _, reason in refused})) if refused else ''
+        raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
+    set_precision(model, precision)
     return lines
 
 
 def _require_int8(model: nn.Module, precision: str) -> None:
-    """Raise ValueError where torch would compute in float32."""
+    """Raise ValueError for another precision, without the library, or for a model on a GPU."""
     if precision != 'int8':
         raise ValueError(f"precision must be None or 'int8', got {precision!r}")
     try:
@@ -89,16 +92,22 @@ def _require_int8(model: nn.Module, precision: str) -> None:
 
 
 def _refusal(layer: Any) -> Optional[str]:
-    """Return why the library does not compute a layer of ours; None: it does."""
+    """Return why the library does not compute a layer of ours in eval mode; None: it does, or a user's forward."""
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'
-    kind: Any = next(one for one in type(layer).__mro__ if one in OWN_LAYERS)  # a subclass may have another forward
+    kind: Any = next(one for one in type(layer).__mro__ if one in OWN_LAYERS)
+    modes = [(one, one.training) for one in layer.modules()]
     try:
+        for one, _ in modes:
+            one.training = False  # training may have dropout
         for backend, can_run, _ in kind.forward.replacements:
             if backend == 'native':
                 can_run(layer, None, raise_error=True)
     except CannotRun as error:
         return error.reason
+    finally:
+        for one, is_training in modes:
+            one.training = is_training
     return None
 
 
@@ -139,9 +148,8 @@ def restore_swin(model: nn.Module) -> None:
     for module in model.modules():
         if RECORD in module.__dict__:
             del module.__dict__[RECORD]
-            module.__class__ = vars(type(module)).get(
-                BASE_ATTRIBUTE, type(module)
-            )  # FSDP may have changed the class again
+            # FSDP may have changed the class again.
+            module.__class__ = vars(type(module)).get(BASE_ATTRIBUTE, type(module))
 
 
 def _looks_like_block(module: nn.Module) -> bool:

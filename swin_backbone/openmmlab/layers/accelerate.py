@@ -23,7 +23,8 @@ def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = N
     """Let the compiled library compute every Swin of a built model on a CPU, and the layers behind the Swin; in place.
 
     Each Swin layer is compared with its original: outputs and gradients. A layer that differs does not change. The log
-    has a line for each Swin and kind of layer. Parameters, names, modules and hooks stay. A second call has no effect.
+    has a line for each Swin and kind of layer. Parameters, names, modules and hooks stay. A second call changes the
+    precision alone.
 
     Args:
         model: with a Swin of mmdet, mmseg, mmpretrain, timm, torchvision or transformers, or with a copy of the
@@ -90,7 +91,7 @@ class AccelerateHook(Hook):
     def before_run(self, runner: Any) -> None:
         """See `Hook`."""
         accelerate(runner.model, precision=self.precision)  # an error is raised before the training
-        self.after_val(runner)
+        self._set(runner.model, None)
 
     def before_val(self, runner: Any) -> None:
         """See `Hook`."""

@@ -105,6 +105,20 @@ def test_the_log_names_our_layers_that_are_not_in_eight_bits():
     assert not swap.accelerate_swin(model)
 
 
+def test_dropout_of_a_training_is_no_reason_against_eight_bits():
+    model = own(drop_rate=0.1).train()
+    model.stages[0].blocks[0].eval()
+    modes = [one.training for one in model.modules()]
+    assert swap.accelerate_swin(model, precision='int8') == []
+    assert modes == [one.training for one in model.modules()]
+
+
+def test_the_log_has_the_reasons_before_the_refusal(capsys):
+    with pytest.raises(ValueError, match='the library computes no layer'):
+        swin_backbone.accelerate(own(backend='torch'), precision='int8')
+    assert "x SwinBlock not in eight bits: The backend is 'torch'." in ''.join(capsys.readouterr())
+
+
 def test_the_hook_validates_in_eight_bits_and_trains_without(calls):
     """Also frozen layers, which have no gradients; `accelerate` alone lets these train in eight bits."""
     model = swin_backbone.SwinBackbone(arch='nano', frozen_stages=1, drop_path_rate=0.0)
