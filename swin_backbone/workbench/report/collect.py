@@ -60,7 +60,8 @@ def write_report(
         The contents of report.json.
 
     Raises:
-        ValueError: for a model of another toolbox, or a report to compare of another task.
+        ValueError: for a model of another toolbox, a CocoMetric without boxes and masks, a classifier with several
+            classes for a picture, or a report to compare of another task.
         FileExistsError: see `check_outputs`.
     """
     folder, scope = Path(out_dir), runner.cfg.get('default_scope')
@@ -68,9 +69,9 @@ def write_report(
         raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
     others = {str(run): _read(Path(run), TASKS[scope]) for run in compare}
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
-    make_folder(folder)
     analysis: Iterator[Any] = dict(mmdet=_objects, mmseg=_pixels, mmpretrain=_scores)[scope](runner)
     runner.register_hook(next(analysis))
+    make_folder(folder)
     numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
     metrics = {name: value if np.isfinite(value) else None for name, value in numbers.items()}
     report, thumbnails = next(analysis)

@@ -18,7 +18,7 @@ MEANING = dict(
     both='of a wrong class, beside an object',
     double='on an object that a surer prediction finds',
     background='where no object is: IoU below 0.1',
-    missed='objects without a prediction right or wrong in class or place alone',
+    missed='objects that no prediction finds, not even with a wrong class or a wrong place alone',
 )
 KINDS = ('right', *MEANING)[:-1]  # of predictions
 RIGHT, CLASS, PLACE, BOTH, DOUBLE, BACKGROUND = range(len(KINDS))
@@ -31,10 +31,10 @@ class Errors(NamedTuple):
     """The kinds of D predictions and N objects of an `Evaluation` with K classes."""
 
     kind: Array  # (D,), index in KINDS
-    target: Array  # (D,), the object of the largest IoU, of CLASS and PLACE
+    target: Array  # (D,), the object with the largest IoU, used for CLASS and PLACE
     is_on_crowd: Array  # (D,)
     is_missed: Array  # (N,)
-    pairs: Array  # (3, P) of predictions, objects without crowds, and IoU from BACKGROUND_IOU on
+    pairs: Array  # (3, P): prediction, object and IoU of pairs from BACKGROUND_IOU on, without crowds
     confusion: Array  # (K + 1, K + 1) of labels and predictions; the last is background
 
 
@@ -43,7 +43,7 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     objects, found, classes = evaluation.objects, evaluation.found, len(evaluation.totals)
     is_found, is_right, is_strong = evaluation.is_found, found.match >= 0, found.score >= threshold
     is_free = ~np.isin(np.arange(len(objects.id)), found.match[is_strong])
-    kind, target, is_on_crowd = np.zeros_like(found.label), found.match.copy(), np.zeros_like(is_right)
+    kind, target, is_on_crowd = np.zeros_like(found.label), np.zeros_like(found.match), np.zeros_like(is_right)
     pairs, confusion = [np.empty((3, 0))], np.zeros((classes + 1, classes + 1), int)
     np.add.at(confusion, (found.label[is_strong & is_right],) * 2, 1)
     order = np.lexsort((-found.score, found.picture))
@@ -91,8 +91,9 @@ def _kinds(iou_DN: Array, is_class_DN: Array, is_found_N: Array, is_right_D: Arr
 def costs(evaluation: Evaluation, errors: Errors) -> dict[str, float]:
     """Return the mean AP at IoU 0.5 that is gained if all errors of a kind are fixed.
 
-    A fixed error of class or place finds its object. Of several for an object, and for a found object, the surest is
-    fixed and the others are removed. Errors of other kinds are removed, and missed objects are not counted.
+    A fixed error of class or place finds its object. Of several errors at one object, the surest is fixed and the
+    others are removed. Errors at an object that is already found are removed. Errors of other kinds are removed, and
+    missed objects are not counted.
     """
     objects, found, totals = evaluation.objects, evaluation.found, evaluation.totals
     is_right, is_open = found.match >= 0, np.append(~evaluation.is_found, False)[errors.target]

@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...checkpoints import read_checkpoint
-from ...whole_files import write_whole, write_whole_by
+from ...whole_files import write_whole_by
 from ..export.predictor import is_exported
 from ..export.runtime import MANIFEST
 
@@ -27,18 +28,21 @@ def store_threshold(checkpoint: str, threshold: float) -> str:
     try:
         if not (os.access(path, os.W_OK) and path.stat().st_mode & 0o222):  # root may write everything
             raise PermissionError
-        if path.name == MANIFEST:
-            manifest = dict(json.loads(path.read_bytes()), score_thr=threshold)
-            write_whole(path, f'{json.dumps(manifest, indent=2)}\n'.encode())
+        is_manifest = path.name == MANIFEST
+        contents: Any = json.loads(path.read_bytes()) if is_manifest else read_checkpoint(path)
+        if is_manifest:
+            contents['score_thr'] = threshold
         else:
-            contents = read_checkpoint(path)
             contents['meta']['best_score_thr'] = threshold
 
-            def write(partial: Path) -> None:
+        def write(partial: Path) -> None:
+            if is_manifest:
+                partial.write_text(f'{json.dumps(contents, indent=2)}\n', encoding='utf-8')
+            else:
                 torch.save(contents, partial)
-                shutil.copystat(path, partial)
+            shutil.copystat(path, partial)
 
-            write_whole_by(path, write)
+        write_whole_by(path, write)
     except (OSError, KeyError, TypeError):  # TypeError: meta is None
         return f'{given}: not stored, as {checkpoint} has no place for it or may not be written; see --score-thr'
     return f'{given}: stored in {path}, for tools/infer.py and predict'

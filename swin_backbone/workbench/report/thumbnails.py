@@ -13,7 +13,7 @@ from ..data.media import read_picture
 from .detection import Array
 
 WRONG = (0, 94, 213)  # BGR
-SIDE = 320  # pixels
+SIDE = 320  # pixels of the longer side
 QUALITY = 60  # of WebP
 POINT = 2  # pixels between an outline and a mask
 
@@ -35,13 +35,14 @@ def outline(mask: Any) -> str:
 
 
 def read_pixels(file: str) -> Optional[Array]:
-    """Return a picture as (H, W, 3) uint8 BGR, of a TIFF with more bands the first three; None if it cannot be read."""
+    """Return a picture as (H, W, 3) uint8 BGR; None if it cannot be read. Of many bands, the first three or one."""
     with suppress(OSError, ValueError):
         return read_picture(file)
     with suppress(Exception):  # tifffile is missing, or raises one of its many kinds
         import tifffile
 
-        bands = tifffile.imread(file)[..., :3]
+        bands = np.atleast_3d(tifffile.imread(file))
+        bands = bands[..., :3] if bands.shape[2] > 2 else bands[..., :1].repeat(3, 2)
         return cv2.normalize(bands, np.empty_like(bands), 0, 255, cv2.NORM_MINMAX, cv2.CV_8U)
     return None
 

@@ -214,7 +214,7 @@ def test_tool_and_python_report_on_a_checkpoint(tmp_path, monkeypatch):
     assert 'evaluating segm' in result.stderr  # the progress
     assert 'report.json is there already' in error_of('tools/report.py', *words)
     report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
-    assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report, None), settings='')]
+    assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report, 'segm'), settings='')]
     assert model.predict(root / 'images/val/0.png')[0].score_thr == report['best']['threshold'] == 0.44
 
 

@@ -1,5 +1,6 @@
 """The best threshold of a report is stored with the model. Predictions and exports take it."""
 
+import json
 import os
 import zipfile
 
@@ -41,6 +42,16 @@ def test_a_checkpoint_keeps_everything_else(tmp_path):
     state = path.stat()
     assert (state.st_mtime, state.st_mode & 0o777) == (200, 0o640)  # --resume takes the newest checkpoint
     assert sorted(one.name for one in tmp_path.iterdir() if not one.is_symlink()) == ['epoch_3.pth']
+
+
+def test_a_manifest_keeps_its_time_and_mode(tmp_path):
+    path = tmp_path / 'deploy.json'
+    path.write_text('{"format": "onnx"}')
+    os.utime(path, (100, 200))
+    path.chmod(0o640)
+    assert 'stored in ' in store_threshold(str(tmp_path), 0.85)
+    assert json.loads(path.read_text()) == dict(format='onnx', score_thr=0.85)
+    assert (path.stat().st_mtime, path.stat().st_mode & 0o777) == (200, 0o640)
 
 
 def test_what_cannot_keep_a_threshold_stays(tmp_path):

@@ -6,12 +6,13 @@ import pytest
 from swin_backbone.workbench.report.thumbnails import draw, draw_labels
 
 
-def test_a_tiff_of_many_bands_has_thumbnails(tmp_path):
+@pytest.mark.parametrize('shape', [(6, 8, 5), (6, 8, 2), (6, 8)])
+def test_a_tiff_of_other_bands_has_thumbnails(tmp_path, shape):
     """It stopped the report of a segmentor after the test."""
     tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
-    bands = np.arange(6 * 8 * 5, dtype=np.uint16).reshape(6, 8, 5) * 200
+    bands = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) * 200
     path = str(tmp_path / 'bands.tif')
-    tifffile.imwrite(path, bands, photometric='minisblack', planarconfig='contig')
+    tifffile.imwrite(path, bands, photometric='minisblack', planarconfig='contig' if bands.ndim > 2 else None)
     assert draw(path)['part'] == [0, 0, 8, 6]
     label = np.zeros((6, 8), np.uint8)
     addresses = [draw_labels(file, label, label, [(1, 2, 3)], 255)['address'] for file in (path, f'{tmp_path}/no.tif')]
