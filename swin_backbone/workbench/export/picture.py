@@ -18,7 +18,7 @@ from ...positions import Size
 from .graph import ExportError, Port
 from .runtime import resize, resized_size
 
-Content = tuple[Tensor, Tensor]  # True for rows and columns of a padded picture that are no padding
+Content = tuple[Tensor, Tensor]  # rows (H,) and columns (W,) of a padded picture: True in the content
 MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
 MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
@@ -93,7 +93,7 @@ class Padding(nn.Module):
     Attributes:
         size: height and width after padding. None: pad to multiples of `divisor`.
         fits: height and width into which a `Letterbox` fits a picture. None: no Letterbox.
-        is_part: whether mmdet's heads treat the padding like a part of the picture, as that of its Pad step.
+        is_part: whether the padded size is the picture's size for mmdet's heads, as behind a Pad step.
         example_size: a size below `size`, for the capture of a graph.
 
     Raises:
@@ -103,15 +103,15 @@ class Padding(nn.Module):
     def __init__(self, pipeline: Sequence[dict[str, Any]]):
         super().__init__()
         step, rule, fit = _step(pipeline, 'Pad'), resize_rule(pipeline), _step(pipeline, Letterbox.__name__)
-        self.values = fit.get('values') or _pad_values(step)[:1]
+        self.values = fit.get('values') or _pad_values(step)
         self.divisor = int(step.get('size_divisor') or 1)
         self.fits: Optional[Size] = fit.get('shape')
         self.is_part: bool = fit.get('is_part', True)
         self.size: Optional[Size] = fit.get('size') or (tuple(step['size'])[::-1] if step.get('size') else None)
         if step.get('pad_to_square'):
-            if not rule or not rule['keep_ratio'] or rule['scale'][0] != rule['scale'][1]:
+            if not rule or (rule['keep_ratio'] and rule['scale'][0] != rule['scale'][1]):
                 raise ExportError('the test pipeline has a Pad whose size depends on the picture: give Pad a size')
-            height, width = multiples(rule['scale'], self.divisor)
+            height, width = multiples([max(rule['scale'])] * 2, self.divisor)
             self.size = height, width
         self.example_size = self.size and (self.size[0] - 5, self.size[1] - 14)
 
@@ -126,7 +126,11 @@ class Padding(nn.Module):
         height, width = picture_BHWC.shape[1:3]
         rows, columns = self.size or multiples((height, width), self.divisor)
         more = (0, 0, 0, columns - width, 0, rows - height)
-        x_BHWC = F.pad(picture_BHWC.float(), more, value=self.values[0])
+        if len(set(self.values)) == 1 or self.fits is not None:
+            x_BHWC = F.pad(picture_BHWC.float(), more, value=self.values[0])
+        else:
+            values_C = torch.tensor(self.values)
+            x_BHWC = F.pad(picture_BHWC - values_C, more) + values_C
         if self.fits is None:
             return x_BHWC, None
         (h, w), (H, W), y_H, x_W = size, self.fits, torch.arange(rows), torch.arange(columns)
@@ -158,7 +162,7 @@ class Letterbox:
         shape: height and width for the resized picture.
         size: height and width after padding.
         values: pixel values of the padding, by band.
-        is_part: whether mmdet's heads treat the padding like a part of the picture.
+        is_part: see `Padding`.
     """
 
     def __init__(self, shape: Size, size: Size, values: Sequence[float], is_part: bool):
@@ -242,7 +246,10 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     if rule and rule['keep_ratio']:
         preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
         size: Any = shape
-        for settings in (pad, preprocessor.pop('test_cfg', None) or {}):  # mmseg's, which would remove only its own
+        for settings in (
+            pad,
+            preprocessor.pop('test_cfg', None) or {},
+        ):  # mmseg's: it would remove only the padding that it added
             size = tuple(multiples(size, settings.get('size_divisor') or 1))
         values = _pad_values(pad) if pad else _neutral_values(preprocessor, bands_of(cfg.model.backbone))
         fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, is_part=bool(pad))

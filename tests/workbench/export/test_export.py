@@ -10,6 +10,7 @@ from helpers.export.small_exports import require, small_swin
 from helpers.in_process import run_well
 from helpers.openmmlab.random_models import DETECTION
 from mmengine.config import Config
+from mmengine.registry import TRANSFORMS, DefaultScope
 from mmengine.structures import BaseDataElement
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
@@ -181,6 +182,20 @@ def test_resize_rule_of_a_pipeline():
         assert rule == dict(scale=[64, 96], keep_ratio=True, pad=True)
     with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
         picture.resize_rule([load, step, dict(type='RandomFlip'), pack])
+
+
+@pytest.mark.parametrize('keeps_ratio', [True, False])
+@pytest.mark.parametrize('pad_val', [(10, 20, 30), 114])
+def test_padding_is_that_of_the_pad_step(keeps_ratio, pad_val):
+    """The padding of all bands was the value of the first."""
+    resize = dict(type='Resize', scale=(48, 48) if keeps_ratio else (48, 20), keep_ratio=keeps_ratio)
+    pad = dict(type='Pad', size_divisor=32, pad_to_square=True, pad_val=dict(img=pad_val))
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 48, 3), np.uint8)
+    padded, content = picture.Padding([resize, pad])(torch.from_numpy(pixels)[None], torch.tensor([20, 48]))
+    assert content is None
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        expected = TRANSFORMS.build(pad)(dict(img=pixels))['img']
+    assert padded[0].numpy().tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize('shape', [(96, 64), (64, 64), (37, 333)])

@@ -113,7 +113,9 @@ class TransformerHead(boxes.Head):
         if text:
             memory, read['memory_text'] = memory
             read['text_token_mask'] = read['memory_text'].new_ones(read['memory_text'].shape[:2], dtype=torch.bool)
-        asked, _ = parts.pre_decoder(memory=memory, memory_mask=ratios, spatial_shapes=sizes, **read)  # for _proposals
+        asked, _ = parts.pre_decoder(
+            memory=memory, memory_mask=ratios, spatial_shapes=sizes, **read
+        )  # mmdet passes the ratios to `_proposals`
         asked.pop('text_attention_mask', None)  # no token is masked
         refines = self.is_dino or parts.with_box_refine
         shared.update(reg_branches=head.reg_branches if refines else None)
@@ -136,7 +138,7 @@ class TransformerHead(boxes.Head):
     def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
         """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4).
 
-        Boxes of the padding have a place above 1.
+        Boxes of the padding have a centre above 1.
         """
         place_1T2 = token_places(sizes, ratios_1L2)
         sides = [place_1T2.new_full((1, H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
