@@ -55,7 +55,7 @@ def launch_backward(
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
     padding, bias = padding_3C.to(qkv_T3C.dtype).contiguous(), bias_hNN.float().contiguous()
     tensors = grad_TC, qkv_T3C, padding, bias, lse_LhN
-    delta_LhN = torch.empty_like(lse_LhN) if blocks > 1 else lse_LhN  # a single tile computes it in registers
+    delta_LhN = torch.empty_like(lse_LhN) if blocks > 1 else lse_LhN  # a single tile does not read it
     with _current_device(qkv_T3C.device):
         if blocks > 1:
             of_queries = tiles.query_options(num_stages=1)

@@ -97,7 +97,7 @@ class Tiles:
     def key_options(self) -> dict[str, Any]:
         """Return the options of the kernel for gradients of keys. A single tile also computes gradients of queries."""
         if self.places <= ONE_TILE:
-            return self.query_options(num_stages=1)  # 8 warps would compute some of 64 queries twice
+            return self.query_options(num_stages=1)  # 8 warps take 128 rows, and a tile has 64
         return dict(Q=_tile(self.places), K=32, num_warps=8, num_stages=1)
 
     def constants(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Tiles:
         number of places of a block is the shorter side of a tile.
         """
         blocks = -(-self.places // min(options['Q'], options['K']))
-        programs = self.programs or _programs_of(self.device) // (self.heads * blocks)
+        programs = self.programs or 4 * _programs_of(self.device) // (options['num_warps'] * self.heads * blocks)
         rounds = -(-self.num_windows // max(1, programs))
         return self.heads, max(1, -(-self.num_windows // max(1, rounds))), blocks
 

@@ -147,7 +147,7 @@ class WindowAttention(BaseAttention):
         return self.qkv(tokens)
 
     def project_padding(self, x_BHWC: Tensor) -> Tensor:
-        """Return query, key and value of padding, see `BaseAttention`: the biases. A user's layer gives others."""
+        """Return query, key and value of padding, see `BaseAttention`: the biases of a plain linear layer."""
         if type(self.qkv) is not nn.Linear or self.qkv.bias is None or is_hooked(self.qkv):
             return super().project_padding(x_BHWC)
         return self.qkv.bias.to(linear_dtype(x_BHWC))
