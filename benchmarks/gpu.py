@@ -182,6 +182,10 @@ def count(name: str, args: argparse.Namespace) -> Iterator[Row]:
             kind = title if count_one is paper.count else f'{title}, compiled'
             values[f'{kind}, GiB'] = sum(traffic.bytes.values()) / 2**30
             values[f'{kind}, kernels'] = sum(traffic.kernels.values())
+    if name in OURS:
+        traffic = paper.count(build(name, args.arch), (args.batch, 3, *args.shape), half, keep_casts=True)
+        values[f'{args.dtype}, casts kept, GiB'] = sum(traffic.bytes.values()) / 2**30
+        values[f'{args.dtype}, casts kept, kernels'] = sum(traffic.kernels.values())
     yield Row(f'on paper, {name}', values)
 
 

@@ -88,6 +88,8 @@ class _AnyBuild(TorchFunctionMode):
             dtype = torch.get_autocast_dtype('cuda') if torch.is_autocast_enabled('cuda') else args[0].dtype
             q, k, v, *bias = (x.to(dtype) if x is not None else None for x in args[:4])
             return _fused_attention(q, k, v, *(bias or [kwargs.get('attn_mask')]))
+        if func is Tensor.to:  # autocast keeps no cast of a program's own: another tensor, for `Traffic.casts`
+            return func(args[0].detach(), *args[1:], **kwargs)
         if func is Tensor.contiguous:
             x = args[0]
             return x if x.is_contiguous(**kwargs) else x.clone(**{'memory_format': torch.contiguous_format, **kwargs})
@@ -135,19 +137,23 @@ def _gpu_without_gpu() -> Iterator[None]:
         yield
 
 
-def count(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Traffic:
+def count(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, keep_casts: bool = False) -> Traffic:
     """Return the traffic of the second forward in eval mode. The first one makes tables of indices.
 
     Args:
         shape: of the images, (B, 3, H, W).
         dtype: of autocast; float32: without autocast, in the dtype of the weights.
+        keep_casts: both forwards are in one context of autocast, which keeps the casts of the weights.
     """
+    casts: dict[int, int] = {}
     with _gpu_without_gpu(), torch.no_grad(), _AnyBuild():
         x_BCHW = _prepare(model, shape)
         for _ in range(2):
             traffic = Traffic(model.parameters())
+            traffic.casts.update(casts)
             with torch.autocast('cuda', dtype, enabled=dtype != torch.float32), traffic:
                 model(x_BCHW)
+            casts = traffic.casts if keep_casts else {}
     return traffic
 
 
