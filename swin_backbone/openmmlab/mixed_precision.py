@@ -56,14 +56,14 @@ class MixedPrecisionHook(Hook):
 
     def before_test_epoch(self, runner: Runner) -> None:
         self._stack = ExitStack()
-        self._stack.enter_context(mixed_precision(runner.model, self.dtype))
+        self._stack.enter_context(mixed_precision(runner.model, self.dtype, keep_casts=True))
 
     def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
         self._stack.close()
 
 
 @contextmanager
-def mixed_precision(model: nn.Module, dtype: str = 'auto') -> Iterator[None]:
+def mixed_precision(model: nn.Module, dtype: str = 'auto', keep_casts: bool = False) -> Iterator[None]:
     """Run a model in autocast while the context lasts; in bfloat16, its sensitive parts run in float32.
 
     Convolutions and linear layers compute in bfloat16. A head's forward returns float32, and everything behind the
@@ -74,6 +74,8 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto') -> Iterator[None]:
         model: a model of mmdet, mmseg or mmpretrain.
         dtype: 'bfloat16', 'float16', or 'auto' for bfloat16 on a CPU and float16 on a GPU. In float16 the context is
             torch's autocast alone.
+        keep_casts: keep the half-precision copy of each weight until the context ends, in place of a cast in each
+            layer's call. Weights that change in the context are then not read.
 
     Raises:
         ValueError: for float16 on a CPU, or another dtype.
@@ -81,8 +83,7 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto') -> Iterator[None]:
     device = next((x.device.type for x in model.parameters()), 'cpu')
     in_bfloat16 = check_amp(dtype, device) == 'bfloat16'
     methods = _methods_in_float32(model, device) if in_bfloat16 else nullcontext()
-    # Autocast's cache would keep copies of the weights until the context ends, as of the first step of a training.
-    with methods, torch.autocast(device, torch.bfloat16 if in_bfloat16 else torch.float16, cache_enabled=False):
+    with methods, torch.autocast(device, torch.bfloat16 if in_bfloat16 else torch.float16, cache_enabled=keep_casts):
         yield
 
 

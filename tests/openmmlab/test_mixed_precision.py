@@ -7,6 +7,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.paper import Traffic
 from swin_backbone import SwinBackbone, mixed_precision
 from swin_backbone.openmmlab.errors import walk
 from swin_backbone.openmmlab.layers.accelerate import accelerate
-from swin_backbone.openmmlab.mixed_precision import BEHIND_FORWARD
+from swin_backbone.openmmlab.mixed_precision import BEHIND_FORWARD, MixedPrecisionHook
 from swin_backbone.openmmlab.mmcv_ops import ext
 
 TABLE = ROOT / 'docs/explanation/mixed_precision.md'
@@ -246,6 +248,23 @@ def test_weights_that_change_while_it_lasts_are_used(grad):
         with torch.no_grad():
             model.weight += 1  # like an optimizer's step
         torch.testing.assert_close(model(x) - before, torch.full((1, 2), 3.0), atol=0.05, rtol=0, check_dtype=False)
+
+
+def test_a_test_casts_each_weight_once():
+    """Each forward cast all weights, and a head on several levels once for each level."""
+    model, x, hook = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.ones(1, 3), MixedPrecisionHook()
+    runner = SimpleNamespace(model=model)
+    for change in (0, 1):
+        with torch.no_grad():
+            model[1].bias += change
+            hook.before_test_epoch(runner)
+            with Traffic() as traffic:
+                for _ in range(3):
+                    with torch.autocast('cpu', torch.bfloat16, cache_enabled=torch.is_autocast_cache_enabled()):
+                        seen = model(model(x))  # as mmengine's loop of a test
+            hook.after_test_epoch(runner)
+            assert traffic.kernels['_to_copy'] == 4 + 3  # weights and biases; inputs
+            torch.testing.assert_close(seen.float(), model(model(x)), atol=0.05, rtol=0.05)
 
 
 def test_one_model_in_several_threads():

@@ -124,7 +124,7 @@ class Predictor:
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the predictions for each frame of a batch."""
-        precision = mixed_precision(self.model, self.amp) if self.amp else nullcontext()
+        precision = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
             samples: list[BaseDataElement] = predict_by_shape(self.model.test_step, pseudo_collate(prepared))
             return samples
@@ -142,7 +142,7 @@ class Predictor:
             ValueError: see `require_backbone`.
         """
         self.require_backbone()
-        precision = mixed_precision(self.model, self.amp) if self.amp else nullcontext()
+        precision = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
             inputs = self.model.data_preprocessor(pseudo_collate([prepared]), False)['inputs']
             return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(inputs)]
