@@ -74,6 +74,18 @@ FAMILIES = {
 PARTS = {'DeepLabV3', 'Mask2Former, semantic', 'ATSS', 'RTMDet', 'Deformable DETR', 'Faster R-CNN', 'Cascade R-CNN'}
 PARTS |= {'Mask R-CNN with batch norm', 'Cascade Mask R-CNN'}
 WHOLE = [family for family in FAMILIES if family not in PARTS]
+# Files of one size are written in every run for a family of each kind of head, and in slow tests for all.
+FILES = (
+    'UPerNet',
+    'FCN',
+    'RetinaNet',
+    'YOLOX',
+    'RTMDet-Ins',
+    'DINO',
+    'Sparse R-CNN',
+    'Mask R-CNN',
+    'Mask2Former, instances',
+)
 BY_OPENVINO = ('FCN', 'RetinaNet', 'DINO', 'Mask R-CNN')  # in every run; slow tests cover all families
 # Random weights of RTMDet's batch norms magnify rounding. Cascade Mask R-CNN finds a box 0.05 pixels wide.
 LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade Mask R-CNN': 0.99}
@@ -137,7 +149,9 @@ def test_a_graph_of_free_sizes(family, tmp_path):
         assert 'masks' not in expected or expected['masks'].any()
 
 
-@pytest.mark.parametrize('family', WHOLE)
+@pytest.mark.parametrize(
+    'family', [pytest.param(family, marks=() if family in FILES else pytest.mark.slow) for family in WHOLE]
+)
 def test_a_file_of_one_size(family, tmp_path):
     cfg = small_config(FAMILIES[family].config, swin=False)
     check(cfg, family, size_of(family), tmp_path, family in BY_OPENVINO)
