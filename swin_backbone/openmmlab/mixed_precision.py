@@ -84,7 +84,11 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto', keep_casts: bool = Fa
     in_bfloat16 = check_amp(dtype, device) == 'bfloat16'
     methods = _methods_in_float32(model, device) if in_bfloat16 else nullcontext()
     with methods, torch.autocast(device, torch.bfloat16 if in_bfloat16 else torch.float16, cache_enabled=keep_casts):
-        yield
+        try:
+            yield
+        finally:
+            if keep_casts:  # an autocast around this one would keep them
+                torch.clear_autocast_cache()
 
 
 def check_amp(dtype: str, device: str) -> str:

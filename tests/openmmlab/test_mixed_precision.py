@@ -267,6 +267,17 @@ def test_a_test_casts_each_weight_once():
             torch.testing.assert_close(seen.float(), model(model(x)), atol=0.05, rtol=0.05)
 
 
+def test_kept_casts_end_with_the_context():
+    """An autocast around it, as of a user's own loop, kept them, and the next prediction had the old weights."""
+    model, x, seen = nn.Linear(3, 2), torch.ones(1, 3), []
+    with torch.autocast('cpu', torch.bfloat16), torch.no_grad():
+        for _ in range(2):
+            with mixed_precision(model, keep_casts=True):
+                seen.append(model(x).float())
+            model.weight += 1
+    torch.testing.assert_close(seen[1] - seen[0], torch.full((1, 2), 3.0), atol=0.05, rtol=0)
+
+
 def test_one_model_in_several_threads():
     """The first context that ends changes nothing for the remaining contexts."""
 
