@@ -172,20 +172,21 @@ def count(name: str, args: argparse.Namespace) -> Iterator[Row]:
     from . import paper
 
     values: dict[str, Any] = {}
-    half, single = getattr(torch, args.dtype), torch.float32
+    half, single, shape = getattr(torch, args.dtype), torch.float32, (args.batch, 3, *args.shape)
+
+    def add(title: str, traffic: paper.Traffic) -> None:
+        values[f'{title}, GiB'] = sum(traffic.bytes.values()) / 2**30
+        values[f'{title}, kernels'] = sum(traffic.kernels.values())
+
     ways = {args.dtype: (single, half), f'{args.dtype} weights': (half, single), 'float32': (single, single)}
     for title, (weights, autocast) in ways.items():
         if weights == half and name not in OURS:
             continue  # mmdet's Swin makes masks in float32, which half precision does not take
-        for count_one in (paper.count, paper.count_compiled)[: 1 + args.compile]:
-            traffic = count_one(build(name, args.arch).to(weights), (args.batch, 3, *args.shape), autocast)
-            kind = title if count_one is paper.count else f'{title}, compiled'
-            values[f'{kind}, GiB'] = sum(traffic.bytes.values()) / 2**30
-            values[f'{kind}, kernels'] = sum(traffic.kernels.values())
+        add(title, paper.count(build(name, args.arch).to(weights), shape, autocast))
+        if args.compile:
+            add(f'{title}, compiled', paper.count_compiled(build(name, args.arch).to(weights), shape, autocast))
     if name in OURS:
-        traffic = paper.count(build(name, args.arch), (args.batch, 3, *args.shape), half, keep_casts=True)
-        values[f'{args.dtype}, casts kept, GiB'] = sum(traffic.bytes.values()) / 2**30
-        values[f'{args.dtype}, casts kept, kernels'] = sum(traffic.kernels.values())
+        add(f'{args.dtype}, casts kept', paper.count(build(name, args.arch), shape, half, keep_casts=True))
     yield Row(f'on paper, {name}', values)
 
 

@@ -246,10 +246,8 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     if rule and rule['keep_ratio']:
         preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
         size: Any = shape
-        for settings in (
-            pad,
-            preprocessor.pop('test_cfg', None) or {},
-        ):  # mmseg's: it would remove only the padding that it added
+        # mmseg pads by `test_cfg`, and removes only the padding that it added itself.
+        for settings in (pad, preprocessor.pop('test_cfg', None) or {}):
             size = tuple(multiples(size, settings.get('size_divisor') or 1))
         values = _pad_values(pad) if pad else _neutral_values(preprocessor, bands_of(cfg.model.backbone))
         fit = dict(type=Letterbox.__name__, shape=shape, size=size, values=values, is_part=bool(pad))
