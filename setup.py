@@ -53,10 +53,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
-    package_data={
-        'swin_backbone.workbench.pictures': ['explorer.html'],
-        'swin_backbone.workbench.report': ['page.html'],
-    },
+    package_data={'swin_backbone.workbench.report': ['page.html']},
     # C++ and headers are for building; a wheel brings the library that they became.
     ext_modules=native['extensions'](),
     cmdclass={'build_py': BuildPackage, 'build_ext': native['BuildNative'], 'bdist_wheel': native['BuildWheel']},

@@ -2,20 +2,18 @@
 
 python tools/visualize.py windows --shape H W
 python tools/visualize.py masks --shape H W
-python tools/visualize.py explore --shape H W
 python tools/visualize.py attention IMAGE CONFIG [CKPT] --point X,Y
 python tools/visualize.py features IMAGE CONFIG CKPT
 python tools/visualize.py cam IMAGE CONFIG CKPT
 python tools/visualize.py bias CKPT
 
 COMMAND --help prints the options of a command. Stages, blocks and heads count from 1: block 2 of stage 1 is
-`stages.0.blocks.1`. The output is a PNG or an HTML page, of explore always an HTML page. No display is needed.
+`stages.0.blocks.1`. The output is a PNG or an HTML page. No display is needed.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
@@ -30,7 +28,6 @@ from swin_backbone.command_line import (
     whole,
 )
 from swin_backbone.outputs import check_outputs
-from swin_backbone.whole_files import write_whole
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
@@ -40,6 +37,7 @@ if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from swin_backbone.workbench.predict.predictor import Predictor
 
     Commands = argparse._SubParsersAction[Parser]
+    Draw = Callable[[argparse.Namespace], Figure]
 
 WINDOW: dict[str, Any] = dict(type=positive, nargs='+', action=Shape, metavar='W')
 
@@ -51,7 +49,6 @@ def parse_args() -> argparse.Namespace:
     for name, draw, what in (
         ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
         ('masks', draw_masks, 'the attention mask of each kind of window, and all masks'),
-        ('explore', explorer_page, 'an HTML page with the tokens that each token attends to'),
     ):
         command = _command(
             commands,
@@ -103,22 +100,19 @@ def parse_args() -> argparse.Namespace:
 def _command(
     commands: 'Commands',
     name: str,
-    draw: Callable[[argparse.Namespace], object],
+    draw: 'Draw',
     what: str,
     arguments: str,
     **changes: dict[str, Any],
 ) -> Parser:
     command: Parser = commands.add_parser(name, help=what, description=what)
-    command.set_defaults(draw=draw, dpi=None)
-    file = f'{name}.{"html" if name == "explore" else "png"}'
-    changes['out'] = dict(default=Path(file), help=f'file to write (default: {file})')
-    command.add(f'{arguments} out overwrite debug{"" if name == "explore" else " dpi"}', **changes)
+    command.set_defaults(draw=draw)
+    changes['out'] = dict(default=Path(f'{name}.png'), help=f'file to write (default: {name}.png)')
+    command.add(f'{arguments} out overwrite debug dpi', **changes)
     return command
 
 
-def _of_a_model(
-    commands: 'Commands', name: str, draw: Callable[[argparse.Namespace], object], what: str, **changes: dict[str, Any]
-) -> Parser:
+def _of_a_model(commands: 'Commands', name: str, draw: 'Draw', what: str, **changes: dict[str, Any]) -> Parser:
     return _command(
         commands, name, draw, what, f'image {CONFIG} checkpoint device unsafe_load timeout',
         device=dict(default='cpu', help='device of the model (default: cpu)'), **changes,
@@ -150,13 +144,6 @@ def draw_masks(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.windows import masks_figure
 
     return masks_figure(_layout(args))
-
-
-def explorer_page(args: argparse.Namespace) -> bytes:
-    from swin_backbone.workbench.pictures.explorer import explorer_html
-
-    page = explorer_html(args.shape, args.window, args.stage, args.shift, args.mask_padding, args.small_map)
-    return page.encode()
 
 
 def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
@@ -237,10 +224,7 @@ def main() -> None:
     with stop_on_user_errors(errors, args.debug):
         read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
         check_outputs(args.out, inputs=read, overwrite=args.overwrite)
-        if args.draw is explorer_page:
-            write_whole(args.out, explorer_page(args))
-        else:
-            save_figure(args.draw(args), args.out, args.dpi)
+        save_figure(args.draw(args), args.out, args.dpi)
     print(args.out)
 
 

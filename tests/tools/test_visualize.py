@@ -45,11 +45,6 @@ def test_geometry(tmp_path, command):
     assert '<svg' in visualize(command, *size, '--stage', 2, '--out', tmp_path / 'a.html').read_text()
 
 
-def test_explorer(tmp_path):
-    page = visualize('explore', '--shape', 75, 100, '--shift', '--out', tmp_path / 'new' / 'a.html').read_text()
-    assert '"height": 75, "width": 100' in page
-
-
 @pytest.mark.parametrize(
     ('config', 'command', 'options'),
     [
