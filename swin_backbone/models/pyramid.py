@@ -7,7 +7,6 @@ Layout: B batch, C channels, H W height and width.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -18,14 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..checks import check_choice, check_int, refusal
-from ..compat import is_exporting, is_hooked, symbolic_views
+from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, recorder_of
 from ..positions import Size, resize_absolute_position_embedding
 from ..replace import BACKENDS, replaceable
 from .arguments import InitCfg, Sizes, check_out_indices, check_patches
 from .layers import PatchEmbed, PatchMerging
-
-WRITTEN_AT_ONCE = 1 << 24  # numbers of a map, 64 MiB in float32
 
 
 class SwinStage(BaseModule):
@@ -161,7 +158,6 @@ class SwinPyramid(BaseModule):
         x_BCHW: Tensor,
         hide: Optional[Callable[[Tensor], Tensor]] = None,
         out_indices: Optional[Sequence[int]] = None,
-        out: Optional[Sequence[Tensor]] = None,
     ) -> tuple[Tensor, ...]:
         """Return the feature maps of images.
 
@@ -171,25 +167,17 @@ class SwinPyramid(BaseModule):
             hide: replaces some tokens of the patch embedding, (B, H, W, C), for SimMIM.
             out_indices: the stages to emit in the call. Default: the backbone's `out_indices`. A stage without an
                 output norm emits the map without a norm.
-            out: tensors of the maps' shapes, of any floating dtype. `forward` writes the maps into `out`, a few rows at
-                a time. Memory-mapped files can hold maps larger than memory (docs/measurements/memory.md), under
-                `torch.inference_mode()`. `map_sizes` returns the shapes.
 
         Returns:
-            A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending; or `out`. Default
-            strides s are 4, 8, 16 and 32. The maps are in contiguous memory.
+            A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending. Default strides s
+            are 4, 8, 16 and 32. The maps are in contiguous memory.
 
         Raises:
-            ValueError: if the shape of the input or of `out` is wrong, or a stage of `out_indices` does not exist.
+            ValueError: if the shape of the input is wrong, or a stage of `out_indices` does not exist.
         """
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.in_channels:
             raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
         emitted = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
-        if out is not None:
-            sizes, shapes = self.map_sizes(*x_BCHW.shape[2:]), [tuple(tensor.shape) for tensor in out]
-            allowed = [sizes[stage] for stage in emitted]
-            if shapes != [(len(x_BCHW), *size) for size in allowed]:
-                raise ValueError(f'out takes maps of {allowed} for each image, got {shapes}')
         if x_BCHW.dtype == torch.float64 and autocast_dtype(x_BCHW.device.type):
             x_BCHW = x_BCHW.float()  # autocast itself casts every floating dtype but this one
         with symbolic_views() if is_exporting() else nullcontext():
@@ -207,8 +195,7 @@ class SwinPyramid(BaseModule):
                 x_BHWC = stage(x_BHWC)
                 if index in emitted:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
-                    emit = stage.normalise_output if out is None else partial(_write_output, stage, out[len(outputs)])
-                    outputs.append(emit(x_BHWC, norm))
+                    outputs.append(stage.normalise_output(x_BHWC, norm))
                 if index == emitted[-1]:
                     break  # no later stage has an output
                 x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
@@ -297,18 +284,3 @@ class SwinPyramid(BaseModule):
             module.eval().requires_grad_(False)
         if self.absolute_pos_embed is not None:
             self.absolute_pos_embed.requires_grad_(False)
-
-
-def _write_output(stage: SwinStage, out_BCHW: Tensor, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
-    """Write `SwinStage.normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
-
-    A user's norm, or a norm with hooks, may read several tokens and gets the whole map.
-    """
-    B, H, W, C = x_BHWC.shape
-    by_token = type(norm) in (nn.Identity, nn.LayerNorm) and not is_hooked(norm)
-    rows = max(1, WRITTEN_AT_ONCE // (W * C)) if by_token else H
-    for image in range(B):
-        for top in range(0, H, rows):
-            part_1HWC = x_BHWC[image : image + 1, top : top + rows]
-            out_BCHW[image : image + 1, :, top : top + rows] = stage.normalise_output(part_1HWC, norm)
-    return out_BCHW
