@@ -25,7 +25,7 @@ def parse_args() -> argparse.Namespace:
         ),
         shape=dict(help='fixed height and width in pixels (default: every batch, height and width)'),
     )
-    parser.add_argument('--format', default='onnx', metavar='F', help='onnx (default), openvino, torch or aoti')
+    parser.add_argument('--format', default='onnx', metavar='F', help='onnx (default) or openvino')
     parser.add_argument('--part', default='model', metavar='P', help='model (default), backbone or neck')
     parser.add_argument(
         '--operators',

@@ -81,8 +81,6 @@ def export(
     """
     precision = formats.check_format(format, precision, operators)
     check_choice('--part', part, PARTS)
-    if part == 'model' and format not in ('onnx', 'openvino'):
-        raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
     if part == 'model' and shape is not None:
         cfg = at_one_size(cfg, shape)
     predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load, accelerate=accelerate)
@@ -167,7 +165,7 @@ def write(
         (folder / MANIFEST).write_text(json.dumps(manifest))
         if wanted is None:
             images = [feed[0] for feed in calibration[:SHOWN]]
-            figures = verify.verify_maps(open_maps(folder, manifest), graph, allowed, images)
+            figures = verify.verify_maps(Model(folder).run, graph, allowed, images)
         else:
             figures = verify.verify_results(Model(folder), wanted, pictures or made_pictures(graph), allowed)
         manifest['verification'] = figures
@@ -235,24 +233,18 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
     if operators:
         graph = with_nodes(graph, precision)
         shutil.copyfile(library_path(), folder / LIBRARY)
-    elif format != 'openvino' and precision in ('fp16', 'bf16'):
-        graph = formats.narrowed(graph, precision)
+    elif format == 'onnx' and precision == 'fp16':
+        graph = formats.narrowed(graph)
     program = formats.capture(graph, example_of(graph))
-    if format == 'torch':
-        torch.export.save(program, str(path))
-    elif format == 'aoti':
-        with torch.no_grad(), formats.quiet():
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    else:
-        formats.write_onnx(program, graph, onnx_file, weights_apart=bool(operators))
-        if format == 'openvino' and not operators:
-            import openvino
+    formats.write_onnx(program, graph, onnx_file, weights_apart=bool(operators))
+    if format == 'openvino' and not operators:
+        import openvino
 
-            # Half precision is for stored weights. The runtime's settings choose the dtype of the computation.
-            # openvino.convert_model would store the mask of each block at one size, for all windows and heads.
-            model = openvino_core().read_model(str(onnx_file))
-            openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
-            onnx_file.unlink()
+        # Half precision is for stored weights. The runtime's settings choose the dtype of the computation.
+        # openvino.convert_model would store the mask of each block at one size, for all windows and heads.
+        model = openvino_core().read_model(str(onnx_file))
+        openvino.save_model(model, str(path), compress_to_fp16=precision in ('fp16', 'bf16'))
+        onnx_file.unlink()
 
 
 def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
@@ -264,23 +256,6 @@ def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
         seconds.append(time.perf_counter() - start)
     size = sum(path.stat().st_size for path in folder.glob('model.*'))
     return dict(bytes=size, seconds=statistics.median(seconds[1:]))
-
-
-def open_maps(folder: Path, manifest: dict[str, Any]) -> verify.Run:
-    """Return a function that runs the exported backbone or neck in a folder."""
-    path = folder / manifest['file']
-    if manifest['format'] in ('onnx', 'openvino'):
-        return Model(folder).run
-    if manifest['format'] == 'torch':
-        module: Any = torch.export.load(str(path)).module()
-    else:
-        module = torch._inductor.aoti_load_package(str(path))
-
-    def run(inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        with torch.no_grad():
-            return [one.numpy() for one in module(*map(torch.from_numpy, inputs))]
-
-    return run
 
 
 def example_of(graph: Graph) -> tuple[Tensor, ...]:

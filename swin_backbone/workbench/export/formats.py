@@ -1,4 +1,4 @@
-"""Write a captured graph to a file: ONNX, OpenVINO's IR, torch.export's .pt2, AOTInductor's package."""
+"""Write a captured graph to a file: ONNX or OpenVINO's IR."""
 
 import copy
 import logging
@@ -19,23 +19,13 @@ from .graph import BackboneMaps, ExportError, Graph
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 9  # of ONNX 1.15, as OPSET; the latest for ONNX Runtime 1.17
-FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml', 'torch': 'model.pt2', 'aoti': 'model.pt2'}
-PRECISIONS = {
-    'onnx': ('fp32', 'fp16', 'int8'),
-    'openvino': ('fp16', 'fp32', 'bf16', 'int8'),
-    'torch': ('fp32', 'fp16', 'bf16'),
-    'aoti': ('fp32', 'fp16', 'bf16'),
-}
+FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml'}
+PRECISIONS = {'onnx': ('fp32', 'fp16', 'int8'), 'openvino': ('fp16', 'fp32', 'bf16', 'int8')}
 OPERATORS = {'swin': ('fp32', 'bf16', 'int8')}  # precisions of --operators, for ONNX Runtime and OpenVINO
 # Numbers in a result that replaces operators of constants. Tables of all windows of one size may exceed the weights.
 LARGEST_FOLDED = 2048
 PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
-NEEDED = {
-    'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
-    'openvino': ('onnx', 'onnxscript', 'openvino'),
-    'torch': (),
-    'aoti': (),
-}
+NEEDED = {'onnx': ('onnx', 'onnxscript', 'onnxruntime'), 'openvino': ('onnx', 'onnxscript', 'openvino')}
 
 
 def check_format(format: str, precision: Optional[str], operators: Optional[str] = None) -> str:
@@ -48,7 +38,6 @@ def check_format(format: str, precision: Optional[str], operators: Optional[str]
     precisions, option = PRECISIONS[format], f'--format {format}'
     if operators is not None:
         check_choice('--operators', operators, OPERATORS)
-        check_choice('--format of --operators swin', format, ('onnx', 'openvino'))
         precisions, option = OPERATORS[operators], f'--operators {operators}'
     return check_choice(f'--precision of {option}', precision or precisions[0], precisions)
 
@@ -115,17 +104,16 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
     exported.save(str(path), external_data=weights_apart)
 
 
-def narrowed(graph: Graph, precision: str) -> Graph:
-    """Return a graph in half precision. The dtypes of inputs and outputs stay.
+def narrowed(graph: Graph) -> Graph:
+    """Return a graph in float16. The dtypes of inputs and outputs stay.
 
     In a whole model, the backbone, the neck and the head's linear layers and convolutions compute in half precision.
     Normalisation of pixels, coordinates, scores, NMS and pasting of masks stay in float32. Above 1024, fp16 has only
     whole pixels.
     """
-    dtype = dict(fp16=torch.float16, bf16=torch.bfloat16)[precision]
     module: Any = copy.deepcopy(graph.module)
     for part in [module] if isinstance(module, BackboneMaps) else [module.maps, *_products(module.head)]:
-        _narrow(part, dtype)
+        _narrow(part)
     return replace(graph, module=module)
 
 
@@ -136,10 +124,10 @@ def _products(head: nn.Module) -> list[nn.Module]:
     return [part for part in head.modules() if isinstance(part, PRODUCTS) and part not in inside]
 
 
-def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
-    """Make a module compute in a dtype, between inputs and outputs in float32."""
-    module.to(dtype)
-    module.register_forward_pre_hook(lambda _, given: tuple(one.to(dtype) for one in given))
+def _narrow(module: nn.Module) -> None:
+    """Make a module compute in float16, between inputs and outputs in float32."""
+    module.half()
+    module.register_forward_pre_hook(lambda _, given: tuple(one.half() for one in given))
     module.register_forward_hook(
         lambda _, given, out: out.float() if isinstance(out, Tensor) else tuple(one.float() for one in out)
     )

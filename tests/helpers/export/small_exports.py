@@ -150,8 +150,8 @@ def _small_config(name, swin):
         cfg.model.test_cfg[0].max_per_img = 50
     elif cfg.model.get('test_cfg', {}).get('rpn'):
         cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=50)
-        is_soft = cfg.model.test_cfg.rcnn.nms.type == 'soft_nms'  # has operators for each object
-        cfg.model.test_cfg.rcnn.update(max_per_img=8 if is_soft else 50)
+        cfg.model.test_cfg.rcnn.max_per_img = 50
+        cfg.model.test_cfg.rcnn.nms.type = 'nms'  # of HTC++: soft NMS is refused
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
     keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
     resize = dict(type='Resize', scale=(320, 256), keep_ratio=True)

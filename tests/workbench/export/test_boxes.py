@@ -6,6 +6,7 @@ from mmengine.config import Config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
+from swin_backbone.workbench.export.graph import ExportError
 from swin_backbone.workbench.export.heads import boxes, layers
 from swin_backbone.workbench.export.heads.operators import NEVER
 
@@ -15,8 +16,6 @@ from swin_backbone.workbench.export.heads.operators import NEVER
     [
         (dict(type='nms', iou_threshold=0.5), 400),
         (dict(type='nms', iou_threshold=0.5, class_agnostic=True), None),
-        (dict(type='soft_nms', iou_threshold=0.5), 60),
-        (dict(type='soft_nms', iou_threshold=0.3, min_score=0.4), 250),
     ],
 )
 def test_the_best_boxes_of_each_image(nms, most):
@@ -35,6 +34,11 @@ def test_the_best_boxes_of_each_image(nms, most):
         assert there.sum() == len(expected)
         torch.testing.assert_close(got[image][there], expected[:, 4])
         assert (index[image][there] == clear.nonzero()[:, 0][kept]).all()
+
+
+def test_soft_nms_is_refused():
+    with pytest.raises(ExportError, match=r"nms\.type='soft_nms' .*cannot be exported whole"):
+        boxes.check_nms(Config(dict(type='soft_nms', iou_threshold=0.5)))
 
 
 @pytest.mark.parametrize(

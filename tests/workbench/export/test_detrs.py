@@ -98,7 +98,7 @@ def test_co_dino_of_free_sizes(co_dino, tmp_path):
     check_free_sizes(co_dino, tmp_path)
 
 
-@pytest.mark.parametrize('nms', [None, dict(type='nms', iou_threshold=0.5), dict(type='soft_nms', iou_threshold=0.8)])
+@pytest.mark.parametrize('nms', [None, dict(type='nms', iou_threshold=0.5)])
 def test_co_dino_of_one_size(co_dino, nms, tmp_path):
     co_dino.model.test_cfg[0].update(nms=nms, score_thr=0.1, max_per_img=20)
     export_checked(co_dino, tmp_path)

@@ -55,8 +55,8 @@ class Head(nn.Module):
 
 def check_nms(cfg: ConfigDict) -> None:
     """Raise an ExportError unless `suppress` computes this NMS."""
-    if cfg.get('type', 'nms') not in ('nms', 'soft_nms') or cfg.get('method', 'linear') != 'linear':
-        raise refusal(f'nms of type {cfg.get("type")!r} and method {cfg.get("method")!r}')
+    if cfg.get('type', 'nms') != 'nms':
+        raise refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
@@ -113,38 +113,15 @@ def suppress(
     if not nms_cfg.get('class_agnostic', False):
         apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
         moved_BM4 = boxes_BM4 + label_BM[..., None].to(boxes_BM4.dtype) * apart_B11
-    if nms_cfg.get('type') == 'soft_nms':
-        scores_BN, index_BN = _suppress_softly(moved_BM4, scores_BM, nms_cfg, most)
-    else:
-        kept_n3 = nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
-        flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
-        # Append `most` empty entries for topk
-        is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
-        final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
-        final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
-        scores_BN, index_BN = final_BM.topk(most, dim=1)
-        index_BN = torch.where(scores_BN > NEVER, index_BN, 0)
+    kept_n3 = nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
+    flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
+    # Append `most` empty entries for topk
+    is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
+    final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
+    final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
+    scores_BN, index_BN = final_BM.topk(most, dim=1)
+    index_BN = torch.where(scores_BN > NEVER, index_BN, 0)
     return scores_BN, take(boxes_BM4, index_BN), label_BM.gather(1, index_BN), index_BN
-
-
-def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
-    """Take the best box in turn, and lower the scores of overlapping boxes, like mmcv's soft NMS; see `suppress`."""
-    low_BM2, high_BM2 = boxes_BM4.split(2, -1)
-    area_BM = (high_BM2 - low_BM2).prod(-1)
-    place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
-    results = []
-    for _ in range(most):
-        best_B1, index_B1 = scores_BM.max(1, keepdim=True)
-        results.append((best_B1, index_B1))
-        best_low_B12, best_high_B12 = take(boxes_BM4, index_B1).split(2, -1)
-        common_BM2 = torch.minimum(high_BM2, best_high_B12) - torch.maximum(low_BM2, best_low_B12)
-        common_BM = common_BM2.clamp(min=0).prod(-1)
-        iou_BM = common_BM / (area_BM + area_BM.gather(1, index_B1) - common_BM)
-        lowered_BM = torch.where(iou_BM >= nms_cfg.get('iou_threshold', 0.3), scores_BM * (1 - iou_BM), scores_BM)
-        is_left_BM = (lowered_BM >= nms_cfg.get('min_score', 1e-3)) & (place_M != index_B1)
-        scores_BM = torch.where(is_left_BM, lowered_BM, NEVER)
-    scores_BN, index_BN = (torch.cat(parts, 1) for parts in zip(*results))
-    return scores_BN, index_BN
 
 
 class Regions(nn.Module):
