@@ -80,6 +80,21 @@ def test_eight_bits_of_test_infer_and_report(detector, tmp_path, monkeypatch):
     assert dtypes == 7 * 4 * [torch.int8]
 
 
+@pytest.mark.parametrize('tool', ['test', 'report', 'train'])
+def test_classes_in_another_order_stop_with_both_lists(tool, tmp_path, record_fault):
+    """The model numbers its classes in the order of the checkpoint."""
+    root = make_own_data(tmp_path / 'own')
+    config, _, *options = map(str, segmentation(root))
+    checkpoint = save_random_model(load_config(config, None, parse_options(options), 'none'), tmp_path)
+    config, _, *options = map(str, segmentation(root, 'own_data.classes=[nut,ground]'))
+    given = ['--weights', checkpoint] if tool == 'train' else [checkpoint]
+    given += ['--out-dir', tmp_path / 'report'] if tool == 'report' else []
+    error = error_of(f'tools/{tool}.py', config, *given, '--work-dir', tmp_path, '--cfg-options', *options)
+    assert 'in another order' in error
+    assert 'its classes are ground, nut; those of the data are nut, ground' in error
+    record_fault('bad_commands')
+
+
 @pytest.mark.parametrize('first', [0, 1])
 def test_both_tools_write_one_numbering_of_labels(first, tmp_path):
     """mmseg itself adds 1 with reduce_zero_label."""

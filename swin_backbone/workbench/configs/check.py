@@ -22,7 +22,7 @@ def check_classes(cfg: Config) -> None:
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for phase in ('train', 'val', 'test'):
             for where, dataset in datasets_in(cfg, phase):
-                compare_classes(cfg, _classes_of(dataset), where)
+                compare_classes(cfg, classes_of(dataset), where)
 
 
 def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
@@ -41,7 +41,8 @@ def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
             raise ConfigError(f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}')
 
 
-def _classes_of(dataset: dict[str, Any]) -> Sequence[str]:
+def classes_of(dataset: dict[str, Any]) -> Sequence[str]:
+    """Return the names of the classes of a data set's config; () without names."""
     metainfo = dataset.get('metainfo')
     classes = metainfo.get('classes') if isinstance(metainfo, dict) else None
     if classes is None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError
 from ...positions import Size
-from ..configs.check import compare_classes
-from ..configs.paths import require_data
+from ..configs.check import classes_of, compare_classes
+from ..configs.paths import datasets_in, require_data
 from ..configs.published import start_from
 from ..data.media import Frame
 from ..data.own_data.config import fill_own_data
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import VISUALIZERS_OF, Predictor, score_thr_of, with_background
+from ..resume.completeness import compare_names
 from ..runner.build import build_runner
 from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resized_size
 
@@ -141,6 +143,10 @@ def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optiona
     if scope != cfg.get('default_scope', scope):
         raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
     compare_classes(cfg, info.get('classes', ()), folder)
+    with DefaultScope.overwrite_default_scope(scope):
+        tested = [classes_of(dataset) for _, dataset in datasets_in(cfg, 'test')]
+    for warning in filter(None, (compare_names(info.get('classes', ()), classes, folder) for classes in tested)):
+        warnings.warn(warning, stacklevel=2)
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
     start_from(cfg, None)
 

@@ -1,17 +1,17 @@
 """The report of a detector: numbers by class, kinds of errors, worst pictures and labels to check."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from .confusion import WORST, triples
-from .detection import FOUND_IOU, Evaluation, mean_precision, track
+from .detection import FOUND_IOU, Evaluation, mean_precision, stats_of, track
 from .errors import KINDS, Errors, costs, doubtful_labels, find_errors
 from .thumbnails import Shape, draw, outline
 
 SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
-STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # the first of COCOeval
+STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # of `stats_of`
 THRESHOLDS = np.arange(101) / 100  # of scores
 CHECKED = 12  # labels of a kind with a thumbnail
 
@@ -31,7 +31,7 @@ def detection_report(
     counts = [*np.bincount(errors.kind, minlength=len(KINDS)).tolist(), int(errors.is_missed.sum())]
     number, gains = dict(zip([*KINDS, 'missed'], counts)), costs(main, errors)
     # Poor masks would make right labels look wrong. The kind with the higher AP at IoU 0.5 judges labels.
-    judge = max(evaluations, key=lambda one: (one.stats[1], one is main))
+    judge = max(evaluations, key=lambda one: (one.stats[1] or 0, one is main))
     judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
     labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]))
     lists = dict(labels, pictures=_pictures(main, threshold))
@@ -42,19 +42,22 @@ def detection_report(
     pictures = tested.pop('pictures')
     classes = [dict(name=name, objects=int(total)) for name, total in zip(main.names, main.totals)]
     for label, row in enumerate(classes):
-        row.update(_precisions(main, label), **(best[label] if row['objects'] else dict.fromkeys(best[label])))
+        row.update(zip(STATS, stats_of(main.precision[:, :, [label]], main.params)))
+        row.update(best[label] if row['objects'] else dict.fromkeys(best[label]))
         row['threshold'] = row['threshold'] if row['F1'] else None  # none is better than another
         for other in evaluations[:-1]:
             row['AP of boxes'] = mean_precision(other.precision[:, :, label, 0, -1])
     sizes, by_iou = {}, {}
     for one in evaluations:
         kind, parts = one.params.iouType, zip(one.params.iouThrs, one.precision)
-        sizes[kind] = {stat: value if value > -1 else None for stat, value in zip(STATS, one.stats.tolist())}
+        sizes[kind] = dict(zip(STATS, one.stats))
         by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
+    most = int(np.bincount(main.objects.picture, minlength=1).max())  # objects of a picture
     costliest = sorted(gains, key=lambda kind: -gains[kind])
     report = dict(
         task='detection', metric='AP', unit='objects', classes=classes, sizes=sizes, by_iou=by_iou,
         overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
+        most=dict(objects=most, predictions=main.params.maxDets[-1]),
         best=best[-1], curves=curves, pictures=pictures, labels=tested,
         errors=[dict(kind=kind, count=number[kind], cost=gains[kind]) for kind in costliest],
         confusion=triples(errors.confusion, [*main.names, 'background']),
@@ -67,14 +70,6 @@ def _compare(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, 
     """Return the best thresholds and the curves, see `_thresholds`, and the errors at the best threshold of all."""
     best, curves = _thresholds(evaluation)
     return best, curves, find_errors(evaluation, best[-1]['threshold'])
-
-
-def _precisions(evaluation: Evaluation, label: int) -> dict[str, Optional[float]]:
-    """Return the AP of a class by `STATS`."""
-    precision = evaluation.precision[:, :, label, :, -1]
-    parts = [precision[..., 0], *(precision[np.isclose(evaluation.params.iouThrs, iou), :, 0] for iou in (0.5, 0.75))]
-    parts += [precision[..., area] for area in range(1, len(SIZES))]
-    return {stat: mean_precision(part) for stat, part in zip(STATS, parts)}
 
 
 def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, Any]]:

@@ -51,7 +51,7 @@ class Evaluation(NamedTuple):
     names: list[str]  # of the classes
     totals: Array  # (K,), objects of each class without crowds
     precision: Array  # (T, R, K, 4, M), -1 for a class without objects
-    stats: Array  # (12,), of `summarize`
+    stats: list[Optional[float]]  # AP, at IoU 0.5, at 0.75, and of small, medium and large objects: see `stats_of`
     objects: Objects
     found: Found
     is_found: Array  # (N,), objects that a prediction finds
@@ -95,7 +95,7 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     params.iouThrs = np.asarray(params.iouThrs, float)
     evaluation.cocoGt, evaluation.params, at = truth, params, np.abs(params.iouThrs - FOUND_IOU).argmin()
     shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)
-    precision, recall = -np.ones(shape), -np.ones((shape[0], *shape[2:]))
+    precision = -np.ones(shape)
     parts: list[Array] = [np.empty((3, 0), int)]
     for label, category in enumerate(track(categories, f'evaluating {params.iouType}')):
         seen = {results[index]['image_id'] for index in by_class[category]}
@@ -109,9 +109,7 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
             evaluation.cocoDt = truth.loadRes(found) if found else COCO()
             evaluation.evaluate()
             evaluation.accumulate()
-        precision[:, :, label], recall[:, label] = (
-            evaluation.eval[key][..., 0, :, :] for key in ('precision', 'recall')
-        )
+        precision[:, :, label] = evaluation.eval['precision'][..., 0, :, :]
         for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
             kept = entry['dtIgnore'][at] == 0
             matches = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
@@ -119,9 +117,6 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
             parts.append(np.array([places, [label] * len(places), matches], int))
     index, labels, match = np.concatenate(parts, axis=1)
     params.catIds, params.imgIds = categories, pictures
-    evaluation.eval = dict(precision=precision, recall=recall)
-    with redirect_stdout(io.StringIO()):
-        evaluation.summarize()
     picture = np.array([number_of[results[row]['image_id']] for row in index], int)
     score = np.array([results[row]['score'] for row in index], float)
     matched = Found(index, picture, labels, score, match)
@@ -130,7 +125,21 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         np.bincount(labels_N[~is_crowd], minlength=len(categories)),
     )
     is_found = np.isin(np.arange(len(labelled)), match)
-    return Evaluation(truth, results, params, names, totals, precision, evaluation.stats, objects, matched, is_found)
+    stats = stats_of(precision, params)
+    return Evaluation(truth, results, params, names, totals, precision, stats, objects, matched, is_found)
+
+
+def stats_of(precision: Array, params: Params) -> list[Optional[float]]:
+    """Return AP, AP at IoU 0.5 and 0.75, and AP of small, medium and large objects; None without objects.
+
+    All predictions of a picture count, up to the last of maxDets. `summarize` of COCOeval counts a hundred.
+
+    Args:
+        precision: of COCOeval, (T, R, K, 4, M), or of a part of its classes.
+    """
+    precision = precision[..., -1]
+    by_iou = [precision[np.isclose(params.iouThrs, iou), ..., 0] for iou in (0.5, 0.75)]
+    return [*map(mean_precision, (precision[..., 0], *by_iou, *(precision[..., area] for area in (1, 2, 3))))]
 
 
 def mean_precision(precision: Array) -> Optional[float]:

@@ -1,5 +1,6 @@
 """Compare a checkpoint with a whole model: missing weights, other shapes, other classes."""
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -10,6 +11,7 @@ from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
 from ...checkpoints.errors import first_of
 from ..configs.check import CLASS_HEADS
 
+CLASSES_SHOWN = 20
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
 
@@ -24,6 +26,28 @@ def dataset_meta_of(loaded: dict[str, Any]) -> dict[str, Any]:
     if isinstance(palette, (list, tuple, np.ndarray)) and len(palette) >= len(meta.get('classes', ())):
         meta['palette'] = palette
     return meta
+
+
+def compare_names(saved: Sequence[str], classes: Sequence[str], checkpoint: str) -> str:
+    """Compare the classes of a checkpoint, in the order of the model's numbers, with those of the data.
+
+    Returns:
+        A warning if names differ, '' otherwise. Other numbers of classes are errors of the weights.
+
+    Raises:
+        CheckpointError: for the same names in another order, with both lists.
+    """
+    saved, classes = list(map(str, saved)), list(map(str, classes))
+    if saved == classes or not saved or len(saved) != len(classes):
+        return ''
+    lists = f'{first_of(saved, CLASSES_SHOWN)}; those of the data are {first_of(classes, CLASSES_SHOWN)}'
+    if sorted(saved) == sorted(classes):
+        raise CheckpointError(
+            f'checkpoint {checkpoint!r} has the classes of the data in another order, so that each would be taken for '
+            f'another: its classes are {lists}. Give the classes of the data the order of the checkpoint'
+        )
+    other = next(pair for pair in zip(saved, classes) if pair[0] != pair[1])
+    return f'checkpoint {checkpoint!r} has other classes, as {other[0]} in place of {other[1]}: its classes are {lists}'
 
 
 def fit_to_model(model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str]) -> Optional[dict[str, Tensor]]:

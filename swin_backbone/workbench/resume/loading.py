@@ -1,19 +1,19 @@
 """Load checkpoints through mmengine's Runner: safely, and adapted to the model."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.runner import CheckpointLoader, Runner
+from mmengine.runner import BaseLoop, CheckpointLoader, Runner
 
 from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
 from ...checkpoints.reading import are_checkpoints_trusted, read_open_file
 from ...compat import checkpoint_loaders, download_by
-from .completeness import ALLOW_MISSING, fit_to_model
+from .completeness import ALLOW_MISSING, compare_names, dataset_meta_of, fit_to_model
 from .exact_resume import ANEW, check_resumable, fit_to_run
 
 # Configs as text. mmengine's Runner and Inferencer run them as Python.
@@ -82,6 +82,9 @@ class FitCheckpointHook(Hook):
         name = runner.resumed_from or runner._load_from or f'of {runner.work_dir}'
         if runner._resume:
             check_resumable(checkpoint, name)
+        warning = compare_names(dataset_meta_of(checkpoint).get('classes') or (), _classes_of(runner), name)
+        if warning and not runner._resume:  # which says the same
+            runner.logger.warning(warning)
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
@@ -91,6 +94,13 @@ class FitCheckpointHook(Hook):
             checkpoint['state_dict'] = fitted
         if runner._resume:
             fit_to_run(runner, checkpoint, name)
+
+
+def _classes_of(runner: Runner) -> Sequence[str]:
+    """Return the classes of the data of a runner's loop; () without names."""
+    loops = [loop for loop in (runner._train_loop, runner._val_loop, runner._test_loop) if isinstance(loop, BaseLoop)]
+    dataset = getattr(loops[0].dataloader, 'dataset', None) if loops else None
+    return (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
 
 
 def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """AP is pycocotools' own, kinds of errors and costs are TIDE's, and each error of a drawn scene has its place."""
 
 import contextlib
+import copy
 import io
 
 import numpy as np
@@ -48,18 +49,30 @@ def test_ap_is_that_of_pycocotools_to_the_last_digit(kind, settings, crowd):
         left_out = dict(bbox='segmentation', segm='bbox')[kind]
         found = [{key: value for key, value in one.items() if key != left_out} for one in results]
         expected = COCOeval(truth, truth.loadRes(found), kind)
-        expected.params.__dict__.update(settings)
+        expected.params.__dict__.update(copy.deepcopy(settings))
         expected.evaluate()
         expected.accumulate()
-        expected.summarize()
-    evaluation = evaluate(truth, results, kind, **settings)
+    evaluation = evaluate(truth, results, kind, **copy.deepcopy(settings))
     assert (evaluation.precision == expected.eval['precision']).all()
-    assert (evaluation.stats == expected.stats).all()
+    with contextlib.redirect_stdout(io.StringIO()):
+        expected.params.maxDets = [1, 10, 100]  # `summarize` returns AP for 100 alone, here of the last
+        expected.summarize()
+    assert [-1 if one is None else one for one in evaluation.stats] == expected.stats[:6].tolist()
     assert evaluation.precision.max() > 0.1
-    report, _ = report_on(truth, results, iou_type=kind, **settings)
+    report, _ = report_on(truth, results, iou_type=kind, **copy.deepcopy(settings))
     assert [-1 if one is None else one for one in report['sizes'][kind].values()] == expected.stats[:6].tolist()
     by_class = expected.eval['precision'][..., 0, -1]
     assert [row['AP'] for row in report['classes']] == [np.mean(by_class[:, :, label]) for label in range(4)]
+
+
+def test_a_picture_with_more_than_a_hundred_objects_has_one_ap():
+    """The AP of COCO's `summarize` counts 100 predictions of a picture, and the AP of a class all."""
+    boxes = [[60 * (n % 15), 60 * (n // 15), 30, 30] for n in range(150)]
+    truth = as_coco([1], [annotation(n, 1, 0, box) for n, box in enumerate(boxes, 1)], 1)
+    results = [result(1, 0, box, 1 - n / 1000) for n, box in enumerate(boxes)]
+    report, _ = report_on(truth, results, maxDets=[100, 300, 1000])
+    assert report['overall']['AP'] == report['classes'][0]['AP'] == pytest.approx(1)
+    assert report['most'] == dict(objects=150, predictions=1000)
 
 
 @pytest.mark.parametrize('seed', TIDE)

@@ -10,6 +10,7 @@ from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.workbench.resume.completeness import (
     ALLOW_MISSING,
+    compare_names,
     dataset_meta_of,
     fit_to_model,
 )
@@ -111,3 +112,22 @@ def test_classes_and_palettes_of_the_toolboxes():
         meta = dataset_meta_of({'meta': {'dataset_meta': dict(CLASSES=('cat',), PALETTE=palette)}})
         assert meta['classes'] == ('cat',)
         assert len(meta.get('palette', ())) in (0, 1)
+
+
+def test_classes_in_another_order_are_refused():
+    """The number of classes fits, and each class would be taken for another."""
+    message = r"'w\.pth' has the classes of the data in another order.*: its classes are nut, bolt; .* are bolt, nut\."
+    with pytest.raises(CheckpointError, match=message):
+        compare_names(['nut', 'bolt'], ('bolt', 'nut'), 'w.pth')
+
+
+@pytest.mark.parametrize(('saved', 'classes', 'warning'), [
+    (['nut', 'bolt'], ('nut', 'bolt'), ''),
+    ([], ('nut',), ''),  # bare weights
+    (['nut', 'bolt'], ('nut',), ''),  # an error of the weights
+    (['nut', 'bolt'], ('nut', 'pin'), 'has other classes, as bolt in place of pin: its classes are nut, bolt; '),
+])  # fmt: skip
+def test_other_names_are_a_warning(saved, classes, warning):
+    found = compare_names(saved, classes, 'w.pth')
+    assert warning in found
+    assert bool(warning) == bool(found)
