@@ -12,8 +12,6 @@ import json
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
 
-NOTHING_COMPARED = 'nothing was compared, since PyTorch finds nothing in the pictures: give --pictures with objects'
-
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
@@ -46,7 +44,7 @@ def main() -> None:
     from swin_backbone.workbench.data import media
     from swin_backbone.workbench.export.picture import bands_of
     from swin_backbone.workbench.export.runtime import read_picture
-    from swin_backbone.workbench.export.verify import is_verified
+    from swin_backbone.workbench.export.verify import outcome
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         media_files = media.find_media(args.pictures) if args.pictures else []
@@ -69,8 +67,7 @@ def main() -> None:
         print(json.dumps(figures))
     for name, figures in manifest.get('quantization', {}).items():
         print(f'{name}: {json.dumps(figures)}')
-    outcome = 'verified' if is_verified(manifest['verification']) else f'not verified: {NOTHING_COMPARED}'
-    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, {outcome}')
+    print(f'{args.out_dir}: {manifest["format"]}, {manifest["precision"]}, {outcome(manifest["verification"])}')
 
 
 if __name__ == '__main__':

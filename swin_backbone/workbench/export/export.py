@@ -97,12 +97,13 @@ def export(
     if is_calibrated:
         calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
     wanted = partial(result_of, predictor) if part == 'model' else None
-    if wanted and not pictures:
-        pictures = shown_pictures(cfg, 'test', wanted)
+    samples = [verify.Sample(f'picture {number} of --pictures', one) for number, one in enumerate(pictures, 1)]
+    if wanted and not samples:
+        samples = shown_pictures(cfg, 'test', wanted)
         if is_calibrated:  # for pictures of this kind, not for generated ones
-            pictures = pictures or shown_pictures(cfg, 'train', wanted)
+            samples = samples or shown_pictures(cfg, 'train', wanted)
         else:
-            pictures += made_pictures(graph)
+            samples += made_pictures(graph)
     meta = dict(
         classes=list(predictor.meta['classes']),
         category_ids=list(predictor.meta.get('category_ids', ())),
@@ -111,7 +112,7 @@ def export(
         **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
     )
     metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
-    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite, operators)
+    return write(graph, out, format, precision, meta, wanted, samples, calibration, metric, overwrite, operators)
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
@@ -135,7 +136,7 @@ def write(
     precision: str,
     meta: Optional[dict[str, Any]] = None,
     wanted: Optional[Callable[[NDArray[Any]], Result]] = None,
-    pictures: Sequence[NDArray[Any]] = (),
+    samples: Sequence[verify.Sample] = (),
     calibration: Sequence[Feed] = (),
     metric: Callable[[Path], dict[str, float]] = lambda folder: {},
     overwrite: bool = False,
@@ -145,6 +146,7 @@ def write(
 
     Args:
         wanted: PyTorch's result for a picture, for a whole model.
+        samples: pictures for the verification of a whole model; empty: generated ones.
         calibration: inputs for int8 without `operators`.
         metric: evaluates the model in a folder; a calibrated manifest has the metric before and after quantization.
     """
@@ -153,7 +155,7 @@ def write(
     with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as beside:
         wide = Path(beside) / 'fp32'
         if is_calibrated:
-            write(graph, wide, format, 'fp32', meta, wanted, pictures)
+            write(graph, wide, format, 'fp32', meta, wanted, samples)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
             name = formats.FORMATS[format]
             quantize(wide / name, folder / name, calibration)
@@ -167,7 +169,7 @@ def write(
             images = [feed[0] for feed in calibration[:SHOWN]]
             figures = verify.verify_maps(Model(folder).run, graph, allowed, images)
         else:
-            figures = verify.verify_results(Model(folder), wanted, pictures or made_pictures(graph), allowed)
+            figures = verify.verify_results(Model(folder), wanted, samples or made_pictures(graph), allowed)
         manifest['verification'] = figures
         if is_calibrated:
             before, after = ({**measure(one, calibration), **metric(one)} for one in (wide, folder))
@@ -280,29 +282,29 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     return result
 
 
-def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Result]) -> list[NDArray[Any]]:
+def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
     """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
-    pictures = []
+    samples: list[verify.Sample] = []
     with suppress(ExportError, OSError):
-        for picture in dataset_pictures(cfg, phase, LOOKED_AT):
+        for number, picture in enumerate(dataset_pictures(cfg, phase, LOOKED_AT), 1):
             result = wanted(picture)
             if verify.compare(result, result)['compared']:
-                pictures.append(picture)
-            if len(pictures) == SHOWN:
+                samples.append(verify.Sample(f'picture {number} of the {phase} set', picture))
+            if len(samples) == SHOWN:
                 break
-    return pictures
+    return samples
 
 
-def made_pictures(graph: Graph) -> list[NDArray[Any]]:
+def made_pictures(graph: Graph) -> list[verify.Sample]:
     """Return generated smooth pictures of three sizes; for one size of this size, wider ones and higher ones."""
     sizes: Any = verify.SIZES
     if not graph.free:
         H, W = graph.inputs[0].shape[1:3]
         sizes = [(H, W), (H // 2 + 1, W), (H, W // 2 + 1)]
     rng, bands = np.random.default_rng(0), graph.inputs[0].shape[3]
-    return [
-        cv2.resize(rng.integers(0, 256, (9, 12, bands), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
-        .reshape(*size, bands)
-        .astype(graph.inputs[0].dtype)
-        for size in sizes
-    ]
+    samples = []
+    for number, size in enumerate(sizes, 1):
+        noise = rng.integers(0, 256, (9, 12, bands), np.uint8)
+        pixels = cv2.resize(noise, size[::-1], interpolation=cv2.INTER_CUBIC).reshape(*size, bands)
+        samples.append(verify.Sample(f'generated picture {number}', pixels.astype(graph.inputs[0].dtype), True))
+    return samples

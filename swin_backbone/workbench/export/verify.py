@@ -1,7 +1,7 @@
 """Verify an exported file: run the file in a runtime and compare the results with PyTorch."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -21,14 +21,31 @@ LEAST = {
     'matched': {'fp32': 0.95, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5, 'int8 by swin': 0.7},
 }
 MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5, 'int8 by swin': 0.7}
+# Rounding decides pixels at the edge of a mask.
+MATCH_MASK_IOU = {**MATCH_IOU, 'fp32': 0.95}
 SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.25, 'int8 by swin': 0.15}
 SAME_CORNERS = 0.05  # pixels
 CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
 FEW_OBJECTS = 10  # the best are compared if no object is clear
 TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
+REMEDY = 'give --pictures with objects'
 FEW_PIXELS = 400  # masks of fewer pixels count as of this many: rounding decides pixels at a probability of 0.5
 
 Run = Callable[..., Sequence[NDArray[Any]]]
+
+
+class Sample(NamedTuple):
+    """A picture for the verification of a whole model.
+
+    Args:
+        name: of the picture in messages.
+        pixels: BGR, (h, w, bands).
+        is_generated: not a photograph. A detector may find anything in noise, so a difference refuses no file.
+    """
+
+    name: str
+    pixels: NDArray[Any]
+    is_generated: bool = False
 
 
 def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray[Any]] = ()) -> list[dict[str, Any]]:
@@ -67,38 +84,59 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
     return figures
 
 
-def is_verified(figures: Sequence[dict[str, Any]]) -> bool:
-    """Return whether anything was compared."""
-    return any(figure.get('compared', 1) for figure in figures)
-
-
 def verify_results(
-    model: Model, wanted: Callable[[NDArray[Any]], Result], pictures: Sequence[NDArray[Any]], precision: str
+    model: Model, wanted: Callable[[NDArray[Any]], Result], samples: Sequence[Sample], precision: str
 ) -> list[dict[str, Any]]:
     """Run pictures through a file and through PyTorch, in batches of one and two, and compare the results.
 
     Args:
         wanted: PyTorch's result for a picture.
 
+    Returns:
+        A figure for each run: name and size of the picture, and the result of `compare`. The figure of a generated
+        picture with a difference that is too large has the key `difference`, a sentence.
+
     Raises:
-        ExportError: if a difference is too large for the precision.
+        ExportError: if a difference in a picture that is not generated is too large for the precision.
     """
     figures = []
-    for picture in pictures:
-        truth = wanted(picture)
-        most = model.info['limits'].get('objects')
-        free = isinstance(model.info['inputs'][0]['shape'][0], str)
-        for batch in BATCHES if free else (1,):
-            for got in model.predict([picture] * batch, batch):
-                figure = dict(picture=list(picture.shape[:2]), batch=batch, **compare(got, truth, precision, most))
-                figures.append(figure)
-                for name, what in (('equal_labels', 'of the labels are'), ('matched', 'of the objects are')):
-                    if figure.get(name, 1.0) < LEAST[name][precision]:
-                        raise ExportError(
-                            f'verification failed: {figure[name]:.2%} {what} those of PyTorch, and {precision} asks '
-                            f'for {LEAST[name][precision]:.1%}: {figure}'
-                        )
+    most = model.info['limits'].get('objects')
+    is_free = isinstance(model.info['inputs'][0]['shape'][0], str)
+    for sample in samples:
+        truth = wanted(sample.pixels)
+        for batch in BATCHES if is_free else (1,):
+            for got in model.predict([sample.pixels] * batch, batch):
+                figure: dict[str, Any] = dict(name=sample.name, picture=list(sample.pixels.shape[:2]), batch=batch)
+                figure.update(compare(got, truth, precision, most))
+                difference = _difference(figure, precision)
+                if difference and not sample.is_generated:
+                    raise ExportError(f'verification failed in {sample.name}: {difference}: {figure}')
+                figures.append({**figure, 'difference': difference} if difference else figure)
     return figures
+
+
+def _difference(figure: dict[str, Any], precision: str) -> Optional[str]:
+    """Return the difference that is too large for the precision, as a sentence; None: there is none."""
+    for name, parts in (('equal_labels', 'labels'), ('matched', 'objects')):
+        least = LEAST[name][precision]
+        if figure.get(name, 1.0) < least:
+            return f'{figure[name]:.2%} of the {parts} are those of PyTorch, and {precision} takes {least:.1%}'
+    return None
+
+
+def outcome(figures: Sequence[dict[str, Any]]) -> str:
+    """Return the outcome of a verification in words: how many pictures compared something, and what differs."""
+    names = {figure['name'] for figure in figures if 'name' in figure}
+    if not names:  # of maps
+        return 'verified'
+    differences = {figure['name']: figure['difference'] for figure in figures if 'difference' in figure}
+    equal = {figure['name'] for figure in figures if figure.get('compared')} - set(differences)
+    if not equal and not differences:
+        return f'not verified: nothing was compared, since PyTorch finds nothing in the pictures: {REMEDY}'
+    words = 'verified' if equal == names else f'verified in {len(equal)} of {len(names)} pictures'
+    if not equal:
+        words = f'not verified: {REMEDY}'
+    return '; '.join([words, *(f'{name}: {difference}' for name, difference in differences.items())])
 
 
 def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict[str, Any]:
@@ -110,8 +148,8 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
     Returns:
         `compared`, the number of compared pixels or objects; 0 for pixels of a single class, which tell nothing. For
         labels, the share of labels with PyTorch's largest logit. For objects, the numbers in PyTorch and in the file,
-        the share of both lists' objects `matched` in the other list within the precision's IoU and score, and the worst
-        IoU and score error.
+        the share of both lists' objects `matched` in the other list within the precision's IoU of boxes and masks and
+        its score, and the worst IoUs and score error.
     """
     if 'boxes' not in wanted:
         labels = wanted['labels']
@@ -128,7 +166,7 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
     figure: dict[str, Any] = dict(objects=len(wanted['scores']), found=len(got['scores']), compared=len(pairs))
     if pairs:
         ious, errors, mask_ious = np.array([_best_match(other, one, index) for one, other, index in pairs]).T
-        matched = (ious >= MATCH_IOU[precision]) & (errors <= tolerance)
+        matched = (ious >= MATCH_IOU[precision]) & (errors <= tolerance) & (mask_ious >= MATCH_MASK_IOU[precision])
         figure.update(matched=float(matched.mean()), least_iou=float(ious.min()), score_error=float(errors.max()))
         if 'masks' in wanted:
             figure.update(least_mask_iou=float(mask_ious.min()))
@@ -166,7 +204,9 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
     mask_iou = 1.0
     if 'masks' in wanted:
         one, other = wanted['masks'][index], got['masks'][best]
-        mask_iou = 1 - float((one ^ other).sum()) / max(FEW_PIXELS, (one | other).sum())
+        mask_iou = 0.0
+        if one.shape == other.shape:
+            mask_iou = 1 - float((one ^ other).sum()) / max(FEW_PIXELS, (one | other).sum())
     return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou
 
 

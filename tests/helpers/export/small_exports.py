@@ -31,6 +31,7 @@ def require(format, *more):
 def judge(verification, least_iou=0.999):
     """Check the figures of a verification."""
     for figures in verification:
+        assert 'difference' not in figures
         if 'equal_labels' in figures:
             assert figures['equal_labels'] > 0.999
             continue
@@ -278,7 +279,7 @@ def compare_captured(cfg: Config, checkpoint: Path, texts=()):
     program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # a file has no guards
     names = [port.name for port in graph.outputs]
     batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
-    for picture in export.made_pictures(graph)[1:]:
+    for _, picture, _ in export.made_pictures(graph)[1:]:
         expected = export.result_of(predictor, picture)
         resized = resize(picture, graph.settings['preprocessing']['resize'])
         with torch.no_grad():

@@ -345,6 +345,70 @@ def test_objects_are_compared_by_boxes_with_area_and_masks(box, pixels, matched,
     assert (figure.get('matched'), figure.get('least_mask_iou')) == (matched, mask_iou and pytest.approx(mask_iou))
 
 
+def squares(masks=None):
+    boxes = np.array([[5, 5, 40, 40], [10, 5, 40, 40], [15, 5, 40, 40]], np.float32)
+    drawn = np.zeros((3, 64, 64), bool)
+    for mask, (left, top, right, bottom) in zip(drawn, boxes.astype(int)):
+        mask[top:bottom, left:right] = True
+    scores = np.array([0.9, 0.8, 0.7], np.float32)
+    return dict(boxes=boxes, scores=scores, labels=np.arange(3), masks=drawn if masks is None else masks(drawn))
+
+
+@pytest.mark.parametrize('precision', verify.MATCH_IOU)
+@pytest.mark.parametrize(
+    'masks', [np.logical_not, np.zeros_like, lambda m: m[::-1, ::-1, ::-1], lambda m: m[:, :32, :32]]
+)
+def test_objects_with_wrong_masks_do_not_match(masks, precision):
+    assert verify.compare(squares(), squares(), precision)['matched'] == 1
+    assert verify.compare(squares(masks), squares(), precision)['matched'] < verify.LEAST['matched'][precision]
+
+
+class File:
+    """An exported file that returns `results` in turn."""
+
+    def __init__(self, *results):
+        self.info, self.results = dict(limits={}, inputs=[dict(shape=[1, 8, 8, 3])]), iter(results)
+
+    def predict(self, pictures, batch):
+        return [next(self.results) for _ in pictures]
+
+
+def sample(name, is_generated=False):
+    return verify.Sample(name, np.zeros((8, 8, 3), np.uint8), is_generated)
+
+
+def test_a_generated_picture_refuses_no_file():
+    samples = [sample('a'), sample('noise', True)]
+    file = File(objects(0.9), objects(0.9, 0.8))
+    figures = verify.verify_results(file, lambda _: objects(0.9), samples, 'int8 by swin')
+    words = '66.67% of the objects are those of PyTorch, and int8 by swin takes 70.0%'
+    assert verify.outcome(figures) == f'verified in 1 of 2 pictures; noise: {words}'
+    with pytest.raises(ExportError, match=f'verification failed in b: {words}'):
+        verify.verify_results(File(objects(0.9, 0.8)), lambda _: objects(0.9), [sample('b')], 'int8 by swin')
+
+
+@pytest.mark.parametrize(
+    ('found', 'words'),
+    [
+        ([1, 1], 'verified'),
+        ([1, 0], 'verified in 1 of 2 pictures'),
+        ([0, 0], 'not verified: nothing was compared, since PyTorch finds nothing in the pictures: give --pictures '),
+    ],
+)
+def test_the_outcome_tells_how_many_pictures_compared_something(found, words):
+    results = [objects(0.9) if number else objects() for number in found]
+    truth = iter(results)
+    figures = verify.verify_results(File(*results), lambda _: next(truth), [sample('a'), sample('b')], 'fp32')
+    assert verify.outcome(figures).startswith(words)
+
+
+def test_the_outcome_of_a_difference_in_generated_pictures_alone():
+    figures = verify.verify_results(File(objects(0.9)), lambda _: objects(0.9, 0.8), [sample('noise', True)], 'fp32')
+    assert verify.outcome(figures).startswith(
+        'not verified: give --pictures with objects; noise: 66.67% of the objects'
+    )
+
+
 def test_labels_of_one_logit_are_compared_alone():
     truth = dict(labels=np.array([[0, 1]]), logits=np.array([[[-1.0, 1.0]]]))
     assert verify.compare(dict(labels=np.array([[1, 1]])), truth) == dict(compared=2, equal_labels=0.5)
@@ -376,7 +440,6 @@ def test_objects_are_compared_both_ways(got, wanted, most, compared, matched):
     figure = verify.compare(got, wanted, 'fp32', most)
     assert figure['compared'] == compared
     assert figure.get('matched') == (matched if matched is None else pytest.approx(matched))
-    assert verify.is_verified([figure]) == (compared > 0)
 
 
 LIMITS = [('int8', 0.23), ('int8 by swin', 0.12), ('bf16', 0.23), ('fp16', 0.03), ('fp32', 2e-4)]
@@ -396,7 +459,8 @@ def test_an_error_of_maps_is_refused_in_every_precision(precision, error):
 
 def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
     pytest.importorskip('mmdet', reason='mmdet is not installed')
-    made = dict(verification=[dict(objects=0, found=0, compared=0)] * 2, format='onnx', precision='fp32')
+    figures = [dict(name=name, objects=0, found=0, compared=0) for name in 'ab']
+    made = dict(verification=figures, format='onnx', precision='fp32')
     monkeypatch.setattr(export, 'export', lambda *_, **__: made)
     result = run_well('tools/export.py', DETECTION, 'x.pth', '--out-dir', tmp_path)
     assert result.stdout.splitlines()[-1].startswith(f'{tmp_path}: onnx, fp32, not verified: nothing was compared')
