@@ -5,6 +5,7 @@ A value of a wrong type is a TypeError, a value out of range a ValueError. The m
 
 import math
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Optional, TypeVar, Union
 
@@ -60,7 +61,8 @@ def check_choice(name: str, value: Value, choices: Collection[str]) -> Value:
     if not isinstance(value, str):
         raise TypeError(refusal(name, allowed, value))
     if value not in choices:
-        raise ValueError(refusal(name, allowed, value))
+        near = get_close_matches(value, choices, 1)
+        raise ValueError(refusal(name, allowed, value) + (f'; did you mean {near[0]!r}?' if near else ''))
     return value
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
 from types import FrameType
@@ -203,6 +204,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     '--amp': dict(
         nargs='?',
+        const='auto',
         choices=('auto', 'float16', 'bfloat16'),
         help='mixed precision; auto, the default, is float16 on a GPU and bfloat16 on a CPU',
     ),
@@ -259,6 +261,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--debug': dict(action='store_true', help='print the traceback of an error'),
 }
 
+# Options of other programs, and ours
+OTHER_NAMES = {
+    **{'--imgsz': '--shape', '--img-size': '--shape', '--image-size': '--shape'},
+    **{'--checkpoint': '--weights', '--ckpt': '--weights', '--model': '--weights', '--pretrained': '--weights'},
+    **{'--learning-rate': '--lr', '--conf': '--score-thr', '--threshold': '--score-thr', '--output': '--out-dir'},
+}
 CONFIG = 'config backbone at recipe cfg_options debug'  # for `make_job`
 TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr balance'  # for `make_job`
 
@@ -310,15 +318,43 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         args = list(sys.argv[1:] if args is None else args)
-        for index, word in enumerate(args):
-            has_dtype = args[index + 1 : index + 2] in (['float16'], ['bfloat16'])
-            if word == '--amp' in self._option_string_actions and not has_dtype:
-                args[index] = '--amp=auto'  # else a config behind the option would be the dtype
+        for index, (word, following) in enumerate(zip(args, args[1:])):
+            action = self._option_string_actions.get(word)
+            if action is not None and action.nargs == '?':  # a config behind the option is not the option's value
+                is_value = following in action.choices if action.choices else not is_config(following)
+                args[index] = word if is_value else f'{word}={action.const}'
         return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and a message, which names similar options beside unknown ones."""
+        _, unknown, rest = message.partition('unrecognized arguments:')
+        words = [word.partition('=')[0] for word in rest.split()] if unknown else []
+        meant = {word: self._similar_option(word) for word in words if word.startswith('--')}
+        hints = [f'{option} in place of {word}' for word, option in meant.items() if option]
+        super().error(message + (f'; did you mean {", ".join(hints)}?' if hints else ''))
+
+    def _similar_option(self, word: str) -> Optional[str]:
+        """Return the option that other programs call `word`, or the option with the most similar name."""
+        options = [name for name in self._option_string_actions if name.startswith('--')]
+        usual = OTHER_NAMES.get(word.replace('_', '-'))
+        near = get_close_matches(word, options, 1)
+        return usual if usual in options else near[0] if near else None
+
+
+def is_config(word: str) -> bool:
+    """Return whether a word of a command line is a config: a Python file, or package::path."""
+    return word.endswith('.py') or '::' in word
 
 
 def make_job(args: argparse.Namespace) -> Any:
-    """Return the job of a command line: see `workbench.job.Job`."""
+    """Return the job of a command line: see `workbench.job.Job`.
+
+    Raises:
+        ValueError: if config and checkpoint are swapped, or by the job.
+    """
+    checkpoint = getattr(args, 'checkpoint', None)
+    if checkpoint and is_config(checkpoint) and not is_config(args.config):
+        raise ValueError(f'the config comes before the checkpoint, got {args.config} {checkpoint}: arguments swapped?')
     from swin_backbone.workbench.configs.training_settings import TrainingSettings
     from swin_backbone.workbench.job import Job, Options
 

@@ -27,6 +27,12 @@ def test_allowed_values_pass():
         (check_number, math.nan, ValueError, 'n takes a finite number, got nan'),
         (check_number, 10**400, ValueError, 'n takes a finite number, got 1000*[.]{3}'),
         (partial(check_choice, choices=['a', 'b']), 'c', ValueError, "n takes one of 'a', 'b', got 'c'"),
+        (
+            partial(check_choice, choices=['swin-t', 'swin-b']),
+            'swin-tiny',
+            ValueError,
+            "n takes one of 'swin-t', 'swin-b', got 'swin-tiny'; did you mean 'swin-t'\\?",
+        ),
         (partial(check_choice, choices=['a']), None, TypeError, "n takes one of 'a', got None"),
         (partial(check_sequence, allowed='a list'), 'ab', TypeError, "n takes a list, got 'ab'"),
         (partial(check_sequence, allowed='two names', length=2), [1], ValueError, r'n takes two names, got \[1\]'),

@@ -100,7 +100,10 @@ def parse_args() -> argparse.Namespace:
     tiles = parser.add_argument_group('pictures larger than memory')
     tiles.add_argument('--tile', type=positive, metavar='N', help='side of the tiles, in pixels')
     tiles.add_argument(
-        '--overlap', type=whole(0), metavar='N', help='overlap of neighbouring tiles, in pixels (default: 128)'
+        '--overlap',
+        type=whole(0),
+        metavar='N',
+        help='overlap of neighbouring tiles, in pixels (default: 128, and at most half a tile)',
     )
     tiles.add_argument(
         '--level', type=whole(0), metavar='L', help='level of a slide or pyramid (default: 0, the finest)'

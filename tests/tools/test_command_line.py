@@ -37,6 +37,8 @@ TABLE = ROOT / 'docs' / 'reference' / 'tools.md'
         ('CONFIG --amp --debug', 'auto'),
         ('--amp bfloat16 CONFIG', 'bfloat16'),
         ('CONFIG --amp=float16', 'float16'),
+        ('CONFIG --amp auto', 'auto'),
+        ('CONFIG --amp', 'auto'),
     ],
 )
 def test_amp_takes_a_dtype_and_no_config(words, dtype):
@@ -44,6 +46,52 @@ def test_amp_takes_a_dtype_and_no_config(words, dtype):
     parser.add('config amp debug')
     args = parser.parse_args(words.split())
     assert (args.config, args.amp) == ('CONFIG', dtype)
+
+
+@pytest.mark.parametrize(
+    ('words', 'config', 'resume'),
+    [
+        ('--resume config.py', 'config.py', 'auto'),
+        ('--resume mmdet::a/b.py', 'mmdet::a/b.py', 'auto'),
+        ('config.py --resume', 'config.py', 'auto'),
+        ('--resume x.pth config.py', 'config.py', 'x.pth'),
+    ],
+)
+def test_resume_takes_a_checkpoint_and_no_config(words, config, resume):
+    parser = command_line.Parser()
+    parser.add('config resume')
+    args = parser.parse_args(words.split())
+    assert (args.config, args.resume) == (config, resume)
+
+
+@pytest.mark.parametrize(
+    ('word', 'hint'),
+    [
+        ('--batch-size', '--batch in place of --batch-size'),
+        ('--checkpoint', '--weights in place of --checkpoint'),
+        ('--imgsz=640', '--shape in place of --imgsz'),
+        ('--workdir', '--work-dir in place of --workdir'),
+        ('--cfg_options', '--cfg-options in place of --cfg_options'),
+    ],
+)
+def test_an_unknown_option_is_answered_with_a_similar_one(word, hint, capsys):
+    parser = command_line.Parser()
+    parser.add('config batch shape weights work_dir cfg_options')
+    with pytest.raises(SystemExit, match='2'):
+        parser.parse_args(['config.py', word])
+    assert f'unrecognized arguments: {word}; did you mean {hint}?' in capsys.readouterr().err
+
+
+def test_names_of_other_programs_are_not_ours():
+    assert not set(command_line.OTHER_NAMES) & set(ARGUMENTS)
+    assert set(command_line.OTHER_NAMES.values()) <= set(ARGUMENTS)
+
+
+def test_swapped_arguments_are_named():
+    parser = command_line.Parser()
+    parser.add(f'{command_line.CONFIG} checkpoint')
+    with pytest.raises(ValueError, match=r'got x\.pth config\.py: arguments swapped\?'):
+        command_line.make_job(parser.parse_args(['x.pth', 'config.py']))
 
 
 @pytest.mark.parametrize('tool', COMMANDS)

@@ -7,6 +7,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
+from ...checks import check_type
 from .maps import prepare_convolutions, restore_convolutions
 
 Model = TypeVar('Model', bound=nn.Module)
@@ -37,12 +38,14 @@ def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = N
         `model`.
 
     Raises:
+        TypeError: `model` is no module.
         ImportError: without the folder `swin_backbone/kernels`.
         ValueError: `precision` is neither None nor 'int8'; or 'int8' without the compiled library, for a model on a
             GPU, or without a Swin layer that the library computes.
     """
     from ...kernels.bind.accelerate import accelerate_swin, find_swins
 
+    check_type('model', model, nn.Module, "a torch.nn.Module (`eval` of mmdet's Swin returns None)")
     accelerate_swin(model, dry_run, precision)
     if not dry_run and all(parameter.device.type == 'cpu' for parameter in model.parameters()):
         replace_layers(model)

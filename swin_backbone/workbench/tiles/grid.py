@@ -85,6 +85,12 @@ class Axis:
         return weights
 
 
+def default_overlap(tile: int) -> int:
+    """Return the largest overlap of tiles of a side, up to 128 pixels, that `Grid` takes."""
+    most = min(128, tile // 2)
+    return max(0, most - (most - tile) % 16)
+
+
 class Grid:
     """The tiles of a picture, numbered row by row.
 

@@ -18,7 +18,7 @@ from ..predict.prediction import category_ids_of
 from ..predict.predictor import Predictor
 from . import writers
 from .blend import Blender
-from .grid import Grid
+from .grid import Grid, default_overlap
 from .manifest import Manifest
 from .objects import Merger, Object, mark_cut, runs_of
 from .readers import digest_of, open_picture
@@ -51,7 +51,7 @@ class TiledInference:
             `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` is
             the manifest of finished tiles.
         tile: side of a tile, in pixels.
-        overlap: of neighbouring tiles, in pixels, at most half a tile.
+        overlap: of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
         level: of a pyramid; 0 has all pixels.
         skip_blank: skip tiles in which no channel varies by more than this number. None: skip no tile.
         score_thr: lowest score of a written object. None: `score_thr` of the predictor.
@@ -70,13 +70,14 @@ class TiledInference:
         path: Union[str, Path],
         out_dir: Union[str, Path],
         tile: int = 1024,
-        overlap: int = 128,
+        overlap: Optional[int] = None,
         level: int = 0,
         skip_blank: Optional[int] = None,
         score_thr: Optional[float] = None,
     ):
         self.predictor, self.path, self.out_dir = predictor, Path(path), Path(out_dir)
         self.segments = predictor.scope == 'mmseg'
+        overlap = default_overlap(tile) if overlap is None else overlap
         if not self.segments and overlap < SMALLEST_OVERLAP:
             raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
         self.picture = open_picture(path, level)

@@ -321,3 +321,8 @@ def test_all_blocks_of_a_swin_decide_what_a_step_stores(monkeypatch):
     monkeypatch.setattr(origins, 'is_stored', lambda dtype, channels, stages_: stages.append(stages_) or False)
     swin_backbone.accelerate(build('mmdet'))(X)
     assert set(stages[-4:]) == {((16, 2), (32, 2))}
+
+
+def test_no_module_is_refused():
+    with pytest.raises(TypeError, match=r'model takes a torch\.nn\.Module .*, got None'):
+        swin_backbone.accelerate(None)
