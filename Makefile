@@ -5,7 +5,7 @@
 # make docs      build the documentation's site into build/site; `.venv/bin/mkdocs serve --livereload` shows it while you write
 # make docs-pictures   draw the pictures of docs/explanation/pictures.md, from the code and the two demos' checkpoints
 # make wheels    the source distribution and a wheel for each platform, into dist/
-# make notes TAG=v0.1.0   print the changelog's section of a release, whose tag must be that of swin_backbone/version.py
+# make notes TAG=v1.0.0   print the changelog's section of a release, whose tag must be that of swin_backbone/version.py
 # make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: an hour
 # make benchmark-gpu   check and time the kernels on this GPU, as one table: needs CUDA
 #

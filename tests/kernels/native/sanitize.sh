@@ -5,7 +5,7 @@
 # bash tests/kernels/native/sanitize.sh [PYTHON [SCRIPT ARGUMENT...]]     a minute to build, some more to run
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-python=${1:-python}
+python=$(realpath --no-symlinks "$(command -v "${1:-python}")") # a link into a virtual environment stays a link
 shift || true
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
