@@ -4,17 +4,19 @@ Functions import mmengine late, because code without mmengine imports this file 
 """
 
 import atexit
+import importlib.util
 import logging
 import os
 import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, wraps
 from pathlib import Path
 from threading import Lock
+from types import ModuleType
 from typing import Any, Optional, TypeVar
 
 import torch
@@ -105,6 +107,24 @@ def symbolic_views() -> AbstractContextManager[Any]:
 
     config: Any = _config  # its methods are added at import
     return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
+
+
+def unpickler_of_weights(stand_ins: Mapping[str, Any]) -> ModuleType:
+    """Return torch's unpickler of `torch.load(weights_only=True)`, a `pickle_module`, with further globals.
+
+    torch keeps further globals in a list of the process. The result is a second copy of torch's module, whose globals
+    belong to the copy. Without torch's module: an error is raised.
+
+    Args:
+        stand_ins: the further globals by name; those of `torch.serialization.add_safe_globals` are not allowed.
+    """
+    from torch import _weights_only_unpickler as original
+
+    spec: Any = importlib.util.spec_from_file_location(original.__name__, original.__file__)
+    unpickler: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unpickler)
+    unpickler._get_user_allowed_globals = lambda: stand_ins
+    return unpickler  # type: ignore[no-any-return]
 
 
 @constant_when_compiled  # torch.compile cannot trace `fp32_precision`

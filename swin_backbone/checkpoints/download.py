@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 from mmengine.logging import print_log
 
-from ..whole_files import CANNOT_WRITE
+from ..whole_files import CANNOT_WRITE, write_whole
 from .errors import CheckpointError, RefusedCheckpoint, naming
 from .hugging_face import file_in
 
@@ -39,8 +39,8 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     """Return the result of `read` for the file at a path, file://, http:// or https:// address.
 
     A folder of transformers stands for its file of weights. Downloads are kept in torch.hub's cache folder, by the
-    whole address. Without such a download, a file with the address's name serves there, as in torch.hub. A download
-    that `read` refuses is not kept. A damaged file in the cache is downloaded again.
+    whole address. Without such a download, a file with the address's name serves there, as in torch.hub, for the first
+    address of the name. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
 
     Raises:
         CheckpointError: if there is no such file or the download fails; and from `read`.
@@ -69,16 +69,18 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
     target = folder / f'{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name[-100:]}'
     by_name = folder / PurePosixPath(urlsplit(url).path).name  # of torch.hub, or put there by hand
     is_new = not target.is_file()
-    if is_new and os.path.isfile(by_name):  # False for a name that is too long
-        print_log(f'{by_name} serves for {url}', logger='current')
-        with naming(by_name):
-            return read(by_name)
     if is_new:
+        owner = _owner_of(by_name, url)
+        if owner == url.partition('?')[0]:
+            print_log(f'{by_name} serves for {url}', logger='current')
+            with naming(by_name):
+                return read(by_name)
+        place = f'{target}, because {by_name} serves for {owner}' if owner else str(by_name)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f'{target}.lock'):  # the processes of a machine wait for the first
                 if not target.is_file():
-                    _download(url, target, _HASH.search(name), by_name)
+                    _download(url, target, _HASH.search(name), place)
         except OSError as error:
             raise CheckpointError(
                 f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
@@ -96,7 +98,26 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
         return _fetch_from_server(url, read)
 
 
-def _download(url: str, target: Path, expected: Optional[re.Match[str]], by_name: Path) -> None:
+def _owner_of(file: Path, url: str) -> Optional[str]:
+    """Return the one address that a file of torch.hub's cache serves for; None without a file.
+
+    A name such as model.safetensors belongs to many addresses. The first address that asks gets the file; a record
+    beside the file keeps the address. Where no file can be written, the file serves for every address.
+    """
+    if not os.path.isfile(file):  # False for a name that is too long
+        return None
+    record, address = file.with_name(f'{file.name}.address'), url.partition('?')[0]
+    try:
+        if not record.is_file():
+            with FileLock(f'{record}.lock'):
+                if not record.is_file():
+                    write_whole(record, address.encode())
+        return record.read_text(encoding='utf-8')
+    except OSError:
+        return address
+
+
+def _download(url: str, target: Path, expected: Optional[re.Match[str]], place: str) -> None:
     for partial in target.parent.glob(f'{target.name}.*.partial'):  # of a killed process
         partial.unlink()
     print_log(f'Downloading {url} to {target}', logger='current')
@@ -109,7 +130,7 @@ def _download(url: str, target: Path, expected: Optional[re.Match[str]], by_name
             raise
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
         raise CheckpointError(
-            f'it could not be downloaded ({reason}); put the file at {by_name}, or write its path in the place of the '
+            f'it could not be downloaded ({reason}); put the file at {place}, or write its path in the place of the '
             'address; init_cfg=None begins with random weights'
         ) from error
     finally:

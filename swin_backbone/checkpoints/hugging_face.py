@@ -1,19 +1,21 @@
-"""Folders of transformers: a file of weights and the config.json that `from_pretrained` reads."""
+"""Folders of transformers: files of weights and the config.json that `from_pretrained` reads."""
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..positions import Size
-from .errors import CheckpointError, first_of
+from .errors import CheckpointError, first_of, naming
 from .formats import V2
 from .recognise import SwinWeights
 from .resize import window_of_table
 from .sizes import swin_sizes
 
-CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
-FILES = (WEIGHTS, 'pytorch_model.bin')  # in transformers' order
+CONFIG, WEIGHTS, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
+INDEX = '.index.json'  # ending of a file that lists the shards of weights
+FILES = (WEIGHTS, f'{WEIGHTS}{INDEX}', PICKLE, f'{PICKLE}{INDEX}')  # in transformers' order
 _FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
 
 
@@ -23,7 +25,7 @@ def is_folder(target: Path) -> bool:
 
 
 def file_in(folder: Path) -> Path:
-    """Return the file of weights in a folder of transformers.
+    """Return the file of weights in a folder of transformers, or the index of its shards.
 
     Raises:
         CheckpointError: without a file of weights.
@@ -31,7 +33,36 @@ def file_in(folder: Path) -> Path:
     for name in FILES:
         if (folder / name).is_file():
             return folder / name
-    raise CheckpointError(f'it is a folder without {" or ".join(FILES)}; name a file in it')
+    raise CheckpointError(f'it is a folder without {WEIGHTS} or {PICKLE}; name a file in it')
+
+
+def read_shards(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    """Return the weights of all shards that an index of transformers lists.
+
+    Args:
+        read: reads a shard.
+
+    Raises:
+        CheckpointError: if the index is damaged, or a shard or a weight of the index is missing.
+    """
+    try:
+        shard_of: dict[str, str] = json.loads(index.read_bytes())['weight_map']
+        shards = sorted({Path(name).name for name in shard_of.values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f'{index.name} lists no shards of weights: the file is damaged') from error
+    weights: dict[str, Any] = {}
+    for name in shards:
+        shard = index.with_name(name)
+        if not shard.is_file():
+            raise CheckpointError(f'{index.name} lists {name}, and there is no such file')
+        with naming(name):
+            contents = read(shard)
+        if not isinstance(contents, dict):
+            raise CheckpointError(f'{name} holds a {type(contents).__name__}, and no weights')
+        weights.update(contents)
+    if missing := [name for name in shard_of if name not in weights]:
+        raise CheckpointError(f'{index.name} lists weights that its shards lack: {first_of(missing)}')
+    return weights
 
 
 def config_json(weights: SwinWeights, missing: list[str]) -> bytes:

@@ -1,17 +1,17 @@
 """Read a checkpoint file without executing its contents.
 
-Files of torch.save are read by `torch.load(weights_only=True)`, which builds tensors and plain Python values only.
-Training scripts store two more kinds of values: numpy's numbers and arrays, and mmengine's HistoryBuffer. The stand-ins
-below rebuild both from plain values.
+Files of torch.save are read by the unpickler of `torch.load(weights_only=True)`, which builds tensors and plain Python
+values only. Training scripts store two more kinds of values: numpy's numbers and arrays, and mmengine's HistoryBuffer.
+The stand-ins below rebuild both from plain values.
 """
 
+import os
 import pickle
 import re
 import tarfile
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, BinaryIO, Optional, Union
@@ -22,8 +22,10 @@ import torch
 from mmengine.logging import HistoryBuffer
 from numpy.typing import NDArray
 
+from ..compat import unpickler_of_weights
 from .download import fetch
 from .errors import CheckpointError, RefusedCheckpoint, naming
+from .hugging_face import INDEX, read_shards
 
 START_BYTES = 512  # of a file, enough to tell its kind
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
@@ -50,7 +52,8 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
 
     Args:
         checkpoint: path, file://, http:// or https:// address; a file of `torch.save`, safetensors or a pickle of
-            detectron2. The contents tell the kind. Downloads are kept in the cache folder of torch.hub.
+            detectron2, or a folder of transformers. The contents tell the kind. Downloads are kept in the cache folder
+            of torch.hub.
         map_location: as of `torch.load`.
         unsafe_load: let the file execute code. Default: False, or the setting of `trust_checkpoints`.
 
@@ -59,6 +62,8 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
     """
 
     def read(path: Path) -> Any:
+        if path.name.endswith(INDEX):
+            return read_shards(path, read)
         with path.open('rb') as file:
             if is_safetensors(file.read(START_BYTES)):
                 return _read_safetensors(path, map_location)
@@ -83,8 +88,7 @@ def read_open_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_
         elif (plain := _read_pickle(file)) is not None:
             return plain
         file.seek(0)
-        with _stand_ins():
-            return _finish(_original_load(file, map_location=map_location, weights_only=True), {})
+        return _finish(_original_load(file, map_location=map_location, **_only_weights()), {})
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
@@ -207,16 +211,7 @@ def _leave_out(owner: Any, name: Any) -> None:
         raise pickle.UnpicklingError('GLOBAL builtins.getattr')
 
 
-def _named(stand_in: Any, path: str) -> Any:
-    """Give a stand-in the name of the original, for `torch.load` finds it."""
-    if isinstance(stand_in, FunctionType):
-        stand_in = FunctionType(stand_in.__code__, stand_in.__globals__)  # one for each name
-    stand_in.__module__, _, stand_in.__qualname__ = path.rpartition('.')
-    stand_in.__name__ = stand_in.__qualname__
-    return stand_in
-
-
-_ORIGINALS: dict[str, Any] = {
+STAND_INS: dict[str, Any] = {  # by the name of the original
     'mmengine.logging.history_buffer.HistoryBuffer': _History,
     'builtins.getattr': _leave_out,
     'builtins.bytes': lambda: b'',
@@ -224,12 +219,11 @@ _ORIGINALS: dict[str, Any] = {
     'numpy.ndarray': _Array,
 }
 for _core in ('numpy.core', 'numpy._core'):  # numpy 1 and 2
-    _ORIGINALS[f'{_core}.multiarray._reconstruct'] = lambda *_: _Array()
-    _ORIGINALS[f'{_core}.multiarray.scalar'] = lambda dtype, data: dtype.numbers(data)[0]
-    _ORIGINALS[f'{_core}.numeric._frombuffer'] = lambda data, dtype, shape, order: dtype.numbers(data).reshape(
+    STAND_INS[f'{_core}.multiarray._reconstruct'] = lambda *_: _Array()
+    STAND_INS[f'{_core}.multiarray.scalar'] = lambda dtype, data: dtype.numbers(data)[0]
+    STAND_INS[f'{_core}.numeric._frombuffer'] = lambda data, dtype, shape, order: dtype.numbers(data).reshape(
         shape, order=order
     )
-STAND_INS = {path: _named(stand_in, path) for path, stand_in in _ORIGINALS.items()}
 _PLAIN = {'collections.OrderedDict': OrderedDict, '_codecs.encode': lambda text, _: text.encode('latin1')}
 
 
@@ -243,17 +237,16 @@ class _Unpickler(pickle.Unpickler):
         return STAND_INS.get(path) or _PLAIN[path]
 
 
-@contextmanager
-def _stand_ins() -> Iterator[None]:
-    """Let `torch.load` find the stand-ins, and none of the originals that a user may have allowed."""
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(list(STAND_INS.values()))
-    try:
-        yield
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+@cache
+def _only_weights() -> dict[str, Any]:
+    """Return the arguments of `torch.load` for its unpickler of weights, which finds the stand-ins besides.
+
+    torch's own list of further globals belongs to the process, and is neither read nor changed. An environment variable
+    of torch forbids other unpicklers; the stand-ins are missing then.
+    """
+    if os.environ.get('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '').lower() in ('1', 'y', 'yes', 'true'):
+        return dict(weights_only=True)
+    return dict(weights_only=False, pickle_module=unpickler_of_weights(STAND_INS))
 
 
 def _finish(value: Any, finished: dict[int, tuple[Any, Any]]) -> Any:

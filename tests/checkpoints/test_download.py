@@ -163,6 +163,40 @@ def test_a_file_of_the_name_in_torchs_folder_serves(record_fault, server, log):
     record_fault('servers', 2)
 
 
+def test_a_name_in_torchs_folder_serves_one_address(record_fault, server):
+    """A name such as model.safetensors belongs to many addresses. The first address gets the file."""
+    server.answer = answer(b'', '404 Not Found')
+    server.cache.mkdir(parents=True)
+    file = server.cache / 'model.safetensors'
+    file.write_bytes(SAFETENSORS)
+    first, other = (f'{server.url}/{repository}/resolve/main/model.safetensors' for repository in 'AB')
+    for url in (first, f'{first}?download=true', first):
+        assert read_checkpoint(url)['weight'][999] == 999
+    with pytest.raises(CheckpointError, match=re.escape(f'because {file} serves for {first}')) as error:
+        read_checkpoint(other)
+    place = re.search(r'put the file at (\S+),', str(error.value))[1]
+    Path(place).write_bytes(safetensors.torch.save({'weight': torch.zeros(2)}))
+    assert len(read_checkpoint(other)['weight']) == 2
+    server.answer = answer(safetensors.torch.save({'weight': torch.zeros(3)}))
+    assert len(read_checkpoint(f'{server.url}/C/resolve/main/model.safetensors')['weight']) == 3
+    assert len(read_checkpoint(first)['weight']) == 1000
+    record_fault('servers', 2)
+
+
+def test_a_cache_that_cannot_be_written_serves(server, monkeypatch):
+    """A read-only cache, as in a container, keeps no record of the address."""
+    server.cache.mkdir(parents=True)
+    (server.cache / 'swin.pth').write_bytes(ZIP)
+
+    def refuse(path, *_):
+        raise PermissionError(13, 'Permission denied', str(path))
+
+    monkeypatch.setattr(download, 'FileLock', refuse)
+    for repository in 'AB':
+        assert read_checkpoint(f'{server.url}/{repository}/swin.pth')['state_dict']['weight'][999] == 999
+    assert not server.paths
+
+
 def test_files_of_one_name_at_two_addresses_are_two(server):
     addresses = ['/a/swin.pth', '/b/swin.pth', '/a/swin.pth?version=2', '/A/swin.pth']
     for number, address in enumerate(addresses):

@@ -56,6 +56,72 @@ def test_a_folder_of_theirs_is_taken(tmp_path, name):
     convert_checkpoint(tmp_path, tmp_path / 'out.pth', 'mmdet')
 
 
+def write_shards(folder, name, weights, parts=3):
+    """Write weights in shards and their index, as transformers does."""
+    stem, suffix = name.split('.')
+    keys = list(weights)
+    names = [f'{stem}-{part + 1:05}-of-{parts:05}.{suffix}' for part in range(parts)]
+    write = torch.save if suffix == 'bin' else safetensors.torch.save_file
+    for part, shard in enumerate(names):
+        write({key: weights[key] for key in keys[part::parts]}, folder / shard)
+    shard_of = {key: names[number % parts] for number, key in enumerate(keys)}
+    (folder / f'{name}.index.json').write_text(json.dumps({'metadata': {'total_size': 1}, 'weight_map': shard_of}))
+    return [folder / name for name in names]
+
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'pytorch_model.bin'])
+def test_a_folder_of_shards(tmp_path, name):
+    weights = bare()
+    write_shards(tmp_path, name, weights)
+    safetensors.torch.save_file(weights, tmp_path / 'whole.safetensors')
+    expected, from_folder, from_index = (SwinBackbone(arch='nano') for _ in range(3))
+    report = load_checkpoint(expected, tmp_path / 'whole.safetensors')
+    for backbone, path in ((from_folder, tmp_path), (from_index, tmp_path / f'{name}.index.json')):
+        assert set(load_checkpoint(backbone, path).loaded) == set(report.loaded)
+        for key in report.loaded:
+            assert torch.equal(backbone.state_dict()[key], expected.state_dict()[key])
+    convert_checkpoint(tmp_path, tmp_path / 'out.pth', 'mmdet')
+
+
+def damage_shards(folder, kind):
+    first, *_ = write_shards(folder, 'model.safetensors', bare())
+    index = folder / 'model.safetensors.index.json'
+    if kind == 'missing':
+        first.unlink()
+    elif kind == 'half':
+        first.write_bytes(first.read_bytes()[:1000])
+    elif kind == 'another':
+        first.write_bytes(safetensors.torch.save({'other': torch.ones(1)}))
+    elif kind == 'list':
+        torch.save([torch.ones(1)], first)
+    elif kind == 'outside':  # a shard of another folder is never read
+        index.write_text(index.read_text().replace(first.name, '../secret.safetensors'))
+        (folder.parent / 'secret.safetensors').write_bytes(first.read_bytes())
+    else:
+        index.write_text({'no JSON': '{', 'no map': '{}', 'no names': '{"weight_map": {"a": 3}}'}[kind])
+
+
+SHARDS = {
+    'missing': r'lists model-00001-of-00003\.safetensors, and there is no such file',
+    'half': r"checkpoint 'model-00001-of-00003\.safetensors': the file is truncated",
+    'another': r'lists weights that its shards lack: .* and \d+ more',
+    'list': 'model-00001.* holds a list, and no weights',
+    'outside': r'lists secret\.safetensors, and there is no such file',
+    **dict.fromkeys(('no JSON', 'no map', 'no names'), 'lists no shards of weights'),
+}
+
+
+@pytest.mark.parametrize('kind', SHARDS)
+def test_damaged_shards_are_one_sentence(tmp_path, record_fault, kind):
+    (tmp_path / 'model').mkdir()
+    damage_shards(tmp_path / 'model', kind)
+    with pytest.raises(CheckpointError, match=SHARDS[kind]) as error:
+        load_checkpoint(SwinBackbone(arch='nano'), tmp_path / 'model')
+    assert str(error.value).startswith(f"checkpoint '{tmp_path / 'model'}': ")
+    assert len(str(error.value).splitlines()) == 1
+    record_fault('damages')
+
+
 @pytest.mark.parametrize(
     ('state', 'to', 'message'),
     [

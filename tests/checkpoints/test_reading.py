@@ -7,6 +7,7 @@ import pickle
 import random
 import sys
 import tarfile
+import threading
 import types
 import zipfile
 from collections import Counter, OrderedDict
@@ -21,7 +22,7 @@ from helpers.models.small_models import randomised
 from mmengine.logging import HistoryBuffer
 
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
-from swin_backbone.checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
+from swin_backbone.checkpoints import CheckpointError, read_checkpoint, reading, trust_checkpoints
 
 
 def write(path, kind, payload):
@@ -85,6 +86,10 @@ def test_the_tool_makes_weights_of_it_when_told_to(tmp_path):
     assert done.stdout.startswith(f'{path} (mmdet or mmseg) to {out} (mmdet or mmseg): 125 tensors')
     assert made.is_dir()
     assert not load_checkpoint(SwinBackbone(arch='nano'), out).missing
+
+
+class Allowed:
+    """A class that a user allows by `torch.serialization.add_safe_globals`."""
 
 
 def everything():
@@ -153,6 +158,45 @@ def test_contents_of_mmengines_checkpoints(tmp_path, monkeypatch, kind):
     assert 'worst' not in HistoryBuffer._statistics_methods
     assert meta['dtype'] == torch.float16
     assert meta['both'][0] is meta['both'][1]
+
+
+def test_threads_read_at_the_same_time(tmp_path):
+    """Good files are read and a bad file is refused, whatever other threads read. Globals of the process stay."""
+    write(tmp_path / 'good.pth', 'zip', {'loss': HistoryBuffer([1.0], [1]), 'arrays': everything()['arrays']})
+    write(tmp_path / 'bad.pth', 'zip', makes_folder(tmp_path / 'made'))
+    write(tmp_path / 'user.pth', 'zip', Allowed())
+    results = []
+
+    def work(name, read):
+        for _ in range(6):
+            try:
+                results.append((name, type(read(tmp_path / name)).__name__))
+            except Exception as error:
+                results.append((name, type(error).__name__))
+
+    readers = [('good.pth', read_checkpoint)] * 2 + [('bad.pth', read_checkpoint), ('user.pth', torch.load)]
+    with torch.serialization.safe_globals([Allowed]):  # a global that a user allows, for his own loads
+        before = set(torch.serialization.get_safe_globals())
+        threads = [threading.Thread(target=work, args=reader) for reader in readers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(torch.serialization.get_safe_globals()) == before
+    expected = [('bad.pth', 'RefusedCheckpoint')] * 6 + [('good.pth', 'dict')] * 12 + [('user.pth', 'dict')] * 6
+    assert sorted(results) == expected
+
+
+def test_a_list_of_globals_that_torch_is_told_to_keep(tmp_path, monkeypatch):
+    """Under torch's variable, torch reads with its own globals alone."""
+    monkeypatch.setenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '1')
+    reading._only_weights.cache_clear()
+    write(tmp_path / 'weights.pth', 'zip', {'epoch': 1})
+    assert read_checkpoint(tmp_path / 'weights.pth')['meta'] == {'epoch': 1}
+    write(tmp_path / 'weights.pth', 'zip', np.arange(3))
+    with pytest.raises(CheckpointError, match='refused, because it is more than weights'):
+        read_checkpoint(tmp_path / 'weights.pth')
+    reading._only_weights.cache_clear()
 
 
 @pytest.mark.parametrize('protocol', [2, 4, 5])

@@ -29,7 +29,7 @@ for kind in (SwinBackbone, SwinV2Backbone):
     backbone.init_weights()
     sum(x.mean() for x in backbone(torch.rand(1, 3, 64, 64))).backward()
     torch.save(dict(state_dict=backbone.state_dict()), 'weights.pth')
-    convert_checkpoint('weights.pth', 'official.pth', 'official')
+    convert_checkpoint('weights.pth', 'official.pth', 'official', overwrite=True)
     other = kind(arch='nano', depths=(1, 1, 1, 1)).eval()
     load_checkpoint(other, 'official.pth')
     images = torch.rand(1, 3, 64, 64)
