@@ -22,9 +22,11 @@ from ..splits import (
     split_pictures,
     train_and_val,
 )
+from .shapes import angle_of, area_of, box_around, corners_of
 
 UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # before the names of pictures in Label Studio's exports
 SAMPLE = 50  # pictures of an annotation file whose place is looked up
+RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
 MAX_JSONS = 40  # that are looked into
 
 
@@ -49,6 +51,9 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
         contents.append(data)
         images.append(place)
         written |= is_changed or bool(renamed) or has_mark
+    shape_lines = _outline_boxes(contents, folder.with_masks)
+    lines += shape_lines
+    written |= bool(shape_lines)
     written |= _join_categories(contents)
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
@@ -178,6 +183,31 @@ def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:
     if len(kept) < len(categories):
         data['categories'], is_changed = kept, True
     return is_changed
+
+
+def _outline_boxes(contents: Sequence[dict[str, Any]], with_masks: bool) -> list[str]:
+    """Turn CVAT's rotated boxes, and give boxes among outlines a mask, in place, and return lines of the report."""
+    objects = [item for data in contents for item in data['annotations']]
+    boxes = [item for item in objects if not item.get('segmentation')]
+    draws = with_masks and len(boxes) < len(objects)
+    sizes = [{image['id']: (image['height'], image['width']) for image in data['images']} for data in contents]
+    turned = 0
+    for data, by_image in zip(contents, sizes):
+        for item in data['annotations']:
+            size = by_image.get(item['image_id'])
+            if size is None or item.get('segmentation'):
+                continue
+            attributes = item.get('attributes')
+            degrees = angle_of(attributes.get('rotation')) if isinstance(attributes, dict) else 0
+            x, y, width, height = item['bbox']
+            box = box_around('', corners_of(x, y, x + width, y + height, degrees), size, is_rectangle=True)
+            if degrees:
+                item.update(bbox=list(box.bbox), area=area_of(box, size))
+                turned += 1
+            if draws and 0 not in box.bbox[2:]:
+                item['segmentation'] = box.mask
+    lines = [line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
+    return [*lines, line('masks', RECTANGLES.format(len(boxes), len(objects)))] if draws and boxes else lines
 
 
 def _are_numbers(values: Any) -> bool:

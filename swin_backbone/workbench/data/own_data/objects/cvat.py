@@ -15,7 +15,8 @@ from ....configs.paths import LARGEST_FILE
 from ..folder import DataFolder, OwnData, line
 from ..pairs import is_label
 from ..splits import Lists, index_tails, match_name, read_split_lists, split_of
-from .convert import Box, Part, box_around, box_of_bitmap, ellipse, join_groups, rotate, write_converted
+from .convert import Part, write_converted
+from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 from .voc import parse_xml
 
 ROOT = r'<annotations[\s>]'
@@ -109,7 +110,7 @@ def _read_shape(shape: Element, name: str, size: tuple[int, int]) -> Box:
 
     if shape.tag == 'polygon':
         points: Any = [[float(number) for number in pair.split(',')] for pair in shape.attrib['points'].split(';')]
-        return box_around(name, points, size, is_outline=True)
+        return box_around(name, points, size)
     if shape.tag == 'mask':
         x, y, width, height = map(int, numbers('left', 'top', 'width', 'height'))
         runs = [int(run) for run in shape.attrib['rle'].split(',')]
@@ -118,8 +119,6 @@ def _read_shape(shape: Element, name: str, size: tuple[int, int]) -> Box:
     turn = float(shape.get('rotation', 0))
     if shape.tag == 'ellipse':
         *middle, radius_x, radius_y = numbers('cx', 'cy', 'rx', 'ry')
-        return box_around(name, ellipse(middle, (radius_x, radius_y), turn), size, is_outline=True)
+        return box_around(name, ellipse(middle, (radius_x, radius_y), turn), size)
     left, top, right, bottom = numbers('xtl', 'ytl', 'xbr', 'ybr')
-    centre = (left + right) / 2, (top + bottom) / 2
-    corners = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
-    return box_around(name, rotate(corners - centre, turn) + centre, size)
+    return box_around(name, corners_of(left, top, right, bottom, turn), size, is_rectangle=True)

@@ -1,7 +1,7 @@
 """labelme's JSON files, one for each picture.
 
-Sources: labelme 5 and its labelme2coco.py; X-AnyLabeling writes the same with `rotation` and `difficult`. supervision
-names no file in its errors, and leaves out circles and masks.
+Sources: labelme 5 and 6, and labelme2coco.py; X-AnyLabeling writes the same with `rotation` and `difficult`.
+supervision names no file in its errors, and leaves out circles and masks.
 """
 
 import base64
@@ -20,12 +20,12 @@ from ....configs.paths import LARGEST_FILE, read_text
 from ..folder import DataFolder, OwnData, line
 from ..pairs import is_label
 from ..splits import index_tails, match_name, read_split_lists
-from .convert import Box, Part, box_around, box_of_bitmap, ellipse, join_groups, write_converted
+from .convert import Part, write_converted
+from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 
 SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
 FORMS = dict(
-    polygon='three points or more, an x and a y each',
-    rotation='three points or more, an x and a y each',
+    **dict.fromkeys(('polygon', 'rotation', 'oriented_rectangle'), 'three points or more, an x and a y each'),
     rectangle='two corners, an x and a y each',
     circle='the centre and a point of the edge',
     mask='its corners in the picture, and a PNG of this size in base64',
@@ -135,4 +135,6 @@ def _read_shape(kind: str, name: str, shape: Mapping[str, Any], size: tuple[int,
         return box_of_bitmap(name, bitmap, left, top, size)
     if kind == 'circle':
         points = ellipse(points[0], [math.dist(*points)] * 2)
-    return box_around(name, points, size, kind != 'rectangle')
+    if kind == 'rectangle' and len(points) > 1:  # two corners, or all four
+        points = corners_of(*np.min(points, 0), *np.max(points, 0))
+    return box_around(name, points, size, kind == 'rectangle')

@@ -13,7 +13,8 @@ from ....configs.paths import MOST_TEXT, read_file
 from ..folder import DataFolder, OwnData, line
 from ..pairs import is_label
 from ..splits import folder_split, read_split_lists
-from .convert import Box, write_converted
+from .convert import write_converted
+from .shapes import Box, angle_of, box_around, corners_of
 
 
 def find_voc(folder: DataFolder) -> Optional[OwnData]:
@@ -77,7 +78,6 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
     stated = [(root.findtext(f'size/{key}') or '').strip() for key in ('height', 'width')]
     if all(text.isdecimal() and int(text) for text in stated):
         size = int(stated[0]), int(stated[1])
-    height, width = size
     boxes = []
     for index, node in enumerate(root.iter('object')):
         name = (node.findtext('name') or '').strip()
@@ -94,10 +94,11 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
                 f'{file}: bndbox of object {index} takes xmin, ymin, xmax, ymax, the first two below; got {corners}'
                 + ('. If it has polygons, export COCO' if not any(corners) else '')
             )
-        left, right = (min(max(value - 1, 0.0), width) for value in (left, right))
-        top, bottom = (min(max(value - 1, 0.0), height) for value in (top, bottom))
+        attributes = {one.findtext('name'): one.findtext('value') for one in node.iterfind('attributes/attribute')}
+        degrees = angle_of(attributes.get('rotation'))  # CVAT does not turn the box
+        outline = corners_of(left - 1, top - 1, right - 1, bottom - 1, degrees)
         is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
-        boxes.append(Box(name, (left, top, right - left, bottom - top), is_ignored=is_difficult))
+        boxes.append(box_around(name, outline, size, is_rectangle=True, is_ignored=is_difficult))
     return size, boxes
 
 

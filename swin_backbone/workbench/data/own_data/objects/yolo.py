@@ -17,7 +17,8 @@ from ....configs.paths import read_text
 from ..folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
 from ..pairs import is_label
 from ..splits import Lists, index_tails, match_lines, read_split_lists
-from .convert import Box, box_around, write_converted
+from .convert import write_converted
+from .shapes import Box, box_around, corners_of
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
 MOST_YAML = 2**20  # bytes
@@ -213,7 +214,7 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
         corners: NDArray[Any] = np.reshape(values[1:], (-1, 2))
         if not is_outline:
             centre, half = corners[0], corners[1] / 2
-            corners = np.stack([centre - half, centre + half])
+            corners = corners_of(*(centre - half), *(centre + half))
         category = names[int(values[0])] if names else f'class {int(values[0])}'
-        boxes.append(box_around(category, corners * (width, height), size, is_outline))
+        boxes.append(box_around(category, corners * (width, height), size, not is_outline))
     return boxes

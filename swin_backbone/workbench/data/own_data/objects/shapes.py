@@ -1,0 +1,165 @@
+"""Objects by outlines, boxes and bitmaps, in pixels of their picture."""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, Union
+
+import cv2
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pycocotools import mask as coco_mask
+
+ELLIPSE = np.linspace(0, 2 * np.pi, 64, endpoint=False)  # angles of the points of its outline
+
+
+class Box(NamedTuple):
+    """An object.
+
+    Args:
+        category: name of its class.
+        bbox: x, y, width and height, in pixels.
+        mask: outlines, or an RLE.
+        is_rectangle: a box is drawn, and no outline.
+        is_ignored: neither trained nor scored.
+    """
+
+    category: str
+    bbox: tuple[float, float, float, float]
+    mask: Union[list[list[float]], dict[str, Any]]
+    is_rectangle: bool = False
+    is_ignored: bool = False
+
+
+def box_around(
+    category: str, points: ArrayLike, size: tuple[int, int], is_rectangle: bool = False, is_ignored: bool = False
+) -> Box:
+    """Return the object inside an outline, points (N, 2) in pixels, which is cut at the picture's edges.
+
+    Raises:
+        ValueError: if they are not three finite points or more.
+    """
+    given: NDArray[Any] = np.asarray(points, float)
+    if given.ndim != 2 or given.shape[1] != 2 or len(given) < 3 or not np.isfinite(given).all():
+        raise ValueError(f'points must be finite, (N, 2), got {given.shape}')
+    outline, around = cut_outline(given, size)
+    low, high = (around.min(0), around.max(0)) if len(around) else np.zeros((2, 2))
+    x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
+    mask = [outline.ravel().round(3).tolist()] if len(outline) > 2 else []
+    return Box(category, (x, y, w, h), mask, is_rectangle, is_ignored)
+
+
+def cut_outline(points: NDArray[Any], size: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Cut an outline at the four edges of a picture, one after the other (Sutherland and Hodgman, 1974).
+
+    Unlike shapely's, the outline may cross or touch itself: pixels inside keep their state, by the even-odd rule. Parts
+    of the outline that are joined outside of the picture are joined along its edges.
+
+    Args:
+        points: (N, 2), finite.
+        size: height and width of the picture.
+
+    Returns:
+        The outline (M, 2), and the points of it that the object has: a corner of the picture may be on a join alone.
+    """
+    height, width = size
+    outline = points
+    for axis, edge, inwards in ((0, 0, 1), (1, 0, 1), (0, width, -1), (1, height, -1)):
+        depth = inwards * (outline[:, axis] - edge)
+        if (depth >= 0).all():
+            continue
+        ends, end_depth = np.roll(outline, -1, 0), np.roll(depth, -1)
+        crosses = np.sign(depth) * np.sign(end_depth) < 0
+        share = np.divide(depth, depth - end_depth, out=np.zeros_like(depth), where=crosses)
+        crossings = outline + share[:, None] * (ends - outline)
+        crossings[:, axis] = edge
+        kept = np.stack([depth >= 0, crosses], 1).ravel()
+        outline = np.stack([outline, crossings], 1).reshape(-1, 2)[kept]
+    if outline is points:
+        return points, points
+    closed = points.astype(np.float32)
+    outside = [corner for corner in corners_of(0, 0, width, height) if cv2.pointPolygonTest(closed, corner, False) < 0]
+    on_join = [(outline == corner).all(1) for corner in outside]
+    return outline, outline[~np.any(on_join, 0)] if on_join else outline
+
+
+def corners_of(left: float, top: float, right: float, bottom: float, degrees: float = 0) -> NDArray[Any]:
+    """Return the corners of a box, (4, 2), turned clockwise around its centre."""
+    corners: NDArray[Any] = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], float)
+    centre = corners.mean(0)
+    return rotate(corners - centre, degrees) + centre if degrees else corners
+
+
+def box_of_bitmap(category: str, bitmap: NDArray[Any], left: int, top: int, size: tuple[int, int]) -> Box:
+    """Return an object by a bitmap (H, W) whose first pixel is at `left` and `top` of the picture.
+
+    Raises:
+        ValueError: if the bitmap reaches out of the picture.
+    """
+    whole = np.zeros(size, np.uint8, 'F')
+    whole[top : top + bitmap.shape[0], left : left + bitmap.shape[1]] = bitmap != 0
+    rle = coco_mask.encode(whole)
+    x, y, w, h = coco_mask.toBbox(rle).tolist()
+    return Box(category, (x, y, w, h), _as_json(rle))
+
+
+def ellipse(centre: Sequence[float], radii: Sequence[float], degrees: float = 0) -> NDArray[Any]:
+    """Return the points of an outline, (N, 2)."""
+    outline: NDArray[Any] = rotate(np.stack([np.cos(ELLIPSE), np.sin(ELLIPSE)], 1) * radii, degrees) + centre
+    return outline
+
+
+def angle_of(attribute: Any) -> float:
+    """Return an attribute called rotation in degrees. One without a finite number is the user's own, and becomes 0."""
+    try:
+        degrees = float(attribute)
+    except (TypeError, ValueError):
+        return 0
+    return degrees if math.isfinite(degrees) else 0
+
+
+def rotate(points: NDArray[Any], degrees: float) -> NDArray[Any]:
+    """Return points (N, 2), turned clockwise around (0, 0) of a picture."""
+    turn = np.exp(1j * np.deg2rad(degrees))
+    turned: NDArray[Any] = points @ np.array([[turn.real, turn.imag], [-turn.imag, turn.real]])
+    return turned
+
+
+def join_groups(parts: Iterable[tuple[Hashable, Box]]) -> list[Box]:
+    """Join the parts of an object, which have the same class and the same group, which is not None."""
+    groups: dict[Hashable, list[Box]] = {}
+    for number, (group, box) in enumerate(parts):
+        groups.setdefault((number,) if group is None else (box.category, group), []).append(box)
+    return [boxes[0] if len(boxes) == 1 else _join(boxes) for boxes in groups.values()]
+
+
+def _join(boxes: Sequence[Box]) -> Box:
+    boxes = [box for box in boxes if 0 not in box.bbox[2:]] or boxes[:1]
+    around = np.array([box.bbox for box in boxes])
+    low, high = around[:, :2].min(0), (around[:, :2] + around[:, 2:]).max(0)
+    x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
+    rles = [box.mask for box in boxes if isinstance(box.mask, dict)]
+    mask: Union[list[list[float]], dict[str, Any]] = [
+        outline for box in boxes if isinstance(box.mask, list) for outline in box.mask
+    ]
+    if rles:
+        size = rles[0]['size']
+        mask = _as_json(coco_mask.merge([*rles, *(coco_mask.frPyObjects(mask, *size) if mask else ())]))
+    is_rectangle, is_ignored = all(box.is_rectangle for box in boxes), any(box.is_ignored for box in boxes)
+    return Box(boxes[0].category, (x, y, w, h), mask, is_rectangle, is_ignored)
+
+
+def _as_json(rle: dict[str, Any]) -> dict[str, Any]:
+    return dict(size=list(rle['size']), counts=rle['counts'].decode())
+
+
+def area_of(box: Box, size: tuple[int, int]) -> float:
+    """Return the area of an object: its pixels, or what its outline encloses for a box and for less than a pixel."""
+    if isinstance(box.mask, dict):
+        return int(coco_mask.area(box.mask))
+    if not box.is_rectangle or len(box.mask) > 1:
+        pixels = int(coco_mask.area(coco_mask.merge(coco_mask.frPyObjects(box.mask, *size))))
+        if pixels:
+            return pixels
+    outlines = [np.reshape(outline, (-1, 2)) for outline in box.mask]
+    products = sum(abs(np.linalg.det(np.stack([outline, np.roll(outline, -1, 0)], 1)).sum()) for outline in outlines)
+    return round(float(products) / 2, 3)
