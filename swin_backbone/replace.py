@@ -72,8 +72,11 @@ class CannotRun(ValueError):
     """The error of a named backend that cannot compute a call; `reason` is a sentence."""
 
     def __init__(self, backend: str, reason: str) -> None:
-        super().__init__(f'backend={backend!r} cannot compute this: {reason}')
-        self.reason = reason
+        super().__init__(backend, reason)  # the arguments of a copy and of a pickle
+        self.backend, self.reason = backend, reason
+
+    def __str__(self) -> str:
+        return f'backend={self.backend!r} cannot compute this: {self.reason}'
 
 
 def refuse(backend: str, reason: str, raise_error: bool) -> Literal[False]:
