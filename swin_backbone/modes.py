@@ -68,7 +68,8 @@ def linear_dtype(x: Tensor) -> torch.dtype:
 def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Decorate a function of sizes: cache its tables, but build them anew where a graph is recorded.
 
-    Fake tensors have no values and serve their own fake mode alone. A CUDA graph reads the tables of its capture at
+    A transform of `torch.func` wraps the tables that are built under it, and the wrappers end with the transform. Fake
+    tensors have no values and serve their own fake mode alone. A CUDA graph reads the tables of its capture at
     every replay: the process keeps them. A table that is built during a capture has no values before a replay.
     """
     tables: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the least recently used first
@@ -77,7 +78,8 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(build)
     def find(*sizes: Any) -> Tensor:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        if is_traced or _peek_transform() is not None:
             return build(*sizes)
         key = fake_mode(), *sizes
         # A build without CUDA has no current stream.

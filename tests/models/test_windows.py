@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_backbone import modes
-from swin_backbone.models.windows import Windows
+from swin_backbone.models.windows import Windows, find_tokens
 from swin_backbone.modes import CACHED_TABLES, cached_table
 
 sides = st.integers(1, 19)
@@ -117,3 +117,15 @@ def test_a_map_that_is_rolled_before_it_is_padded(size):
     assert torch.equal(y_LNC, Windows(*padded.shape[1:3], (4, 4)).partition(padded))
     assert torch.equal(windows.reverse(y_LNC, 2), x_BHWC)
     assert torch.equal(windows.mask(x_BHWC.device), Windows(*size, (4, 4), (2, 1)).mask(x_BHWC.device))
+
+
+def test_tables_of_a_transform_end_with_the_transform():
+    """A table that is made under `torch.func.grad` is wrapped, and the wrapper has no meaning outside."""
+
+    def sum_of(x):
+        return x[find_tokens(Windows(5, 9, (3, 4)), x.device) % 45].sum()
+
+    torch.func.grad(sum_of)(torch.randn(45))
+    table = find_tokens(Windows(5, 9, (3, 4)), torch.device('cpu'))
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(table)
+    assert len(set(table.tolist())) == 46
