@@ -7,6 +7,7 @@ import inspect
 from functools import cache
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 
 Values = dict[str, Any]  # arguments of a call, by name
@@ -16,7 +17,9 @@ _signature_of = cache(inspect.signature)
 
 
 def list_arguments(module: Any) -> list[str]:
-    """Return the names of the arguments of `forward`, except those of OPTIONAL."""
+    """Return the names of the arguments of `forward`, except those of OPTIONAL. A scripted module has none."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
     _, *parameters = _signature_of(type(module).forward).parameters.values()
     return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in OPTIONAL]
 

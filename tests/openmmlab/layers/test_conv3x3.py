@@ -42,6 +42,15 @@ def test_it_computes_the_same(calls):
     assert len(calls) == 2  # the last input is too small
 
 
+@pytest.mark.parametrize('kind', [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_map_without_a_batch(kind):
+    conv = kind(4, 8, 3, padding=1)
+    x = torch.randn(4, 9, 7)
+    expected = conv(x)
+    use_channels_last(conv)
+    torch.testing.assert_close(conv(x), expected)
+
+
 @pytest.mark.parametrize(
     'settings',
     [
