@@ -4,7 +4,7 @@ A value of a wrong type is a TypeError, a value out of range a ValueError. The m
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Optional, TypeVar, Union
@@ -42,16 +42,26 @@ def check_int(name: str, value: object, least: Optional[int] = None) -> int:
     return int(value)
 
 
-def check_number(name: str, value: object) -> float:
-    """Check a finite number of Python or NumPy."""
+def check_number(
+    name: str,
+    value: object,
+    allowed: str = 'a finite number',
+    is_allowed: Callable[[float], bool] = lambda number: True,
+) -> float:
+    """Check a finite number of Python or NumPy.
+
+    Args:
+        allowed: the allowed numbers in words.
+        is_allowed: whether a finite number is allowed.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(refusal(name, 'a finite number', value))
+        raise TypeError(refusal(name, allowed, value))
     try:
         number = float(value)
     except OverflowError:  # an int beyond all floats
         number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(refusal(name, 'a finite number', value))
+    if not (math.isfinite(number) and is_allowed(number)):
+        raise ValueError(refusal(name, allowed, value))
     return number
 
 

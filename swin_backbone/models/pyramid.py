@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..checkpoints import adapt_state_dict, load_checkpoint
-from ..checks import check_choice, check_int, refusal
+from ..checks import check_choice, check_int, check_number, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, recorder_of
 from ..positions import Size, resize_absolute_position_embedding
@@ -121,6 +121,11 @@ class SwinPyramid(BaseModule):
         if not -1 <= self.frozen_stages <= num_stages:
             raise ValueError(refusal('frozen_stages', f'-1 to {num_stages}, the number of stages', frozen_stages))
         self.small_map = check_choice('small_map', small_map, ['pad', 'shrink'])
+        narrowest = min(sizes.widths)
+        hidden = f'a number of at least 1 / {narrowest}, one hidden channel'
+        check_number('mlp_ratio', mlp_ratio, hidden, lambda ratio: ratio * narrowest >= 1)
+        # A rate of 1 would divide by 0.
+        check_number('drop_path_rate', drop_path_rate, 'a rate from 0 to below 1', lambda rate: 0 <= rate < 1)
 
         self.patch_embed = PatchEmbed(in_channels, sizes.widths[0], patch, norm_cfg if patch_norm else None)
         if use_abs_pos_embed:
@@ -132,7 +137,8 @@ class SwinPyramid(BaseModule):
             self.register_parameter('absolute_pos_embed', None)
         self.drop_after_pos = nn.Dropout(drop_rate)
 
-        rates = iter(torch.linspace(0, drop_path_rate, sum(sizes.depths), device='cpu').tolist())
+        depth, of_float32 = sum(sizes.depths), dict(dtype=torch.float32, device='cpu')
+        rates = iter(torch.linspace(0, drop_path_rate, depth, **of_float32).tolist())  # type: ignore[arg-type]
         common = dict(drop_rate=drop_rate, act_cfg=act_cfg, norm_cfg=norm_cfg, small_map=small_map)
         self.stages = ModuleList()
         for stage, depth in enumerate(sizes.depths):

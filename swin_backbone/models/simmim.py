@@ -25,6 +25,11 @@ class MaskedPyramid(SwinPyramid):
         super().__init__(*args, **{'out_indices': None, **kwargs})
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.num_features[0]))
 
+    def layer_order(self) -> list[list[str]]:
+        """Return the layers, see `SwinPyramid.layer_order`. The mask token is one of the tokens of layer 0."""
+        first, *others = super().layer_order()
+        return [[*first, 'mask_token'], *others]
+
     def init_weights(self) -> None:
         """Initialise like the pyramid, and the mask token from a normal distribution, like the paper's code."""
         nn.init.trunc_normal_(self.mask_token, std=0.02)

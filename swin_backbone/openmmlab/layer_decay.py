@@ -52,7 +52,8 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         unknown = set(self.paramwise_cfg) - {'decay_rate'}
         if unknown:
             raise ValueError(f'paramwise_cfg takes decay_rate alone, got {dict(self.paramwise_cfg)}')
-        check_number('paramwise_cfg.decay_rate', self.paramwise_cfg.get('decay_rate'))
+        allowed, rate = 'a number above 0 and at most 1', self.paramwise_cfg.get('decay_rate')
+        check_number('paramwise_cfg.decay_rate', rate, allowed, lambda rate: 0 < rate <= 1)
 
     def add_params(self, params: list[dict[str, Any]], module: nn.Module, **_: Any) -> None:
         """Append a group for each learning rate and decay of a model's trainable parameters."""
@@ -86,6 +87,8 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 def layers(model: nn.Module) -> dict[str, int]:
     """Return the layer of each parameter of the backbone, by `SwinPyramid.layer_order`.
 
+    A parameter that a subclass adds is in no layer, and learns like neck and heads.
+
     Raises:
         ValueError: if the model has no Swin of this package.
     """
@@ -98,6 +101,8 @@ def layers(model: nn.Module) -> dict[str, int]:
     layer_of = {prefix: layer for layer, prefixes in enumerate(backbone.layer_order()) for prefix in prefixes}
     path = path + '.' if path else ''
     return {
-        path + name: next(layer for prefix, layer in layer_of.items() if f'{name}.'.startswith(f'{prefix}.'))
+        path + name: layer
         for name, _ in backbone.named_parameters()
+        for prefix, layer in layer_of.items()
+        if f'{name}.'.startswith(f'{prefix}.')
     }

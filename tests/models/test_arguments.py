@@ -49,6 +49,13 @@ def test_every_argument_is_documented(backbone):
         (dict(pretrained=123), 'pretrained takes a path or an address, got 123'),
         (dict(backend='eager'), "backend takes one of 'auto', .*, got 'eager'"),
         (dict(small_map='crop'), "small_map takes one of 'pad', 'shrink', got 'crop'"),
+        (dict(drop_path_rate=20), 'drop_path_rate takes a rate from 0 to below 1, got 20'),
+        (dict(drop_path_rate=-0.3), 'drop_path_rate takes a rate from 0 to below 1, got -0.3'),
+        (dict(drop_path_rate=1), 'drop_path_rate takes a rate from 0 to below 1, got 1'),
+        (dict(drop_path_rate='0.1'), "drop_path_rate takes a rate from 0 to below 1, got '0.1'"),
+        (dict(mlp_ratio=0), 'mlp_ratio takes a number of at least 1 / 32, one hidden channel, got 0'),
+        (dict(mlp_ratio=0.03), 'mlp_ratio takes a number of at least 1 / 32, one hidden channel, got 0.03'),
+        (dict(mlp_ratio=float('nan')), 'mlp_ratio takes a number of at least 1 / 32, one hidden channel, got nan'),
         (dict(pretrained='a', init_cfg=dict(type='Xavier')), "pretrained and init_cfg exclude each other, got 'a'"),
     ],
 )

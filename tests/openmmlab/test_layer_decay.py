@@ -6,6 +6,7 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.models import SimMIMSwinBackbone, SimMIMSwinV2Backbone
 
 LR, DECAY, RATE = 1e-4, 0.05, 0.9
 DEPTHS = (2, 2, 6, 2)
@@ -85,6 +86,33 @@ def test_frozen_parameters_are_in_no_group():
     model = Detector(frozen_stages=2)
     optimized = {id(p) for group in build(model).optimizer.param_groups for p in group['params']}
     assert optimized == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize('rate', [2, 1.01, 0, -0.5, float('nan')])
+def test_a_rate_out_of_range(rate):
+    with pytest.raises(ValueError, match=r'decay_rate takes a number above 0 and at most 1, got'):
+        build(Detector(), dict(decay_rate=rate))
+
+
+@pytest.mark.parametrize('kind', [SimMIMSwinBackbone, SimMIMSwinV2Backbone])
+def test_a_mask_token_is_in_layer_0(kind):
+    groups = build(kind(arch='nano')).optimizer.param_groups
+    (rate,) = {group['lr'] for group in groups if 'mask_token' in group['param_names']}
+    assert rate == min(group['lr'] for group in groups) < LR
+
+
+class Adapted(SwinBackbone):
+    """A user's subclass with a layer of its own."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.adapter = nn.Linear(4, 4)
+
+
+def test_a_layer_of_a_subclass_learns_like_the_heads():
+    groups = build(Adapted(arch='nano')).optimizer.param_groups
+    (rate,) = {group['lr'] for group in groups if 'adapter.weight' in group['param_names']}
+    assert rate == LR == max(group['lr'] for group in groups)
 
 
 @pytest.mark.parametrize('paramwise', [{}, dict(decay_rate=0.9, lr_mult=2)])
