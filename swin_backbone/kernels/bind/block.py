@@ -216,4 +216,4 @@ def _draw_drop_path(rate: float, batch: int) -> Tensor:
 
     The numbers are equal to those of mmcv's DropPath: first for attention, then for the MLP.
     """
-    return torch.rand(2, batch, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
+    return torch.rand(2, batch, dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)

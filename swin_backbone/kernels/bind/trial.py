@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -52,7 +52,7 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
         setattr(owner, name, 0.0)
     for parameter in module.parameters():
         std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
-        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
+        parameter.data.copy_(_draw(parameter.shape, generator) * std)
         parameter.requires_grad_(True)
     arguments = _make_example(module, record, generator)
     original, gradients = _forward_and_backward(module, module.forward, *arguments)
@@ -79,7 +79,7 @@ def _make_example(module: Any, record: Record, generator: torch.Generator) -> li
     names = list_arguments(module)
     if record.compute is compute_embedding:
         height, width = module.projection.kernel_size
-        return [torch.randn(2, record.channels, 5 * height + 1, 7 * width + 1, generator=generator)]
+        return [_draw((2, record.channels, 5 * height + 1, 7 * width + 1), generator)]
     is_map = names == ['x'] and (not hasattr(module, 'input_resolution') or hasattr(module, 'drop_path1'))  # of timm
     Wh, Ww = read_windows(module, {}, (1, 1)).window_size if record.origin else (4, 4)
     size = 2 * Wh + 1, Ww + max(1, Ww // 2)
@@ -93,7 +93,12 @@ def _make_example(module: Any, record: Record, generator: torch.Generator) -> li
         mask_LNN = find_mask(read_windows(module, {}, size))
         values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
     shape = size if is_map else (math.prod(size),)
-    return [torch.randn(2, *shape, record.channels, generator=generator), *(values[name] for name in names[1:])]
+    return [_draw((2, *shape, record.channels), generator), *(values[name] for name in names[1:])]
+
+
+def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return random numbers of float32, also under another default dtype."""
+    return torch.randn(shape, generator=generator, dtype=torch.float32)
 
 
 def _relative(ours: Tensor, original: Tensor, least: float = 0.0) -> float:

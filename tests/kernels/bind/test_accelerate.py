@@ -51,6 +51,27 @@ def test_outputs_gradients_and_random_numbers_stay(toolbox, with_cp, calls):
     assert all(torch.equal(a, b) for a, b in zip(results(model, X), expected))
 
 
+@pytest.mark.parametrize(('dtype', 'layers'), [(torch.float64, 6), (torch.bfloat16, 8), (torch.float16, 8)])
+def test_another_default_dtype(dtype, layers):
+    """The trial of a layer draws maps of float32, as the layer's weights are.
+
+    Under float64, mmdet's own mask of shifted blocks is float64, and mmdet's forward of the two blocks raises.
+    """
+    model = build('mmdet')
+    torch.set_default_dtype(dtype)
+    try:
+        swin_backbone.accelerate(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(accelerated(model)) == layers
+
+
+def test_a_scripted_module_beside_a_swin():
+    model = nn.ModuleDict(dict(backbone=build('mmdet'), head=torch.jit.script(nn.Linear(4, 4))))
+    swin_backbone.accelerate(model)
+    assert len(accelerated(model)) == 8
+
+
 def test_precision_int8(calls):
     """All layers multiply in eight bits, until a gradient is recorded or the precision is taken back."""
     model = build('mmdet', eval=True)
