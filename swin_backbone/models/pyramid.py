@@ -137,8 +137,8 @@ class SwinPyramid(BaseModule):
             self.register_parameter('absolute_pos_embed', None)
         self.drop_after_pos = nn.Dropout(drop_rate)
 
-        depth, of_float32 = sum(sizes.depths), dict(dtype=torch.float32, device='cpu')
-        rates = iter(torch.linspace(0, drop_path_rate, depth, **of_float32).tolist())  # type: ignore[arg-type]
+        rates_L = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
+        rates = iter(rates_L.tolist())
         common = dict(drop_rate=drop_rate, act_cfg=act_cfg, norm_cfg=norm_cfg, small_map=small_map)
         self.stages = ModuleList()
         for stage, depth in enumerate(sizes.depths):
