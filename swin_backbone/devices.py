@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
 from torch.overrides import TorchFunctionMode
 
 
@@ -45,6 +44,8 @@ def keep_freed_memory() -> None:
 
 def has_accelerator() -> bool:
     """Return whether mmengine finds a GPU or another device for training."""
+    from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
+
     has_one: bool = is_cuda_available() or is_npu_available() or is_musa_available()
     return has_one
 

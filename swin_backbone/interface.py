@@ -26,6 +26,7 @@ from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
 from .checkpoints import convert_checkpoint, load_checkpoint
 from .compat import give_numba_a_cache, import_torchvision
 from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from .openmmlab import registration  # noqa: F401
 from .openmmlab.config_files import register_prefixes
 from .openmmlab.layer_decay import SwinLayerDecayOptimizerConstructor
 from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore

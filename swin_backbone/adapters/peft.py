@@ -4,10 +4,10 @@ Matched to peft 0.21: `inject_adapter_in_model`, `get_peft_model_state_dict`, `p
 """
 
 import copy
+from importlib.util import find_spec
+from logging import getLogger
 from typing import Any, Optional
 
-from mmengine.logging import print_log
-from mmengine.registry import MODELS
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from ..models import SwinBackbone
 
 LAYERS = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: qkv, projection, fc1, fc2
+_logger = getLogger(__name__)
 BASE = '.base_layer'  # part of the names of layers with adapters
 
 
-@MODELS.register_module()
 class LoraSwinBackbone(SwinBackbone):
     """A frozen `SwinBackbone` with small trained matrices beside its linear layers.
 
@@ -35,16 +35,16 @@ class LoraSwinBackbone(SwinBackbone):
         super().__init__(**arguments)
         self.arguments = arguments
         inject_adapter_in_model(LoraConfig(**{'target_modules': LAYERS, **(lora or {})}), self)
-        self.register_state_dict_post_hook(_to_plain_names)
-        self.register_load_state_dict_pre_hook(_from_plain_names)
-        print_log('LoRA: torch computes the blocks, module by module; merged, compiled operators do', 'current')
+        self.register_state_dict_post_hook(_to_plain_names)  # type: ignore[no-untyped-call]  # of torch
+        self.register_load_state_dict_pre_hook(_from_plain_names)  # type: ignore[no-untyped-call]
+        _logger.info('LoRA: torch computes the blocks, module by module; merged, compiled operators do')
 
     def init_weights(self) -> None:
         """Initialise as `SwinBackbone`; the matrices do not change."""
         plain = SwinBackbone(**self.arguments)
         plain.init_weights()
         self.load_state_dict(plain.state_dict(), strict=False)
-        self._is_init = True
+        self.is_init = True
 
     def merged(self) -> SwinBackbone:
         """Return a plain backbone of equal outputs: the matrices are added to the weights."""
@@ -68,3 +68,9 @@ def _from_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: 
     for name in [name for name, _ in module.named_parameters() if BASE in name]:
         if (plain := prefix + name.replace(BASE, '')) in state_dict:
             state_dict[prefix + name] = state_dict.pop(plain)
+
+
+if find_spec('mmengine') is not None:
+    from mmengine.registry import MODELS
+
+    MODELS.register_module(module=LoraSwinBackbone)

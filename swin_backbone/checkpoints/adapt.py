@@ -1,16 +1,15 @@
 """Load a checkpoint into a model: adapt names, window, image size and input channels."""
 
-import logging
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from logging import getLogger
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
-from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
@@ -22,6 +21,7 @@ from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, check_floating, find_
 from .resize import adapt_input_channels, resize_embedding, resize_table, trained_window
 from .sizes import swin_sizes
 
+_logger = getLogger(__name__)
 OF_A_CLASSIFIER = (
     "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
     'classifiers do not shift windows, and detectors and segmentors do: '
@@ -70,21 +70,21 @@ class LoadReport:
 
     def log(self) -> None:
         """Log one line, and warnings."""
-        print_log(str(self), logger='current')
+        _logger.info(str(self))
         warnings = [*self.warnings]
         if self.missing:
             warnings.append(f'Left at their initialisation: {", ".join(self.missing)}')
         if self.missing_elsewhere:
             warnings.append(f'Outside the backbone, not in the checkpoint: {first_of(self.missing_elsewhere)}')
         for warning in warnings:
-            print_log(warning, logger='current', level=logging.WARNING)
+            _logger.warning(warning)
         for note in self.notes:
-            _say_once(note)
+            _log_once(note)
 
 
 @cache
-def _say_once(note: str) -> None:
-    print_log(note, logger='current')
+def _log_once(note: str) -> None:
+    _logger.info(note)
 
 
 def backbones_of(model: nn.Module) -> dict[str, str]:

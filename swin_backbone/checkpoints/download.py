@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from http.client import HTTPException
+from logging import getLogger
 from pathlib import Path, PurePosixPath
 from typing import Optional, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -14,7 +15,6 @@ from urllib.request import url2pathname
 
 import torch
 from filelock import FileLock
-from mmengine.logging import print_log
 
 from ..whole_files import CANNOT_WRITE, write_whole
 from .errors import CheckpointError, RefusedCheckpoint, naming
@@ -26,6 +26,7 @@ TIMEOUT_S = 30.0
 _HASH = re.compile(r'(?:_\d{8}(?:_\d{6})?-|-(?=\d*[a-f]))([0-9a-f]{8,64})\.\w+$')
 
 T = TypeVar('T')
+_logger = getLogger(__name__)
 _timeout = TIMEOUT_S
 
 
@@ -72,7 +73,7 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
     if is_new:
         owner = _owner_of(by_name, url)
         if owner == url.partition('?')[0]:
-            print_log(f'{by_name} serves for {url}', logger='current')
+            _logger.info(f'{by_name} serves for {url}')
             with naming(by_name):
                 return read(by_name)
         place = f'{target}, because {by_name} serves for {owner}' if owner else str(by_name)
@@ -94,7 +95,7 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
         target.unlink(missing_ok=True)
         if is_new:
             raise
-        print_log(f'{target}: {error}; it is downloaded again', logger='current')
+        _logger.info(f'{target}: {error}; it is downloaded again')
         return _fetch_from_server(url, read)
 
 
@@ -120,7 +121,7 @@ def _owner_of(file: Path, url: str) -> Optional[str]:
 def _download(url: str, target: Path, expected: Optional[re.Match[str]], place: str) -> None:
     for partial in target.parent.glob(f'{target.name}.*.partial'):  # of a killed process
         partial.unlink()
-    print_log(f'Downloading {url} to {target}', logger='current')
+    _logger.info(f'Downloading {url} to {target}')
     default = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_timeout)
     try:

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, Optional, Union
 import numpy as np
 import safetensors.torch
 import torch
-from mmengine.logging import HistoryBuffer
 from numpy.typing import NDArray
 
 from ..compat import unpickler_of_weights
@@ -47,8 +46,9 @@ def are_checkpoints_trusted() -> bool:
 def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
     """Return the contents of a checkpoint file, usually a dict.
 
-    They are tensors, arrays of numbers, numbers, strings, lists, tuples, sets and dicts, and mmengine's HistoryBuffer;
-    a file with other objects is refused. The checksums of a zip archive are checked.
+    They are tensors, arrays of numbers, numbers, strings, lists, tuples, sets and dicts, and mmengine's HistoryBuffer,
+    which is a dict of arrays without mmengine. A file with other objects is refused. The checksums of a zip archive
+    are checked.
 
     Args:
         checkpoint: path, file://, http:// or https:// address; a file of `torch.save`, safetensors or a pickle of
@@ -195,13 +195,17 @@ class _Array:
 
 
 class _History:
-    """Stand-in for mmengine's HistoryBuffer. The methods in the file are left out."""
+    """Stand-in for mmengine's HistoryBuffer. The methods in the file are left out. Without mmengine: its arrays."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def finish(self) -> HistoryBuffer:
+    def finish(self) -> Any:
         values, counts = (self.state[name].finish() for name in ('_log_history', '_count_history'))
+        try:
+            from mmengine.logging import HistoryBuffer
+        except ImportError:
+            return dict(log_history=values, count_history=counts)
         return HistoryBuffer(values, counts, int(self.state.get('max_length', 1_000_000)))
 
 

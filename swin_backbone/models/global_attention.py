@@ -3,18 +3,19 @@
 Layout: B batch, C channels, H W height and width of a map, T = H*W tokens.
 """
 
+import copy
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
-from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.transformer import FFN
-from mmengine.model import BaseModule
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from .arguments import InitCfg
+from .initializers import apply_initializers, split_init_cfg
+from .layers.mlp import MLP
+from .layers.norm import build_norm
 
-@MODELS.register_module()
-class GlobalAttention(BaseModule):
+
+class GlobalAttention(nn.Module):
     """A transformer block over all tokens of the last map. In a config the block is the first neck.
 
     The HTC++ runs of Liu et al. 2021 (section 4.2) have "an extra global self-attention layer appended at the output
@@ -26,7 +27,7 @@ class GlobalAttention(BaseModule):
         num_heads: attention heads; must divide embed_dims.
         mlp_ratio: hidden channels of the MLP, divided by embed_dims.
         norm_cfg: norm before attention and before the MLP.
-        init_cfg: any initializer of mmengine.
+        init_cfg: initializers of mmengine.
     """
 
     def __init__(
@@ -35,13 +36,21 @@ class GlobalAttention(BaseModule):
         num_heads: int,
         mlp_ratio: float = 4,
         norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006 - the toolboxes' own way to write a config
-        init_cfg: Optional[dict[str, Any]] = None,
+        init_cfg: InitCfg = None,
     ):
-        super().__init__(init_cfg=init_cfg)
-        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        super().__init__()
+        self.init_cfg = copy.deepcopy(init_cfg)
+        self.is_init = False
+        self.norm1 = build_norm(norm_cfg, embed_dims)
         self.attn = nn.MultiheadAttention(embed_dims, num_heads, batch_first=True)
-        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn = FFN(embed_dims, int(mlp_ratio * embed_dims), act_cfg=dict(type='GELU'), add_identity=False)
+        self.norm2 = build_norm(norm_cfg, embed_dims)
+        self.ffn = MLP(embed_dims, int(mlp_ratio * embed_dims), dict(type='GELU'))
+
+    def init_weights(self) -> None:
+        """Apply the initializers of `init_cfg`."""
+        initializers, checkpoints = split_init_cfg(self.init_cfg)
+        apply_initializers(self, [*initializers, *checkpoints])
+        self.is_init = True
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Take maps (B, C_i, H_i, W_i), change the last map, and return all maps."""

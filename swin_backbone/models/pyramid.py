@@ -5,13 +5,12 @@ A stage of `out_indices` has a norm for its output.
 Layout: B batch, C channels, H W height and width.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Optional
 
 import torch
-from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,16 +21,17 @@ from ..modes import autocast_dtype, recorder_of
 from ..positions import Size, resize_absolute_position_embedding
 from ..replace import BACKENDS, replaceable
 from .arguments import InitCfg, Sizes, check_out_indices, check_patches
+from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
+from .layers.norm import build_norm
 
 
-class SwinStage(BaseModule):
+class SwinStage(nn.Module):
     """Blocks at one resolution, and a patch merging before or after the blocks. Every second block shifts its windows.
 
     `forward` runs only the blocks; the pyramid calls the patch merging and `normalise_output`.
 
     Args:
-        with_cp: whether a training step stores only the input of each block, and recomputes the rest.
         backbone_stages: (channels, blocks) of each stage of the backbone; they decide what a training step stores.
     """
 
@@ -41,21 +41,19 @@ class SwinStage(BaseModule):
         self,
         blocks: list[nn.Module],
         downsample: Optional[PatchMerging],
-        with_cp: bool,
         backbone_stages: tuple[tuple[int, int], ...],
     ):
         super().__init__()
         self.backbone_stages = backbone_stages
-        self.blocks = ModuleList(blocks)
+        self.blocks: Any = nn.ModuleList(blocks)
         self.downsample = downsample
-        self.with_cp = with_cp
 
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
         can_checkpoint = recorder_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
-        recomputes = self.with_cp and torch.is_grad_enabled() and can_checkpoint
         for block in self.blocks:
+            recomputes = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
             x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
         return x_BHWC
 
@@ -69,7 +67,7 @@ class SwinStage(BaseModule):
         return norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
-class SwinPyramid(BaseModule):
+class SwinPyramid(nn.Module):
     """Patch embedding, stages of blocks, patch merging between stages, and normalised outputs.
 
     For arguments not listed here see `SwinBackbone`.
@@ -108,7 +106,9 @@ class SwinPyramid(BaseModule):
         small_map: str,
         backend: str,
     ):
-        super().__init__(init_cfg=init_cfg)
+        super().__init__()
+        self.init_cfg = copy.deepcopy(init_cfg)
+        self.is_init = False  # mmengine initialises a module once
         num_stages = len(sizes.depths)
         self.merging_first = merging_first
         self.in_channels = in_channels
@@ -140,7 +140,7 @@ class SwinPyramid(BaseModule):
         rates_L = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
         rates = iter(rates_L.tolist())
         common = dict(drop_rate=drop_rate, act_cfg=act_cfg, norm_cfg=norm_cfg, small_map=small_map)
-        self.stages = ModuleList()
+        self.stages: Any = nn.ModuleList()  # of SwinStage
         for stage, depth in enumerate(sizes.depths):
             blocks = [
                 make_block(stage, i, drop_path_rate=next(rates), **common, **sizes.of_block(stage, i, mlp_ratio))
@@ -151,13 +151,14 @@ class SwinPyramid(BaseModule):
             if 0 < coarser < num_stages:
                 width, cfg = sizes.widths[coarser], None if merging_norm == 'none' else norm_cfg
                 downsample = PatchMerging(width // 2, width, strides[coarser], cfg, post_norm=merging_norm == 'after')
-            self.stages.append(SwinStage(blocks, downsample, with_cp, tuple(zip(sizes.widths, sizes.depths))))
+            self.stages.append(SwinStage(blocks, downsample, tuple(zip(sizes.widths, sizes.depths))))
         for stage in self.out_indices:
-            self.add_module(f'norm{stage}', build_norm_layer(norm_cfg, sizes.widths[stage])[1])
+            self.add_module(f'norm{stage}', build_norm(norm_cfg, sizes.widths[stage]))
 
-        self._register_load_state_dict_pre_hook(adapt_state_dict)
+        self._register_load_state_dict_pre_hook(adapt_state_dict)  # type: ignore[no-untyped-call]  # of torch
         self._freeze()
         self.backend = backend
+        self.with_cp = with_cp
 
     def forward(
         self,
@@ -228,17 +229,18 @@ class SwinPyramid(BaseModule):
         self._backend: str = check_choice('backend', backend, BACKENDS)
         for module in self.modules():
             if module is not self and hasattr(module, 'backend'):
-                module.backend = backend
+                module.backend = backend  # type: ignore[assignment]  # torch types it as a tensor or module
 
     @property
     def with_cp(self) -> bool:
         """Whether blocks are recomputed in backward, see `SwinBackbone`; a new value can be set at any time."""
-        return any(stage.with_cp for stage in self.stages)
+        return any(getattr(block, 'with_cp', False) for stage in self.stages for block in stage.blocks)
 
     @with_cp.setter
     def with_cp(self, with_cp: bool) -> None:
         for stage in self.stages:
-            stage.with_cp = bool(with_cp)
+            for block in stage.blocks:
+                block.with_cp = bool(with_cp)
 
     def layer_order(self) -> list[list[str]]:
         """Return the layers from input to output. A layer is a list of prefixes of parameter names.
@@ -262,15 +264,11 @@ class SwinPyramid(BaseModule):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        init_cfgs = self.init_cfg if isinstance(self.init_cfg, list) else [self.init_cfg or {}]
-        pretrained = [cfg for cfg in init_cfgs if cfg.get('type') in ('Pretrained', PretrainedInit)]
-        if pretrained:
-            initialize(self, [cfg for cfg in init_cfgs if cfg not in pretrained])
-            for cfg in pretrained:
-                load_checkpoint(self, cfg['checkpoint'], prefix=cfg.get('prefix'))
-        elif self.init_cfg:
-            super().init_weights()
-        self._is_init = True
+        initializers, checkpoints = split_init_cfg(self.init_cfg)
+        apply_initializers(self, initializers)
+        for cfg in checkpoints:
+            load_checkpoint(self, cfg['checkpoint'], prefix=cfg.get('prefix'))
+        self.is_init = True
 
     def train(self, mode: bool = True) -> 'SwinPyramid':
         """Set training or eval mode; frozen parts stay in eval mode."""

@@ -6,7 +6,6 @@ Layout: B batch, C channels, H W height and width.
 from typing import Any, Optional
 
 import torch
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from .pyramid import SwinPyramid
@@ -58,11 +57,9 @@ class MaskedPyramid(SwinPyramid):
         return super().forward(x_BCHW, hide, **outputs)
 
 
-@MODELS.register_module()
 class SimMIMSwinBackbone(MaskedPyramid, SwinBackbone):
     """`SwinBackbone` for mmpretrain's `SimMIM`; the default output is the last stage alone."""
 
 
-@MODELS.register_module()
 class SimMIMSwinV2Backbone(MaskedPyramid, SwinV2Backbone):
     """`SwinV2Backbone` for mmpretrain's `SimMIM`. mmpretrain has no Swin V2 for SimMIM."""

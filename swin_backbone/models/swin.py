@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from mmengine.registry import MODELS
-
 from ..archs import ARCHS, DEFAULT_WINDOW
 from ..checks import refusal
 from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrain_size, check_sizes
@@ -12,7 +10,6 @@ from .layers import SwinBlock
 from .pyramid import SwinPyramid
 
 
-@MODELS.register_module()
 class SwinBackbone(SwinPyramid):
     """Swin Transformer for detection and segmentation, with the arguments of mmdet's `SwinTransformer`.
 

@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from mmengine.registry import MODELS
-
 from ..archs import ARCHS_MLP
 from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrain_size, check_sizes
 from .layers import SwinMLPBlock
 from .pyramid import SwinPyramid
 
 
-@MODELS.register_module()
 class SwinMLPBackbone(SwinPyramid):
     """Swin-MLP for detection and segmentation: a linear layer over the places of a window replaces attention.
 

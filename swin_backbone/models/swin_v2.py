@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
-from mmengine.registry import MODELS
-
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
 from .arguments import (
     DEFAULT_STRIDES,
@@ -19,7 +17,6 @@ from .layers import SwinV2Block
 from .pyramid import SwinPyramid
 
 
-@MODELS.register_module()
 class SwinV2Backbone(SwinPyramid):
     """Swin Transformer V2 for detection and segmentation; parameters are named as in mmpretrain's `SwinTransformerV2`.
 

@@ -1,13 +1,16 @@
 """Fixtures for the tests of checkpoints."""
 
+import logging
+
 import pytest
-from mmengine.logging import MMLogger
 
 
 @pytest.fixture
-def log():
+def log(caplog):
     """Return a list for the log records."""
-    logger = MMLogger.get_instance(f'checkpoints{id(object())}')
-    records = []
-    logger.addFilter(lambda record: records.append(record) or True)
-    return records
+    caplog.set_level(logging.INFO, 'swin_backbone')
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.getLogger('swin_backbone').addHandler(handler)
+    yield records
+    logging.getLogger('swin_backbone').removeHandler(handler)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers.kernels.errors import relative_error
 from helpers.models.small_models import randomised
-from mmcv.cnn.bricks.drop import DropPath
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.models.layers.mlp import DropPath
 
 BACKBONES = [SwinBackbone, SwinV2Backbone]
 
@@ -193,7 +193,7 @@ def test_the_users_own_tokens_stay(backbone):
     assert torch.equal(tokens_BHWC, before)
 
 
-@pytest.mark.parametrize('name', ['ffn.add_identity', 'attn.w_msa.scale', 'norm2.eps', 'attn.w_msa.attn_drop_rate'])
+@pytest.mark.parametrize('name', ['drop_path.drop_prob', 'attn.w_msa.scale', 'norm2.eps', 'attn.w_msa.attn_drop_rate'])
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_an_attribute_that_is_set_late_counts(backbone, name):
     model, x = make(backbone).train(), torch.randn(1, 3, 40, 50)

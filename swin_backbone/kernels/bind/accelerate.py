@@ -7,11 +7,10 @@ deepcopy, DistributedDataParallel and torch.compile see an ordinary module.
 import re
 from collections import Counter, defaultdict
 from functools import cache, wraps
-from logging import INFO
+from logging import getLogger
 from typing import Any, Optional
 
 import torch
-from mmengine.logging import print_log
 from torch import nn
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
@@ -22,6 +21,7 @@ from .foreign import RECORD, Record, compute, compute_norm, find_layer
 from .structure import PRECISION
 from .trial import try_layer
 
+_logger = getLogger(__name__)
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of the subclass
 BIAS_PARAMETERS = 'relative_position_bias_table', 'logit_scale'  # of the attention of every Swin
 OWN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
@@ -67,7 +67,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
     refused = {(kind, reason): number for (kind, reason), number in reasons.items() if reason is not None}
     lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
     for line in lines:
-        print_log(f'accelerate: {line}', 'current', INFO)
+        _logger.info(f'accelerate: {line}')
     if dry_run:
         return lines
     is_computed = len(refused) < len(reasons) or any(RECORD in vars(one) for one in model.modules())

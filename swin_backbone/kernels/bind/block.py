@@ -10,13 +10,10 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn.bricks import Linear
-from mmcv.cnn.bricks.drop import DropPath
-from mmcv.cnn.bricks.transformer import FFN
-from mmengine.model import ModuleList, Sequential
 from torch import Tensor, nn
 
 from ...compat import is_hooked
+from ...models.layers.mlp import MLP, DropPath
 from ...models.layers.swin_block import ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import without_autocast
@@ -46,9 +43,8 @@ NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB,
 KINDS_V1 = {
     **dict.fromkeys(NORMS[:2], nn.LayerNorm),
     **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
-    **dict.fromkeys(LINEARS[:2], nn.Linear),
-    **{'ffn': FFN, 'ffn.layers': Sequential, 'ffn.layers.0': Sequential, 'ffn.layers.0.1': nn.GELU},
-    **dict.fromkeys(LINEARS[2:], Linear),
+    **dict.fromkeys(LINEARS, nn.Linear),
+    **{'ffn': MLP, 'ffn.layers': nn.Sequential, 'ffn.layers.0': nn.Sequential, 'ffn.layers.0.1': nn.GELU},
     **{'ffn.layers.0.2': nn.Dropout, 'ffn.layers.2': nn.Dropout, 'drop_path': DropPath},
 }
 KINDS_V2 = {
@@ -79,8 +75,8 @@ def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> 
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     reason = None
-    if modules['ffn.layers.0.1'].approximate != 'none' or modules['ffn'].add_identity:
-        reason = 'The compiled library has one MLP: exact GELU, and no shortcut of its own.'
+    if modules['ffn.layers.0.1'].approximate != 'none':
+        reason = 'The compiled library has exact GELU alone.'
     elif any(one.p and one.training for one in dropouts) or (attention.attn_drop_rate and attention.training):
         reason = 'The compiled library has no dropout, and a dropout rate is above 0.'
     elif drop_path.drop_prob >= 1 and drop_path.training:
@@ -141,7 +137,7 @@ def run(
 
 def can_run_stage(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> Any:
     """See `replace.Replacement`. Never raises: on False `SwinStage` calls the blocks, and each raises for itself."""
-    if not can_read_map(stage, x_BHWC) or type(stage.blocks) is not ModuleList:
+    if not can_read_map(stage, x_BHWC) or type(stage.blocks) is not nn.ModuleList:
         return False
     blocks = []
     for block in stage.blocks:
@@ -160,7 +156,7 @@ def run_stage(parts: tuple[Any, list[Parts]], x_BHWC: Tensor) -> Tensor:
     """
     (stage, blocks), out = parts, None
     for block in blocks:
-        x_BHWC = run(block, x_BHWC, stage.backbone_stages, stage.with_cp, out)
+        x_BHWC = run(block, x_BHWC, stage.backbone_stages, block.block.with_cp, out)
         out = None if torch.is_grad_enabled() else x_BHWC
     return x_BHWC
 
@@ -214,6 +210,6 @@ def qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
 def _draw_drop_path(rate: float, batch: int) -> Tensor:
     """Return the factors of the two branches for the images, 0 or 1 / (1 - rate): (2, B).
 
-    The numbers are equal to those of mmcv's DropPath: first for attention, then for the MLP.
+    The numbers are equal to those of `DropPath`: first for attention, then for the MLP.
     """
     return torch.rand(2, batch, dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)

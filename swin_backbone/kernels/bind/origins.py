@@ -6,12 +6,11 @@ arguments of `forward` identify an origin, so copies of a package's code have it
 Layout: L windows, N places of a window.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
-from mmengine.utils import to_2tuple
 from torch import Tensor, nn
 
 from ...checkpoints import formats
@@ -41,7 +40,12 @@ class Origin(NamedTuple):
 def read_windows(block: Any, values: Values, size: Size) -> Windows:
     """Return the windows of a block that pads the map, then rolls."""
     owner = block if hasattr(block, 'window_size') else block.attn
-    return Windows(*size, tuple(to_2tuple(owner.window_size)), tuple(to_2tuple(owner.shift_size)))
+    return Windows(*size, _pair(owner.window_size), _pair(owner.shift_size))
+
+
+def _pair(size: Union[int, Iterable[int]]) -> Size:
+    height, width = size if isinstance(size, Iterable) else (size, size)
+    return height, width
 
 
 def _read_toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:

@@ -7,15 +7,14 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...modes import recorder_of
 from ...replace import replaceable
+from .norm import build_norm
 
 
-class PatchEmbed(BaseModule):
+class PatchEmbed(nn.Module):
     """Cut an image into patches and project a patch to a token.
 
     The image is zero-padded to whole patches on the right and at the bottom.
@@ -35,7 +34,7 @@ class PatchEmbed(BaseModule):
         super().__init__()
         self.patch_size = patch_size
         self.projection = nn.Conv2d(in_channels, embed_dims, kernel_size=patch_size, stride=patch_size)
-        self.norm = build_norm_layer(norm_cfg, embed_dims)[1] if norm_cfg else nn.Identity()
+        self.norm = build_norm(norm_cfg, embed_dims) if norm_cfg else nn.Identity()
 
     @replaceable
     def forward(self, image_BCHW: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ class PatchEmbed(BaseModule):
         return self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
 
 
-class PatchMerging(BaseModule):
+class PatchMerging(nn.Module):
     """Concatenate 2 x 2 neighbours and project to `out_channels`, at half the resolution.
 
     The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg. If the stride
@@ -79,7 +78,7 @@ class PatchMerging(BaseModule):
         self.stride = stride
         self.post_norm = post_norm
         normed_channels = out_channels if post_norm else 4 * in_channels
-        self.norm: nn.Module = build_norm_layer(norm_cfg, normed_channels)[1] if norm_cfg else nn.Identity()
+        self.norm = build_norm(norm_cfg, normed_channels) if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
 
     @replaceable

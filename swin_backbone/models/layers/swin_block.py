@@ -11,10 +11,6 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.drop import build_dropout
-from mmcv.cnn.bricks.transformer import FFN
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...compat import is_hooked, without_cudnn_attention
@@ -22,11 +18,13 @@ from ...modes import linear_dtype, recorder_of
 from ...positions import Size, relative_position_bias
 from ...replace import replaceable
 from ..windows import Windows, fit_window
+from .mlp import MLP, DropPath
+from .norm import build_norm
 
 BY_PRODUCTS = {'cpu'}  # devices where two batched products take less time than scaled_dot_product_attention
 
 
-class BaseAttention(BaseModule):
+class BaseAttention(nn.Module):
     """Multi-head self-attention inside windows, by the methods `project` and `position_bias` of Swin V1 or V2."""
 
     backend = 'auto'
@@ -89,10 +87,11 @@ def _attend_fused(
     return y_LNhd.flatten(2)
 
 
-class BaseBlock(BaseModule):
+class BaseBlock(nn.Module):
     """Attention or mixing inside windows, and an MLP."""
 
     backend = 'auto'
+    with_cp = False  # whether a training step stores the block's input alone, and recomputes the rest in backward
 
     def windows(self: Any, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps."""
@@ -153,10 +152,10 @@ class WindowAttention(BaseAttention):
         return self.qkv.bias.to(linear_dtype(x_BHWC))
 
 
-class ShiftedWindowAttention(BaseModule):
+class ShiftedWindowAttention(nn.Module):
     """Holds window attention under mmdet's name of its parameters, `attn.w_msa`. The shift is in `windows`."""
 
-    def __init__(self, w_msa: BaseModule):
+    def __init__(self, w_msa: nn.Module):
         super().__init__()
         self.w_msa = w_msa
 
@@ -200,13 +199,13 @@ class SwinBlock(BaseBlock):
     ):
         super().__init__()
         self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
-        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.norm1 = build_norm(norm_cfg, embed_dims)
         self.attn = ShiftedWindowAttention(
             WindowAttention(embed_dims, num_heads, window_size, qkv_bias, qk_scale, attn_drop_rate, drop_rate)
         )
-        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn = build_mlp(embed_dims, feedforward_channels, drop_rate, act_cfg)
-        self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
+        self.norm2 = build_norm(norm_cfg, embed_dims)
+        self.ffn = MLP(embed_dims, feedforward_channels, act_cfg, drop_rate)
+        self.drop_path = DropPath(drop_path_rate)
 
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -214,8 +213,3 @@ class SwinBlock(BaseBlock):
         x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), self.windows(x_BHWC)))
         x_BHWC = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
         return x_BHWC
-
-
-def build_mlp(embed_dims: int, hidden_channels: int, drop_rate: float, act_cfg: dict[str, Any]) -> FFN:
-    """Return the MLP of a block, without a shortcut."""
-    return FFN(embed_dims, hidden_channels, act_cfg=act_cfg, ffn_drop=drop_rate, add_identity=False)

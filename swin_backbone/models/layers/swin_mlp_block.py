@@ -8,14 +8,14 @@ channels of a head.
 
 from typing import Any
 
-from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.drop import build_dropout
 from torch import Tensor, nn
 
 from ...positions import Size
 from ...replace import replaceable
 from ..windows import Windows
-from .swin_block import BaseBlock, build_mlp
+from .mlp import MLP, DropPath
+from .norm import build_norm
+from .swin_block import BaseBlock
 
 
 class SwinMLPBlock(BaseBlock):
@@ -45,12 +45,12 @@ class SwinMLPBlock(BaseBlock):
     ):
         super().__init__()
         self.num_heads, self.window_size, self.shift, self.small_map = num_heads, window_size, shift, small_map
-        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.norm1 = build_norm(norm_cfg, embed_dims)
         channels = num_heads * window_size[0] * window_size[1]
         self.spatial_mlp = nn.Conv1d(channels, channels, kernel_size=1, groups=num_heads)
-        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn = build_mlp(embed_dims, feedforward_channels, drop_rate, act_cfg)
-        self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
+        self.norm2 = build_norm(norm_cfg, embed_dims)
+        self.ffn = MLP(embed_dims, feedforward_channels, act_cfg, drop_rate)
+        self.drop_path = DropPath(drop_path_rate)
 
     @replaceable
     def forward(self, x_BHWC: Tensor) -> Tensor:

@@ -10,14 +10,14 @@ from typing import Any, Optional, cast
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.drop import build_dropout
 from torch import Tensor, nn
 
 from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import replaceable
-from .swin_block import BaseAttention, BaseBlock, ShiftedWindowAttention, build_mlp
+from .mlp import MLP, DropPath
+from .norm import build_norm
+from .swin_block import BaseAttention, BaseBlock, ShiftedWindowAttention
 
 CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
 
@@ -127,13 +127,13 @@ class SwinV2Block(BaseBlock):
     ):
         super().__init__()
         self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
-        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.norm1 = build_norm(norm_cfg, embed_dims)
         arguments = embed_dims, num_heads, window_size, pretrained_window, qkv_bias, attn_drop_rate, drop_rate
         self.attn = ShiftedWindowAttention(WindowAttentionV2(*arguments))
-        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn = build_mlp(embed_dims, feedforward_channels, drop_rate, act_cfg)
-        self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
-        self.norm3 = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
+        self.norm2 = build_norm(norm_cfg, embed_dims)
+        self.ffn = MLP(embed_dims, feedforward_channels, act_cfg, drop_rate)
+        self.drop_path = DropPath(drop_path_rate)
+        self.norm3 = build_norm(norm_cfg, embed_dims) if extra_norm else None
         for norm in (self.norm1, self.norm2):
             for parameter in norm.parameters():
                 nn.init.zeros_(parameter)

@@ -1,6 +1,7 @@
 """`swin_backbone.accelerate` on models of mmdet and mmseg."""
 
 import copy
+import logging
 import pickle
 import re
 
@@ -134,12 +135,11 @@ def test_dropout_of_a_training_is_no_reason_against_eight_bits():
     assert modes == [one.training for one in model.modules()]
 
 
-def test_the_log_has_the_reasons_before_the_refusal(monkeypatch):
-    lines = []
-    monkeypatch.setattr(swap, 'print_log', lambda line, *_: lines.append(line))
+def test_the_log_has_the_reasons_before_the_refusal(caplog):
+    caplog.set_level(logging.INFO, 'swin_backbone')
     with pytest.raises(ValueError, match='the library computes no layer'):
         swin_backbone.accelerate(own(backend='torch'), precision='int8')
-    assert "accelerate: 2 x SwinBlock not in eight bits: The backend is 'torch'." in lines
+    assert "accelerate: 2 x SwinBlock not in eight bits: The backend is 'torch'." in caplog.messages
 
 
 def test_the_hook_validates_in_eight_bits_and_trains_without(calls):

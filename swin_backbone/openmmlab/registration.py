@@ -1,0 +1,34 @@
+"""What an import of this package adds to mmengine: the backbones in its root registry, and this package's log lines."""
+
+import logging
+
+from mmengine.logging import print_log
+from mmengine.registry import MODELS
+
+from ..models import (
+    GlobalAttention,
+    SimMIMSwinBackbone,
+    SimMIMSwinV2Backbone,
+    SwinBackbone,
+    SwinMLPBackbone,
+    SwinV2Backbone,
+)
+
+for _model in (
+    *(SwinBackbone, SwinV2Backbone, SwinMLPBackbone, SimMIMSwinBackbone, SimMIMSwinV2Backbone),
+    GlobalAttention,
+):
+    MODELS.register_module(module=_model)
+
+
+class _CurrentLogger(logging.Handler):
+    """Pass lines to mmengine's current logger, the log of the training or test."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_log(record.getMessage(), 'current', record.levelno)
+
+
+_logger = logging.getLogger(__name__.partition('.')[0])
+_logger.addHandler(_CurrentLogger())
+if _logger.level == logging.NOTSET:
+    _logger.setLevel(logging.INFO)
