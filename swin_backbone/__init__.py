@@ -49,8 +49,9 @@ if not _is_command():
 
 
 def __getattr__(name: str) -> Any:
-    """Import at first use: layers of mmdet's and mmseg's models, which configs name 'swin_backbone.UPerHead'."""
+    """Import at first use: what configs name with this package's scope, for example 'swin_backbone.UPerHead'."""
     modules = {'library_path': 'kernels.native.library'}
+    modules |= {'LoadPicture': 'workbench.data.load_picture'}
     modules |= {'SingleRoIExtractor': 'openmmlab.layers.roi_extractor', 'UPerHead': 'openmmlab.layers.uper_head'}
     if name not in modules:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -223,17 +223,17 @@ class Job:
     def prepared(self, inputs: Sequence['Medium']) -> Iterator[Prepared]:
         """Yield the readable frames of media, prepared for the model."""
         from swin_backbone.openmmlab.errors import sentence_of
-        from swin_backbone.workbench.data.media import depth_note, read_frames
+        from swin_backbone.workbench.data.media import read_frames
 
         for medium in inputs:
             self.progress.update(self.task, description=escape(medium.name))
             done = 0
             try:
-                for frame in read_frames(medium, self.max_pixels):
+                for frame in read_frames(medium, self.max_pixels, self.predictor.load):
                     if not done and frame.size != frame.pixels.shape[:2]:
                         self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
-                    if not (self.noted or medium.is_video) and (note := depth_note(medium.path)):
-                        self.say(f'{medium.path} has {note}', 'yellow')
+                    if not (self.noted or medium.is_video) and (note := self.predictor.reduction_note(medium.path)):
+                        self.say(note, 'yellow')
                         self.noted = True  # the others have too
                     yield frame, self.predictor.prepare(frame)
                     done += 1

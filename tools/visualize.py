@@ -149,8 +149,9 @@ def draw_masks(args: argparse.Namespace) -> 'Figure':
 def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
     from swin_backbone.workbench.data import media
 
-    frame = next(media.read_frames(media.find_media([args.image])[0]))
-    return make_job(args).open_predictor(args.checkpoint, args.device), frame
+    medium = media.find_media([args.image])[0]
+    predictor = make_job(args).open_predictor(args.checkpoint, args.device)
+    return predictor, next(media.read_frames(medium, load=predictor.load))
 
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':

@@ -38,6 +38,7 @@ from .configs.training_settings import (
 from .data.balance import balance
 from .data.check_data import Report, check_data, check_own_data
 from .data.datasets import DataSets
+from .data.load_picture import name_loaders
 from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
 from .export.predictor import ExportedPredictor, is_exported, set_exported
@@ -126,6 +127,7 @@ class Job:
         apply_options(self.cfg, given)
         if any(key.lstrip('+').startswith('custom_imports') for key in given):
             import_modules_from_strings(**self.cfg.custom_imports)  # mmengine imports only the modules in the file
+        name_loaders(self.cfg)
         self.cfg.work_dir = folder or self.cfg.work_dir
         self.cfg.launcher = options.launcher
 
@@ -180,6 +182,7 @@ class Job:
         if len(cfg.get('param_scheduler') or ()) != len(before.get('param_scheduler') or ()):  # indices have moved
             options = {key: value for key, value in options.items() if not key.startswith('param_scheduler.')}
         apply_options(cfg, options)
+        name_loaders(cfg)
         if dataset:  # behind the options, whose keys are of the data set inside
             cfg.train_dataloader.dataset = dataset
         if settings.auto_scale_lr:

@@ -68,7 +68,8 @@ class Model:
             ValueError: for an exported folder, or for several pictures.
             OSError: if the picture cannot be read.
         """
-        predictor, frames = self._predictor, _frames(picture)
+        predictor = self._predictor
+        frames = _frames(picture, predictor)
         if len(frames) != 1:
             raise ValueError(f'features takes one picture, got {len(frames)}: {picture}')
         maps: list[NDArray[Any]] = predictor.features(predictor.prepare(frames[0][1]))
@@ -169,7 +170,7 @@ class Model:
         predictor, predictions = self._predictor, []
         thr = predictor.score_thr if score_thr is None else score_thr
         ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
-        for path, frame in _frames(pictures):
+        for path, frame in _frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.prepare(frame)])
             predictions.append(Prediction(path, sample, frame, predictor, thr, ids))
         return predictions
@@ -260,8 +261,8 @@ def _make_job(*arguments: Any) -> Job:
     return Job(*arguments)
 
 
-def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:
-    """Return the frame of each picture, with the path of a file."""
+def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:
+    """Return the frame of each picture, with the path of a file, which the predictor loads."""
     import numpy as np
 
     from .data.media import Frame, Medium, find_media, read_frames
@@ -270,7 +271,7 @@ def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:
     for number, picture in enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures]):
         if isinstance(picture, (str, Path)):
             for medium in find_media([str(picture)]):
-                frames += [(str(medium.path), frame) for frame in read_frames(medium)]
+                frames += [(str(medium.path), frame) for frame in read_frames(medium, load=predictor.load)]
             continue
         pixels = np.asarray(picture)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:

@@ -23,7 +23,7 @@ from ...openmmlab.errors import DataError, Faults, sentence_of
 from ..configs.paths import annotation_file, datasets_in, metrics_in, require_data
 from .annotations import Annotations, check_annotations, class_of, form_of
 from .check_labels import LabelRule, read_label
-from .datasets import DataSets, depth_note_of
+from .datasets import DataSets, reduction_note_of
 from .guard import label_rule, unreadable
 from .left_out import count_left_out
 from .media import picture_size
@@ -168,8 +168,8 @@ def _check_pictures(
             continue
         size = picture_size(Path(item['img_path']))
         sizes.append(size)
-        if note := depth_note_of(built, item):
-            report.warnings.add('pictures of more than 8 bits', note)
+        if note := reduction_note_of(built, item):
+            report.warnings.add('pictures of more bits or bands than are loaded', note)
         if form_of(type(built)) and size != (item['height'], item['width']):
             report.warnings.add(
                 'pictures of another size than their annotations say',

@@ -14,7 +14,8 @@ from ...openmmlab.errors import DataError, sentence_of, walk
 from ..configs.paths import annotation_file, datasets_of, metrics_of, require_data
 from .annotations import class_of, form_of, require_annotations, require_classes, uses_masks
 from .left_out import count_left_out, file_of
-from .media import depth_note
+from .load_picture import is_reducing, loader_of
+from .media import reduction_note
 
 SECONDS = 5  # for the annotations of a data set, before a training
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
@@ -98,7 +99,7 @@ class DataSets:
                     yield f'{path} has {sentence}'
             for sentence in count_left_out(base, self.with_masks, is_training, SECONDS)[1].sentences():
                 yield f'{base.ann_file} has {sentence}'
-            if note := depth_note_of(base, base.get_data_info(0)) if len(base) else '':
+            if note := reduction_note_of(base, base.get_data_info(0)) if len(base) else '':
                 yield note
 
     def check_evaluator(self, evaluator: Any) -> None:
@@ -137,12 +138,7 @@ def build_error(dataset: Any, error: Exception) -> DataError:
     return DataError(f'the data set cannot be built: {sentence_of(error)}')
 
 
-def depth_note_of(dataset: BaseDataset, item: dict[str, Any]) -> str:
-    """Return a sentence on a picture of 16 bits a channel that a data set loads with 8; '' for another."""
-    loads_8_bits = any(
-        getattr(step, 'color_type', '') == 'color' and getattr(step, 'imdecode_backend', '') == 'cv2'
-        for step in dataset.pipeline.transforms
-    )
+def reduction_note_of(dataset: BaseDataset, item: dict[str, Any]) -> str:
+    """Return a sentence on what a data set does not load of a picture's bits and bands; '' for nothing."""
     path = Path(item.get('img_path') or '')
-    note = depth_note(path) if loads_8_bits and path.is_file() else ''
-    return f'{path} has {note}' if note else ''
+    return reduction_note(path) if is_reducing(loader_of(dataset)) and path.is_file() else ''

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...openmmlab.errors import DataError, Faults
 from ..configs.paths import annotation_file
 from .annotations import BAD_POLYGON, BAD_RLE, NO_MASK, check_annotations, form_of, mask_fault
+from .load_picture import loads_picture
 
 FILTERS = ('min_gt_bbox_wh', 'min_gt_mask_area', 'by_mask')  # settings of FilterAnnotations
 MOST_PASSES = 200  # pictures that pass the filters of a pipeline: its other transforms take long
@@ -112,7 +113,7 @@ def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, 
     passed: Any = copy.deepcopy(item)
     try:
         for step in transforms:
-            if type(step).__name__.startswith('LoadImage'):
+            if loads_picture(step):
                 passed.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)
                 continue
             before = _seen(passed)

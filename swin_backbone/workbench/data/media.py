@@ -3,8 +3,8 @@
 import os
 import tempfile
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from glob import glob, has_magic
 from itertools import count, takewhile
 from pathlib import Path
@@ -13,15 +13,18 @@ from typing import Any, NamedTuple, Optional, Union
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, TiffImagePlugin
+from PIL import ExifTags, Image
 
 from ...outputs import RESULTS_MARK
 from ...whole_files import write_whole_by
 from ..configs.paths import require_file
+from .rasters import UPPER_8, is_tiff, may_be_reduced, read_tiff, tiff_note, tiff_size, tiff_tags
 
-PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
+PICTURES = (
+    *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.avif', '.gif', '.tif', '.tiff', '.jp2'),
+    *('.bmp', '.dib', '.pbm', '.pgm', '.ppm', '.pnm', '.ras', '.sr'),
+)  # what OpenCV reads; HDR and EXR have no range of colours
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
-UPPER_8 = 'of which the upper 8 are used'
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
 
 
@@ -40,7 +43,10 @@ class Medium(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A picture or a frame of a video: BGR pixels (H, W, 3) uint8, maybe reduced, and the size of the original."""
+    """A picture or a frame of a video: pixels, maybe reduced, and the size of the original.
+
+    Pixels are BGR, (H, W, 3) uint8, or what the loader of a config makes of a picture: (H, W) or (H, W, C).
+    """
 
     medium: Medium
     number: int  # in the video; 0 for a picture
@@ -131,11 +137,16 @@ def count_frames(medium: Medium) -> int:
         return max(0, int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT)))
 
 
-def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Frame]:
+def read_frames(
+    medium: Medium,
+    max_pixels: Optional[int] = None,
+    load: Optional[Callable[[Path], NDArray[Any]]] = None,
+) -> Iterator[Frame]:
     """Yield the frames of a video in order, or the picture.
 
     Args:
         max_pixels: a larger frame is reduced to so many.
+        load: reads a picture, as `Predictor.load`; None: `read_picture`.
 
     Raises:
         OSError: if no frame can be read, or, after the last, if a video states more.
@@ -156,7 +167,7 @@ def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Fr
         if stated - index > 1 and stated / rate - seconds > 2.5 / rate:
             raise OSError(f'{medium.path} is cut off or damaged: {index} of its {stated:.0f} frames can be read')
         return
-    pixels = read_picture(medium.path)
+    pixels = (load or read_picture)(medium.path)
     yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))
 
 
@@ -178,54 +189,59 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
     path = Path(path)
     require_file(path)
     require_whole(path)
-    _require_few_bands(path)
-    # Not cv2.imread, which cannot open every path and prints what goes wrong.
+    return decode_picture(path.read_bytes(), str(path))
+
+
+def decode_picture(data: bytes, name: str) -> NDArray[Any]:
+    """Return the pixels of a picture in memory as BGR, (H, W, 3) uint8: of a TIFF by `read_tiff`, else by OpenCV.
+
+    Raises:
+        OSError: if it cannot be decoded, with the name.
+    """
+    if is_tiff(data):
+        return read_tiff(data, name)
     try:
-        pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR)
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:  # of more than 2 ** 30 pixels
-        raise OSError(f'{path} cannot be read as a picture: {error.err}') from error
+        raise OSError(f'{name} cannot be read as a picture: {error.err}') from error
     if pixels is None:
-        raise OSError(f'{path} cannot be read as a picture')
+        raise OSError(f'{name} cannot be read as a picture')
     return pixels
 
 
-def _require_few_bands(path: Path) -> None:
-    """Raise an OSError for a TIFF of more than four bands. OpenCV and Pillow would read some of the bands."""
-    bands = _tiff_tags(path).get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
-    if bands > 4:
-        raise OSError(f'{path} has {bands} bands: write a config for more than three, see docs/guides/more_bands.md')
+def reduction_note(path: Path) -> str:
+    """Return a sentence on bits and bands of a PNG or TIFF that 8-bit colours leave out; '' for none.
 
-
-def _tiff_tags(path: Path) -> Mapping[int, Any]:
-    """Return the tags of a TIFF by their numbers; none of a file of another format."""
-    if path.suffix.lower() not in ('.tif', '.tiff'):
-        return {}
-    with open(path, 'rb') as file:
-        head = file.read(8)
-        head += file.read(8) if head[2:3] == b'+' else b''  # of BigTIFF
-        try:
-            tags = TiffImagePlugin.ImageFileDirectory_v2(head)
-            file.seek(tags.next)
-            tags.load(file)
-        except Exception:  # a file of another format, or a damaged one: the decoders raise
-            return {}
-    found: Mapping[int, Any] = tags
-    return found
-
-
-def depth_note(path: Path) -> str:
-    """Return words on what OpenCV, in training too, takes of a PNG or TIFF of 16 bits a channel; '' for fewer bits."""
+    An unreadable file has no note: who loads it raises the error.
+    """
     with open(path, 'rb') as file:
         head = file.read(26)
-    is_png = head.startswith(b'\x89PNG') and len(head) == 26
-    bits = head[24] if is_png else max(_tiff_tags(path).get(TiffImagePlugin.BITSPERSAMPLE, (8,)))
-    if bits <= 8:
+        file.seek(0)
+        tags = tiff_tags(file)
+    if tags:
+        with suppress(OSError):
+            return tiff_note(path.read_bytes(), str(path)) if may_be_reduced(tags) else ''
+        return ''
+    if not (head.startswith(b'\x89PNG') and len(head) == 26 and head[24] > 8):
         return ''
     pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if pixels is None or pixels.dtype != np.uint16:
         return ''
-    most = pixels.max()
-    return f'{bits} bits a channel, {UPPER_8}: its largest value {most} becomes {read_picture(path).max()} of 255'
+    most = f'its largest value {pixels.max()} becomes {read_picture(path).max()} of 255'
+    return f'{path} has {head[24]} bits a channel, {UPPER_8}: {most}'
+
+
+def shown(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Return pixels of any loader as BGR, (H, W, 3) uint8: of many bands the first three, or one as grey.
+
+    Values of another type than uint8 are scaled from their least to their largest.
+    """
+    bands = np.atleast_3d(pixels)
+    bands = bands[..., :3] if bands.shape[2] > 2 else bands[..., :1].repeat(3, 2)
+    if bands.dtype != np.uint8:
+        bands = bands.astype(np.float32)
+        bands = cv2.normalize(bands, np.empty_like(bands), 0, 255, cv2.NORM_MINMAX, cv2.CV_8U)
+    return np.ascontiguousarray(bands)
 
 
 def require_whole(path: Path) -> None:
@@ -259,7 +275,10 @@ def picture_size(path: Path) -> tuple[int, int]:
         OSError: if it is missing or no picture, with the path.
     """
     require_file(path)
-    _require_few_bands(path)
+    with open(path, 'rb') as file:
+        tags = tiff_tags(file)
+    if tags:
+        return tiff_size(tags, str(path))
     try:
         with Image.open(path) as image:
             width, height = image.size

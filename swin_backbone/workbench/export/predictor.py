@@ -23,7 +23,7 @@ from ...positions import Size
 from ..configs.check import classes_of, compare_classes
 from ..configs.paths import datasets_in, require_data
 from ..configs.published import start_from
-from ..data.media import Frame
+from ..data.media import Frame, reduction_note
 from ..data.own_data.config import fill_own_data
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import VISUALIZERS_OF, Predictor, score_thr_of, with_background
@@ -63,6 +63,21 @@ class ExportedPredictor(Predictor):
         with DefaultScope.overwrite_default_scope(self.scope):
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
+
+    def load(self, path: Path) -> NDArray[Any]:
+        """Return the pixels of a file for the model.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        try:
+            return read_picture(str(path), self.model.bands)
+        except RuntimeProblem as error:
+            raise OSError(f'{path}: {error}') from error
+
+    def reduction_note(self, path: Path) -> str:
+        """See `Predictor.reduction_note`."""
+        return reduction_note(path) if self.model.bands == 3 else ''
 
     def prepare(self, frame: Frame) -> dict[str, Any]:
         """Return the model's input for a frame: the pixels.

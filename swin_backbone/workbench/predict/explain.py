@@ -14,7 +14,7 @@ from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.media import Frame
+from ..data.media import Frame, shown
 from ..pictures.attention import find_backbone
 from ..pictures.cam import class_activation_map
 from .predictor import Predictor
@@ -48,7 +48,7 @@ def seen_by(predictor: Predictor, frame: Frame) -> Seen:
     with DefaultScope.overwrite_default_scope(predictor.scope):
         data = predictor.model.data_preprocessor(_batch(predictor, frame), False)
     height, width = data['data_samples'][0].img_shape[:2]
-    pixels = cv2.resize(frame.pixels, (width, height), interpolation=cv2.INTER_AREA)
+    pixels = cv2.resize(shown(frame.pixels), (width, height), interpolation=cv2.INTER_AREA)
     return Seen(data['inputs'], cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
 
 

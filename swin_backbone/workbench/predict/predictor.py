@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,7 +22,9 @@ from numpy.typing import NDArray
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...positions import Size
 from ..configs.check import compare_classes
-from ..data.media import Frame, Medium
+from ..configs.paths import require_file
+from ..data.load_picture import OURS, is_reducing, loads_annotations, loads_picture, name_loaders
+from ..data.media import Frame, Medium, reduction_note, require_whole, shown
 from ..data.own_data.config import set_num_classes
 from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
@@ -89,11 +90,14 @@ class Predictor:
             self.model.to(device).eval()
             if accelerate is not None and (precision or torch.device(device).type == 'cpu'):
                 accelerate(self.model, precision=precision)
-            steps = cfg.test_dataloader.dataset.pipeline
-            pipeline = [dict(step) for step in steps if not re.match('LoadImage|.*Annotations', step['type'])]
-            if self.scope != 'mmpretrain':  # which has no loader of pixels
-                pipeline.insert(0, dict(type=f'{self.scope}.LoadImageFromNDArray'))
-            self.pipeline = Compose(pipeline)
+            name_loaders(cfg)
+            pipeline = [step for step in cfg.test_dataloader.dataset.pipeline if not loads_annotations(step)]
+            place = next((place + 1 for place, step in enumerate(pipeline) if loads_picture(step)), 0)
+            load, steps = pipeline[:place], pipeline[place:]
+            is_ours = bool(load) and load[-1]['type'] == OURS
+            self._load_file = Compose(load)
+            self._is_reducing = any(map(is_reducing, self._load_file.transforms))
+            self.pipeline = Compose([load[-1] if is_ours else dict(type=OURS), *steps])
             self._described = repr((cfg.model, pipeline, self.amp, precision))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
@@ -101,6 +105,30 @@ class Predictor:
     def _load(self, loaded: dict[str, Any], checkpoint: str, allow_missing: bool) -> None:
         weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
+
+    def load(self, path: Path) -> NDArray[Any]:
+        """Return the pixels of a file, loaded by the config's test pipeline: (H, W) or (H, W, C), BGR as a rule.
+
+        Raises:
+            OSError: if the file cannot be read.
+        """
+        require_file(path)
+        require_whole(path)
+        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
+            try:
+                item = self._load_file(dict(img_path=str(path), img_id=0))
+            except OSError:
+                raise
+            except Exception as error:  # of a decoder
+                raise OSError(f'{path} cannot be read as a picture: {error}') from error
+        if item is None or 'img' not in item:
+            raise OSError(f'{path} is no picture for the test pipeline')
+        pixels: NDArray[Any] = item['img']
+        return pixels
+
+    def reduction_note(self, path: Path) -> str:
+        """Return a sentence on bits and bands of a file that `load` leaves out; '' for none."""
+        return reduction_note(path) if self._is_reducing else ''
 
     def prepare(self, frame: Frame) -> dict[str, Any]:
         """Return a frame as input of the model.
@@ -110,10 +138,8 @@ class Predictor:
         """
         try:
             with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
-                size = frame.pixels.shape[:2]
-                prepared: dict[str, Any] = self.pipeline(
-                    dict(img=frame.pixels, img_id=0, img_shape=size, ori_shape=size)
-                )
+                given = dict(img=frame.pixels, img_path=frame.medium.path and str(frame.medium.path), img_id=0)
+                prepared: dict[str, Any] = self.pipeline(given)
                 return prepared
         except Exception as error:
             height, width = frame.size
@@ -187,7 +213,7 @@ class Predictor:
     def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> NDArray[Any]:
         """Return the frame with its predictions drawn, (H, W, 3) uint8 BGR."""
         more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
-        pixels = cv2.cvtColor(frame.pixels, cv2.COLOR_BGR2RGB)
+        pixels = cv2.cvtColor(shown(frame.pixels), cv2.COLOR_BGR2RGB)
         with _one_at_a_time:
             if self.scope == 'mmpretrain':
                 self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)

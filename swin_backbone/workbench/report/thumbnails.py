@@ -3,13 +3,15 @@
 import base64
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from ..data.media import read_picture
+from ..data.media import read_picture, shown
+from ..data.rasters import read_tiff
 from .detection import Array
 
 WRONG = (0, 94, 213)  # BGR
@@ -38,12 +40,8 @@ def read_pixels(file: str) -> Optional[Array]:
     """Return a picture as (H, W, 3) uint8 BGR; None if it cannot be read. Of many bands, the first three or one."""
     with suppress(OSError, ValueError):
         return read_picture(file)
-    with suppress(Exception):  # tifffile is missing, or raises one of its many kinds
-        import tifffile
-
-        bands = np.atleast_3d(tifffile.imread(file))
-        bands = bands[..., :3] if bands.shape[2] > 2 else bands[..., :1].repeat(3, 2)
-        return cv2.normalize(bands, np.empty_like(bands), 0, 255, cv2.NORM_MINMAX, cv2.CV_8U)
+    with suppress(OSError, ValueError):
+        return shown(read_tiff(Path(file).read_bytes(), file, 'unchanged'))
     return None
 
 

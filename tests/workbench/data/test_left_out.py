@@ -109,7 +109,7 @@ def test_pictures_of_16_bits_are_named(record_fault, tmp_path, caplog):
     cv2.imwrite(str(tmp_path / 'images' / '0.png'), np.full((SIDE, SIDE, 3), 4095, np.uint16))
     line = check_data(DataSets(cfg, ()))[0].warnings.sentences()[-1]
     note = 'images/0.png has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
-    assert line.startswith('pictures of more than 8 bits: 1, as ')
+    assert line.startswith('pictures of more bits or bands than are loaded: 1, as ')
     assert line.endswith(note)
     train(cfg)
     assert note in caplog.text

@@ -1,0 +1,107 @@
+"""The step of a pipeline that loads a picture, in training, tests and predictions alike."""
+
+import re
+from typing import Any, Optional
+
+import cv2
+import mmcv
+import numpy as np
+from mmcv.transforms import LoadImageFromFile
+from mmengine import fileio
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.registry import TRANSFORMS, DefaultScope
+from numpy.typing import NDArray
+
+from ...openmmlab.errors import parts_of
+from .annotations import class_of
+from .media import decode_picture
+from .rasters import is_tiff, read_tiff
+
+OURS = 'swin_backbone.LoadPicture'  # in a config
+OF_PICTURES, OF_ANNOTATIONS = r'Load\w*Image', r'\w*Annotation|LoadProposals'  # names of classes
+
+
+class LoadPicture(LoadImageFromFile):
+    """mmcv's `LoadImageFromFile`, with the bands of a TIFF as they are stored, 'swin_backbone.LoadPicture' in configs.
+
+    A TIFF is read by `read_tiff`, whatever the decoding backend but 'tifffile'. An item with `img`, BGR pixels (H, W,
+    3) uint8 of a video or a tile, is not read from a file. Arguments: see mmcv.
+    """
+
+    def transform(self, item: dict[str, Any]) -> Optional[dict[str, Any]]:
+        """Return the item with `img`, `img_shape` and `ori_shape`; None for an unreadable file with `ignore_empty`."""
+        try:
+            pixels = self.read(item['img_path']) if item.get('img') is None else self._as_loaded(item['img'])
+        except Exception:
+            if self.ignore_empty:
+                return None
+            raise
+        item['img'] = pixels.astype(np.float32) if self.to_float32 else pixels
+        item['img_shape'] = item['ori_shape'] = pixels.shape[:2]
+        return item
+
+    def read(self, path: str) -> NDArray[Any]:
+        """Return the pixels of a file. Raises OSError if they cannot be decoded."""
+        if self.file_client_args is not None:
+            data = fileio.FileClient.infer_client(self.file_client_args, path).get(path)
+        else:
+            data = fileio.get(path, backend_args=self.backend_args)
+        if is_tiff(data) and self.imdecode_backend != 'tifffile':
+            return read_tiff(data, path, self.color_type)
+        if self.is_plain:
+            return decode_picture(data, path)
+        pixels: Optional[NDArray[Any]] = mmcv.imfrombytes(data, flag=self.color_type, backend=self.imdecode_backend)
+        if pixels is None:
+            raise OSError(f'{path} cannot be read as a picture')
+        return pixels
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether pixels are those of `read_picture`."""
+        return bool(self.color_type == 'color' and self.imdecode_backend == 'cv2')
+
+    def _as_loaded(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        if self.color_type.startswith('grayscale') and pixels.ndim == 3:
+            return cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
+        return pixels
+
+
+def name_loaders(cfg: Config) -> None:
+    """Name `LoadPicture` in the place of mmcv's `LoadImageFromFile` in all pipelines of a config, in place."""
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        for _, part in parts_of(cfg):
+            if 'Load' in str(part['type']) and _class_of(part) is LoadImageFromFile:
+                part['type'] = OURS
+
+
+def loads_picture(step: Any) -> bool:
+    """Return whether a step of a pipeline, or its config in the current scope, loads pictures."""
+    return _is_named(step, OF_PICTURES)
+
+
+def loads_annotations(step: Any) -> bool:
+    """Return whether a step of a pipeline, or its config in the current scope, loads annotations."""
+    return _is_named(step, OF_ANNOTATIONS)
+
+
+def loader_of(dataset: BaseDataset) -> Any:
+    """Return the step of a data set that loads its pictures; None without one."""
+    return next((step for step in dataset.pipeline.transforms if loads_picture(step)), None)
+
+
+def is_reducing(step: Any) -> bool:
+    """Return whether a step loads the upper 8 bits of a picture, and no more bands than colours have."""
+    return getattr(step, 'color_type', 'unchanged') != 'unchanged' and step.imdecode_backend != 'tifffile'
+
+
+def _is_named(step: Any, pattern: str) -> bool:
+    cls = _class_of(step) if isinstance(step, dict) else type(step)
+    return any(re.match(pattern, base.__name__) for base in getattr(cls, '__mro__', ()))
+
+
+def _class_of(step: dict[str, Any]) -> Optional[type]:
+    try:
+        return class_of(step, TRANSFORMS)
+    except Exception:  # of an unknown name: building the pipeline raises an error with the key
+        return None
