@@ -19,7 +19,6 @@ from ..data.datasets import DataSets
 from ..resume.loading import read_checkpoints_safely
 from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
-from .validation import MaskAreasHook, SameBuffersHook
 
 LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
@@ -53,8 +52,6 @@ def build_runner(
     mark_folder(runner.log_dir)
     if not has_accelerator():
         keep_freed_memory()
-    runner.register_hook(SameBuffersHook())
-    runner.register_hook(MaskAreasHook())
     return runner
 
 

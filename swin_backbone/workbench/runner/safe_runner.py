@@ -26,8 +26,9 @@ from ..resume.loading import FitCheckpointHook
 from ..resume.loops import make_resumable
 from .lock import only_training_in
 from .monitor import CurvesHook
+from .nan_guard import NonFiniteGuardHook
 from .signals import SignalHook, init_worker
-from .validation import with_steps_by_shape
+from .validation import MaskAreasHook, PredictByShapeHook, SameBuffersHook
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
 FOR_THE_FILE = (
@@ -70,10 +71,20 @@ class SafeRunner(Runner):
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 
-    def register_hooks(self, *args: Any, **kwargs: Any) -> None:
-        super().register_hooks(*args, **kwargs)
-        for hook in (FitCheckpointHook(), GuardHook(), CurvesHook()):
-            self.register_hook(hook)
+    def register_hooks(self, default_hooks: Any = None, custom_hooks: Any = None) -> None:
+        super().register_hooks(default_hooks, custom_hooks)
+        is_watched = any(isinstance(hook, NonFiniteGuardHook) for hook in self.hooks)
+        if not is_watched and (default_hooks or {}).get('finite', True) is not None:
+            self.register_hook(NonFiniteGuardHook())
+        for hook_class in (
+            FitCheckpointHook,
+            GuardHook,
+            CurvesHook,
+            PredictByShapeHook,
+            SameBuffersHook,
+            MaskAreasHook,
+        ):
+            self.register_hook(hook_class())
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
@@ -86,10 +97,6 @@ class SafeRunner(Runner):
             hidden = 'environment, config, hooks, the rate of each parameter'
             logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
         return logger
-
-    def build_model(self, model: Union[nn.Module, dict[str, Any]]) -> nn.Module:
-        built: nn.Module = super().build_model(with_steps_by_shape(model) if isinstance(model, dict) else model)
-        return built
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict[str, Any]], model: nn.Module) -> nn.Module:
         """Accelerate the model first: in DistributedDataParallel, strides of parameters stay.

@@ -2,55 +2,80 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.dist import broadcast, is_main_process
 from mmengine.hooks import Hook
-from mmengine.registry import MODELS
 from mmengine.runner import Runner
 
 from ...whole_files import write_whole
-from ..data.annotations import class_of
 
 
-def predict_by_shape(step: Callable[[Any], Any], data: Any) -> Any:
+def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
     """Call a model's `test_step` for the pictures of each shape in turn. Samples have the order of the batch.
 
     Toolboxes pad the pictures of a batch to one shape. A model sees the padding, so predictions would depend on the
     other pictures of the batch.
+
+    Args:
+        step: `val_step` or `test_step`.
+        batch: as of mmengine's `pseudo_collate`; for test-time augmentation, each value is a list of views, and a view
+            has an entry for each picture. A batch of another form is one call.
     """
-    inputs = data.get('inputs') if isinstance(data, dict) else None
-    groups: dict[torch.Size, list[int]] = {}
-    if isinstance(inputs, (list, tuple)) and all(isinstance(picture, torch.Tensor) for picture in inputs):
-        for index, picture in enumerate(inputs):
-            groups.setdefault(picture.shape, []).append(index)
+    inputs = batch.get('inputs') if isinstance(batch, dict) else None
+    has_views = bool(_is_list(inputs) and inputs and all(map(_is_list, inputs)))
+    views = inputs if has_views else [inputs]
+    if not all(_is_list(view) and all(isinstance(picture, torch.Tensor) for picture in view) for view in views):
+        return step(batch)
+    groups: dict[Any, list[int]] = {}
+    for index, pictures in enumerate(zip(*views)):
+        groups.setdefault(tuple(picture.shape for picture in pictures), []).append(index)
     if len(groups) < 2:
-        return step(data)
+        return step(batch)
     samples: dict[int, Any] = {}
     for indices in groups.values():
-        part = {name: [values[index] for index in indices] for name, values in data.items()}
+
+        def of_group(values: Any, indices: list[int] = indices) -> list[Any]:
+            return [values[index] for index in indices]
+
+        part = {name: list(map(of_group, values)) if has_views else of_group(values) for name, values in batch.items()}
         samples.update(zip(indices, step(part)))
     return [samples[index] for index in range(len(samples))]
 
 
-class ByShape:
-    """`val_step` and `test_step` of a model by shape: see `predict_by_shape`."""
-
-    def val_step(self, data: Any) -> Any:
-        return predict_by_shape(super().val_step, data)  # type: ignore[misc]  # of the model beside
-
-    def test_step(self, data: Any) -> Any:
-        return predict_by_shape(super().test_step, data)  # type: ignore[misc]
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
-def with_steps_by_shape(model: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of a model whose class is a subclass with the steps of `ByShape`."""
-    if isinstance(model.get('module'), dict):  # in a model for test-time augmentation
-        return dict(model, module=with_steps_by_shape(model['module']))
-    cls = class_of(model, MODELS)
-    return dict(model, type=type(cls.__name__, (ByShape, cls), {'__module__': cls.__module__})) if cls else model
+class PredictByShapeHook(Hook):
+    """Let a validation or a test call the model's step by shape: see `predict_by_shape`.
+
+    The step is replaced on the model of the runner, for the time of the loop: any loop of a config calls it there.
+    """
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        self._replace(runner.model, 'val_step')
+
+    def after_val_epoch(self, runner: Runner, metrics: Any = None) -> None:
+        self._restore(runner.model, 'val_step')
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        self._replace(runner.model, 'test_step')
+
+    def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
+        self._restore(runner.model, 'test_step')
+
+    def _replace(self, model: Any, name: str) -> None:
+        self.before = vars(model).get(name)  # a method that a user has set on the instance
+        setattr(model, name, partial(predict_by_shape, getattr(model, name)))
+
+    def _restore(self, model: Any, name: str) -> None:
+        delattr(model, name)
+        if self.before is not None:
+            setattr(model, name, self.before)
 
 
 class SameBuffersHook(Hook):

@@ -127,7 +127,15 @@ def labels(root, value=lambda kind: kind + 1):
     return root
 
 
-LAYOUTS = dict(coco=coco, yolo=yolo, voc=voc, labels=labels)
+def classes(root):
+    """Write {train,val}/{nut,bolt}: a picture has the class of one of its squares."""
+    for split in COUNTS:
+        for index, (name, picture, boxes) in enumerate(scenes(split)):
+            write_picture(root / split / NAMES[boxes[index % 2][3]], name, picture)
+    return root
+
+
+LAYOUTS = dict(coco=coco, yolo=yolo, voc=voc, labels=labels, classes=classes)
 
 
 def made(kind, folder, **how):
