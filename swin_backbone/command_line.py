@@ -29,9 +29,10 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     A full disk ends the tool with one sentence and status 1. The output is flushed before the exit, because Python
     ignores a full disk later.
 
-    SIGTERM and SIGHUP end the tool with status 143 and 129, after temporary files are removed.
+    SIGTERM, SIGHUP and SIGINT (Ctrl-C) end the tool with status 143, 129 and 130, after temporary files are removed. A
+    training handles SIGTERM and SIGINT itself.
     """
-    _clean_up_on_signals()
+    received = _end_on_signals()
     logging.raiseExceptions = False  # no traceback for each log line on a closed pipe
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -55,23 +56,36 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
         place = error.filename or 'cannot write its output'
         status = f'{sys.argv[0]}: {place} ({error.strerror})'
         _print_no_more()
+    except BaseException:
+        if not received:
+            raise
+    if received:  # an error after a signal may be what a library made of SystemExit
+        status = 128 + received[0]
     sys.exit(status)
 
 
-def _clean_up_on_signals() -> None:
-    """Raise SystemExit on SIGTERM and SIGHUP. Context managers then remove temporary files."""
-    process = os.getpid()
+def _end_on_signals() -> list[int]:
+    """Raise SystemExit on SIGTERM, SIGHUP and Ctrl-C. Context managers then remove temporary files.
+
+    Returns:
+        The received signal, as soon as there is one.
+    """
+    process, received = os.getpid(), list[int]()
 
     def end(number: int, _frame: Optional[FrameType]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
         if os.getpid() != process:  # a forked worker: the files belong to its parent
             os.kill(os.getpid(), number)
+        if number == signal.SIGINT:
+            os.write(2, f'{sys.argv[0]}: stopped by Ctrl-C\n'.encode())  # print is not allowed inside of print
+        received.append(number)
         sys.exit(128 + number)
 
-    for name in ('SIGTERM', 'SIGHUP'):  # Windows has no SIGHUP
+    for name in ('SIGTERM', 'SIGHUP', 'SIGINT'):  # Windows has no SIGHUP
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(number, end)
+        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, end)  # else ignored, as SIGHUP by nohup
+    return received
 
 
 def _print_no_more() -> None:

@@ -162,7 +162,7 @@ run(main)
 """
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_leaves_nothing_half_written(tmp_path, record_fault, number):
     """A signal to a worker process ends the worker alone."""
     program = start('-c', WRITER, tmp_path, number.value)
@@ -170,6 +170,28 @@ def test_a_signal_leaves_nothing_half_written(tmp_path, record_fault, number):
     program.send_signal(number)
     assert program.wait(60) == 128 + number
     assert list(tmp_path.iterdir()) == []
+    assert program.stderr.read() == ('-c: stopped by Ctrl-C\n' if number == signal.SIGINT else '')
+    record_fault('ended_tools')
+
+
+CONVERTS = """
+import os, signal
+from swin_backbone.command_line import run
+
+def main():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:  # as an extension that is being imported
+        raise ImportError('initialization failed') from error
+
+run(main)
+"""
+
+
+def test_ctrl_c_is_a_line_whatever_a_library_makes_of_it(record_fault):
+    program = start('-c', CONVERTS)
+    assert program.communicate() == ('', '-c: stopped by Ctrl-C\n')
+    assert program.returncode == 128 + signal.SIGINT
     record_fault('ended_tools')
 
 
