@@ -34,6 +34,9 @@ KINDS = {
     'kills': Kind(
         '`kill -9`, also while a checkpoint is written', 'a whole checkpoint remains, and `--resume` loads it'
     ),
+    'ended_trainings': Kind(
+        'trainings that a hook, an error of the data or a validation ends', 'the last step is saved, and resumes'
+    ),
     'signals': Kind('SIGTERM, SIGINT and SIGUSR1 during training', 'the step is finished and saved'),
     'ended_tools': Kind('SIGTERM and SIGHUP to a tool while it writes', 'nothing half-written is left'),
     'full_disks': Kind('disks that are full, folders that are read-only', 'one sentence; whole files stay whole'),

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -14,9 +15,11 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
 from ...checkpoints.adapt import store_sizes
+from ...openmmlab.errors import ConfigError
 from ...whole_files import PARTIAL, write_whole
 from ..data.datasets import base_datasets
 from .exact_resume import resume_state
+from .loops import ResumableEpochLoop, ResumableIterLoop
 
 
 class _Template(str):
@@ -43,11 +46,17 @@ class WholeCheckpointHook(CheckpointHook):
     A checkpoint is written to a temporary file and renamed. Then `last_checkpoint` is written, then the oldest
     checkpoint removed. mmengine's own hook removes first and writes in place, so that an interruption can leave no
     checkpoint. `max_keep_ckpts=n` needs room for n + 1. `meta['exact_resume']` has the position in the data.
+
+    With `save_last`, the end of a training is saved too if another hook, as EarlyStoppingHook, ends the training.
+
+    Raises:
+        ConfigError: if `save_best` names no metric of the validation.
     """
 
     # Of the newest complete checkpoint; mmengine sets `last_ckpt` before the write
     saved_iter = -1
     saved_path: Optional[str] = None
+    metric_names: Collection[str] = ()  # of a trial validation; a validation without objects lacks them
     file_backend: Any
     filename_tmpl: Any
 
@@ -73,6 +82,16 @@ class WholeCheckpointHook(CheckpointHook):
         if ids and isinstance(ids[0], list) and ids.count(ids[0]) == len(ids):  # files may disagree
             checkpoint['meta']['category_ids'] = ids[0]
 
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float]) -> None:
+        if isinstance(runner._train_loop, (ResumableEpochLoop, ResumableIterLoop)):
+            runner._train_loop.validated_iter = runner.iter  # before a checkpoint of this moment
+        super().after_val_epoch(runner, metrics)
+
+    def after_train(self, runner: Runner) -> None:
+        if self.save_last and runner.iter:
+            self.save_now(runner, runner.iter)
+        super().after_train(runner)
+
     def folder(self, runner: Runner) -> str:
         """Return the folder of the checkpoints, also before training."""
         if self.out_dir in (None, runner.work_dir):
@@ -94,6 +113,12 @@ class WholeCheckpointHook(CheckpointHook):
         self.saved_iter, self.saved_path = meta['iter'], self.last_ckpt
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict[str, float]) -> None:
+        for name in self.key_indicators if self.save_best else ():
+            if name != 'auto' and name not in metrics:
+                if name not in self.metric_names:
+                    raise unknown_metric('default_hooks.checkpoint.save_best', name, metrics)
+                runner.logger.warning(f'This validation has no {name}: the best checkpoint stays.')
+                return
         with self._removing_last(runner):
             super()._save_best_checkpoint(runner, metrics)
 
@@ -135,6 +160,13 @@ def name_of_last(hook: Optional[WholeCheckpointHook]) -> str:
     if hook is None or hook.saved_path is None:
         return 'No checkpoint has been written.'
     return f'The last whole checkpoint is {hook.saved_path}; --resume goes on from there.'
+
+
+def unknown_metric(setting: str, name: str, metrics: Iterable[str]) -> ConfigError:
+    """Return the error for a setting with the name of a metric that the validation does not have."""
+    nearest = get_close_matches(name, metrics, 1)
+    hint = f'; did you mean {nearest[0]}?' if nearest else ''
+    return ConfigError(f'{setting} takes a metric of the validation, {", ".join(metrics)}, got {name!r}{hint}')
 
 
 def _is_url(folder: Any) -> bool:

@@ -44,6 +44,7 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
             by_epoch, batch_size, ranks: units of `batches_done`.
             batches_a_step: number of accumulated batches.
             images: number of images in the data.
+            validated_iter: iteration of the last finished validation, or -1.
             gradients: by parameter, for each rank, in the middle of an accumulation; None after a step.
     """
     loop = runner.train_loop
@@ -52,6 +53,7 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
     return dict(
         sampler_seed=getattr(_sampler(runner), 'seed', None),
         batches_done=loop.batches_done,
+        validated_iter=loop.validated_iter,
         **_units(runner),
         gradients=_gather_gradients(runner),
     )
@@ -118,7 +120,7 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
             else:
                 meta['epoch'], batches = divmod(batches, length)
             meta['iter'] = meta['epoch'] * length + batches
-    loop.batches_done = batches
+    loop.batches_done, loop.validated_iter = batches, state.get('validated_iter', -1)
     if state['sampler_seed'] is not None and hasattr(_sampler(runner), 'seed'):
         _sampler(runner).seed = state['sampler_seed']
     if state['gradients'] is not None and not changes:

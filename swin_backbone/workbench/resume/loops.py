@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
+from mmengine.hooks import Hook
 from mmengine.registry import LOOPS
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
@@ -15,6 +16,8 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch."""
 
     batches_done = 0  # of this epoch
+    validated_iter = -1  # of the last finished validation
+    is_between_steps = True
 
     def __init__(
         self, runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
@@ -32,15 +35,18 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
         self._epoch += 1
 
     def run_iter(self, idx: int, data_batch: Sequence[dict[str, Any]]) -> None:
-        self.batches_done = idx + 1
+        self.batches_done, self.is_between_steps = idx + 1, False
         seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(idx, data_batch)
+        self.is_between_steps = True
 
 
 class ResumableIterLoop(IterBasedTrainLoop):
     """mmengine's IterBasedTrainLoop, with a start at any iteration, without loading earlier batches."""
 
     batches_done = 0  # of the whole training
+    validated_iter = -1
+    is_between_steps = True
 
     def __init__(
         self, runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
@@ -53,9 +59,36 @@ class ResumableIterLoop(IterBasedTrainLoop):
         return super().run()
 
     def run_iter(self, data_batch: Sequence[dict[str, Any]]) -> None:
-        self.batches_done += 1
+        self.batches_done, self.is_between_steps = self.batches_done + 1, False
         seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(data_batch)
+        self.is_between_steps = True
+
+
+class RepeatValidationHook(Hook):
+    """Begin a resumed training with the validation that its checkpoint waits for.
+
+    A checkpoint is written before the validation of its iteration. What follows from the metrics (the best checkpoint,
+    a rate that follows a metric) is lost if the training ends between the two.
+    """
+
+    priority = 'LOWEST'  # the other hooks are ready
+
+    def before_train(self, runner: Runner) -> None:
+        loop = runner.train_loop
+        if isinstance(loop, (ResumableEpochLoop, ResumableIterLoop)) and _awaits_validation(loop):
+            runner.logger.info(f'The validation after iteration {loop.iter} is repeated.')
+            runner.val_loop.run()
+
+
+def _awaits_validation(loop: Union[ResumableEpochLoop, ResumableIterLoop]) -> bool:
+    """Return whether mmengine's loop would validate now, and has not."""
+    by_epoch = isinstance(loop, ResumableEpochLoop)
+    done, end = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)
+    if loop.runner.val_loop is None or not done or loop.validated_iter == loop.iter or (by_epoch and loop.batches_done):
+        return False
+    loop._decide_current_val_interval()
+    return bool(done >= loop.val_begin and (done % loop.val_interval == 0 or done == end))
 
 
 def begin_at(loop: Union[ResumableEpochLoop, ResumableIterLoop], batches: int) -> bool:

@@ -21,7 +21,7 @@ from ...openmmlab.errors import ConfigError, kind_of, parts_of, sentence_of, wal
 from ..configs.paths import datasets_in
 from ..data.datasets import base_datasets
 from ..data.seeds import LOSS, keep_generators, seed_generators
-from ..pictures.curves import curves_figure, read_log
+from ..pictures.curves import VAL_ITER, curves_figure, read_log
 from ..pictures.save import save_figure
 
 PICTURES = 'pictures'  # their number, beside sums of losses
@@ -54,6 +54,8 @@ class CurvesHook(Hook):
 
 class ValLossHook(Hook):
     """Add the losses on the validation set to its metrics: `val_loss`, and `val_` before the name of each term.
+
+    `val_iter` is the iteration of the validation, since mmengine's log has the epoch alone.
 
     A copy of the model, which shares the parameters, computes the losses without gradients. Dropout, drop path and
     batch norm are as in validation. Modules with a method `loss` are in training mode, because detectors and heads
@@ -98,9 +100,10 @@ class ValLossHook(Hook):
         for part in all_gather_object(sums):
             _add(totals, part)
         number = totals.pop(PICTURES, 1)
-        for name, total in totals.items():
-            metrics[f'val_{name}'] = total / number
-            runner.message_hub.log_scalars.pop(f'val/val_{name}', None)  # of earlier losses: the log has means
+        means = {f'val_{name}': total / number for name, total in totals.items()}
+        for name, value in {**means, VAL_ITER: runner.iter}.items() if means else ():
+            metrics[name] = value
+            runner.message_hub.log_scalars.pop(f'val/{name}', None)  # of earlier validations: the log has means
 
     def _losses(self, runner: Runner) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the number of pictures and the losses of each batch."""

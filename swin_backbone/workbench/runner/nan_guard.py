@@ -1,6 +1,7 @@
 """Skip the steps of a training with a loss or gradient that is not finite, which would make every weight NaN."""
 
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any, Optional
 
 import torch
@@ -57,6 +58,7 @@ class NonFiniteGuardHook(Hook):
             self.finite.append(torch.isfinite(loss.detach()).all())
             update_params(loss, *args, **kwargs)
 
+        @wraps(step)  # with the mark of mmengine's schedules, which warn without it
         def step_if_finite(**kwargs: Any) -> None:
             loss_is_finite, gradient_is_finite = _agree(self.finite, _gradient_is_finite(wrapper))
             self.finite.clear()
@@ -71,11 +73,12 @@ class NonFiniteGuardHook(Hook):
                     step(**kwargs)
 
         wrapper.update_params, wrapper.step = watch_loss, step_if_finite
-        self.wrapper = wrapper
+        self.wrapper, self.step = wrapper, step
 
     def after_train(self, runner: Runner) -> None:
         if self.wrapper is not None:
-            del self.wrapper.update_params, self.wrapper.step
+            del self.wrapper.update_params
+            self.wrapper.step = self.step  # mmengine's schedules have put it there
             self.wrapper = None
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
@@ -101,9 +104,12 @@ class NonFiniteGuardHook(Hook):
         what = _describe(problem, seen)
         runner.logger.warning(f'Iteration {runner.iter + 1}: step skipped, number {self.in_a_row} in a row. {what}')
         if self.in_a_row >= self.max_in_a_row:
+            hook = find_checkpoint_hook(runner)
+            if hook is not None:
+                hook.save_now(runner, runner.iter + 1)
             raise TrainingStopped(
                 f'training stops at iteration {runner.iter + 1}, after {self.in_a_row} skipped steps in a row. {what} '
-                f'{name_of_last(find_checkpoint_hook(runner))}'
+                f'{name_of_last(hook)}'
             )
 
 

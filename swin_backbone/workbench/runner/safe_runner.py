@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.device import get_device
 from mmengine.dist import get_rank
 from mmengine.evaluator import Evaluator
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import RUNNERS
@@ -23,19 +24,25 @@ from ..data.guard import GuardHook, guard_dataset
 from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import FitCheckpointHook
-from ..resume.loops import make_resumable
+from ..resume.loops import RepeatValidationHook, make_resumable
 from .lock import only_training_in
 from .monitor import CurvesHook
 from .nan_guard import NonFiniteGuardHook
 from .signals import SignalHook, init_worker
-from .validation import MaskAreasHook, PredictByShapeHook, SameBuffersHook
+from .validation import MaskAreasHook, MetricNamesHook, PredictByShapeHook, SameBuffersHook
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
-FOR_THE_FILE = (
+LONG_RECORDS = (
     f'\n{"-" * 60}\nSystem environment:',
     'Config:\n',
     'Hooks will be executed in the following order:\n',
     'paramwise_options -- ',
+)
+# Beginnings of records on mmengine's own code
+INTERNAL_RECORDS = (
+    '"FileClient" will be deprecated',
+    '"HardDiskBackend" is the alias',
+    'Distributed training is not used, all SyncBatchNorm',
 )
 MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
 
@@ -83,6 +90,8 @@ class SafeRunner(Runner):
             PredictByShapeHook,
             SameBuffersHook,
             MaskAreasHook,
+            MetricNamesHook,
+            RepeatValidationHook,
         ):
             self.register_hook(hook_class())
 
@@ -92,7 +101,7 @@ class SafeRunner(Runner):
             if type(handler) is logging.FileHandler:
                 logger.handlers[index] = LogFile(handler)
             elif logger.log_file and handler.level >= logging.INFO:
-                handler.addFilter(lambda record: not record.getMessage().startswith(FOR_THE_FILE))
+                handler.addFilter(lambda record: not record.getMessage().startswith(LONG_RECORDS + INTERNAL_RECORDS))
         if logger.log_file:
             hidden = 'environment, config, hooks, the rate of each parameter'
             logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
@@ -196,17 +205,28 @@ class SafeRunner(Runner):
             with only_training_in(self.work_dir, self.rank):
                 trained: nn.Module = super().train()
             return trained
-        except OSError as error:
-            if error.errno not in CANNOT_WRITE:
-                raise
-            raise TrainingStopped(
-                f'training stops, because {error.filename or self.work_dir} cannot be written '
-                f'({error.strerror}). {name_of_last(find_checkpoint_hook(self))}'
-            ) from error
+        except Exception as error:
+            hook = find_checkpoint_hook(self)
+            if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+                raise TrainingStopped(
+                    f'training stops, because {error.filename or self.work_dir} cannot be written '
+                    f'({error.strerror}). {name_of_last(hook)}'
+                ) from error
+            if hook is not None and self._is_last_step_whole():
+                with suppress(Exception):  # of the same cause, as an error of the device
+                    hook.save_now(self, self.iter)
+                    self.logger.info(name_of_last(hook))
+            raise
         finally:
             for hook in self.hooks:
                 if isinstance(hook, SignalHook):
                     hook.restore_handlers()
+
+    def _is_last_step_whole(self) -> bool:
+        """Return whether weights and buffers are those after the last step, in a process that can save alone."""
+        has_averages = any(isinstance(hook, EMAHook) for hook in self.hooks)  # validation runs on them
+        is_between_steps = getattr(self._train_loop, 'is_between_steps', False)  # no attribute of a foreign loop
+        return is_between_steps and self.iter > 0 and self.world_size == 1 and (self.model.training or not has_averages)
 
 
 class LogFile(logging.FileHandler):

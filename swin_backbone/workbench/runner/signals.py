@@ -73,16 +73,14 @@ class SignalHook(Hook):
             self._act(runner, runner.iter + 1)
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        if not self.stop:
+        if not self.stop or runner.world_size > 1:  # the other ranks have no signal, or another picture
             return
         hook = find_checkpoint_hook(runner)
-        if hook is not None and hook.saved_iter == runner.iter:
-            self._exit(runner, hook, runner.iter)
-        if runner.world_size == 1:
+        if hook is not None and hook.saved_iter != runner.iter:
             for ema in runner.hooks:
                 if isinstance(ema, EMAHook):  # validation runs on the averaged weights
                     ema.after_val_epoch(runner)
-            self._act(runner, runner.iter)
+        self._act(runner, runner.iter)
 
     def after_val(self, runner: Runner) -> None:
         self._act(runner, runner.iter)

@@ -1,17 +1,22 @@
 """Validation and test: predictions that depend neither on the batch nor on the process, and COCO's areas of masks."""
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.dist import broadcast, is_main_process
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
 from mmengine.runner import Runner
+from mmengine.structures import InstanceData
 
+from ...openmmlab.errors import sentence_of
 from ...whole_files import write_whole
+from ..data.seeds import keep_generators
+from ..resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
 
 
 def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
@@ -76,6 +81,79 @@ class PredictByShapeHook(Hook):
         delattr(model, name)
         if self.before is not None:
             setattr(model, name, self.before)
+
+
+class MetricNamesHook(Hook):
+    """Compare the metrics that a config names with those of a trial validation, before the first step.
+
+    Named are metrics by `save_best` of CheckpointHook, and by `monitor` of EarlyStoppingHook and of a schedule that
+    follows a metric. The trial is a validation of one picture for each process, with copies of the metrics. A trial
+    that fails shows nothing: one picture is not enough for every metric.
+    """
+
+    priority = 'LOWEST'
+
+    def before_train(self, runner: Runner) -> None:
+        """See `Hook`. Raises ConfigError for a metric that the validation does not have."""
+        named = list(_named_metrics(runner))
+        if runner.val_loop is None or not named:
+            return
+        runner.logger.info(f'A validation of one picture looks for the metric {named[0][1]}:')
+        try:
+            metrics = _trial_metrics(runner)
+        except Exception as error:  # no error here stops a training
+            runner.logger.info(f'The validation of one picture failed: {sentence_of(error)}')
+            return
+        checkpoint = find_checkpoint_hook(runner)
+        for setting, name in named:
+            if name not in metrics and not name.startswith('val_'):  # `val_loss` and its terms: see ValLossHook
+                raise unknown_metric(setting, name, metrics)
+        if checkpoint is not None:
+            checkpoint.metric_names = metrics
+
+
+def _named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
+    """Yield settings and the metrics that they name."""
+    for hook in runner.hooks:
+        if isinstance(hook, CheckpointHook):
+            yield from (('default_hooks.checkpoint.save_best', name) for name in hook.save_best or () if name != 'auto')
+        elif isinstance(hook, EarlyStoppingHook):
+            yield 'monitor of EarlyStoppingHook', hook.monitor
+    schedules = runner.param_schedulers if isinstance(runner.param_schedulers, list) else ()
+    for schedule in schedules:
+        if getattr(schedule, 'need_val_args', False):
+            yield f'monitor of {type(schedule).__name__}', schedule.monitor
+
+
+def _trial_metrics(runner: Runner) -> dict[str, float]:
+    loader, evaluator = runner.val_loop.dataloader, copy.copy(runner.val_loop.evaluator)
+    evaluator.metrics = [_copy_of(metric) for metric in evaluator.metrics]
+    runner.model.eval()
+    with keep_generators(), torch.no_grad():
+        batch = loader.collate_fn([loader.dataset[runner.rank % len(loader.dataset)]])
+        samples = runner.model.val_step(batch)
+        for sample in samples:
+            _add_an_object(sample)
+        evaluator.process(data_samples=samples, data_batch=batch)
+        metrics: dict[str, float] = evaluator.evaluate(runner.world_size)
+    return metrics
+
+
+def _copy_of(metric: Any) -> Any:
+    """Return a copy of a metric with lists and dicts of its own, and the same COCO annotations."""
+    copied = copy.copy(metric)
+    for name, value in vars(metric).items():
+        if isinstance(value, (list, dict, set)):
+            setattr(copied, name, copy.copy(value))
+    return copied
+
+
+def _add_an_object(sample: Any) -> None:
+    """Add an object of zeros to a detector's prediction without objects, for which COCO's metrics have no names."""
+    objects = getattr(sample, 'pred_instances', None)
+    if isinstance(objects, InstanceData) and not len(objects):
+        one = {name: value.new_zeros(1, *value.shape[1:]) for name, value in objects.items()}
+        sample.pred_instances = InstanceData(**one)
 
 
 class SameBuffersHook(Hook):

@@ -28,7 +28,7 @@ from torch import nn
 
 from helpers.openmmlab.jobs import build_runner
 from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab.errors import TrainingStopped, walk
+from swin_backbone.openmmlab.errors import ConfigError, TrainingStopped, walk
 
 IMAGES = 16
 
@@ -37,14 +37,16 @@ IMAGES = 16
 class NoisyImages(torch.utils.data.Dataset):
     """Pictures with new random numbers at every access, from the generators of torch, numpy and Python."""
 
-    def __init__(self, bad=(), images=IMAGES):
-        self.bad = bad
+    def __init__(self, bad=(), broken=(), images=IMAGES):
+        self.bad, self.broken = bad, broken
         self.images = images
 
     def __len__(self):
         return self.images
 
     def __getitem__(self, index):
+        if index in self.broken:
+            raise OSError(f'picture_{index}.png is truncated')
         picture = torch.full((3, 32, 32), index / IMAGES) + torch.rand(3, 32, 32)
         picture = picture * np.random.rand() + random.random()
         if index in self.bad:
@@ -199,10 +201,10 @@ def train(cfg):
 
 
 def train_and_say(cfg):
-    """Train, and exit with the message of a stop, like tools/train.py."""
+    """Train, and exit with the message of a stop or of a wrong config, like tools/train.py."""
     try:
         train(cfg)
-    except TrainingStopped as error:
+    except (ConfigError, TrainingStopped) as error:
         sys.exit(str(error))
 
 

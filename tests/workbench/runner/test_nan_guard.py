@@ -72,9 +72,9 @@ def test_many_skipped_steps_stop_training(tmp_path, record_fault):
     codes, message = spoilt(tmp_path / 'work', spoil, iterations=9)
     assert codes == {1}
     assert 'training stops at iteration 7, after 3 skipped steps in a row. Not finite: loss_b nan' in message
-    assert f'The last whole checkpoint is {tmp_path}/work/iter_6.pth; --resume goes on from there.' in message
+    assert f'The last whole checkpoint is {tmp_path}/work/iter_7.pth; --resume goes on from there.' in message
     assert 'Traceback' not in message
-    assert is_finite(tmp_path / 'work' / 'iter_6.pth')
+    assert is_finite(tmp_path / 'work' / 'iter_7.pth')
     record_fault('non_finite', 5)
 
 
