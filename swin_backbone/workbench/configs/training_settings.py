@@ -10,8 +10,6 @@ from ...openmmlab.errors import ConfigError, kind_of, parts_of, walk
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 WARM_UP = 0.1  # largest share of a warm-up in a training
-# Settings of hooks and heads, in epochs
-EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')
 # Settings of transforms and preprocessors, in pixels: one side, or two
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
 # Keys of what a setting sets, by its name
@@ -168,8 +166,9 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
     if isinstance(logger, dict):
         logger['interval'] = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
     if factor != 1:
-        _scale_modes(cfg.get('custom_hooks'), factor if by_epoch else 1)
-        _scale_modes(cfg.get('model'), factor)
+        unit = 'epoch' if by_epoch else 'iter'
+        _scale_modes([cfg.get('custom_hooks'), cfg.get('default_hooks')], unit, old, new)
+        _scale_modes(cfg.get('model'), 'epoch', old, new)
 
 
 class _Ends:
@@ -242,14 +241,23 @@ def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_ep
     saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
     if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == by_epoch:
         checkpoint.interval = fitted(saves)
+        if 'save_begin' in checkpoint:
+            checkpoint.save_begin = min(round(checkpoint.save_begin * factor), new)
 
 
-def _scale_modes(node: Any, factor: float) -> None:
-    """Scale the epochs at which hooks and heads change their behaviour."""
+def _scale_modes(node: Any, unit: str, old: int, new: int) -> None:
+    """Scale the settings by which hooks and heads change their behaviour, as switch_epoch, num_last_epochs, begin_iter.
+
+    A change within the old length stays within the new one.
+
+    Args:
+        unit: 'epoch' or 'iter'.
+        old, new: lengths of the training.
+    """
     for _, part in walk(node):
-        for key in EPOCH_SETTINGS if isinstance(part, dict) else ():
-            if isinstance(part.get(key), int):
-                part[key] = round(part[key] * factor)
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if str(key).endswith((unit, f'{unit}s')) and type(value) is int and value > 0:  # by_epoch is a bool
+                part[key] = min(round(value * new / old), new - 1 if value < old else new)
 
 
 # --- the size of pictures ---------------------------------------------------------------------------------------------

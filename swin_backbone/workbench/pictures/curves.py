@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 Points = dict[str, list[tuple[float, float]]]  # (step, value) by name
 
-NOT_DRAWN = ('base_lr', 'data_time', 'time', 'epoch', 'iter', 'step', 'memory', 'grad_norm')
+VAL_LOSS, VAL_ITER = 'val_loss', 'val_iter'  # of ValLossHook
+NOT_DRAWN = ('base_lr', 'data_time', 'time', 'epoch', 'iter', 'step', 'memory', 'grad_norm', VAL_ITER)
 SCALARS = Path('vis_data', 'scalars.json')  # of mmengine's LocalVisBackend, below a run's folder
 LINES = ('-', '--', ':', '-.')  # by log
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
 MOST_LINES = len(COLOURS)
-VAL_LOSS = 'val_loss'  # of ValLossHook
 MAIN_METRICS = ('mAP', 'mIoU', 'PQ', 'top1')  # ends of names; details are longer, as bbox_mAP_s
 NO_OBJECTS = -1  # COCO's metric for a size without objects
 
@@ -66,8 +66,9 @@ def read_log(path: Path) -> Log:
     of_validation = {name for record in validated.values() for name in record if name not in NOT_DRAWN}
     metrics = _points(validated, [name for name in of_validation if 'loss' not in name])
     for at, value in _points(validated, [VAL_LOSS]).get(VAL_LOSS, ()):
-        logged = [step for step, record in train.items() if record.get('epoch', 0) <= at] if by_epoch else [at]
-        losses.setdefault(VAL_LOSS, []).append((max(logged, default=0), value))
+        iteration = validated[int(at)].get(VAL_ITER, None if by_epoch else at)
+        if iteration is not None:
+            losses.setdefault(VAL_LOSS, []).append((iteration, value))
     if not (losses or metrics):
         raise ValueError(f'{str(path)!r} has neither losses nor metrics')
     name = path.name if path.is_dir() or path.name != SCALARS.name else path.absolute().parents[1].name

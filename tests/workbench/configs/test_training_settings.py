@@ -131,6 +131,29 @@ def test_what_changes_late_in_a_training_still_does(config):
     assert results[-1] < 0.2 * max(results)
 
 
+@pytest.mark.parametrize('epochs', [1, 2, 5])
+def test_a_short_training_still_switches(epochs):
+    assert set_(RTMDET, epochs=epochs).custom_hooks[1].switch_epoch == epochs - 1
+    assert set_(YOLOX, epochs=epochs).custom_hooks[0].num_last_epochs == 0
+
+
+def test_each_hook_that_names_an_epoch_or_an_iteration_follows():
+    schedule = [dict(action_epoch=4, pipeline=[]), dict(action_epoch=11, pipeline=[])]
+    hooks = [dict(type='SwitchRecipeHook', schedule=schedule), dict(type='EMAHook', begin_iter=45_000)]
+    cfg = read_config(TOOD)  # 12 epochs
+    cfg.custom_hooks, cfg.default_hooks.checkpoint.save_begin = copy.deepcopy(hooks), 9
+    fit_schedule(cfg, 100, epochs=3)
+    assert [step.action_epoch for step in cfg.custom_hooks[0].schedule] == [1, 2]
+    assert (cfg.custom_hooks[1].begin_iter, cfg.default_hooks.checkpoint.save_begin) == (45_000, 2)
+    by_iteration = read_config(SOLO)
+    by_iteration.custom_hooks = [*hooks, dict(type='Own', by_epoch=True)]
+    old = by_iteration.train_cfg.max_iters
+    fit_schedule(by_iteration, 100, epochs=1)
+    assert by_iteration.custom_hooks[0] == hooks[0]
+    assert by_iteration.custom_hooks[1].begin_iter == round(45_000 * by_iteration.train_cfg.max_iters / old)
+    assert by_iteration.custom_hooks[2].by_epoch is True
+
+
 def test_a_head_that_changes_after_some_epochs():
     assert set_(TOOD, epochs=24).model.train_cfg.initial_epoch == 8
     assert set_(SOLO, epochs=3).train_cfg.max_iters == 150

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.openmmlab.jobs import build_runner
-from helpers.openmmlab.toy_training import config
+from helpers.openmmlab.toy_training import config, run
 from mmengine.logging import MMLogger
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
@@ -14,7 +14,7 @@ from mmengine.utils.dl_utils import collect_env
 
 from swin_backbone.compat import import_torchvision
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.workbench.runner.safe_runner import FOR_THE_FILE, SafeRunner
+from swin_backbone.workbench.runner.safe_runner import INTERNAL_RECORDS, LONG_RECORDS, SafeRunner
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def built(tmp_path, capsys):
 
 def test_what_is_hundreds_of_lines_goes_to_the_file_alone(built):
     printed, log = built()
-    for beginning in FOR_THE_FILE:
+    for beginning in LONG_RECORDS:
         assert beginning in log  # a record of this beginning is still written
         assert beginning not in printed
     assert 'environment, config, hooks, the rate of each parameter: see ' in printed
@@ -42,7 +42,16 @@ def test_what_is_hundreds_of_lines_goes_to_the_file_alone(built):
 
 def test_log_level_debug_prints_it_too(built):
     printed, _log = built(log_level='DEBUG')
-    assert all(beginning in printed for beginning in FOR_THE_FILE)
+    assert all(beginning in printed for beginning in LONG_RECORDS)
+
+
+def test_a_training_prints_no_warning_of_mmengine_on_its_own_code(tmp_path):
+    assert run(config(tmp_path, epochs=1), log=tmp_path / 'log') == 0
+    (file,) = tmp_path.glob('*/*.log')
+    assert any(beginning in file.read_text() for beginning in INTERNAL_RECORDS)
+    printed = (tmp_path / 'log').read_text()
+    assert not [beginning for beginning in INTERNAL_RECORDS if beginning in printed]
+    assert 'UserWarning' not in printed  # of the schedules, on steps that were replaced
 
 
 def test_a_runner_type_of_the_user_has_the_guards(tmp_path, record_fault):

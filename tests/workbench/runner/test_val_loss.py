@@ -65,7 +65,10 @@ def test_a_training_has_the_same_bits_with_and_without(tmp_path, capsys):
     with_, metrics = run(tmp_path / 'with', 'EMAHook', 'ValLossHook')
     _, without = run(tmp_path / 'without', 'EMAHook')
     assert differing(tmp_path / 'with' / 'epoch_2.pth', tmp_path / 'without' / 'epoch_2.pth') == []
-    assert [set(values) for values in (metrics[0], without[0])] == [{'val_loss', 'val_loss_a', 'val_loss_b'}, set()]
+    assert [set(values) for values in (metrics[0], without[0])] == [
+        {'val_loss', 'val_loss_a', 'val_loss_b', 'val_iter'},
+        set(),
+    ]
     assert metrics[0]['val_loss'] != metrics[1]['val_loss']
     assert f'val_loss: {metrics[1]["val_loss"]:.4f}' in capsys.readouterr().out  # no mean over validations
     (_, last) = read_log(tmp_path / 'with').losses['val_loss']
@@ -95,11 +98,17 @@ def test_the_mean_weighs_batches_by_their_pictures(tmp_path, ranks):
     more = dict(model__type='Mean', train_dataloader__batch_size=6)
     if ranks == 1:
         _, metrics = run(tmp_path, 'ValLossHook', **more)
-        assert metrics[0] == dict(val_loss=7.5, val_loss_a=7.5)
+        assert metrics[0] == dict(val_loss=7.5, val_loss_a=7.5, val_iter=3)
     else:
         cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='ValLossHook')], **more)
         assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log0').read_text()[-3000:]
         assert read_log(tmp_path).losses['val_loss'][0][1] == 7.5
+
+
+def test_val_loss_stands_at_the_iteration_of_its_validation(tmp_path):
+    """mmengine logs an iteration in five, and the epochs of the validations."""
+    run(tmp_path, 'ValLossHook', default_hooks__logger__interval=5)
+    assert [iteration for iteration, _ in read_log(tmp_path).losses['val_loss']] == [8, 16]
 
 
 def test_a_model_without_losses_gets_one_warning(tmp_path):
