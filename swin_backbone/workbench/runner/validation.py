@@ -30,8 +30,8 @@ def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
         batch: as of mmengine's `pseudo_collate`; for test-time augmentation, each value is a list of views, and a view
             has an entry for each picture. A batch of another form is one call.
     """
-    inputs = batch.get('inputs') if isinstance(batch, dict) else None
-    has_views = bool(_is_list(inputs) and inputs and all(map(_is_list, inputs)))
+    inputs: Any = batch.get('inputs') if isinstance(batch, dict) else None
+    has_views = _is_list(inputs) and all(map(_is_list, inputs))
     views = inputs if has_views else [inputs]
     if not all(_is_list(view) and all(isinstance(picture, torch.Tensor) for picture in view) for view in views):
         return step(batch)
