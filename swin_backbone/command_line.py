@@ -303,10 +303,15 @@ def import_package() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a tool: arguments of `ARGUMENTS` in that order, then the tool's own arguments."""
+    """A parser of a tool: arguments of `ARGUMENTS` in that order, then the tool's own arguments.
 
-    def __init__(self, **settings: Any):
+    Args:
+        needs_package: returns whether the tool needs torch and the package for parsed arguments. Default: always.
+    """
+
+    def __init__(self, needs_package: Callable[[argparse.Namespace], bool] = lambda _: True, **settings: Any):
         super().__init__(**{'formatter_class': Help, **settings})
+        self.needs_package = needs_package
 
     def add(self, names: str, **changes: dict[str, Any]) -> None:
         """Add arguments of `ARGUMENTS`.
@@ -327,7 +332,8 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse, then import the package: help and wrong arguments need no torch."""
         parsed: argparse.Namespace = super().parse_args(args, namespace)
-        import_package()
+        if self.needs_package(parsed):
+            import_package()
         return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -1,40 +1,71 @@
-"""Test a model, and write a page on what it gets wrong.
+"""Write a page on what a model gets wrong: of a model that is tested here, or of the files of any program.
 
 python tools/report.py CONFIG CKPT --out-dir DIR
 python tools/report.py CONFIG CKPT --data D --out-dir DIR --compare RUN
+python tools/report.py --labels L --results R --pictures P --out-dir DIR
 
 CKPT may be a folder of tools/export.py. The output is
 
   DIR/index.html   the page, without other files but the linked pictures
   DIR/report.json  its numbers
 
+A test also writes labels and results to DIR, in the form that --labels and --results take. These need no torch. They
+are, with files of equal kinds:
+
+  detection        a COCO JSON and COCO results, with boxes or masks
+  segmentation     two folders of PNGs with the class of each pixel, 255 for
+                   ignored pixels; L/classes.txt has the names
+  classification   two CSV files: file,class of each picture; and file with a
+                   column of scores for each class
+
 RUN is the folder of another report, or of a training with --report.
 """
 
 import argparse
+import sys
+from pathlib import Path
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(description=__doc__)
+    parser = Parser(description=__doc__, needs_package=lambda args: args.labels is None)
     parser.add(
         f'{CONFIG} checkpoint data annotations amp precision compile device threads work_dir out_dir overwrite '
         'skip_unreadable allow_missing unsafe_load',
-        checkpoint=dict(help='checkpoint of the whole model, or a folder of tools/export.py'),
+        config=dict(nargs='?'),
+        checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),
         out_dir=dict(required=True),
     )
     parser.add_argument('--compare', nargs='+', default=[], metavar='RUN', help='show other reports beside this one')
-    return parser.parse_args()
+    files = parser.add_argument_group('files of any program, in place of CONFIG CKPT')
+    files.add_argument('--labels', type=Path, metavar='L', help='COCO JSON, folder of label PNGs or CSV')
+    files.add_argument('--results', type=Path, metavar='R', help='COCO results, folder of predicted PNGs or CSV')
+    files.add_argument('--pictures', type=Path, metavar='P', help='folder of the pictures (default: none is shown)')
+    args = parser.parse_args()
+    if (args.labels is None) != (args.results is None) or (args.labels is None) == (args.checkpoint is None):
+        parser.error('give CONFIG CKPT, or --labels L --results R')
+    return args
 
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        job, settings = make_job(args), dict(device=args.device, threads=args.threads)
-        job.report(args.checkpoint, args.out_dir, args.compare, args.overwrite, **settings)
+    if args.labels is None:
+        with stop_on_user_errors(BUILD_ERRORS, args.debug):
+            job, settings = make_job(args), dict(device=args.device, threads=args.threads)
+            job.report(args.checkpoint, args.out_dir, args.compare, args.overwrite, **settings)
+    else:
+        from swin_backbone.workbench.report.report import write_report
+
+        paths = args.out_dir, args.labels, args.results, args.pictures
+        try:
+            write_report(*paths, compare=args.compare, overwrite=args.overwrite)
+        except (ValueError, OSError) as error:
+            if args.debug:
+                raise
+            sys.exit(f'{sys.argv[0]}: {error}')
     print(args.out_dir / 'index.html')
 
 

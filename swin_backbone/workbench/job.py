@@ -277,15 +277,15 @@ class Job:
 
         Args:
             checkpoint, settings: see `build_test`.
-            out_dir, compare, overwrite: see `write_report`, also for the returned numbers and errors.
+            out_dir, compare, overwrite: see `report_on_test`, also for the returned numbers and errors.
         """
-        from .report.collect import add_coco_metric, write_report  # of pictures
+        from .report.collect import add_coco_metric, report_on_test  # of pictures
         from .report.threshold import store_threshold
 
         add_coco_metric(self.datasets.cfg)
         with self.build_test(checkpoint, **settings) as runner:
             test = partial(run, runner, 'test')
-            report = write_report(runner, test, summarize, out_dir, checkpoint, compare, overwrite)
+            report = report_on_test(runner, test, summarize, out_dir, checkpoint, compare, overwrite)
         best = report.get('best')
         if best and best['F1']:  # of a detector that finds something
             self.print(store_threshold(checkpoint, best['threshold']))

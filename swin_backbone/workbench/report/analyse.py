@@ -33,7 +33,8 @@ def detection_report(
     # Poor masks would make right labels look wrong. The kind with the higher AP at IoU 0.5 judges labels.
     judge = max(evaluations, key=lambda one: (one.stats[1] or 0, one is main))
     judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
-    labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]))
+    on_objects = main.found.result[errors.pairs[0, errors.pairs[2] >= FOUND_IOU].astype(int)]
+    labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]), on_objects)
     lists = dict(labels, pictures=_pictures(main, threshold))
     tested = {
         kind: [dict(row, file=files[row['image_id']]) for row in rows if row['image_id'] in files]

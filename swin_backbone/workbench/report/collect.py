@@ -1,7 +1,8 @@
-"""Test a model, and write the report on its predictions: report.json and index.html."""
+"""Test a model, keep its results as files, and write the report on these."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Union
@@ -10,25 +11,19 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from pycocotools import mask as coco_mask
-from pycocotools.cocoeval import Params
 
 from ...openmmlab.errors import kind_of
-from ...outputs import check_outputs, make_folder
+from ...outputs import check_outputs, claim_folder, make_folder
 from ...whole_files import write_whole
-from ..pictures.colours import distinct_colours
+from ..pictures.colours import COLOURS, distinct_colours, encode_labels
 from ..pictures.curves import read_log
-from .analyse import detection_report
-from .confusion import IGNORED, WORST, PixelCounts, classification_report
-from .detection import evaluate, track
-from .page import common_kind, main_metric, render
-from .thumbnails import draw, draw_labels
+from .files import CLASSES, encode_csv, encode_objects
+from .report import NAME, PAGE, read_report, write_report
 
-NAME, PAGE = 'report.json', 'index.html'
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
 META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances')  # for CocoMetric()
 NOT_COMPARED = ('work_dir', 'load_from', 'resume', 'launcher')  # settings that equal trainings may differ in
-Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
+LABELS, RESULTS = 'labels', 'results'  # names of files and folders
 
 
 def add_coco_metric(cfg: Config) -> None:
@@ -40,144 +35,169 @@ def add_coco_metric(cfg: Config) -> None:
         pack.meta_keys = tuple({*pack.get('meta_keys', ()), *META_KEYS})
 
 
-def write_report(
+def report_on_test(
     runner: Runner,
     test: Callable[[], Mapping[str, float]],
-    summarize: Callable[[Config, Config], str],
+    summarize: Callable[[Any, Any], str],
     out_dir: Union[str, Path],
     checkpoint: str,
     compare: Sequence[Union[str, Path]] = (),
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Test, and write `out_dir`/report.json and index.html. The curves are those of the checkpoint's folder.
+    """Test, write labels and results as files to `out_dir`, and report on these; see `write_report`.
+
+    The curves are those of the checkpoint's folder.
 
     Args:
         test: runs the test of `runner`, of a detector with a CocoMetric.
         summarize: returns the differences of two configs.
-        compare: reports, or folders with report.json or report/report.json.
-
-    Returns:
-        The contents of report.json.
 
     Raises:
         ValueError: for a model of another toolbox, a CocoMetric without boxes and masks, a classifier with several
             classes for a picture, or a report to compare of another task.
-        FileExistsError: see `check_outputs`.
+        FileExistsError: see `check_outputs` and `claim_folder`.
     """
     folder, scope = Path(out_dir), runner.cfg.get('default_scope')
     if scope not in TASKS:
         raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
-    others = {str(run): _read(Path(run), TASKS[scope]) for run in compare}
+    for run in compare:  # before the test
+        read_report(Path(run), TASKS[scope])
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
-    analysis: Iterator[Any] = dict(mmdet=_objects, mmseg=_pixels, mmpretrain=_scores)[scope](runner)
-    runner.register_hook(next(analysis))
+    keep = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
+    runner.register_hook(keep)
     make_folder(folder)
     numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
-    metrics = {name: value if np.isfinite(value) else None for name, value in numbers.items()}
-    report, thumbnails = next(analysis)
+    labels, results, pictures = keep.write()
     config = {key: one for key, one in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
-    config = json.loads(json.dumps(config, default=repr), parse_constant=str)
-    report.update(
-        title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}', checkpoint=checkpoint,
-        tested=len(runner.test_dataloader.dataset), metrics=metrics, config=config, log=None,
-    )  # fmt: skip
-    kind = report['compared_kind'] = common_kind([report, *others.values()])
-    report['compared'] = [
-        dict(name=run, values=main_metric(one, kind), settings=summarize(Config(one['config']), Config(config)))
-        for run, one in others.items()
-    ]
+    about = dict(
+        title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
+        checkpoint=checkpoint,
+        tested=len(runner.test_dataloader.dataset),
+        metrics={name: value if np.isfinite(value) else None for name, value in numbers.items()},
+        config=json.loads(json.dumps(config, default=repr), parse_constant=str),
+    )
     with suppress(ValueError, OSError):  # no log
-        report['log'] = read_log(Path(checkpoint).parent)._asdict()
-    write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
-    write_whole(folder / PAGE, render(report, thumbnails, folder).encode())
-    return dict(report)
+        about['log'] = read_log(Path(checkpoint).parent)._asdict()
+
+    def differences(before: Any, after: Any) -> str:
+        return summarize(Config(before), Config(after))
+
+    return write_report(folder, labels, results, pictures, None, compare, True, about, differences)
 
 
-class _Keep(Hook):
-    """Keep what `take` makes of the samples of a test."""
+class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures
+    """Keeps the objects of a detector, as mmdet's CocoMetric has got them."""
 
-    def __init__(self, take: Callable[[Sequence[Any]], list[Any]]):
-        self.take = take
-        self.kept: list[Any] = []
+    def __init__(self, runner: Runner, folder: Path, overwrite: bool):
+        self.metric = next(one for one in runner.test_evaluator.metrics if type(one).__name__ == 'CocoMetric')
+        self.kinds = [kind for kind in ('bbox', 'segm') if kind in self.metric.metrics]
+        if not self.kinds:
+            raise ValueError(f"a report takes a CocoMetric of 'bbox' or 'segm', got metric={self.metric.metrics}")
+        self.labels, self.results = folder / f'{LABELS}.json', folder / f'{RESULTS}.json'
+        check_outputs(self.labels, self.results, overwrite=overwrite)
+        self.files: dict[Any, str] = {}
+        self.found: list[dict[str, Any]] = []
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        self.kept += self.take(outputs)
+        """See `Hook`."""
+        for sample, (_, found) in zip(outputs, self.metric.results[-len(outputs) :]):
+            self.files[found['img_id']] = sample.img_path
+            self.found.append(found)
+
+    def write(self) -> tuple[Path, Path, Path]:
+        metric, results = self.metric, []
+        for found in self.found:
+            boxes = found['bboxes'].astype(float)
+            boxes = np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]).tolist()
+            for row, (box, score, label) in enumerate(zip(boxes, found['scores'].tolist(), found['labels'].tolist())):
+                result = dict(image_id=found['img_id'], category_id=metric.cat_ids[label], score=score)
+                if 'bbox' in self.kinds:
+                    result['bbox'] = box
+                if 'segm' in self.kinds:
+                    mask = found['masks'][row]
+                    result['segmentation'] = dict(size=mask['size'], counts=mask['counts'].decode())
+                    if 'mask_scores' in found:
+                        result['mask_score'] = float(found['mask_scores'][row])
+                results.append(result)
+        truth, pictures = metric._coco_api, _common_folder(self.files.values())
+        coco = dict(
+            images=truth.loadImgs(metric.img_ids),
+            annotations=truth.loadAnns(truth.getAnnIds(metric.img_ids, metric.cat_ids)),
+            categories=truth.loadCats(sorted(metric.cat_ids)),
+        )
+        names = {number: _relative(file, pictures) for number, file in self.files.items()}
+        write_whole(self.labels, encode_objects(coco, names))
+        write_whole(self.results, json.dumps(results).encode())
+        return self.labels, self.results, pictures
 
 
-def _objects(runner: Runner) -> Iterator[Union[Hook, Part]]:
-    """Yield a hook, and after the test the report of what mmdet's CocoMetric has got."""
-    metric = next(one for one in runner.test_evaluator.metrics if type(one).__name__ == 'CocoMetric')
-    kinds = [kind for kind in ('bbox', 'segm') if kind in metric.metrics]
-    if not kinds:
-        raise ValueError(f"a report takes a CocoMetric of 'bbox' or 'segm', got metric={metric.metrics}")
-    hook = _Keep(lambda outputs: [*zip([one.img_path for one in outputs], metric.results[-len(outputs) :])])
-    yield hook
-    evaluations = []
-    for kind in kinds:
-        results = []
-        for _, (_, found) in hook.kept:
-            boxes, scores, masks = found['bboxes'].astype(float), found['scores'], {}
-            boxes = np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]])
-            if kind == 'segm':
-                scores, masks = found.get('mask_scores', scores), found['masks']
-                boxes = boxes if boxes.any() else coco_mask.toBbox(masks)  # of a model without boxes
-            for row, box in enumerate(boxes.tolist()):
-                result = dict(image_id=found['img_id'], bbox=box, score=float(scores[row]))
-                mask = dict(segmentation=masks[row]) if masks else {}
-                results.append(dict(result, category_id=metric.cat_ids[found['labels'][row]], **mask))
-        params = Params(kind)
-        params.catIds, params.imgIds = metric.cat_ids, metric.img_ids
-        params.maxDets, params.iouThrs = metric.proposal_nums, metric.iou_thrs
-        evaluations.append(evaluate(metric._coco_api, results, params))
-    yield detection_report(evaluations, {found['img_id']: path for path, (_, found) in hook.kept})
+class _LabelMaps(Hook):
+    """Writes the labels and predictions of a segmentor as PNGs, during the test."""
 
+    def __init__(self, runner: Runner, folder: Path, overwrite: bool):
+        dataset, metrics = runner.test_dataloader.dataset, runner.test_evaluator.metrics
+        self.ignored = next((metric.ignore_index for metric in metrics if hasattr(metric, 'ignore_index')), 255)
+        classes = list(dataset.metainfo['classes'])
+        palette = dataset.metainfo.get('palette') or distinct_colours(len(classes))
+        self.meta = dict(classes=[*classes, 'ignored'], palette=palette)
+        self.ignored_value = 255 if len(classes) < COLOURS else 65535
+        self.pictures = _common_folder(dataset.get_data_info(index)['img_path'] for index in range(len(dataset)))
+        self.labels, self.results = folder / LABELS, folder / RESULTS
+        for part in (self.labels, self.results):
+            claim_folder(part, overwrite)
+        write_whole(self.labels / CLASSES, ''.join(f'{name}\n' for name in classes).encode())
 
-def _pixels(runner: Runner) -> Iterator[Union[Hook, Part]]:
-    """Yield a hook, and after the test the report of a segmentor."""
-    meta, metrics = runner.test_dataloader.dataset.metainfo, runner.test_evaluator.metrics
-    ignored = next((metric.ignore_index for metric in metrics if hasattr(metric, 'ignore_index')), IGNORED)
-    counts = PixelCounts(meta['classes'], ignored)
-    palette = meta.get('palette') or distinct_colours(len(meta['classes']))
-
-    def count(outputs: Sequence[Any]) -> list[Any]:
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """See `Hook`."""
         for one in outputs:
             label_HW, predicted_HW = (part.data.squeeze().cpu().numpy() for part in (one.gt_sem_seg, one.pred_sem_seg))
-            counts.add(one.img_path, label_HW, predicted_HW)
-        return []
+            label_HW = np.where(label_HW == self.ignored, self.ignored_value, label_HW)
+            name = f'{_relative(one.img_path, self.pictures)}.png'
+            for folder, values_HW in ((self.labels, label_HW), (self.results, predicted_HW)):
+                write_whole(folder / name, encode_labels(values_HW, self.meta))
 
-    yield _Keep(count)
-    report = counts.report()
-    worst = zip(report['pictures'], track(counts.worst, 'drawing'))
-    drawn = [draw_labels(row['file'], label, predicted, palette, ignored) for row, (_, _, label, predicted) in worst]
-    yield report, dict(pictures=drawn)
+    def write(self) -> tuple[Path, Path, Path]:
+        return self.labels, self.results, self.pictures
 
 
-def _scores(runner: Runner) -> Iterator[Union[Hook, Part]]:
-    """Yield a hook, and after the test the report of a classifier."""
+class _Scores(Hook):
+    """Keeps the scores of a classifier."""
 
-    def take(outputs: Sequence[Any]) -> list[Any]:
+    def __init__(self, runner: Runner, folder: Path, overwrite: bool):
+        self.classes = list(runner.test_dataloader.dataset.metainfo['classes'])
+        self.labels, self.results = folder / f'{LABELS}.csv', folder / f'{RESULTS}.csv'
+        check_outputs(self.labels, self.results, overwrite=overwrite)
+        self.kept: list[tuple[str, int, list[float]]] = []
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """See `Hook`."""
         several = [one.img_path for one in outputs if one.gt_label.numel() != 1]
         if several:
             raise ValueError(
                 f'a report takes a classifier with one class for a picture, got several or none for {several[0]}'
             )
-        return [(one.img_path, one.gt_label.item(), one.pred_score.cpu().numpy()) for one in outputs]
+        self.kept += [(one.img_path, one.gt_label.item(), one.pred_score.tolist()) for one in outputs]
 
-    hook = _Keep(take)
-    yield hook
-    files, labels, scores = zip(*hook.kept)
-    classes = runner.test_dataloader.dataset.metainfo['classes']
-    report = classification_report(files, np.array(labels), np.array(scores), classes)
-    worst = track(report['pictures'][:WORST], 'drawing')
-    yield report, dict(pictures=[draw(row['file']) for row in worst])
+    def write(self) -> tuple[Path, Path, Path]:
+        pictures = _common_folder(file for file, _, _ in self.kept)
+        names = [_relative(file, pictures) for file, _, _ in self.kept]
+        labels = [(name, self.classes[label]) for name, (_, label, _) in zip(names, self.kept)]
+        scores = [(name, *scores) for name, (_, _, scores) in zip(names, self.kept)]
+        write_whole(self.labels, encode_csv([('file', 'class'), *labels]))
+        write_whole(self.results, encode_csv([('file', *self.classes), *scores]))
+        return self.labels, self.results, pictures
 
 
-def _read(run: Path, task: str) -> dict[str, Any]:
-    """Return the report of a run."""
-    path = next((path for path in (run, run / NAME, run / 'report' / NAME) if path.is_file()), None)
-    if path is None:
-        raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME}, got {str(run)!r}')
-    report: dict[str, Any] = json.loads(path.read_bytes())
-    if report.get('task') != task:
-        raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {report.get("task")}')
-    return report
+def _common_folder(files: Iterable[str]) -> Path:
+    """Return the deepest folder that has all files."""
+    folders = {os.path.dirname(os.path.abspath(file)) for file in files}
+    try:
+        return Path(os.path.commonpath(folders))
+    except ValueError:  # no files, or drives of Windows
+        return Path()
+
+
+def _relative(file: str, folder: Path) -> str:
+    """Return the path of a file below a folder; the whole path of a file elsewhere."""
+    path = Path(os.path.abspath(file))
+    return path.relative_to(folder).as_posix() if folder in path.parents else path.as_posix()

@@ -131,7 +131,9 @@ def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out
     return float(np.mean(values)) if values else 0.0
 
 
-def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -> dict[str, list[dict[str, Any]]]:
+def doubtful_labels(
+    evaluation: Evaluation, errors: Errors, thresholds: Array, on_objects: Array
+) -> dict[str, list[dict[str, Any]]]:
     """Return up to `LISTED` labels of a kind that look wrong, the surest first.
 
     - 'no label': a sure prediction on no object. Sureness: score, times 1 less the largest IoU with an object.
@@ -143,6 +145,7 @@ def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -
 
     Args:
         thresholds: the best of each class. `SURE` and `UNSURE` are parts of these.
+        on_objects: indices of results that overlap an object by `FOUND_IOU` in another kind, which have a label.
     """
     objects, found, names, score = evaluation.objects, evaluation.found, evaluation.names, evaluation.found.score
 
@@ -171,6 +174,7 @@ def doubtful_labels(evaluation: Evaluation, errors: Errors, thresholds: Array) -
             kind = 'other class' if is_on[pair] else 'beside'
             doubts[kind].append(predicted(rows[pair]) | label(targets[pair]) | dict(sureness=float(margin[pair])))
     is_sure[rows[contradicts | is_on]] = False
+    is_sure &= ~np.isin(found.result, on_objects)
     largest = np.zeros(len(score))  # IoU with a label
     np.maximum.at(largest, rows, iou)
     free = score * (1 - largest)

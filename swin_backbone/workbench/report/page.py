@@ -54,7 +54,7 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
 def _link(file: str, folder: Path) -> str:
     """Return the address of a picture."""
     try:
-        return quote(Path(os.path.relpath(file, folder)).as_posix())
+        return quote(os.fsencode(Path(os.path.relpath(file, folder)).as_posix()))  # a name may be no UTF-8
     except ValueError:  # another drive of Windows
         return Path(file).absolute().as_uri()
 

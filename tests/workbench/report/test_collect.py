@@ -19,7 +19,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from swin_backbone import load
 from swin_backbone.openmmlab.swap.diff import summarize
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.report.collect import add_coco_metric, write_report
+from swin_backbone.workbench.report.collect import add_coco_metric, report_on_test
 from swin_backbone.workbench.report.page import common_kind, main_metric
 from swin_backbone.workbench.runner.build import build_runner
 
@@ -66,7 +66,7 @@ def guessed(cfg, out, guess=None, **more):
     cfg.model, cfg.load_from = dict(type=Guess, **(guess or {})), None
     add_coco_metric(cfg)
     runner = build_runner(cfg)
-    return write_report(runner, runner.test, summarize, out, f'{cfg.work_dir}/guess.pth', **more)
+    return report_on_test(runner, runner.test, summarize, out, f'{cfg.work_dir}/guess.pth', **more)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_classifier_of_mmpretrain(tmp_path):
     runner = SimpleNamespace(cfg=cfg, test_dataloader=loader, register_hook=hooks.append)
 
     def report():
-        return write_report(runner, test, summarize, tmp_path, 'epoch_1.pth', overwrite=True)
+        return report_on_test(runner, test, summarize, tmp_path, 'epoch_1.pth', overwrite=True)
 
     def test():
         hooks[-1].after_test_iter(runner, 0, outputs=samples)
@@ -180,7 +180,7 @@ def test_a_classifier_of_mmpretrain(tmp_path):
 
     assert report()['overall'] == dict(top1=0.0)
     assert report()['metrics'] == {'accuracy/top1': 0.0, 'single-label/f1': None}  # numbers of JSON
-    assert [row['file'] for row in report()['pictures']] == ['0.jpg', '1.jpg']
+    assert [Path(row['file']).name for row in report()['pictures']] == ['0.jpg', '1.jpg']
     samples[1].gt_label = torch.tensor([0, 1])
     with pytest.raises(ValueError, match=r'one class for a picture, got several or none for 1.jpg'):
         report()

@@ -1,0 +1,231 @@
+"""Labels and results as files, of this or any other program.
+
+- Detection: labels are a COCO JSON. Results are COCO results, a JSON list, with `bbox`, `segmentation` or both.
+- Segmentation: labels are a folder of PNGs with the class of each pixel, 255 where ignored. Results are a folder
+  of PNGs with equal names.
+- Classification: labels are a CSV with the head line `file,class`. Results are a CSV with the head line `file`, and the
+  name of a class above each column of scores.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from PIL import Image
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import Params
+
+from .confusion import PixelCounts
+from .detection import Array, Evaluation, evaluate
+
+TASKS = ('detection', 'segmentation', 'classification')
+IGNORED = -1  # label of pixels that are not counted
+IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
+CLASSES = 'classes.txt'  # a name on each line, in the folder of labels or beside it
+COCOEVALS_KEYS = ('ignore', '_ignore')  # which an evaluation adds to annotations
+
+
+class Scores(NamedTuple):
+    """Labels and scores of a classifier: names of N pictures, labels (N,), scores (N, K), names of K classes."""
+
+    files: list[str]
+    labels: Array
+    scores: Array
+    classes: list[str]
+
+
+def find_task(labels: Path, results: Path) -> str:
+    """Return the task of two files or folders.
+
+    Raises:
+        ValueError: if they are not both a JSON, a CSV or a folder.
+    """
+    for task, is_kind in zip(TASKS, (_is_json, Path.is_dir, _is_csv)):
+        if is_kind(labels) and is_kind(results):
+            return task
+    kinds = 'two COCO JSON files, two folders of PNGs or two CSV files'
+    raise ValueError(f'--labels and --results take {kinds}, got {labels}, {results}')
+
+
+def _is_json(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() == '.json'
+
+
+def _is_csv(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() == '.csv'
+
+
+def read_objects(labels: Path, results: Path) -> list[Evaluation]:
+    """Return the evaluations of the boxes and of the masks of COCO results.
+
+    Masks are evaluated if all results and labels have a `segmentation`. A result has a `score`; masks may have a score
+    of their own, `mask_score`.
+
+    Raises:
+        ValueError: if a file is not in COCO's form, or the results name pictures or classes that the labels lack.
+    """
+    truth = COCO()
+    truth.dataset, found = _load_json(labels), _load_json(results)
+    if not isinstance(truth.dataset, dict) or not {'images', 'annotations', 'categories'} <= truth.dataset.keys():
+        raise ValueError(f'{labels} takes a COCO JSON with images, annotations and categories')
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f'{results} takes COCO results, a list of dicts')
+    for one in truth.dataset['annotations']:
+        one.setdefault('iscrowd', 0)
+        one.setdefault('area', one['bbox'][2] * one['bbox'][3] if 'bbox' in one else 0)
+    with redirect_stdout(io.StringIO()):
+        truth.createIndex()
+    for key, known in (('image_id', truth.imgs), ('category_id', truth.cats), ('score', None)):
+        wrong = next((one for one in found if key not in one or (known is not None and one[key] not in known)), None)
+        if wrong is not None:
+            raise ValueError(f'{results} takes results with a {key} of {labels}, got {key}={wrong.get(key)!r}')
+    kinds = [key for key in ('bbox', 'segmentation') if all(key in one for one in [*found, *truth.anns.values()])]
+    if not kinds:
+        raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
+    if 'segmentation' in kinds:
+        with redirect_stdout(io.StringIO()):
+            for one in (*found, *truth.anns.values()):
+                one['segmentation'] = truth.annToRLE(one)
+                if 'bbox' not in kinds:  # of a model of masks alone
+                    one['bbox'] = coco_mask.toBbox(one['segmentation']).tolist()
+    evaluations = []
+    for key in kinds:
+        params = Params('segm' if key == 'segmentation' else 'bbox')
+        scored = found
+        if key == 'segmentation':
+            scored = [{**one, 'score': one.get('mask_score', one['score'])} for one in found]
+        most = max((len(truth.imgToAnns[number]) for number in truth.imgs), default=0)
+        params.maxDets = [1, 10, max(1000, most)]
+        evaluations.append(evaluate(truth, scored, params))
+    return evaluations
+
+
+def tested_pictures(truth: COCO) -> dict[Any, str]:
+    """Return the names of the tested pictures by id: all but those that a test left out."""
+    return {number: image['file_name'] for number, image in truth.imgs.items() if image.get('tested', True)}
+
+
+def encode_objects(coco: Mapping[str, Any], files: Mapping[Any, str]) -> bytes:
+    """Return a COCO JSON of labels.
+
+    Args:
+        files: names of the tested pictures by id.
+    """
+    images = [
+        {**image, **(dict(file_name=files[image['id']]) if image['id'] in files else dict(tested=False))}
+        for image in coco['images']
+    ]
+    annotations = [
+        {key: value for key, value in one.items() if key not in COCOEVALS_KEYS} for one in coco['annotations']
+    ]
+    data = dict(images=images, annotations=annotations, categories=coco['categories'])
+    return json.dumps(data, default=_to_json).encode()
+
+
+def _to_json(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value.tolist()  # RLE; numbers of NumPy
+
+
+def read_pixels(labels: Path, results: Path, classes: Optional[Sequence[str]] = None) -> tuple[PixelCounts, Any]:
+    """Count the pixels of label PNGs and predicted PNGs, and return the counts and the palette of the labels.
+
+    Args:
+        classes: names; None: those of `CLASSES`, or else the values.
+
+    Raises:
+        ValueError: if a file is missing, has colours, another size, or a value of no class.
+    """
+    names = [path.relative_to(labels) for path in sorted(labels.rglob('*.png'))]
+    missing = [name for name in names if not (results / name).is_file()]
+    if not names or missing:
+        raise ValueError(f'{results} takes a PNG for each of {labels}, got {f"no {missing[0]}" if names else "none"}')
+    classes = list(classes or _read_classes(labels))
+    if not classes:
+        largest = max(int(_read_values(folder / name)[0].max()) for name in names for folder in (labels, results))
+        classes = [f'class {value}' for value in range(largest + 1)]
+    counts, palette = PixelCounts(classes, IGNORED), None
+    for name in names:
+        (label_HW, palette), (predicted_HW, _) = (_read_values(folder / name) for folder in (labels, results))
+        if label_HW.shape != predicted_HW.shape:
+            raise ValueError(f'{results / name} takes {label_HW.shape} pixels, got {predicted_HW.shape}')
+        counted = label_HW != IGNORED
+        for path, values in ((labels / name, label_HW[counted]), (results / name, predicted_HW[counted])):
+            wrong = values[(values < 0) | (values >= len(classes))]
+            if wrong.size:
+                raise ValueError(f'{path} takes the values 0 to {len(classes) - 1}, got {wrong[0]}')
+        counts.add(name.with_suffix('').as_posix(), label_HW, predicted_HW)
+    return counts, palette
+
+
+def _read_values(path: Path) -> tuple[Array, Any]:
+    """Return the values of a PNG, (H, W), with `IGNORED` in place of 255 or, in 16 bits, 65535; and its palette."""
+    with Image.open(path) as image:
+        values, palette = np.asarray(image).astype(np.int32), image.getpalette()
+        ignored = IGNORED_VALUES.get(image.mode, 65535)
+    if values.ndim != 2:
+        raise ValueError(f'{path} takes a class for each pixel, got colours: {values.shape}')
+    return np.where(values == ignored, IGNORED, values), palette and np.array(palette).reshape(-1, 3)
+
+
+def _read_classes(labels: Path) -> list[str]:
+    files = [path for path in (labels / CLASSES, labels.parent / CLASSES) if path.is_file()]
+    return files[0].read_text(encoding='utf-8').split('\n')[:-1] if files else []
+
+
+def read_scores(labels: Path, results: Path) -> Scores:
+    """Return the labels and scores of two CSV files.
+
+    Raises:
+        ValueError: if a picture has no scores, or a label is no column of the results.
+    """
+    (_, *truth), (head, *rows) = _read_csv(labels), _read_csv(results)
+    classes, scores = head[1:], {row[0]: row[1:] for row in rows}
+    for line in truth:
+        if len(line) < 2 or line[1] not in classes:
+            raise ValueError(f'{labels} takes lines of a file and one of {", ".join(classes)}, got {line}')
+        if len(scores.get(line[0], ())) != len(classes):
+            raise ValueError(f'{results} takes {len(classes)} scores of {line[0]}, got {scores.get(line[0])}')
+    files = [line[0] for line in truth]
+    values = np.array([scores[file] for file in files], float).reshape(-1, len(classes))
+    return Scores(files, np.array([classes.index(line[1]) for line in truth], int), values, classes)
+
+
+def _read_csv(path: Path) -> list[list[str]]:
+    with open(path, newline='', encoding='utf-8-sig') as file:
+        lines = [line for line in csv.reader(file) if line]
+    if len(lines) < 2:
+        raise ValueError(f'{path} takes a head line and a line for each picture, got {len(lines)} lines')
+    return lines
+
+
+def encode_csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    """Return the contents of a CSV."""
+    text = io.StringIO(newline='')
+    csv.writer(text, lineterminator='\n').writerows(rows)
+    return text.getvalue().encode(errors='surrogateescape')
+
+
+def _load_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f'{path} is no JSON: {error}') from error
+
+
+def find_pictures(folder: Optional[Path], names: Iterable[str]) -> Iterator[str]:
+    """Return the path of each picture by its name: with any suffix, or without a folder the name itself."""
+    by_stem: dict[str, Path] = {}
+    if folder is not None:
+        for path in sorted(path for path in folder.rglob('*') if path.is_file()):
+            by_stem.setdefault(path.relative_to(folder).with_suffix('').as_posix(), path)
+    for name in names:
+        path = Path(name) if folder is None else folder / name
+        if not path.is_file():
+            path = by_stem.get(name, by_stem.get(Path(name).with_suffix('').as_posix(), path))
+        yield str(path)

@@ -1,0 +1,115 @@
+"""Write the report on labels and results: report.json and index.html."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from ...outputs import check_outputs, make_folder
+from ...whole_files import write_whole
+from ..pictures.colours import distinct_colours
+from .analyse import detection_report
+from .confusion import WORST, classification_report
+from .detection import track
+from .files import IGNORED, find_pictures, find_task, read_objects, read_pixels, read_scores, tested_pictures
+from .page import common_kind, main_metric, render
+from .thumbnails import draw, draw_labels
+
+NAME, PAGE = 'report.json', 'index.html'
+Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
+AnyPath = Union[str, Path]
+
+
+def write_report(
+    out_dir: AnyPath,
+    labels: AnyPath,
+    results: AnyPath,
+    pictures: Optional[AnyPath] = None,
+    classes: Optional[Sequence[str]] = None,
+    compare: Sequence[AnyPath] = (),
+    overwrite: bool = False,
+    about: Optional[Mapping[str, Any]] = None,
+    summarize: Optional[Callable[[Any, Any], str]] = None,
+) -> dict[str, Any]:
+    """Write `out_dir`/report.json and index.html. Equal files give equal bytes.
+
+    Args:
+        labels, results: files or folders of any program, see `files`.
+        pictures: folder of the pictures, which the names in the labels are relative to. None: no picture is shown.
+        classes: names of the classes of label PNGs; None: those of classes.txt, or else the values.
+        compare: reports, or folders with report.json or report/report.json.
+        about: further entries of the report: `title`, `checkpoint`, `tested_on`, `metrics`, `config` and `log`.
+        summarize: returns the differences of two configs; None: settings are not compared.
+
+    Returns:
+        The contents of report.json.
+
+    Raises:
+        ValueError: if labels and results are of no task, see `files`, or a report to compare is of another task.
+        FileExistsError: see `check_outputs`.
+    """
+    folder, labels, results = Path(out_dir), Path(labels), Path(results)
+    task = find_task(labels, results)
+    others = {str(run): read_report(Path(run), task) for run in compare}
+    check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
+    make_part = dict(detection=_of_objects, segmentation=_of_pixels, classification=_of_scores)[task]
+    report, thumbnails = make_part(labels, results, None if pictures is None else Path(pictures), classes)
+    report.update(title=results.name, checkpoint=str(results), metrics={}, config={}, log=None)
+    report.update(about or {})
+    kind = report['compared_kind'] = common_kind([report, *others.values()])
+    report['compared'] = [
+        dict(
+            name=run,
+            values=main_metric(one, kind),
+            settings=summarize(one['config'], report['config']) if summarize else '',
+        )
+        for run, one in others.items()
+    ]
+    make_folder(folder)
+    write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
+    write_whole(folder / PAGE, render(report, thumbnails, folder).encode(errors='backslashreplace'))
+    return report
+
+
+def _of_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any) -> Part:
+    """Return the report on a detector."""
+    evaluations = read_objects(labels, results)
+    names = tested_pictures(evaluations[-1].truth)
+    files = dict(zip(names, find_pictures(pictures, names.values())))
+    report, thumbnails = detection_report(evaluations, files)
+    return dict(report, tested=len(names)), thumbnails
+
+
+def _of_pixels(labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]]) -> Part:
+    """Return the report on a segmentor."""
+    counts, palette = read_pixels(labels, results, classes)
+    report = counts.report()
+    for row, file in zip(report['pictures'], find_pictures(pictures, [row['file'] for row in report['pictures']])):
+        row['file'] = file
+    colours = distinct_colours(len(counts.classes)) if palette is None else palette
+    worst = zip(report['pictures'], track(counts.worst, 'drawing'))
+    drawn = [draw_labels(row['file'], label, predicted, colours, IGNORED) for row, (_, _, label, predicted) in worst]
+    return dict(report, tested=len(counts.pictures)), dict(pictures=drawn)
+
+
+def _of_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any) -> Part:
+    """Return the report on a classifier."""
+    names, truth, scores, classes = read_scores(labels, results)
+    report = classification_report([*find_pictures(pictures, names)], truth, scores, classes)
+    drawn = [draw(row['file']) for row in track(report['pictures'][:WORST], 'drawing')]
+    return dict(report, tested=len(names)), dict(pictures=drawn)
+
+
+def read_report(run: Path, task: str) -> dict[str, Any]:
+    """Return the report of a run.
+
+    Raises:
+        ValueError: if there is none, or it is of another task.
+    """
+    path = next((path for path in (run, run / NAME, run / 'report' / NAME) if path.is_file()), None)
+    if path is None:
+        raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME}, got {str(run)!r}')
+    report: dict[str, Any] = json.loads(path.read_bytes())
+    if report.get('task') != task:
+        raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {report.get("task")}')
+    return report

@@ -1,0 +1,178 @@
+"""Reports on files of any program: they need no torch, and equal those of a test."""
+
+import json
+import os
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+from helpers import ROOT
+
+pytest.importorskip('jinja2', reason='jinja2 is not installed')
+
+from swin_backbone.workbench.report.files import encode_csv, find_task, read_objects, read_pixels
+from swin_backbone.workbench.report.report import write_report
+
+NAMES = ['nut', 'bolt']
+# A process in which nothing of torch and the toolboxes can be imported
+WITHOUT_TORCH = """
+import runpy, sys
+class Refused:
+    def find_spec(name, path=None, target=None):
+        if name.partition('.')[0] in ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'matplotlib'):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Refused)
+sys.argv = ['tools/report.py', *sys.argv[1:]]
+runpy.run_path('tools/report.py', run_name='__main__')
+"""
+
+
+def save(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+    return path
+
+
+def square(x, y, side=20):
+    return [[x, y, x + side, y, x + side, y + side, x, y + side]]
+
+
+@pytest.fixture
+def objects(tmp_path):
+    """Write pictures, labels and results of a detector that knows no other program: ids are free, area is missing."""
+    for name in ('a', 'b'):
+        cv2.imwrite(str(tmp_path / f'{name}.jpg'), np.full((64, 64, 3), 90, np.uint8))
+    images = [dict(id=f'{name}', file_name=f'{name}.jpg', width=64, height=64) for name in ('a', 'b')]
+    images = [dict(image, id=number + 70) for number, image in enumerate(images)]
+    labels = [
+        dict(id=number, image_id=70 + number // 2, category_id=5 + 2 * (number % 2), bbox=[x, 10, 20, 20],
+             segmentation=square(x, 10))
+        for number, x in enumerate((4, 34, 4, 34))
+    ]  # fmt: skip
+    results = [
+        dict(image_id=one['image_id'], category_id=one['category_id'], bbox=one['bbox'], score=0.9 - 0.1 * row)
+        for row, one in enumerate(labels)
+    ]
+    results[-1]['category_id'] = 5  # a bolt as a nut
+    categories = [dict(id=5, name='nut'), dict(id=7, name='bolt')]
+    coco = dict(images=images, annotations=labels, categories=categories)
+    return save(tmp_path / 'labels.json', coco), save(tmp_path / 'results.json', results)
+
+
+def run_tool(*words):
+    variables = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    command = [sys.executable, '-c', WITHOUT_TORCH, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+
+
+def test_a_detector_of_another_program_without_torch(objects, tmp_path):
+    labels, results = objects
+    words = ['--labels', labels, '--results', results, '--pictures', tmp_path]
+    for folder in ('one', 'two'):
+        done = run_tool(*words, '--out-dir', tmp_path / folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f'{tmp_path / folder / "index.html"}\n'
+    first, second = ((tmp_path / folder / 'report.json').read_bytes() for folder in ('one', 'two'))
+    assert first == second
+    report = json.loads(first)
+    assert (report['task'], report['tested'], [*report['sizes']]) == ('detection', 2, ['bbox'])
+    assert [row['objects'] for row in report['classes']] == [2, 2]
+    assert report['overall']['AP'] == pytest.approx((1 + 51 / 101) / 2, abs=0.01)
+    assert (tmp_path / 'one/index.html').read_text().count('<image') > 0
+    again = run_tool(*words, '--out-dir', tmp_path / 'one')
+    assert again.returncode == 1
+    assert 'report.json is there already' in again.stderr
+
+
+def test_masks_alone(objects):
+    labels, results = objects
+    found = json.loads(results.read_text())
+    for one in found:
+        (x, y, side, _), _ = one.pop('bbox'), one.update(mask_score=0.5)
+        one['segmentation'] = dict(size=[64, 64], counts=[64 * x + y, *[side, 64 - side] * (side - 1), side,
+                                                          64 * 64 - 64 * (x + side - 1) - y - side])  # fmt: skip
+    save(results, found)
+    (evaluation,) = read_objects(labels, results)
+    assert evaluation.params.iouType == 'segm'
+    assert set(evaluation.found.score) == {0.5}
+    assert evaluation.results[0]['bbox'] == [4, 10, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (dict(image_id=1), 'takes results with a image_id of .*, got image_id=1'),
+        (dict(category_id='nut'), "got category_id='nut'"),
+        (dict(bbox=None, score=0.5), 'take a bbox or a segmentation'),
+    ],
+)
+def test_wrong_results_are_named(objects, change, message):
+    labels, results = objects
+    found = json.loads(results.read_text())
+    found[1].update(change)
+    if change.get('bbox', 0) is None:
+        del found[1]['bbox']
+    with pytest.raises(ValueError, match=message):
+        read_objects(labels, save(results, found))
+
+
+@pytest.mark.parametrize('bits', [8, 16])
+def test_label_pngs(tmp_path, bits):
+    rng, dtype = np.random.default_rng(0), np.uint8 if bits == 8 else np.uint16
+    labels, results = tmp_path / 'labels', tmp_path / 'results'
+    for folder in (labels, results):
+        folder.mkdir()
+    truth = rng.integers(0, 2, (3, 40, 50)).astype(dtype)
+    predicted = truth.copy()
+    predicted[:, :10] = 1
+    truth[:, -5:] = np.iinfo(dtype).max  # ignored
+    for number in range(3):
+        cv2.imwrite(str(labels / f'{number}.png'), truth[number])
+        cv2.imwrite(str(results / f'{number}.png'), predicted[number])
+    counts, _ = read_pixels(labels, results, NAMES)
+    assert counts.counts.sum() == 3 * 35 * 50
+    assert counts.counts[0, 1] == (truth[:, :10] == 0).sum()
+    (labels / 'classes.txt').write_text('nut\nbolt\n')
+    report = write_report(tmp_path / 'out', labels, results)
+    assert [row['name'] for row in report['classes']] == NAMES
+    assert report['overall']['aAcc'] == pytest.approx(1 - counts.counts[0, 1] / counts.counts.sum())
+    cv2.imwrite(str(results / '1.png'), predicted[1] + 2)
+    with pytest.raises(ValueError, match=r'1\.png takes the values 0 to 1, got [23]'):
+        read_pixels(labels, results, NAMES)
+    (results / '2.png').unlink()
+    with pytest.raises(ValueError, match=r'takes a PNG for each of .*, got no 2\.png'):
+        read_pixels(labels, results, NAMES)
+
+
+def test_csv_files(tmp_path):
+    labels, results = tmp_path / 'labels.csv', tmp_path / 'results.csv'
+    labels.write_bytes(encode_csv([('file', 'class'), ('a,1.jpg', 'nut'), ('b.jpg', 'bolt')]))
+    results.write_bytes(encode_csv([('file', *NAMES), ('b.jpg', 0.8, 0.2), ('a,1.jpg', 0.6, 0.4)]))
+    report = write_report(tmp_path / 'out', labels, results)
+    assert report['overall'] == dict(top1=0.5)
+    assert [(row['file'], row['score']) for row in report['pictures']] == [('b.jpg', 0.8)]
+    results.write_bytes(encode_csv([('file', *NAMES), ('b.jpg', 0.8, 0.2)]))
+    with pytest.raises(ValueError, match=r'takes 2 scores of a,1\.jpg, got None'):
+        write_report(tmp_path / 'new', labels, results)
+
+
+def test_files_of_two_kinds_are_refused(tmp_path, objects):
+    labels, _ = objects
+    with pytest.raises(ValueError, match='take two COCO JSON files, two folders of PNGs or two CSV files'):
+        find_task(labels, tmp_path)
+    done = run_tool('--labels', labels, '--out-dir', tmp_path / 'out')
+    assert done.returncode == 2
+    assert 'give CONFIG CKPT, or --labels L --results R' in done.stderr
+
+
+def test_names_that_are_not_utf_8(objects, tmp_path):
+    labels, results = objects
+    name = os.fsdecode(b'caf\xe9.jpg')
+    (tmp_path / 'a.jpg').rename(tmp_path / name)
+    coco = json.loads(labels.read_text())
+    coco['images'][0]['file_name'] = name
+    write_report(tmp_path / 'out', save(labels, coco), results, tmp_path)
+    page = (tmp_path / 'out/index.html').read_text()
+    assert 'caf%E9.jpg' in page
