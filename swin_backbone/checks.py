@@ -4,13 +4,17 @@ A value of a wrong type is a TypeError, a value out of range a ValueError. The m
 """
 
 import math
+import os
+import stat
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Optional, TypeVar, Union
 
 Value = TypeVar('Value')
 
+LARGEST_FILE = 2**34  # bytes of a picture or annotation file
 MAX_VALUE = 200  # characters of a value in a message
 
 
@@ -102,3 +106,23 @@ def check_size(name: str, value: object, least: int = 1) -> tuple[int, int]:
 def is_int(value: object) -> bool:
     """Return whether a value is a whole number of Python or NumPy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
+    """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
+
+    Args:
+        most: bytes.
+
+    Raises:
+        OSError: if not, with the path.
+    """
+    try:
+        state = os.stat(path)
+    except ValueError as error:  # NUL in the name, or half of a surrogate pair
+        raise OSError(f'{str(path)!r} can be no name of a file: {error}') from error
+    if not stat.S_ISREG(state.st_mode):
+        kind = 'a folder' if stat.S_ISDIR(state.st_mode) else 'a device, FIFO or socket'
+        raise OSError(f'{path} is {kind}, and no file')
+    if state.st_size > most:
+        raise OSError(f'{path} has {state.st_size:,} bytes; at most {most:,} are read')

@@ -2,38 +2,17 @@
 
 import codecs
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.config import Config
 
+from ...checks import require_file
 from ...openmmlab.errors import DataError, walk
 
-LARGEST_FILE = 2**34  # bytes of a picture or annotation file
 MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
-
-
-def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
-    """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
-
-    Args:
-        most: bytes.
-
-    Raises:
-        OSError: if not, with the path.
-    """
-    try:
-        state = os.stat(path)
-    except ValueError as error:  # NUL in the name, or half of a surrogate pair
-        raise OSError(f'{str(path)!r} can be no name of a file: {error}') from error
-    if not stat.S_ISREG(state.st_mode):
-        kind = 'a folder' if stat.S_ISDIR(state.st_mode) else 'a device, FIFO or socket'
-        raise OSError(f'{path} is {kind}, and no file')
-    if state.st_size > most:
-        raise OSError(f'{path} has {state.st_size:,} bytes; at most {most:,} are read')
 
 
 def read_file(path: Union[str, Path], most: int = MOST_TEXT) -> bytes:

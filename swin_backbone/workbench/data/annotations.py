@@ -21,9 +21,9 @@ from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, Registry
 
 from ...checkpoints.errors import first_of
-from ...checks import check_int, check_number, check_sequence, check_type
+from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type
 from ...openmmlab.errors import DataError, Faults, walk
-from ..configs.paths import LARGEST_FILE, MARKS, annotation_file, decode, read_file
+from ..configs.paths import MARKS, annotation_file, decode, read_file
 
 CLASSES_SHOWN = 10  # in an error
 

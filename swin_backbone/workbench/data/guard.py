@@ -14,8 +14,8 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
+from ...checks import require_file
 from ...openmmlab.errors import DataError, sentence_of
-from ..configs.paths import require_file
 from .annotations import SHORT_POLYGON, form_of, mask_fault
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import base_datasets

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
+from ...checks import require_file
 from ...outputs import RESULTS_MARK
 from ...whole_files import write_whole_by
-from ..configs.paths import require_file
 from .rasters import UPPER_8, is_tiff, may_be_reduced, read_tiff, tiff_note, tiff_size, tiff_tags
 
 PICTURES = (

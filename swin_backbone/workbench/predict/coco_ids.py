@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ...checks import LARGEST_FILE
 from ...openmmlab.errors import DataError
-from ..configs.paths import LARGEST_FILE, read_text
+from ..configs.paths import read_text
 
 
 class CocoIds:

@@ -19,10 +19,10 @@ from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 
+from ...checks import require_file
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...positions import Size
 from ..configs.check import compare_classes
-from ..configs.paths import require_file
 from ..data.load_picture import OURS, is_reducing, loads_annotations, loads_picture, name_loaders
 from ..data.media import Frame, Medium, reduction_note, require_whole, shown
 from ..data.own_data.config import set_num_classes

@@ -63,7 +63,7 @@ def report_on_test(
     for run in compare:  # before the test
         read_report(Path(run), TASKS[scope])
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
-    keep = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
+    keep: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
     runner.register_hook(keep)
     make_folder(folder)
     numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices

@@ -155,7 +155,9 @@ def doubtful_labels(
 
     def label(row: int) -> dict[str, Any]:
         item, name = evaluation.truth.anns[objects.id[row]], names[objects.label[row]]
-        return dict(image_id=item['image_id'], label=name, annotation_id=item['id'], label_box=item['bbox'])
+        return dict(
+            image_id=item['image_id'], label=name, annotation_id=item.get('own_id', item['id']), label_box=item['bbox']
+        )
 
     is_right, (rows, targets), iou = found.match >= 0, errors.pairs[:2].astype(int), errors.pairs[2]
     is_sure = (score >= SURE * thresholds[found.label]) & ~is_right & ~errors.is_on_crowd

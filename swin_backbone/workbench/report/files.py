@@ -76,7 +76,8 @@ def read_objects(labels: Path, results: Path) -> list[Evaluation]:
         raise ValueError(f'{labels} takes a COCO JSON with images, annotations and categories')
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
-    for one in truth.dataset['annotations']:
+    for number, one in enumerate(truth.dataset['annotations'], 1):
+        one['own_id'], one['id'] = one.get('own_id', one.get('id')), number  # 0 is no object to COCOeval
         one.setdefault('iscrowd', 0)
         one.setdefault('area', one['bbox'][2] * one['bbox'][3] if 'bbox' in one else 0)
     with redirect_stdout(io.StringIO()):

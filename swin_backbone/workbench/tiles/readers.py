@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
+from ...checks import require_file
 from ...positions import Size
-from ..configs.paths import require_file
 from ..data.media import require_whole
 from ..data.rasters import RGB, Raster, Span, notes_of, open_gdal, require_colours, require_level, tiff_tags, to_bgr
 from .grid import Window

@@ -10,8 +10,8 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
-from ....configs.paths import LARGEST_FILE
 from ..folder import DataFolder, OwnData, line
 from ..pairs import is_label
 from ..splits import Lists, index_tails, match_name, read_split_lists, split_of

@@ -15,8 +15,9 @@ from typing import Any, Optional
 import cv2
 import numpy as np
 
+from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
-from ....configs.paths import LARGEST_FILE, read_text
+from ....configs.paths import read_text
 from ..folder import DataFolder, OwnData, line
 from ..pairs import is_label
 from ..splits import index_tails, match_name, read_split_lists
