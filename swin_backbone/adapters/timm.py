@@ -15,10 +15,9 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
-from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, Arch
+from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, WEIGHTS, Arch
 from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from ..openmmlab.swap.variants import SWINS
 from .any_origin import take_any_origin
 
 TIMM_FAMILIES: dict[str, tuple[Any, dict[str, Arch]]] = {
@@ -213,12 +212,11 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
 
 def _cfg(type_: str, arch: str) -> dict[str, Any]:
     """Return timm's record of a model and its weights."""
-    swin = SWINS.get(f'{type_.removesuffix("_backbone")}-{arch[0]}')
-    url = swin.weights if swin else None
+    url = WEIGHTS.get(f'{type_.removesuffix("_backbone")}-{arch[0]}', '')
     side = 224 if type_ == 'swin_backbone' else 256
     return dict(
-        url=url or '',
-        num_classes=21841 if url and url.endswith('22k.pth') else 1000,
+        url=url,
+        num_classes=21841 if url.endswith('22k.pth') else 1000,
         input_size=(3, side, side),
         pool_size=(side // 32, side // 32),
         crop_pct=0.9,
