@@ -18,10 +18,11 @@ from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from swin_backbone.acceleration import accelerate
 from swin_backbone.archs import ARCHS
 from swin_backbone.kernels.bind.accelerate import restore_swin
 from swin_backbone.openmmlab.errors import kind_of, parts_of
-from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES, accelerate
+from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES
 from swin_backbone.openmmlab.mixed_precision import mixed_precision
 from swin_backbone.whole_files import write_whole, write_whole_by
 from swin_backbone.workbench.job import Job, Options

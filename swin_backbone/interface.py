@@ -22,6 +22,7 @@ except ImportError as error:
         'environment with all of it.'
     ) from error
 
+from .acceleration import accelerate, restore
 from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
 from .checkpoints import convert_checkpoint, load_checkpoint
 from .compat import give_numba_a_cache, import_torchvision
@@ -29,7 +30,7 @@ from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from .openmmlab import registration  # noqa: F401
 from .openmmlab.config_files import register_prefixes
 from .openmmlab.layer_decay import SwinLayerDecayOptimizerConstructor
-from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
+from .openmmlab.layers.accelerate import AccelerateHook
 from .openmmlab.mixed_precision import mixed_precision
 from .openmmlab.swap.replace import swap_backbone
 from .version import __version__

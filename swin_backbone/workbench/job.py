@@ -17,10 +17,11 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.utils import import_modules_from_strings
 
+from ..acceleration import accelerate
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.errors import ConfigError
-from ..openmmlab.layers.accelerate import AccelerateHook, accelerate
+from ..openmmlab.layers.accelerate import AccelerateHook
 from ..openmmlab.layers.compile import compile_model
 from ..openmmlab.swap.diff import summarize
 from ..openmmlab.swap.replace import swap_backbone

@@ -1,16 +1,16 @@
-"""`accelerate`, `restore` and `AccelerateHook`: any built model with a Swin, computed by the compiled library."""
+"""`AccelerateHook`, and what `accelerate` does to layers of the toolboxes behind a Swin."""
 
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
 
-from ...checks import check_type
+from ...acceleration import EXTENSIONS, Extension, accelerate
 from .maps import prepare_convolutions, restore_convolutions
 
-Model = TypeVar('Model', bound=nn.Module)
 # Layers of the toolboxes, and the files here with a subclass of the same name.
 LAYER_FILES = {
     ('mmdet', 'SingleRoIExtractor'): 'roi_extractor',
@@ -18,39 +18,6 @@ LAYER_FILES = {
     ('mmcv', 'MultiScaleDeformableAttention'): 'deformable_attention',
 }
 CLASS = '_swin_backbone_class'
-
-
-def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = None) -> Model:
-    """Let the compiled library compute every Swin of a built model on a CPU, and the layers behind the Swin; in place.
-
-    Each Swin layer is compared with its original: outputs and gradients. A layer that differs does not change. The log
-    has a line for each Swin and kind of layer. Parameters, names, modules and hooks stay. A second call changes the
-    precision alone.
-
-    Args:
-        model: with a Swin of mmdet, mmseg, mmpretrain, timm, torchvision or transformers, or with a copy of the
-            official code.
-        dry_run: log the lines, and change nothing.
-        precision: 'int8': Swins, also `SwinBackbone`, multiply in eight bits where no gradient is recorded
-            (docs/explanation/eight_bits.md). None: in float32, or in the dtype of autocast.
-
-    Returns:
-        `model`.
-
-    Raises:
-        TypeError: `model` is no module.
-        ImportError: without the folder `swin_backbone/kernels`.
-        ValueError: `precision` is neither None nor 'int8'; or 'int8' without the compiled library, for a model on a
-            GPU, or without a Swin layer that the library computes.
-    """
-    from ...kernels.bind.accelerate import accelerate_swin, find_swins
-
-    check_type('model', model, nn.Module, "a torch.nn.Module (`eval` of mmdet's Swin returns None)")
-    accelerate_swin(model, dry_run, precision)
-    if not dry_run and all(parameter.device.type == 'cpu' for parameter in model.parameters()):
-        replace_layers(model)
-        prepare_convolutions(model, find_swins(model))
-    return model
 
 
 def replace_layers(model: nn.Module) -> None:
@@ -64,16 +31,21 @@ def replace_layers(model: nn.Module) -> None:
                 module.__dict__[CLASS], module.__class__ = kind, ours
 
 
-def restore(model: Model) -> Model:
-    """Undo `accelerate`, in place, and return the model."""
-    from ...kernels.bind.accelerate import restore_swin
+def prepare_layers(model: nn.Module, swins: Sequence[nn.Module]) -> None:
+    """Prepare the layers behind the Swins of a model, in place; see `acceleration.Extension`."""
+    replace_layers(model)
+    prepare_convolutions(model, swins)
 
-    restore_swin(model)
+
+def restore_layers(model: nn.Module) -> None:
+    """Undo `prepare_layers`, in place."""
     restore_convolutions(model)
     for module in model.modules():
         if CLASS in module.__dict__:
             module.__class__ = module.__dict__.pop(CLASS)
-    return model
+
+
+EXTENSIONS.append(Extension(prepare_layers, restore_layers))
 
 
 @HOOKS.register_module()

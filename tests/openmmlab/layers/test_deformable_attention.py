@@ -7,9 +7,10 @@ import torch
 from mmcv.ops import MultiScaleDeformableAttention
 from torch import nn
 
+from swin_backbone.acceleration import restore
 from swin_backbone.kernels.native.availability import can_multiply
 from swin_backbone.openmmlab.layers import deformable_attention
-from swin_backbone.openmmlab.layers.accelerate import replace_layers, restore
+from swin_backbone.openmmlab.layers.accelerate import replace_layers
 
 pytestmark = pytest.mark.skipif(not can_multiply(torch.float32), reason='the library is not built')
 SHAPES = torch.tensor([[9, 7], [5, 4]])
