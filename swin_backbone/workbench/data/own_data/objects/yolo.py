@@ -4,8 +4,9 @@ Sources: docs.ultralytics.com/datasets/detect and /segment; the exports of CVAT,
 """
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path, PureWindowsPath
 from typing import Any, Optional
 
 import numpy as np
@@ -16,19 +17,21 @@ from .....openmmlab.errors import DataError
 from ....configs.paths import read_text
 from ..folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
 from ..pairs import is_label
-from ..splits import Lists, index_tails, match_lines, read_split_lists
+from ..splits import Lists, index_tails, match_lines, read_split_lists, split_of
 from .convert import write_converted
 from .shapes import Box, box_around, corners_of
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
 MOST_YAML = 2**20  # bytes
-MOST_TEXTS = 50  # text files whose first line is read
+MOST_TEXTS = 1000  # text files whose lines decide how all are read
+NO_VALUE = ('', '~', 'null', 'Null', 'NULL')
 
 
-class LoaderWithoutAliases(yaml.SafeLoader):
-    """PyYAML's safe loader in Python, without aliases. The loader in C crashes on deeply nested files.
+class TextLoader(yaml.BaseLoader):
+    """PyYAML's loader in Python whose values are texts: names as off, 007 and 1e3 stay. Without aliases.
 
-    A short file with nested aliases describes a structure of exponential size.
+    A short file with nested aliases describes a structure of exponential size. The loader in C crashes on deeply nested
+    files.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -60,15 +63,16 @@ def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     lists, of_yaml = _read_lists(folder, yaml_path, settings)
     by_lists = (lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
     points = math.prod(settings.get('kpt_shape') or [0])
+    has_tracks = not points and _have_tracks(chain(*samples))
     own = write_converted(
-        folder, 'YOLO', files, by_lists, lambda file, size: (size, read_yolo(file, size, names, points)),
+        folder, 'YOLO', files, by_lists, lambda file, size: (size, read_yolo(file, size, names, points, has_tracks)),
         lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )  # fmt: skip
     without = [picture for picture, file in files.items() if file is None]
     if without:
         own.lines.append(line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background'))
-    if any(len(text.split()) == 6 + points for lines in samples for text in lines):
-        own.lines.append(line('not read', "the number behind a box: a track's id or a score"))
+    if has_tracks or any(0 < len(text.split()) - 5 - points <= _most_behind(points) for text in chain(*samples)):
+        own.lines.append(line('not read', "the numbers behind an object: a score or a track's id"))
     if unused:
         own.lines.append(line('left out', f'{len(unused)} text files without a picture, as {unused[0]}'))
     own.lines.extend(line('', text) for text in (source, *of_yaml) if text)
@@ -81,7 +85,7 @@ def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
-            values = yaml.load(read_text(path, MOST_YAML), Loader=LoaderWithoutAliases)
+            values = yaml.load(read_text(path, MOST_YAML), Loader=TextLoader)
         except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
             if one_file is None and path.stem != 'data':  # a YAML file about another subject
                 continue
@@ -89,13 +93,17 @@ def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
             raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
         names = values.get('names') if isinstance(values, dict) else None
         if isinstance(names, dict):
-            if sorted(names, key=str) != sorted(range(len(names)), key=str):
+            numbers = [str(number) for number in range(len(names))]
+            if {*names} != {*numbers}:
                 raise DataError(f'{path}: names takes names by numbers that count from 0, got {list(names)!r:.200}')
-            names = [names[number] for number in range(len(names))]
+            names = [names[number] for number in numbers]
         if isinstance(names, list):
             names = [str(name) for name in names]
             require_distinct(names, f'{path}: names')
-            return path, {**values, 'names': names}
+            shape = values.get('kpt_shape', [])
+            if not (isinstance(shape, list) and all(str(number).isdecimal() for number in shape)):
+                raise DataError(f'{path}: kpt_shape takes whole numbers, as [17, 3], got {shape!r:.80}')
+            return path, {**values, 'names': names, 'kpt_shape': [int(number) for number in shape]}
         if one_file is not None:
             raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
     return folder.root / 'data.yaml', {}
@@ -107,19 +115,22 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
     Raises:
         DataError: if two pictures share a text file.
     """
-    texts = {path.with_suffix('.txt'): folder.ann_root / path
-             for path in folder.ann_files if path.suffix.lower() == '.txt'}  # fmt: skip
+
+    def key(path: Path) -> tuple[str, ...]:  # Images/ and labels/ are written in any case
+        return (*(part.lower() for part in path.parent.parts), path.stem)
+
+    texts = {key(path): folder.ann_root / path for path in folder.ann_files if path.suffix.lower() == '.txt'}
     files: dict[Path, Optional[Path]] = {}
     owners: dict[Path, Path] = {}
     for picture in folder.pictures:
         parts = picture.parts
-        tried = [picture.with_suffix('.txt')]
+        tried = [picture]
         images = [index for index in range(len(parts) - 1) if parts[index].lower() == 'images']
         if images:
             before, behind = parts[: images[-1]], parts[images[-1] + 1 :]
-            tried.insert(0, Path(*before, 'labels', *behind).with_suffix('.txt'))
-            tried.append(Path(*before, *behind).with_suffix('.txt'))  # of an --annotations folder
-        text = next((texts[path] for path in tried if path in texts), None)
+            tried.insert(0, Path(*before, 'labels', *behind))
+            tried.append(Path(*before, *behind))  # of an --annotations folder
+        text = next((texts[key(path)] for path in tried if key(path) in texts), None)
         if text is not None and owners.setdefault(text, picture) != picture:
             raise DataError(
                 f'{owners[text]} and {picture} share the labels {text}: give each picture a name and labels of its own'
@@ -127,8 +138,8 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
         files[picture] = text
     if not any(files.values()):  # in a folder of another name, as makesense's
         stems: dict[str, list[Path]] = {}
-        for path, text in texts.items():
-            stems.setdefault(path.stem, []).append(text)
+        for text in texts.values():
+            stems.setdefault(text.stem, []).append(text)
         files = {
             picture: stems[picture.stem].pop() if len(stems.get(picture.stem, ())) == 1 else None for picture in files
         }
@@ -153,22 +164,29 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
         base = path
     tails = index_tails(folder.pictures)
     parents = {parent: (folder.root / parent).resolve() for parent in {picture.parent for picture in folder.pictures}}
+
+    def pictures_of(target: Path) -> list[Path]:
+        """Return the pictures below a folder, or those named in a text file."""
+        if target.is_file():
+            return match_lines(read_text(target).splitlines(), tails)
+        inside = target.resolve()
+        chosen = {parent for parent, path in parents.items() if inside in (path, *path.parents)}
+        return [picture for picture in folder.pictures if picture.parent in chosen]
+
     lists: Lists = {}
     lines: list[str] = []
     for split in ('train', 'val', 'test'):
-        value = settings.get(split)
-        entries = [str(entry) for entry in (value if isinstance(value, list) else [value] if value else [])]
+        value = settings.get(split, '')
+        entries = [str(entry) for entry in (value if isinstance(value, list) else [value]) if entry not in NO_VALUE]
         pictures: list[Path] = []
         for entry in entries:
             # Exports of Roboflow have ../train/images, relative to no existing folder
             tried = [root / name for name in (entry, entry.replace('../', '')) for root in (base, folder.root)]
-            target = next((path for path in tried if path.exists()), None)
-            if target is not None and target.is_dir():
-                inside = target.resolve()
-                chosen = {parent for parent, path in parents.items() if inside in (path, *path.parents)}
-                pictures += [picture for picture in folder.pictures if picture.parent in chosen]
-            elif target is not None:
-                pictures += match_lines(read_text(target).splitlines(), tails)
+            found = next(filter(None, map(pictures_of, tried)), [])
+            if not found and (place := _find_by_end(entry, split, folder)):
+                found = pictures_of(place)
+                lines.append(f'{yaml_path}: `{split}: {entry}` is no path here, and taken for {place}')
+            pictures += found
         if pictures:
             lists[split] = pictures
         elif entries and split == 'train':
@@ -181,15 +199,62 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
     return lists, lines
 
 
-def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int = 0) -> list[Box]:
+def _find_by_end(entry: str, split: str, folder: DataFolder) -> Optional[Path]:
+    """Return the folder or text file whose path has the longest end of an entry: Windows's, Colab's or in other cases.
+
+    Several such places are none, and so is a folder of another split.
+    """
+    wanted = [part.lower() for part in PureWindowsPath(entry).parts if part not in ('..', '\\')]
+    inside = {place for picture in folder.pictures for place in picture.parents}
+    inside |= {file for file in folder.files if file.suffix.lower() == '.txt'}
+    root = folder.root.resolve()
+    parts = {root / place: [part.lower() for part in (root / place).parts] for place in inside}
+    for first in range(len(wanted)):
+        end = wanted[first:]
+        fitting = [place for place, names in parts.items() if names[-len(end) :] == end]
+        if fitting:
+            is_of_split = split_of(fitting[0].relative_to(root)) in (None, split)
+            return fitting[0] if len(fitting) == 1 and is_of_split else None
+    return None
+
+
+def _have_tracks(lines: Iterable[str]) -> bool:
+    """Return whether lines end in a score and the number of a track, behind a box or an outline.
+
+    The last number of an outline is a share of the height: no whole number but 0 or 1. If there are no others, seven
+    numbers whose first make a box in the picture are a box.
+    """
+    rows = [values for text in lines if len(text.split()) % 2 and (values := numbers_of(text)) and len(values) >= 7]
+    if not rows or any(values[-1] % 1 for values in rows):
+        return False
+    if any(values[-1] > 1 for values in rows):
+        return True
+    return all(len(values) == 7 and _is_box(values[1:5]) for values in rows)
+
+
+def _most_behind(points: int) -> int:
+    """Return the most numbers behind a box: a score and a track's id. Without points of a pose, two may be a point."""
+    return 2 if points else 1
+
+
+def _is_box(values: Sequence[float]) -> bool:
+    x, y, width, height = values
+    edges = (x - width / 2, x + width / 2, y - height / 2, y + height / 2)
+    return all(-ROUNDING <= edge <= 1 + ROUNDING for edge in edges)
+
+
+def read_yolo(
+    file: Path, size: tuple[int, int], names: Optional[Sequence[str]], points: int = 0, has_tracks: bool = False
+) -> list[Box]:
     """Return the boxes of a text file: CLASS X Y WIDTH HEIGHT in a line, or CLASS and the points of an outline.
 
-    Positions are shares of the picture's width and height, X and Y the centre. A number behind a box is a track's id or
-    a score, which is not read.
+    Positions are shares of the picture's width and height, X and Y the centre. Numbers behind a box, a score and a
+    track's id, are not read.
 
     Args:
         names: of the classes. None: numbers are the names.
         points: numbers behind each box, the points of a pose; not read.
+        has_tracks: a score and a track's id are behind boxes and outlines.
 
     Raises:
         DataError: with file and line.
@@ -202,8 +267,10 @@ def read_yolo(file: Path, size: tuple[int, int], names: Optional[Sequence[str]],
         if not words:
             continue
         values = numbers_of(text)
-        is_outline = not points and len(words) >= 7 and len(words) % 2 == 1
-        if values is None or not (is_outline or len(words) - 5 - points in (0, 1)):
+        if has_tracks and values is not None and len(values) >= 7 and len(values) % 2:
+            values = values[:-2]
+        is_outline = not points and values is not None and len(values) >= 7 and len(values) % 2 == 1
+        if values is None or not (is_outline or 0 <= len(values) - 5 - points <= _most_behind(points)):
             raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
         values = values if is_outline else values[:5]
         if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
