@@ -1,58 +1,82 @@
-"""Swin Transformer backbones for the OpenMMLab toolboxes. Importing this package registers them.
+"""Swin Transformer backbones for the OpenMMLab toolboxes.
 
-A command of this package registers after its arguments are parsed. Until then, only light modules are imported.
+A name is imported at its first use. The classes are registered in mmengine's registries once mmengine is imported:
+before this package, with it or later. Nothing else changes in other packages.
 """
 
-import sys
+from functools import partial
 from importlib import import_module
-from multiprocessing import parent_process
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .after_import import call_after_import
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .interface import *  # noqa: F403
+    from .acceleration import accelerate, restore
+    from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
+    from .checkpoints import convert_checkpoint, load_checkpoint
     from .kernels.native.library import library_path as library_path
+    from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+    from .openmmlab.layer_decay import SwinLayerDecayOptimizerConstructor
+    from .openmmlab.layers.accelerate import AccelerateHook
+    from .openmmlab.mixed_precision import mixed_precision
+    from .openmmlab.swap.replace import swap_backbone
+    from .workbench.model import Model, load
+    from .workbench.runner.nan_guard import NonFiniteGuardHook
 
+__all__ = [
+    'ARCHS',
+    'ARCHS_MLP',
+    'ARCHS_V2',
+    'AccelerateHook',
+    'Model',
+    'NonFiniteGuardHook',
+    'SwinBackbone',
+    'SwinLayerDecayOptimizerConstructor',
+    'SwinMLPBackbone',
+    'SwinV2Backbone',
+    '__version__',
+    'accelerate',
+    'convert_checkpoint',
+    'load',
+    'load_checkpoint',
+    'mixed_precision',
+    'restore',
+    'swap_backbone',
+]
 
-def register() -> None:
-    """Import all names of the package, which registers the backbones.
-
-    Raises:
-        ImportError: without mmengine or mmcv.
-    """
-    interface = import_module('.interface', __name__)
-    globals().update({name: getattr(interface, name) for name in ['__all__', *interface.__all__]})
-
-
-def _is_command() -> bool:
-    """Return whether the program is a file of tools/, `python -m swin_backbone` or `swin-backbone`.
-
-    `sys.argv[0]` is '-m' while Python imports this file for `python -m`. A worker process of a command has no
-    arguments to parse.
-    """
-    if not sys.argv or parent_process() is not None:
-        return False
-    if sys.argv[0] == '-m':
-        return 'swin_backbone' in getattr(sys, 'orig_argv', ['swin_backbone'])
-    program, package = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parent
-    if program.name.startswith('swin-backbone'):
-        return True
-    tools = [(folder / 'tools').resolve() for folder in (package / '.mim', package.parent)]
-    # Beside a copy of the package, tools/ may be of another project.
-    return program.parent in tools and program.with_name('make_shapes_dataset.py').is_file()
-
-
-if not _is_command():
-    register()
+# Names by the module that defines them. Configs name those of the last three modules with this package's scope, for
+# example 'swin_backbone.UPerHead'.
+_NAMES = {
+    'acceleration': ('accelerate', 'restore'),
+    'archs': ('ARCHS', 'ARCHS_MLP', 'ARCHS_V2'),
+    'checkpoints': ('convert_checkpoint', 'load_checkpoint'),
+    'kernels.native.library': ('library_path',),
+    'models': ('SwinBackbone', 'SwinMLPBackbone', 'SwinV2Backbone'),
+    'openmmlab.layer_decay': ('SwinLayerDecayOptimizerConstructor',),
+    'openmmlab.layers.accelerate': ('AccelerateHook',),
+    'openmmlab.mixed_precision': ('mixed_precision',),
+    'openmmlab.swap.replace': ('swap_backbone',),
+    'workbench.model': ('Model', 'load'),
+    'workbench.runner.nan_guard': ('NonFiniteGuardHook',),
+    'openmmlab.layers.roi_extractor': ('SingleRoIExtractor',),
+    'openmmlab.layers.uper_head': ('UPerHead',),
+    'workbench.data.load_picture': ('LoadPicture',),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import at first use: what configs name with this package's scope, for example 'swin_backbone.UPerHead'."""
-    modules = {'library_path': 'kernels.native.library'}
-    modules |= {'LoadPicture': 'workbench.data.load_picture'}
-    modules |= {'SingleRoIExtractor': 'openmmlab.layers.roi_extractor', 'UPerHead': 'openmmlab.layers.uper_head'}
-    if name not in modules:
+    """Import a name at its first use."""
+    if name not in _MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(import_module(f'.{modules[name]}', __name__), name)
+    value = getattr(import_module(f'.{_MODULES[name]}', __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
+
+
+call_after_import('mmengine', partial(import_module, '.plugin', __name__))

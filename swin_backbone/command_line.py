@@ -294,12 +294,10 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def import_package() -> None:
-    """Import torch, the toolboxes and the package, which takes seconds."""
-    import swin_backbone
-    from swin_backbone.compat import print_no_debug_messages
+    """Import torch, mmengine and the package, which takes seconds, and prepare the process."""
+    from swin_backbone.workbench.process import prepare_process
 
-    swin_backbone.register()
-    print_no_debug_messages()
+    prepare_process()
 
 
 class Parser(argparse.ArgumentParser):

@@ -242,22 +242,29 @@ def give_numba_a_cache() -> None:
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def import_torchvision() -> None:
-    """Import torchvision, also a build for another torch.
+def import_torchvision() -> Optional[Exception]:
+    """Import torchvision, also a build for another torch, and return the error if that fails.
 
     PyPI's build is for CUDA. Beside a CPU torch its compiled operators do not load, and the import stops with a
     RuntimeError, because two operators are not declared. Here the two are declared. torchvision's Python code then
-    works, as the transforms of mmpretrain and mmrotate need. The operators themselves stay missing.
-
-    If torchvision still cannot be imported, the log has a warning, and torchvision counts as not installed: mmengine
-    writes versions to the log, and catches an ImportError alone. `SWIN_BACKBONE_STAND_INS=0` switches all of this off.
+    works, as timm and the transforms of mmpretrain and mmrotate need. The operators themselves stay missing.
+    `SWIN_BACKBONE_STAND_INS=0` switches this off.
     """
     if os.environ.get('SWIN_BACKBONE_STAND_INS') == '0':
-        return
+        return None
     error = _try_torchvision()
     if error is not None and 'torchvision::' in str(error):
         _declare_torchvision_operators()
         error = _try_torchvision()
+    return error
+
+
+def leave_out_broken_torchvision() -> None:
+    """Let a torchvision that cannot be imported count as not installed, with a warning.
+
+    mmengine writes versions to the log, and catches an ImportError alone.
+    """
+    error = import_torchvision()
     if error is not None:
         sys.modules['torchvision'] = None  # type: ignore[assignment]  # its import raises ModuleNotFoundError now
         warnings.warn(

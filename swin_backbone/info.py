@@ -42,7 +42,9 @@ Fact = tuple[str, str]
 def print_info() -> None:
     """Print all facts, section by section; before a crash the section is printed."""
     with suppress(ImportError):
-        importlib.import_module('.interface', __package__)
+        from .workbench.process import prepare_process
+
+        prepare_process()
     for title, facts in SECTIONS.items():
         print(title)
         for name, value in facts():
@@ -104,9 +106,7 @@ def _operators() -> str:
 def _torchvision() -> str:
     from torchvision.extension import _has_ops
 
-    return (
-        'imports' if _has_ops() else 'imports after swin_backbone, without its operators: it is built for another torch'
-    )
+    return 'imports' if _has_ops() else 'imports in the commands, without its operators: it is built for another torch'
 
 
 def _import(module: str) -> str:
@@ -189,9 +189,9 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     """Return the backend that computes a Swin-T by default, with the reason for torch."""
     import torch
 
-    from .interface import SwinBackbone
     from .kernels import native
     from .kernels.triton.can_run import can_run
+    from .models import SwinBackbone
     from .models.windows import Windows
     from .replace import CannotRun
 

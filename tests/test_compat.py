@@ -44,7 +44,8 @@ def needs_it(*_):
 
 for module in (mmengine.utils, mmengine.utils.package_utils, mmengine.config.config):
     module.is_installed = module.get_installed_path = needs_it
-import swin_backbone
+from swin_backbone.workbench.process import prepare_process
+prepare_process()
 print(mmengine.Config.fromfile('child.py').model.type)
 """
 
@@ -58,7 +59,8 @@ def test_mmengine_without_pkg_resources(tmp_path):
 IN_A_READ_ONLY_CONTAINER = """
 import os
 
-import swin_backbone
+from swin_backbone.workbench.process import prepare_process
+prepare_process()
 from numba.core import caching
 
 caching.InTreeCacheLocator.from_function = classmethod(lambda *_: None)  # no write beside the installed files

@@ -14,12 +14,10 @@ from helpers import ROOT, run_python
 PACKAGE = ROOT / 'swin_backbone'
 
 
-@pytest.mark.parametrize('missing', ['mmengine', 'mmcv'])
-def test_without_mmengine_or_mmcv_one_error_says_what_to_install(missing):
-    code = f'import sys; sys.modules[{missing!r}] = None; import swin_backbone'
+def test_without_mmengine_one_error_says_what_to_install():
+    code = "import sys; sys.modules['mmengine'] = None; import swin_backbone; swin_backbone.swap_backbone"
     last = run_python('-c', code, status=1).stderr.strip().splitlines()[-1]
-    assert last.startswith('ImportError: swin_backbone needs mmengine and mmcv')
-    assert missing in last
+    assert last.startswith('ImportError: this part of swin_backbone needs mmengine and mmcv')
     readme = (ROOT / 'README.md').read_text()
     commands = re.findall(r'`((?:PIP_CONSTRAINT=\S+ )?pip install .+?)`', last)
     assert len(commands) == 3

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..checkpoints import adapt_state_dict, load_checkpoint
+from ..checkpoints.adapt import adapt_state_dict, load_checkpoint
 from ..checks import check_choice, check_int, check_number, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, recorder_of

@@ -30,12 +30,16 @@ PlainLoader.add_constructor(
 )
 
 
-@register_handler(['yaml', 'yml'])
 class PlainYamlHandler(YamlHandler):
-    """mmengine's reader of YAML, also of `_base_`, without constructors of arbitrary Python objects."""
+    """mmengine's reader of YAML without constructors of arbitrary Python objects."""
 
     def load_from_fileobj(self, file: TextIO, **kwargs: Any) -> Any:
         return yaml.load(file, **{**kwargs, 'Loader': PlainLoader})
+
+
+def read_yaml_without_code() -> None:
+    """Let mmengine read YAML, also of `_base_`, as `PlainYamlHandler`."""
+    register_handler(['yaml', 'yml'])(PlainYamlHandler)
 
 
 def register_prefixes() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
-from ..checkpoints import CheckpointError
+from ..checkpoints.errors import CheckpointError
 
 IN_WORKER = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters

@@ -8,14 +8,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from functools import partial
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..after_import import call_after_import
 from .mmcv_ops import SWITCH
 
 VOID, OFFSET = 0, 1 << 24  # the id of pixels without a segment, and the number of ids in a PNG
@@ -74,15 +74,35 @@ def id2rgb(ids_HW: NDArray[Any]) -> NDArray[Any]:
     return np.stack([ids_HW, ids_HW // 256, ids_HW // 65536], axis=-1).astype(np.uint8)
 
 
-def put_in_place() -> None:
-    """Let this file be panopticapi, if there is none. `SWIN_BACKBONE_STAND_INS=0` switches this off."""
-    if os.environ.get(SWITCH) == '0' or find_spec('panopticapi') is not None:
-        return
-    for name in ('panopticapi', 'panopticapi.evaluation', 'panopticapi.utils'):
-        module: Any = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None, origin=__name__, is_package='.' not in name)
-        module.__path__ = []
-        vars(module).update(VOID=VOID, OFFSET=OFFSET, PQStat=PQStat, rgb2id=rgb2id, id2rgb=id2rgb)
-        sys.modules[name] = module
-    for name in ('evaluation', 'utils'):
-        setattr(sys.modules['panopticapi'], name, sys.modules[f'panopticapi.{name}'])
+def give_functions_to_mmdet() -> None:
+    """Let mmdet's metric and reader of panoptic labels use this file, if there is no panopticapi.
+
+    They then count as mmdet's own: no module is called panopticapi. `SWIN_BACKBONE_STAND_INS=0` switches this off.
+    """
+    if os.environ.get(SWITCH) != '0' and find_spec('panopticapi') is None:
+        for name in ('evaluation.functional.panoptic_utils', 'evaluation.metrics.coco_panoptic_metric'):
+            call_after_import(f'mmdet.{name}', partial(_fill_names, f'mmdet.{name}'))
+        call_after_import('mmdet.datasets.transforms.loading', _give_function_to_reader)
+
+
+def _fill_names(name: str) -> None:
+    """Fill the names that are None in a module without panopticapi."""
+    names = vars(sys.modules[name])
+    own = dict(panopticapi=sys.modules[__name__], VOID=VOID, OFFSET=OFFSET, PQStat=PQStat, rgb2id=rgb2id, id2rgb=id2rgb)
+    names.update({key: value for key, value in own.items() if names.get(key, ...) is None})
+
+
+def _give_function_to_reader() -> None:
+    """Replace the constructor of mmdet's reader, which imports panopticapi."""
+    from mmdet.datasets.transforms.loading import LoadAnnotations, LoadPanopticAnnotations
+
+    def construct(self: Any, with_bbox: bool = True, with_label: bool = True, with_mask: bool = True,
+                  with_seg: bool = True, box_type: str = 'hbox', imdecode_backend: str = 'cv2',
+                  backend_args: Optional[dict[str, Any]] = None) -> None:  # fmt: skip
+        LoadAnnotations.__init__(
+            self, with_bbox=with_bbox, with_label=with_label, with_mask=with_mask, with_seg=with_seg,
+            box_type=box_type, imdecode_backend=imdecode_backend, backend_args=backend_args
+        )  # fmt: skip
+        self.rgb2id = rgb2id
+
+    LoadPanopticAnnotations.__init__ = construct

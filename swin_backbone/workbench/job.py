@@ -44,6 +44,7 @@ from .data.own_data.config import fill_own_data
 from .data.own_data.layouts import find_data
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
+from .process import prepare_process
 from .runner.build import build_runner, run
 from .runner.launchers import processes, rank
 from .runner.monitor import ValLossHook
@@ -105,6 +106,7 @@ class Job:
     """
 
     def __init__(self, config: Union[str, Config], options: Optional[Options] = None):
+        prepare_process()
         self.options = options = options or Options()
         self.cfg: Config = copy.deepcopy(config) if isinstance(config, Config) else read_config(config)
         if 'type' in (self.cfg.get('train_cfg') or {}):

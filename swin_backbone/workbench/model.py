@@ -33,7 +33,9 @@ class Model:
     def __init__(self, config: str, options: Options, checkpoint: Optional[str], device: Optional[str]):
         from .export.predictor import is_exported
         from .job import Options
+        from .process import prepare_process
 
+        prepare_process()
         self._config, self._options, self.checkpoint, self._device = config, options, checkpoint, device
         self._opened: Any = None
         self.cfg: Optional[Config] = None

@@ -25,6 +25,8 @@ import swin_backbone
 from pathlib import Path
 from mmengine.config import Config
 from mmengine.hub import get_config
+from swin_backbone.workbench.process import prepare_process
+prepare_process()
 from swin_backbone.openmmlab.config_files import read_config
 
 assert Path({{target!r}}) in Path(swin_backbone.__file__).parents, swin_backbone.__file__

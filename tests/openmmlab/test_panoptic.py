@@ -1,22 +1,27 @@
 """mmdet computes panoptic quality, and reads panoptic labels, without panopticapi."""
 
-import importlib
 import json
-import sys
+import os
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from helpers import run_python
+from helpers import PYTHONPATH, run_python
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 
 from swin_backbone.openmmlab import panoptic
 from swin_backbone.workbench.data.guard import guard_dataset
+from swin_backbone.workbench.process import prepare_process
 
 SKY, CAR, GAP = 300, 70000, 0  # ids in the PNG, of all its three bytes
 CLASSES = ('car', 'sky')
+
+
+@pytest.fixture(autouse=True)
+def _prepare():
+    prepare_process()
 
 
 @pytest.fixture
@@ -64,28 +69,33 @@ def test_a_category_without_segments_does_not_count():
     assert first.pq_average(categories, False)[0] == dict(pq=0, sq=0, rq=0, n=0)  # panopticapi divides by 0
 
 
-def test_panopticapi_itself_comes_first(tmp_path, monkeypatch):
-    def module_of_ids():
-        for name in [name for name in sys.modules if name.partition('.')[0] == 'panopticapi']:
-            monkeypatch.delitem(sys.modules, name)
-        panoptic.put_in_place()
-        return importlib.import_module('panopticapi.utils').rgb2id.__module__
+ASK_MMDET = """
+import sys
+from importlib import import_module
+from swin_backbone.workbench.process import prepare_process
 
-    assert module_of_ids() == 'swin_backbone.openmmlab.panoptic'
-    with monkeypatch.context() as patch:
-        patch.setenv('SWIN_BACKBONE_STAND_INS', '0')
-        with pytest.raises(ModuleNotFoundError, match="No module named 'panopticapi'"):
-            module_of_ids()
-    (tmp_path / 'panopticapi').mkdir()
-    (tmp_path / 'panopticapi' / '__init__.py').touch()
-    (tmp_path / 'panopticapi' / 'utils.py').write_text('def rgb2id(pixels): ...\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    assert module_of_ids() == 'panopticapi.utils'
+prepare_process()
+import mmdet.datasets.transforms
+names = 'evaluation.functional.panoptic_utils', 'evaluation.metrics.coco_panoptic_metric'
+functions = [import_module(f'mmdet.{name}').rgb2id for name in names]
+functions.append(mmdet.datasets.transforms.LoadPanopticAnnotations().rgb2id)
+print([function.__module__ for function in functions], 'panopticapi' in sys.modules)
+"""
+PANOPTICAPI = 'VOID, OFFSET, PQStat = 0, 1 << 24, 0\ndef rgb2id(pixels): ...\ndef id2rgb(ids): ...\n'
 
 
-def test_an_import_puts_the_stand_in_in_place():
-    program = 'import swin_backbone, panopticapi.utils as utils; print(utils.rgb2id.__module__)'
-    assert run_python('-c', program).stdout.split() == ['swin_backbone.openmmlab.panoptic']
+def test_mmdet_takes_the_functions_and_no_module_is_called_panopticapi(tmp_path):
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    assert run_python('-c', ASK_MMDET).stdout.splitlines()[-1] == f'{["swin_backbone.openmmlab.panoptic"] * 3} False'
+    off = run_python('-c', ASK_MMDET, status=1, SWIN_BACKBONE_STAND_INS='0')
+    assert 'panopticapi is not installed' in off.stderr
+    package = tmp_path / 'panopticapi'
+    package.mkdir()
+    (package / '__init__.py').touch()
+    for name in ('utils', 'evaluation'):
+        (package / f'{name}.py').write_text(PANOPTICAPI)
+    itself = run_python('-c', ASK_MMDET, path=os.pathsep.join([str(tmp_path), PYTHONPATH]))
+    assert itself.stdout.splitlines()[-1] == f'{["panopticapi.utils"] * 3} True'
 
 
 def test_panoptic_labels_are_read(labels):

@@ -25,11 +25,11 @@ def put_in_place() -> None:
 
     `SWIN_BACKBONE_STAND_INS=0` switches this off.
     """
+    if os.environ.get(SWITCH) == '0' or not _has_operators():
+        return
     import mmcv
     import torch  # noqa: F401 - the compiled one is linked to its libraries
 
-    if os.environ.get(SWITCH) == '0' or importlib.util.find_spec('mmcv.ops') is None:
-        return
     try:
         spec = importlib.import_module(NAME).__spec__
         if spec is None or spec.origin != __name__:  # compiled, or here already
@@ -40,6 +40,11 @@ def put_in_place() -> None:
 
     sys.modules[NAME] = ext
     mmcv._ext = ext
+
+
+def _has_operators() -> bool:
+    """Return whether there is an mmcv with `mmcv.ops`."""
+    return all(importlib.util.find_spec(name) is not None for name in ('mmcv', 'mmcv.ops'))
 
 
 def in_use() -> str:

@@ -11,7 +11,7 @@ from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from ...checkpoints import CheckpointError
+from ...checkpoints.errors import CheckpointError
 from .completeness import dataset_meta_of
 from .loops import ResumableEpochLoop, ResumableIterLoop
 from .optimizer_state import load_optimizer, step_schedules

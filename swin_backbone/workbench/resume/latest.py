@@ -7,7 +7,8 @@ from typing import Optional
 from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.logging import MMLogger
 
-from ...checkpoints import CheckpointError, read_checkpoint
+from ...checkpoints.errors import CheckpointError
+from ...checkpoints.reading import read_checkpoint
 from .exact_resume import check_resumable
 
 EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'  # names of checkpoints

@@ -10,8 +10,8 @@ from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import BaseLoop, CheckpointLoader, Runner
 
-from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
-from ...checkpoints.reading import are_checkpoints_trusted, read_open_file
+from ...checkpoints.errors import CheckpointError
+from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
 from ...compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, compare_names, dataset_meta_of, fit_to_model
 from .exact_resume import ANEW, check_resumable, fit_to_run

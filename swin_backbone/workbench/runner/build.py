@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from ...checkpoints import CheckpointError
+from ...checkpoints.errors import CheckpointError
 from ...devices import has_accelerator, keep_freed_memory
 from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
 from ...outputs import mark_folder

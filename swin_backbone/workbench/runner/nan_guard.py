@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ...checkpoints.errors import first_of
 from ...openmmlab.errors import TrainingStopped
-from ..resume.checkpoint_hook import find_checkpoint_hook, name_of_last
 
 MAX_NAMED = 16  # images in a warning
 
@@ -104,6 +103,9 @@ class NonFiniteGuardHook(Hook):
         what = _describe(problem, seen)
         runner.logger.warning(f'Iteration {runner.iter + 1}: step skipped, number {self.in_a_row} in a row. {what}')
         if self.in_a_row >= self.max_in_a_row:
+            # Late: the file's imports include mmcv, and an import of mmcv imports this file.
+            from ..resume.checkpoint_hook import find_checkpoint_hook, name_of_last
+
             hook = find_checkpoint_hook(runner)
             if hook is not None:
                 hook.save_now(runner, runner.iter + 1)
