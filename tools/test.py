@@ -57,11 +57,11 @@ def main() -> None:
     outputs = OutputOptions(
         args.tta, args.show, args.wait_time, args.show_dir, args.out, args.first_label, args.overwrite
     )
-    with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
+    with stop_on_user_errors((OSError,), args.debug), ExitStack() as stack:
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)
             test = make_job(args).build_test(checkpoint, outputs, args.device, args.threads)
-            runner = places.enter_context(test)
+            runner = stack.enter_context(test)
         with stop_on_user_errors(RUN_ERRORS, args.debug):
             metrics = run(runner, 'test')
     if rank(args.launcher):

@@ -22,12 +22,12 @@ from .exact_resume import resume_state
 from .loops import ResumableEpochLoop, ResumableIterLoop
 
 
-class _Template(str):
-    """A template of file names that also takes the step 'E_iter_N', of iteration N in mid-epoch."""
+class _FileNames(str):
+    """A template of file names, as epoch_{}.pth. The step is an epoch, an iteration, or '2_iter_9' within an epoch."""
 
     def format(self, step: Union[int, str]) -> str:  # type: ignore[override]
-        epoch, *iteration = str(step).split('_', 1)
-        return re.sub(r'\{.*?\}', lambda field: '_'.join([field[0].format(int(epoch)), *iteration]), self)
+        number, *iteration = str(step).split('_', 1)
+        return re.sub(r'\{.*?\}', lambda field: '_'.join([field[0].format(int(number)), *iteration]), self)
 
 
 class WholeFileBackend(LocalBackend):
@@ -41,22 +41,21 @@ register_backend('whole', WholeFileBackend, force=True)
 
 
 class WholeCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook, but an old checkpoint is removed after the new checkpoint is on the disk.
+    """mmengine's CheckpointHook, with a complete checkpoint on the disk at any moment.
 
-    A checkpoint is written to a temporary file and renamed. Then `last_checkpoint` is written, then the oldest
-    checkpoint removed. mmengine's own hook removes first and writes in place, so that an interruption can leave no
-    checkpoint. `max_keep_ckpts=n` needs room for n + 1. `meta['exact_resume']` has the position in the data.
+    A new checkpoint is written to a temporary file and renamed; then `last_checkpoint` is written; then the oldest
+    checkpoint is removed. mmengine removes first and writes in place, and an interruption can leave no checkpoint.
+    `max_keep_ckpts=n` needs room for n + 1. `meta['exact_resume']` has the position in the data.
 
-    With `save_last`, the end of a training is saved too if another hook, as EarlyStoppingHook, ends the training.
+    `save_last` also holds for a training that another hook ends, such as EarlyStoppingHook.
 
     Raises:
         ConfigError: if `save_best` names no metric of the validation.
     """
 
-    # Of the newest complete checkpoint; mmengine sets `last_ckpt` before the write
-    saved_iter = -1
+    saved_iter = -1  # iteration of the newest complete checkpoint, and its path: mmengine sets its own before the write
     saved_path: Optional[str] = None
-    metric_names: Collection[str] = ()  # of a trial validation; a validation without objects lacks them
+    metric_names: Collection[str] = ()  # of a trial validation. A validation without objects has fewer
     file_backend: Any
     filename_tmpl: Any
 
@@ -64,7 +63,7 @@ class WholeCheckpointHook(CheckpointHook):
         if not any(map(settings.get, ('file_client_args', 'backend_args'))) and not _is_url(settings.get('out_dir')):
             settings['backend_args'] = dict(backend='whole')
         super().__init__(**settings)
-        self.filename_tmpl = _Template(self.filename_tmpl)
+        self.filename_tmpl = _FileNames(self.filename_tmpl)
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
@@ -93,13 +92,13 @@ class WholeCheckpointHook(CheckpointHook):
         super().after_train(runner)
 
     def folder(self, runner: Runner) -> str:
-        """Return the folder of the checkpoints, also before training."""
+        """Return the folder of the checkpoints. `out_dir` has it after `before_train`."""
         if self.out_dir in (None, runner.work_dir):
             return str(runner.work_dir)
         return os.path.join(str(self.out_dir), os.path.basename(runner.work_dir.rstrip(os.sep)))
 
     def save_now(self, runner: Runner, iteration: int) -> None:
-        """Save after `iteration` complete iterations, unless a checkpoint of them exists."""
+        """Save the state after `iteration` complete iterations, unless it is saved already."""
         if self.saved_iter == iteration:
             return
         step: Union[int, str] = iteration
@@ -108,7 +107,7 @@ class WholeCheckpointHook(CheckpointHook):
         self._save_checkpoint_with_step(runner, step, dict(epoch=runner.epoch, iter=iteration))
 
     def _save_checkpoint_with_step(self, runner: Runner, step: Union[int, str], meta: dict[str, Any]) -> None:
-        with self._removing_last(runner):
+        with self._removal_after_saving(runner):
             super()._save_checkpoint_with_step(runner, step, dict(meta, exact_resume=resume_state(runner)))
         self.saved_iter, self.saved_path = meta['iter'], self.last_ckpt
 
@@ -119,35 +118,35 @@ class WholeCheckpointHook(CheckpointHook):
                     raise unknown_metric('default_hooks.checkpoint.save_best', name, metrics)
                 runner.logger.warning(f'This validation has no {name}: the best checkpoint stays.')
                 return
-        with self._removing_last(runner):
+        with self._removal_after_saving(runner):
             super()._save_best_checkpoint(runner, metrics)
 
     @contextmanager
-    def _removing_last(self, runner: Runner) -> Iterator[None]:
-        """Remove old checkpoints at the end of the context. mmengine removes before it saves."""
+    def _removal_after_saving(self, runner: Runner) -> Iterator[None]:
+        """Remove old checkpoints at the end of the context, if no error ends it. mmengine removes before it saves."""
         backend = self.file_backend
-        late = self.file_backend = _LateRemoval(backend)
+        delayed = self.file_backend = _DelayedRemoval(backend)
         try:
             yield
         finally:
             self.file_backend = backend
         best = [path for key, path in runner.message_hub.runtime_info.items() if key.startswith('best_ckpt')]
-        for path in late.outdated:
+        for path in delayed.paths:
             if path not in best:  # a new file of the same name
                 backend.remove(path)
 
 
-class _LateRemoval:
-    """A file backend that lists the files to remove."""
+class _DelayedRemoval:
+    """A file backend whose `remove` only lists the path."""
 
     def __init__(self, backend: Any) -> None:
-        self.backend, self.outdated = backend, list[str]()
+        self.backend, self.paths = backend, list[str]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
 
     def remove(self, path: str) -> None:
-        self.outdated.append(path)
+        self.paths.append(path)
 
 
 def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:

@@ -60,17 +60,17 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
 
 
 def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
-    """Convert a checkpoint in place, so that mmengine's Runner can resume this run, and place the data.
+    """Restore the position in the data, and convert a checkpoint in place to what mmengine's Runner resumes.
 
     Settings of the optimizer, of schedules and of a loss scaler come from the config; mmengine itself resumes several
-    optimizers (`OptimWrapperDict`). A line in the log names every change.
+    optimizers (`OptimWrapperDict`). A line in the log names what differs from the training of the checkpoint.
 
     Raises:
         CheckpointError: if the optimizer's state does not fit.
     """
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     meta, metainfo = checkpoint['meta'], getattr(runner.train_dataloader.dataset, 'metainfo', None)
-    changes = list(_place(runner, meta))
+    changes = list(_restore_position(runner, meta))
     changes += _fit_optimizer(runner, checkpoint, name)
     averages = checkpoint.get('ema_state_dict')
     if averages is not None and not any(isinstance(hook, EMAHook) for hook in runner.hooks):
@@ -86,8 +86,8 @@ def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
         runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: not as it would have gone on by itself.')
 
 
-def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
-    """Place the data of this run after the batches of a checkpoint, and yield the changes.
+def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
+    """Let the data of this run begin after the batches of a checkpoint, and yield what differs.
 
     Epoch, iteration and batches are converted to the units of this run.
     """
@@ -102,20 +102,20 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
             'and the optimizer, and with other random numbers.'
         )
         return
-    now = _units(runner)
-    before = {key: state.get(key, value) for key, value in now.items()}  # a key is absent in older checkpoints
-    changes = list(_differences(before, now))
+    units = _units(runner)
+    saved_units = {key: state.get(key, value) for key, value in units.items()}  # older checkpoints have fewer keys
+    changes = list(_differences(saved_units, units))
     yield from changes
     batches = state['batches_done']
     if changes:
-        if before['by_epoch'] != now['by_epoch']:
+        if saved_units['by_epoch'] != units['by_epoch']:
             meta['epoch'], batches = 0, meta['iter']
-        if isinstance(before['batch_size'], int) and isinstance(now['batch_size'], int):
-            images = batches * before['batch_size'] * before['ranks']
-            batches = images // (now['batch_size'] * now['ranks'])
+        if isinstance(saved_units['batch_size'], int) and isinstance(units['batch_size'], int):
+            images = batches * saved_units['batch_size'] * saved_units['ranks']
+            batches = images // (units['batch_size'] * units['ranks'])
         if isinstance(loop, ResumableEpochLoop):  # as if all epochs had the length of this epoch
             length = len(loop.dataloader)
-            if before['by_epoch']:
+            if saved_units['by_epoch']:
                 batches = min(batches, length)
             else:
                 meta['epoch'], batches = divmod(batches, length)
@@ -131,21 +131,21 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
         runner.logger.info('The gradients that were being accumulated are restored.')
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    if before['by_epoch'] != now['by_epoch']:
-        yield 'epochs instead of iterations' if now['by_epoch'] else 'iterations instead of epochs'
+def _differences(saved: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+    if saved['by_epoch'] != current['by_epoch']:
+        yield 'epochs instead of iterations' if current['by_epoch'] else 'iterations instead of epochs'
     for key, what in (
         ('batches_a_step', '{} batches a step'),
         ('batch_size', '{} images a batch'),
         ('ranks', '{} processes'),
         ('images', 'other data, of {} images'),
     ):
-        if before[key] != now[key]:
-            yield f'{what.format(now[key])} instead of {before[key]}'
+        if saved[key] != current[key]:
+            yield f'{what.format(current[key])} instead of {saved[key]}'
 
 
 def _units(runner: Runner) -> dict[str, Any]:
-    """Return the units of a position in the data."""
+    """Return the units in which a position in the data is counted."""
     loader = runner.train_loop.dataloader
     return dict(
         by_epoch=isinstance(runner.train_loop, ResumableEpochLoop),
@@ -157,7 +157,7 @@ def _units(runner: Runner) -> dict[str, Any]:
 
 
 def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any], name: str) -> Iterator[str]:
-    """Place optimizer and schedules, and yield the changes."""
+    """Load the optimizer's state, step the schedules to the position, and yield what differs."""
     if isinstance(runner.optim_wrapper, OptimWrapperDict):
         return
     if runner.param_schedulers is not None:
@@ -172,9 +172,9 @@ def _fit_optimizer(runner: Runner, checkpoint: dict[str, Any], name: str) -> Ite
         load_optimizer(runner.optim_wrapper, saved)
     except ValueError as error:
         raise CheckpointError(f'checkpoint {name!r} cannot be resumed: {error}; {ANEW}') from error
-    for before, now in zip(saved['param_groups'], runner.optim_wrapper.param_groups):
-        if not math.isclose(before['lr'], now['lr'], rel_tol=1e-6):
-            yield f'the learning rate {now["lr"]:.3g} of the config instead of {before["lr"]:.3g}'
+    for saved_group, group in zip(saved['param_groups'], runner.optim_wrapper.param_groups):
+        if not math.isclose(saved_group['lr'], group['lr'], rel_tol=1e-6):
+            yield f'the learning rate {group["lr"]:.3g} of the config instead of {saved_group["lr"]:.3g}'
             return
 
 

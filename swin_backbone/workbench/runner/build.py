@@ -20,14 +20,14 @@ from ..resume.loading import read_checkpoints_safely
 from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
 
-LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
+LEAD_S = 2  # seconds that a process waits after the loss of another one: the launcher then reports the lost one
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
 
 
 def build_runner(
     cfg: Config,
     unsafe_load: bool = False,
-    whole: bool = False,
+    needs_all_weights: bool = False,
     skip_unreadable: bool = False,
     datasets: Optional[DataSets] = None,
     accelerate: Optional[Callable[[Any], Any]] = None,
@@ -36,7 +36,7 @@ def build_runner(
 
     Args:
         unsafe_load: let pickles in checkpoints run code.
-        whole: refuse a checkpoint without all weights of the model; for tests.
+        needs_all_weights: refuse a checkpoint without all weights of the model; for tests.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
         datasets: data sets of the config; None builds these.
         accelerate: called with a model on CPUs, before its distribution over processes.
@@ -46,7 +46,7 @@ def build_runner(
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
     runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
-    runner.needs_all_weights, runner.skip_unreadable = whole, skip_unreadable
+    runner.needs_all_weights, runner.skip_unreadable = needs_all_weights, skip_unreadable
     if datasets is not None:
         runner.datasets = datasets
     mark_folder(runner.log_dir)

@@ -1,8 +1,8 @@
-"""Skip the steps of a training with a loss or gradient that is not finite, which would make every weight NaN."""
+"""Skip the steps of a training whose loss or gradient is not finite. One such step would make every weight NaN."""
 
 from collections.abc import Iterator
 from functools import wraps
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from mmengine.dist import all_gather_object, all_reduce
@@ -20,13 +20,23 @@ from ...openmmlab.errors import TrainingStopped
 MAX_NAMED = 16  # images in a warning
 
 
+class Batch(NamedTuple):
+    """A batch of the current step."""
+
+    outputs: dict[str, Tensor]  # loss terms and other logged numbers; a skipped step alone reads them
+    images: list[str]
+
+
 @HOOKS.register_module()
 class NonFiniteGuardHook(Hook):
     """Skip a step with an infinite or NaN loss or gradient norm, on all ranks, and log the images of the step.
 
-    Weights, the optimizer's state and saved buffers (statistics of batch norm) stay as before the step. A step has all
-    its accumulated batches. mmengine's AmpOptimWrapper skips overflows itself and lowers its loss scale: these steps
-    count after the scale has reached 1. Several optimizers (`OptimWrapperDict`) are not watched.
+    The weights, the state of the optimizer and the buffers in checkpoints (statistics of batch norm) stay as before the
+    step. With gradient accumulation, a step is all its batches. mmengine's AmpOptimWrapper skips overflows itself and
+    lowers its loss scale; its skipped steps count here once the scale is 1. Several optimizers (`OptimWrapperDict`) are
+    not watched.
+
+    Every training of this package has the hook. `default_hooks=dict(finite=None)` in a config turns it off.
 
     Args:
         max_in_a_row: number of skipped steps in a row that ends the training.
@@ -39,12 +49,13 @@ class NonFiniteGuardHook(Hook):
 
     def __init__(self, max_in_a_row: int = 10) -> None:
         self.max_in_a_row = max_in_a_row
-        self.in_a_row = 0
+        self.skipped_in_a_row = 0
         self.wrapper: Optional[OptimWrapper] = None
-        self.problem: Optional[str] = None  # 'loss' or 'gradient norm' of a skipped step
-        self.finite: list[Tensor] = []  # a flag for each loss since the last step
-        self.seen: list[tuple[dict[str, Tensor], list[str]]] = []  # log variables and images since the last step
-        self.buffers: list[tuple[Tensor, Tensor]] = []  # saved buffers, and copies from before the step
+        self.problem: Optional[str] = None  # of a skipped step: 'loss' or 'gradient norm'
+        # Of the current step:
+        self.loss_flags: list[Tensor] = []  # whether the loss of a batch is finite
+        self.batches: list[Batch] = []
+        self.buffers: list[tuple[Tensor, Tensor]] = []  # the buffers in checkpoints, and copies from before the step
 
     def before_train(self, runner: Runner) -> None:
         wrapper = runner.optim_wrapper
@@ -53,25 +64,25 @@ class NonFiniteGuardHook(Hook):
             return
         update_params, step = wrapper.update_params, wrapper.step
 
-        def watch_loss(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            self.finite.append(torch.isfinite(loss.detach()).all())
+        def update_params_and_watch(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            self.loss_flags.append(torch.isfinite(loss.detach()).all())
             update_params(loss, *args, **kwargs)
 
         @wraps(step)  # with the mark of mmengine's schedules, which warn without it
         def step_if_finite(**kwargs: Any) -> None:
-            loss_is_finite, gradient_is_finite = _agree(self.finite, _gradient_is_finite(wrapper))
-            self.finite.clear()
+            loss_is_finite, gradient_is_finite = _all_ranks_true(self.loss_flags, _flags_of_gradients(wrapper))
+            self.loss_flags.clear()
             if loss_is_finite and gradient_is_finite:
-                self.in_a_row = 0
+                self.skipped_in_a_row = 0
                 step(**kwargs)
             elif not loss_is_finite:
                 self.problem = 'loss'
             else:
-                self.problem = None if _lowers_its_scale(wrapper) else 'gradient norm'
+                self.problem = None if _handles_overflow(wrapper) else 'gradient norm'
                 if _scales_losses(wrapper):  # AmpOptimWrapper skips the step too, and adapts its scale
                     step(**kwargs)
 
-        wrapper.update_params, wrapper.step = watch_loss, step_if_finite
+        wrapper.update_params, wrapper.step = update_params_and_watch, step_if_finite
         self.wrapper, self.step = wrapper, step
 
     def after_train(self, runner: Runner) -> None:
@@ -81,7 +92,7 @@ class NonFiniteGuardHook(Hook):
             self.wrapper = None
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
-        if self.wrapper is not None and not self.seen:
+        if self.wrapper is not None and not self.batches:
             self.buffers = [(buffer, buffer.clone()) for buffer in _saved_buffers(runner.model)]
 
     def after_train_iter(
@@ -90,19 +101,22 @@ class NonFiniteGuardHook(Hook):
         if self.wrapper is None:
             return
         tensors = {name: torch.as_tensor(value).detach() for name, value in (outputs or {}).items()}
-        values = {name: value for name, value in tensors.items() if value.numel() == 1}  # read after a skipped step
-        self.seen.append((values, list(_names_of_images(data_batch))))
+        numbers = {name: value for name, value in tensors.items() if value.numel() == 1}
+        self.batches.append(Batch(numbers, list(_names_of_images(data_batch))))
         if not self.wrapper.should_update():
             return
-        (seen, self.seen), (problem, self.problem) = (self.seen, []), (self.problem, None)
+        batches, problem = self.batches, self.problem
+        self.batches, self.problem = [], None
         if problem is None:
             return
         for buffer, before in self.buffers:
             buffer.copy_(before)
-        self.in_a_row += 1
-        what = _describe(problem, seen)
-        runner.logger.warning(f'Iteration {runner.iter + 1}: step skipped, number {self.in_a_row} in a row. {what}')
-        if self.in_a_row >= self.max_in_a_row:
+        self.skipped_in_a_row += 1
+        what = _describe(problem, batches)
+        runner.logger.warning(
+            f'Iteration {runner.iter + 1}: step skipped, number {self.skipped_in_a_row} in a row. {what}'
+        )
+        if self.skipped_in_a_row >= self.max_in_a_row:
             # Late: the file's imports include mmcv, and an import of mmcv imports this file.
             from ..resume.checkpoint_hook import find_checkpoint_hook, name_of_last
 
@@ -110,41 +124,41 @@ class NonFiniteGuardHook(Hook):
             if hook is not None:
                 hook.save_now(runner, runner.iter + 1)
             raise TrainingStopped(
-                f'training stops at iteration {runner.iter + 1}, after {self.in_a_row} skipped steps in a row. {what} '
-                f'{name_of_last(hook)}'
+                f'training stops at iteration {runner.iter + 1}, after {self.skipped_in_a_row} skipped steps in a row. '
+                f'{what} {name_of_last(hook)}'
             )
 
 
-def _agree(*finite: list[Tensor]) -> list[bool]:
-    """Return for each list whether all flags are true on all ranks. One call waits once for the device."""
-    device = next((flag.device for flags in finite for flag in flags), None)
+def _all_ranks_true(*lists: list[Tensor]) -> list[bool]:
+    """Return for each list whether all its flags are true on all ranks. A call waits once for the device."""
+    device = next((flag.device for flags in lists for flag in flags), None)
     true = torch.ones((), dtype=torch.int32, device=device)
-    agreed = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in finite])
+    agreed = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in lists])
     all_reduce(agreed, op='min')
     return agreed.bool().tolist()
 
 
-def _gradient_is_finite(wrapper: OptimWrapper) -> list[Tensor]:
-    """Return a flag by the norm of all gradients, which are equal on all ranks; no flag without gradients."""
+def _flags_of_gradients(wrapper: OptimWrapper) -> list[Tensor]:
+    """Return whether the norm of all gradients is finite, as one flag; without gradients, no flag."""
     gradients = [
         parameter.grad
         for group in wrapper.optimizer.param_groups
         for parameter in group['params']
         if parameter.grad is not None
     ]
-    norms = torch._foreach_norm(gradients) if gradients else []  # as clip_grad_norm_, without scaling
+    norms = torch._foreach_norm(gradients) if gradients else []  # as in clip_grad_norm_
     if not norms:
         return []
     return [torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())]
 
 
-def _lowers_its_scale(wrapper: OptimWrapper) -> bool:
-    """Return whether AmpOptimWrapper handles an overflow: its scale is dynamic and above 1."""
+def _handles_overflow(wrapper: OptimWrapper) -> bool:
+    """Return whether AmpOptimWrapper can answer an overflow by a lower scale: the scale is dynamic and above 1."""
     return _scales_losses(wrapper) and wrapper._scale_update_param is None and bool(wrapper.loss_scaler.get_scale() > 1)
 
 
 def _scales_losses(wrapper: OptimWrapper) -> bool:
-    """Return whether AmpOptimWrapper scales losses; by loss_scale=dict(enabled=False) the wrapper does not."""
+    """Return whether the wrapper is an AmpOptimWrapper that scales losses, without loss_scale=dict(enabled=False)."""
     return hasattr(wrapper, 'loss_scaler') and bool(wrapper.loss_scaler.is_enabled())
 
 
@@ -155,13 +169,15 @@ def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
                 yield buffer
 
 
-def _describe(problem: str, seen: list[tuple[dict[str, Tensor], list[str]]]) -> str:
-    """Return sentences with the terms that are not finite and their images, for each rank."""
+def _describe(problem: str, batches: list[Batch]) -> str:
+    """Return a sentence for each rank, with its loss terms that are not finite and the images of their batches."""
     terms_of_batches = [
-        [f'{name} {value.item():g}' for name, value in outputs.items() if name != 'loss' and not value.isfinite()]
-        for outputs, _ in seen
+        [f'{name} {value.item():g}' for name, value in batch.outputs.items() if name != 'loss' and not value.isfinite()]
+        for batch in batches
     ]
-    images = [name for (_, names), terms in zip(seen, terms_of_batches) if terms or problem != 'loss' for name in names]
+    images = [
+        name for batch, terms in zip(batches, terms_of_batches) if terms or problem != 'loss' for name in batch.images
+    ]
     ranks = all_gather_object((sorted({term for terms in terms_of_batches for term in terms}), images))
     sentences = []
     for rank, (terms, names) in enumerate(ranks):

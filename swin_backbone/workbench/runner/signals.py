@@ -22,63 +22,64 @@ from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, 
 # a scheduler can requeue by this value.
 RESUMABLE = 75
 
-NOTHING, SAVE, STOP = range(3)
+NOTHING, SAVE, STOP = range(3)  # the larger number wins
 ACTIONS = {
     getattr(signal, name): action
     for name, action in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGUSR1', SAVE))
     if hasattr(signal, name)  # Windows has no SIGUSR1
 }
-SAME_S = 1.0  # seconds in which two signals count once: terminal and torchrun send Ctrl-C
-AGREE_S = 1.0  # seconds between two agreements of ranks in training: over NCCL each agreement waits for the GPU
+REPEATED_S = 1.0  # seconds in which a second signal is the first one again: terminal and torchrun both send Ctrl-C
+AGREEMENT_S = 1.0  # seconds between two agreements of ranks in training: over NCCL an agreement waits for the GPU
 
 
 class SignalHook(Hook):
-    """Save and stop on a signal, on all ranks after the same step: a process at once, several about once a second.
+    """Save on SIGUSR1, and save and stop on SIGTERM and SIGINT, after the current step.
 
-    The hook runs last in a step. During validation, a single process stops as soon as the last step is saved. Several
-    processes stop after validation.
+    Several processes compare their signals about once a second, and act after the same step. During a validation, a
+    single process stops at once, after the last step is saved; several processes stop after the validation.
     """
 
-    priority = 'LOWEST'
+    priority = 'LOWEST'  # after the hooks that save the step
 
     def __init__(self) -> None:
-        self.save = self.stop = False
-        self.received = 'A signal to another rank'
-        self.received_at = 0.0
-        self.agreed_at = 0.0  # seconds, of the last agreement
-        self.agreed_after = self.agree_after = 0  # iterations, of the last and the next agreement
+        self.save_requested = self.stop_requested = False
+        self.stop_reason = 'A signal to another rank'
+        self.stop_requested_at = 0.0  # seconds
+        self.last_agreement_at = 0.0  # seconds
+        self.last_agreement_iter = self.next_agreement_iter = 0
         self.process = 0
-        self.handlers: dict[int, Any] = {}
+        self.earlier_handlers: dict[int, Any] = {}
 
     def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()
-        self.agreed_at, self.agreed_after, self.agree_after = time.perf_counter(), runner.iter, 0
+        self.last_agreement_at = time.perf_counter()
+        self.last_agreement_iter, self.next_agreement_iter = runner.iter, 0
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             for number in ACTIONS:
-                self.handlers.setdefault(number, signal.signal(number, self._receive))
+                self.earlier_handlers.setdefault(number, signal.signal(number, self._receive))
 
     def after_train(self, runner: Runner) -> None:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
-        """Restore the earlier handlers."""
-        for number, handler in self.handlers.items():
+        """Restore the handlers from before the training."""
+        for number, handler in self.earlier_handlers.items():
             signal.signal(number, handler)
-        self.handlers.clear()
+        self.earlier_handlers.clear()
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict[str, Any]] = None
     ) -> None:
-        if runner.world_size == 1 or runner.iter + 1 >= self.agree_after:
+        if runner.world_size == 1 or runner.iter + 1 >= self.next_agreement_iter:
             self._act(runner, runner.iter + 1)
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        if not self.stop or runner.world_size > 1:  # the other ranks have no signal, or another picture
+        if not self.stop_requested or runner.world_size > 1:
             return
         hook = find_checkpoint_hook(runner)
         if hook is not None and hook.saved_iter != runner.iter:
             for ema in runner.hooks:
-                if isinstance(ema, EMAHook):  # validation runs on the averaged weights
+                if isinstance(ema, EMAHook):  # the model has the averages in a validation
                     ema.after_val_epoch(runner)
         self._act(runner, runner.iter)
 
@@ -86,21 +87,23 @@ class SignalHook(Hook):
         self._act(runner, runner.iter)
 
     def _receive(self, number: int, frame: Optional[FrameType]) -> None:
+        """Handle a signal."""
         if os.getpid() != self.process:  # in a forked worker
             return
         now = time.monotonic()
         if ACTIONS[number] == SAVE:
-            self.save = True
-        elif not self.stop:
-            self.stop, self.received, self.received_at = True, signal.Signals(number).name, now
-        elif now - self.received_at > SAME_S:
+            self.save_requested = True
+        elif not self.stop_requested:
+            self.stop_requested, self.stop_requested_at = True, now
+            self.stop_reason = signal.Signals(number).name
+        elif now - self.stop_requested_at > REPEATED_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(self.process, number)
 
     def _act(self, runner: Runner, iteration: int) -> None:
-        """Act on the strongest signal of all ranks, after `iteration` iterations."""
-        action = STOP if self.stop else SAVE if self.save else NOTHING
-        self.save = False  # a later signal saves again
+        """Save, or save and exit, if a signal to any rank requests it. `iteration` iterations are complete."""
+        action = STOP if self.stop_requested else SAVE if self.save_requested else NOTHING
+        self.save_requested = False  # a later signal saves again
         if runner.world_size > 1:
             action = self._agree(action, iteration)
         if action == NOTHING:
@@ -114,27 +117,28 @@ class SignalHook(Hook):
         runner.logger.info(f'SIGUSR1: {name_of_last(hook)}')
 
     def _agree(self, action: int, iteration: int) -> int:
-        """Return the strongest action of all ranks, and plan the next agreement by the steps of the slowest rank."""
-        now, steps = time.perf_counter(), iteration - self.agreed_after
-        agreed = torch.tensor([action, now - self.agreed_at])
-        all_reduce(agreed, op='max')
-        strongest, seconds = agreed.tolist()
-        self.agreed_at, self.agreed_after = now, iteration
-        if steps:  # none in a validation
-            self.agree_after = iteration + max(1, int(AGREE_S * steps / seconds))
-        return int(strongest)
+        """Return the largest action of all ranks, and plan the next agreement by the speed of the slowest rank."""
+        now, steps = time.perf_counter(), iteration - self.last_agreement_iter
+        largest = torch.tensor([action, now - self.last_agreement_at])
+        all_reduce(largest, op='max')
+        agreed_action, seconds = largest.tolist()
+        self.last_agreement_at, self.last_agreement_iter = now, iteration
+        if steps:  # a validation has none
+            self.next_agreement_iter = iteration + max(1, int(AGREEMENT_S * steps / seconds))
+        return int(agreed_action)
 
     def _exit(self, runner: Runner, hook: Optional[WholeCheckpointHook], iteration: int) -> None:
         if hook is None:
-            runner.logger.warning(f'{self.received}: training stops, and saves nothing without a CheckpointHook.')
+            runner.logger.warning(f'{self.stop_reason}: training stops, and saves nothing without a CheckpointHook.')
             sys.exit(128 + signal.SIGTERM)
         runner.logger.info(
-            f'{self.received}: training stops after iteration {iteration} (exit code {RESUMABLE}). {name_of_last(hook)}'
+            f'{self.stop_reason}: training stops after iteration {iteration} (exit code {RESUMABLE}). '
+            f'{name_of_last(hook)}'
         )
         sys.exit(RESUMABLE)
 
 
-def init_worker(own: Optional[Callable[[int], None]], worker_id: int) -> None:
+def init_worker(worker_init_fn: Optional[Callable[[int], None]], worker_id: int) -> None:
     """Make a worker of a data loader ignore signals, then call the loader's own `worker_init_fn`.
 
     Terminals and clusters signal workers too, and a dead worker would end the training without a checkpoint. SIGTERM
@@ -145,13 +149,13 @@ def init_worker(own: Optional[Callable[[int], None]], worker_id: int) -> None:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, 'sigwaitinfo'):  # returns the sender; macOS lacks it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_by, args=(os.getppid(),), daemon=True).start()
-    if own is not None:
-        own(worker_id)
+        threading.Thread(target=_end_on_sigterm_of, args=(os.getppid(),), daemon=True).start()
+    if worker_init_fn is not None:
+        worker_init_fn(worker_id)
 
 
-def _end_by(parent: int) -> None:
-    """End this process on a SIGTERM from `parent` alone."""
+def _end_on_sigterm_of(parent: int) -> None:
+    """Wait for a SIGTERM from `parent`, and end this process. Those of other processes have no effect."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

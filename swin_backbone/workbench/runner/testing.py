@@ -47,7 +47,7 @@ class OutputOptions:
 def write_outputs(
     cfg: Config, outputs: OutputOptions, inputs: Sequence[str], is_first: bool = True
 ) -> Iterator[list[Hook]]:
-    """Let a config write the outputs of a test, and yield further hooks. Outputs move to their places at the end.
+    """Let a config write the outputs of a test, and yield further hooks. Outputs move to their final paths at the end.
 
     Args:
         inputs: files that no output may replace.
@@ -57,12 +57,12 @@ def write_outputs(
         FileExistsError: if an output exists. See `check_outputs`.
     """
     segments, hooks = cfg.get('default_scope') == 'mmseg', []
-    with ExitStack() as places:
+    with ExitStack() as stack:
 
         def folder(path: str) -> Path:
             if is_first:
                 claim_folder(path, outputs.overwrite)
-            return places.enter_context(written_by_others(Path(path)))
+            return stack.enter_context(written_by_others(Path(path)))
 
         show_dir = str(folder(outputs.show_dir)) if outputs.show_dir else None
         if outputs.show or show_dir:
@@ -77,10 +77,10 @@ def write_outputs(
             read = [annotation_file(node) for _, node in [*datasets_in(cfg, 'test'), *metrics_in(cfg, 'test')]]
             more = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
             check_outputs(out, *more, inputs=[*inputs, *filter(None, read)], overwrite=outputs.overwrite)
-            beside = places.enter_context(written_by_others(out.parent)) / out.name
+            beside = stack.enter_context(written_by_others(out.parent)) / out.name
             if is_coco:
                 write_coco_results(cfg, beside.with_suffix(''))
-                places.callback(_rename, beside.with_suffix('.bbox.json'), beside)
+                stack.callback(_rename, beside.with_suffix('.bbox.json'), beside)
             else:
                 write_predictions(cfg, str(beside))
         yield hooks
@@ -182,7 +182,9 @@ def write_coco_results(cfg: Config, prefix: Path) -> None:
     """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         writers = ('results2json', 'result2json')  # mmdet's, the second of CocoPanopticMetric
-        metrics = [one for _, one in metrics_in(cfg, 'test') if set(writers) & set(dir(class_of(one, METRICS)))]
+        metrics = [
+            metric for _, metric in metrics_in(cfg, 'test') if set(writers) & set(dir(class_of(metric, METRICS)))
+        ]
     if not metrics:
         raise ValueError('--out F.json takes a config with CocoMetric, LVISMetric or CocoPanopticMetric for the test')
     for metric in metrics:

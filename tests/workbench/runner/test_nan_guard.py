@@ -139,5 +139,5 @@ def test_a_step_waits_once_for_the_device(recwarn):
             runner.optim_wrapper.update_params(loss)
             hook.after_train_iter(runner, step, {}, dict(outputs, loss=loss, loss_a=loss, loss_b=loss))
     assert device.waits == {'tolist': 3}
-    assert not hook.seen
+    assert not hook.batches
     assert not recwarn.list

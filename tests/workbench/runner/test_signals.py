@@ -104,7 +104,7 @@ def test_workers_end_when_their_process_does(tmp_path):
 
 
 def test_ranks_stop_after_the_same_step(tmp_path, record_fault, monkeypatch):
-    monkeypatch.setattr(signals, 'AGREE_S', 0)  # an agreement after each step
+    monkeypatch.setattr(signals, 'AGREEMENT_S', 0)  # an agreement after each step
     cfg = config(tmp_path, epochs=3, hooks=[send(signal.SIGTERM, 6, rank=1)])
     assert run_ranks(cfg, log=tmp_path / 'log') == [RESUMABLE, RESUMABLE]
     assert last(tmp_path) == ('epoch_1_iter_6.pth', 6)
@@ -131,7 +131,7 @@ def test_ranks_agree_once_in_a_second_of_the_slowest_rank(monkeypatch):
     assert agreed == [*range(1, 42, 4), *range(45, 61)]
     runner.iter, clock.now = 60, clock.now + 0.001
     hook.after_val(runner)  # an agreement at once, and no measure of a step
-    assert (len(agreed), hook.agree_after) == (28, 61)
+    assert (len(agreed), hook.next_agreement_iter) == (28, 61)
 
 
 @pytest.mark.parametrize('interval', [pytest.param(1, marks=pytest.mark.slow), 9])
