@@ -1,11 +1,12 @@
 """Pairs of pictures and label files for segmentation."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
 from ....openmmlab.errors import DataError
+from ..media import PICTURES
 from .splits import SPLIT_OF, folder_split, words_of
 
 LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
@@ -20,6 +21,11 @@ LABEL_ENDS = re.compile(
     r'[_.-](gtFine_labelTrainIds|gtFine_labelIds|labelTrainIds|labelIds|labels?|masks?|seg|gt|annotation|L)$', re.I
 )
 PICTURE_ENDS = re.compile(r'[_.-](leftImg8bit|image|img|sat|rgb)$', re.I)
+Set = tuple[str, ...]  # words of folders
+
+WORDS = re.compile(r'[a-z]+|[0-9]+')
+ROLES = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
+FORMATS = {suffix[1:] for suffix in (*PICTURES, *LABEL_SUFFIXES)}
 # Neither pictures nor labels of classes: files of Cityscapes, folders of Pascal VOC and labelme.
 OTHER_ENDS = re.compile(r'(_color|_instanceIds|_instanceTrainIds|_polygons)$')
 OTHER_FOLDERS = re.compile(r'(segmentationobject|visualization)', re.I)
@@ -50,22 +56,24 @@ def pair_labels(
     for path in labels:
         if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
             by_key.setdefault(_key(path, LABEL_ENDS), []).append(path)
-    owners: dict[tuple[str, ...], Path] = {}
+    sets = pairable_sets(pictures, labels)
+    owners: dict[Path, Path] = {}
     pairs: dict[Path, Path] = {}
     for picture in pictures:
-        key = _key(picture, PICTURE_ENDS)
-        paths = by_key.get(key, [])
+        paths = by_key.get(_key(picture, PICTURE_ENDS), [])
+        paths = [path for path in paths if set_of(path) in sets[set_of(picture)]]
         # Cityscapes: several files for a picture, the classes for training in TrainIds
         paths = [path for path in paths if 'TrainIds' in path.stem] or paths
         if len(paths) > 1:
             raise DataError(f'the picture {picture} has several files of labels: {", ".join(map(str, paths[:3]))}')
-        if paths and owners.setdefault(key, picture) != picture:
+        if paths and owners.setdefault(paths[0], picture) != picture:
             raise DataError(
-                f'{owners[key]} and {picture} share the labels {paths[0]}: give each a name and labels of its own'
+                f'{owners[paths[0]]} and {picture} share the labels {paths[0]}: give each a name and labels of its own'
             )
         if paths:
             pairs[picture] = paths[0]
-    unused = [path for key, paths in by_key.items() if key not in owners for path in paths]
+    used = {(_key(path, LABEL_ENDS), set_of(path)) for path in owners}  # with Cityscapes's several files of labels
+    unused = [path for key, paths in by_key.items() for path in paths if (key, set_of(path)) not in used]
     return pairs, [picture for picture in pictures if picture not in pairs], unused
 
 
@@ -83,6 +91,29 @@ def is_label(path: Path) -> bool:
 
 def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
     """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
-    roles = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
-    folders = [part for part in path.parent.parts if not roles & set(words_of(part))]
+    folders = [part.lower() for part in path.parent.parts if not ROLES & set(words_of(part))]
     return (folder_split(path) or '', *folders, ends.sub('', path.stem))
+
+
+def set_of(path: Path) -> Set:
+    """Return the words of a path's folders beside labels, images, train and so on: images_2021 has 2021."""
+    folders = [part.lower() for part in path.parent.parts if ROLES & set(words_of(part))]
+    return tuple(word for part in folders for word in WORDS.findall(part) if word not in ROLES | FORMATS)
+
+
+def pairable_sets(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[Set, set[Set]]:
+    """Return the sets of labels that the pictures of each set may have.
+
+    Labels of the same words or, if there are none, those of no other pictures' words, without another number:
+    original_images and label_images_semantic, but not images_2021 and labels_2020.
+    """
+    of_pictures, of_labels = set(map(set_of, pictures)), set(map(set_of, labels))
+
+    def allows(words: Set, others: Set) -> bool:
+        numbers, other_numbers = ([word for word in one if word.isdecimal()] for one in (words, others))
+        return others not in of_pictures and (not numbers or not other_numbers or numbers == other_numbers)
+
+    return {
+        words: {words} if words in of_labels else {others for others in of_labels if allows(words, others)}
+        for words in of_pictures
+    }

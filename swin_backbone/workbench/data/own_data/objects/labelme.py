@@ -19,7 +19,7 @@ from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.paths import read_text
 from ..folder import DataFolder, OwnData, line
-from ..pairs import is_label
+from ..pairs import Set, is_label, pairable_sets, set_of
 from ..splits import index_tails, match_name, read_split_lists
 from .convert import Part, write_converted
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
@@ -41,10 +41,11 @@ def find_labelme(folder: DataFolder) -> Optional[OwnData]:
         return None
     pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
     tails = index_tails(pictures)
+    sets = pairable_sets(pictures, (file.relative_to(folder.ann_root) for file in files))
     parts: dict[Path, Optional[Part]] = {}
     for file in files:
         data = _parse(file)
-        picture = _picture_of(file, data, tails, folder)
+        picture = _picture_of(file, data, tails, sets, folder)
         if other := parts.get(picture):
             raise DataError(f'{other} and {file} are of the same picture {picture}: see their imagePath')
         parts[picture] = Part(str(file), {name: value for name, value in data.items() if name != 'imageData'})
@@ -79,12 +80,18 @@ def _parse(file: Path) -> dict[str, Any]:
     return data
 
 
-def _picture_of(file: Path, data: Mapping[str, Any], tails: Mapping[str, list[Path]], folder: DataFolder) -> Path:
+def _picture_of(
+    file: Path,
+    data: Mapping[str, Any],
+    tails: Mapping[str, list[Path]],
+    sets: Mapping[Set, set[Set]],
+    folder: DataFolder,
+) -> Path:
     """Return the picture of `imagePath`, which is relative to the file, or else of the file's name."""
-    relative, stated = file.relative_to(folder.ann_root), str(data.get('imagePath') or '')
-    named = os.path.normpath(relative.parent / stated.replace('\\', '/'))
+    relative, stated = file.relative_to(folder.ann_root), str(data.get('imagePath') or '').replace('\\', '/')
+    named = os.path.normpath(relative.parent / stated)
     picture = (match_name(named, tails) if stated else None) or match_name(str(relative.with_suffix('')), tails)
-    if picture is None:
+    if picture is None or ('/' not in stated and set_of(relative) not in sets[set_of(picture)]):
         held = '; imageData has the picture: `labelme_export_json` writes a file of it' if data.get('imageData') else ''
         raise DataError(
             f'{file}: imagePath is {stated!r}, and below {folder.root} is no picture of this name, or several{held}'

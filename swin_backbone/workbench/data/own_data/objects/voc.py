@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from .....openmmlab.errors import DataError
 from ....configs.paths import MOST_TEXT, read_file
 from ..folder import DataFolder, OwnData, line
-from ..pairs import is_label
+from ..pairs import Set, is_label, pairable_sets, set_of
 from ..splits import folder_split, read_split_lists
 from .convert import write_converted
 from .shapes import Box, angle_of, box_around, corners_of
@@ -26,9 +26,10 @@ def find_voc(folder: DataFolder) -> Optional[OwnData]:
     by_stem: dict[str, list[Path]] = {}
     for picture in pictures:
         by_stem.setdefault(picture.stem, []).append(picture)
+    sets = pairable_sets(pictures, (file.relative_to(folder.ann_root) for file in files))
     by_picture: dict[Path, Optional[Path]] = {}
     for file in files:
-        by_picture[_picture_of(file.relative_to(folder.ann_root), by_stem, folder)] = file
+        by_picture[_picture_of(file.relative_to(folder.ann_root), by_stem, sets, folder)] = file
     numbered, source = folder.class_names()
     if numbered:
         names = list(numbered.values())
@@ -50,10 +51,11 @@ def find_voc(folder: DataFolder) -> Optional[OwnData]:
     return own
 
 
-def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) -> Path:
+def _picture_of(file: Path, by_stem: dict[str, list[Path]], sets: dict[Set, set[Set]], folder: DataFolder) -> Path:
     """Return the picture with the name of an XML file, or the name inside. Of several, split and folder decide."""
     stated = parse_xml(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
     pictures = by_stem.get(Path(stated).stem if stated else file.stem, [])
+    pictures = [picture for picture in pictures if set_of(file) in sets[set_of(picture)]]
     pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
     pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
     if len(pictures) != 1:

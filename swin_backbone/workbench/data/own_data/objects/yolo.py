@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .....openmmlab.errors import DataError
 from ....configs.paths import read_text
 from ..folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
-from ..pairs import is_label
+from ..pairs import is_label, pairable_sets, set_of
 from ..splits import Lists, index_tails, match_lines, read_split_lists, split_of
 from .convert import write_converted
 from .shapes import Box, box_around, corners_of
@@ -137,12 +137,16 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
             )
         files[picture] = text
     if not any(files.values()):  # in a folder of another name, as makesense's
-        stems: dict[str, list[Path]] = {}
+        stems: dict[str, list[Path]] = {picture.stem: [] for picture in files}
         for text in texts.values():
-            stems.setdefault(text.stem, []).append(text)
-        files = {
-            picture: stems[picture.stem].pop() if len(stems.get(picture.stem, ())) == 1 else None for picture in files
-        }
+            if text.stem in stems:
+                stems[text.stem].append(text.relative_to(folder.ann_root))
+        sets = pairable_sets(files, chain(*stems.values()))
+        for picture in files:
+            several = [text for text in stems[picture.stem] if set_of(text) in sets[set_of(picture)]]
+            if len(several) == 1:
+                stems[picture.stem].remove(several[0])
+                files[picture] = folder.ann_root / several[0]
     return files
 
 

@@ -1,0 +1,82 @@
+"""Pictures and the files of their labels: which belong together."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.openmmlab import layouts
+from helpers.openmmlab.own_folders import BOXES, fill, read
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.workbench.data.own_data.pairs import pair_labels
+
+
+def paths(text):
+    return [Path(name) for name in text.split()]
+
+
+@pytest.mark.parametrize(('files', 'expected', 'unlabelled', 'unused'), [
+    ('images_2021/x.jpg labels_2020/x.png', '', 'images_2021/x.jpg', 'labels_2020/x.png'),
+    ('images_2021/x.jpg labels_2021/x.png', 'images_2021/x.jpg labels_2021/x.png', '', ''),
+    ('images_a/x.jpg images_b/x.jpg labels_a/x.png labels_b/x.png',
+     'images_a/x.jpg labels_a/x.png images_b/x.jpg labels_b/x.png', '', ''),
+    ('images_a/x.jpg images_b/x.jpg labels_a/x.png', 'images_a/x.jpg labels_a/x.png', 'images_b/x.jpg', ''),
+    ('images_a/x.jpg images_b/y.jpg labels_b/x.png', '', 'images_a/x.jpg images_b/y.jpg', 'labels_b/x.png'),
+    ('original_images/x.jpg label_images_semantic/x.png', 'original_images/x.jpg label_images_semantic/x.png', '', ''),
+    ('Images/x.jpg Labels/x.png', 'Images/x.jpg Labels/x.png', '', ''),
+    ('Site/IMAGES/x.jpg site/labels/x.png', 'Site/IMAGES/x.jpg site/labels/x.png', '', ''),
+    ('images/x.jpg masks/x.png masks_color/x.png', 'images/x.jpg masks/x.png', '', 'masks_color/x.png'),
+    ('images_jpg/x.jpg masks_png/x.png', 'images_jpg/x.jpg masks_png/x.png', '', ''),
+    ('images/train2017/x.jpg annotations/train/x.png', 'images/train2017/x.jpg annotations/train/x.png', '', ''),
+    ('img_512/x.jpg mask/x.png', 'img_512/x.jpg mask/x.png', '', ''),
+    ('img_512/x.jpg mask_256/x.png', '', 'img_512/x.jpg', 'mask_256/x.png'),
+    ('leftImg8bit/train/ulm/x_leftImg8bit.png gtFine/train/ulm/x_gtFine_labelIds.png',
+     'leftImg8bit/train/ulm/x_leftImg8bit.png gtFine/train/ulm/x_gtFine_labelIds.png', '', ''),
+])  # fmt: skip
+def test_pairs_are_of_one_set(files, expected, unlabelled, unused, record_fault):
+    pairs, without_labels, without_picture = pair_labels(paths(files))
+    assert pairs == dict(zip(paths(expected)[::2], paths(expected)[1::2]))
+    assert (without_labels, without_picture) == (paths(unlabelled), paths(unused))
+    record_fault('bad_data')
+
+
+@pytest.mark.parametrize('names', [('images_2021', 'labels_2021'), ('images_2021', 'labels_2020'), ('img', 'labels_b')])
+@pytest.mark.parametrize('layout', ['voc', 'yolo', 'labelme'])
+def test_objects_of_another_set_are_not_taken(layout, names, tmp_path, record_fault):
+    for name, picture, boxes in layouts.scenes('train'):
+        layouts.write_picture(tmp_path / names[0], name, picture)
+        folder = tmp_path / names[1]
+        if layout == 'voc':
+            layouts.write(folder / f'{name}.xml', layouts.to_voc(name, boxes))
+        elif layout == 'yolo':
+            layouts.write(folder / f'{name}.txt', layouts.to_yolo(boxes))
+        else:
+            shapes = [dict(label='nut', points=[[1, 1], [9, 1], [9, 9]])]
+            layouts.write(folder / f'{name}.json', dict(shapes=shapes, imagePath=f'{name}.jpg'))
+    if names[1] == 'labels_2020':
+        with pytest.raises(DataError, match=r'picture|no annotations'):
+            fill(BOXES, tmp_path, tmp_path / 'work')
+    else:
+        cfg, _ = fill(BOXES, tmp_path, tmp_path / 'work')
+        assert len(read(cfg)['annotations']) == 3 * (1 if layout == 'labelme' else 2)
+    record_fault('bad_data')
+
+
+def test_sets_of_yolo_are_told_apart(tmp_path, record_fault):
+    """Equal names in two sets: each picture has its own boxes."""
+    for year, size in ((2020, 0.5), (2021, 0.25)):
+        for name in 'ab':
+            layouts.write_picture(tmp_path / f'images_{year}', name, np.zeros((64, 64, 3), np.uint8))
+            layouts.write(tmp_path / f'labels_{year}' / f'{name}.txt', f'0 .5 .5 {size} {size}')
+    cfg, report = fill(BOXES, tmp_path, tmp_path / 'work')
+    for phase in ('train', 'val'):
+        data = read(cfg, phase)
+        names = {image['id']: image['file_name'] for image in data['images']}
+        assert len(data['annotations']) == len(names)
+        for item in data['annotations']:
+            assert item['bbox'][2] == (32 if '2020' in names[item['image_id']] else 16)
+    assert 'no labels' not in report
+    record_fault('bad_data')
