@@ -17,6 +17,7 @@ from .errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
+EXTRAS = dict(mmpretrain='cls', mmrotate='rotate')  # of setup.py, by toolbox
 MAX_SUGGESTIONS = 3  # similar names in an error
 CONFIG_SUFFIXES = ('.py', '.yml', '.yaml', '.json')
 
@@ -67,7 +68,8 @@ def read_config(path: Union[str, Path]) -> Config:
     if colons:
         configs = configs_of(prefix)
         if configs is None:
-            raise ConfigError(f'a config is a path or package::path with an installed package, got {prefix!r}')
+            remedy = f'; `pip install -e ".[{EXTRAS[prefix]}]"` installs it' if prefix in EXTRAS else ''
+            raise ConfigError(f'a config is a path or package::path with an installed package, got {prefix!r}{remedy}')
         file = configs / name
     if not file.is_file():
         raise ConfigError(f'there is no config {str(path)!r}{_similar(str(path))}')

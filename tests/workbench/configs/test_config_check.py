@@ -11,6 +11,7 @@ from helpers.openmmlab.own_data import detection, make_own_data
 
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.configs.check import check_classes
+from swin_backbone.openmmlab import config_files
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 
@@ -64,3 +65,10 @@ def test_a_config_that_is_not_there_is_told_by_its_like(name, meant):
     assert meant in str(refused.value)
     with pytest.raises(ConfigError, match=r"there is no config '[^']+'$"):
         read_config('no_folder/zzzzzzzzzzzz.py')
+
+
+@pytest.mark.parametrize(('toolbox', 'extra'), [('mmpretrain', 'cls'), ('mmrotate', 'rotate')])
+def test_a_toolbox_that_is_not_installed_names_its_extra(monkeypatch, toolbox, extra):
+    monkeypatch.setattr(config_files, 'find_spec', lambda _: None)
+    with pytest.raises(ConfigError, match=rf'`pip install -e "\.\[{extra}\]"` installs it'):
+        read_config(f'{toolbox}::a/b.py')
