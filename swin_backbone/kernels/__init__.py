@@ -3,3 +3,5 @@
 An import of `bind` and `triton` registers the replacements (`swin_backbone.replace`). Models compute the same numbers
 without this package.
 """
+
+from .. import models as models  # first: models import the replacements, and a replacement imports windows and blocks
