@@ -111,7 +111,7 @@ def _config(spec: Spec) -> Config:
         data=spec.data,
         annotations=spec.annotations,
     )
-    cfg = Job(spec.config, options).datasets.cfg
+    cfg = Job(spec.config, options).cfg
     theirs = as_theirs(cfg.model.backbone, cfg.get('default_scope', 'mmdet'))
     if spec.swin == 'theirs':
         cfg.model.backbone = theirs

@@ -161,6 +161,14 @@ class CfgOptions(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
 
 
+def _names(text: str) -> list[str]:
+    import_package()
+    from swin_backbone.workbench.configs.cfg_options import parse_value
+
+    names = parse_value(f'[{text.strip().removeprefix("[").removesuffix("]")}]')
+    return [str(name) for name in names]
+
+
 def _export_local_rank(rank: str) -> int:
     os.environ.setdefault('LOCAL_RANK', rank)
     return int(rank)
@@ -200,6 +208,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     '--annotations': dict(
         metavar='A', help='with --data: file or folder of annotations outside the folder of pictures'
+    ),
+    '--classes': dict(
+        type=_names,
+        metavar='NAMES',
+        help='with --data: names of the classes, as "road,traffic light", if no file below D has them',
     ),
     '--at': dict(metavar='KEY', help='with --backbone: the key of the backbone, if the config has several'),
     '--recipe': dict(

@@ -51,6 +51,12 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope='session', autouse=True)
+def _indices(tmp_path_factory):
+    """Keep the indices of --data, also of tools that tests start, in a folder of the tests."""
+    os.environ['SWIN_BACKBONE_DATA'] = str(tmp_path_factory.mktemp('indices'))
+
+
 @pytest.fixture(autouse=True)
 def _same_threads():
     """Restore the threads and CPUs of the process, which benchmarks set. A second thread slows all later tests."""

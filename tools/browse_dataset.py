@@ -34,7 +34,7 @@ READABLE = 224  # pixels of a side of a picture with a class, at least
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{CONFIG} data annotations overwrite skip_unreadable')
+    parser.add(f'{CONFIG} data annotations classes overwrite skip_unreadable')
     parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
     parser.add_argument('--not-show', action='store_true', help='open no window')
     parser.add_argument(
@@ -84,7 +84,7 @@ def main() -> int:
     from swin_backbone.workbench.runner import build
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        cfg = make_job(args).datasets.cfg
+        cfg = make_job(args).cfg
         visualizers = {**VISUALIZERS_OF, 'mmrotate': 'RotLocalVisualizer'}
         if (scope := cfg.get('default_scope')) not in visualizers:
             raise ValueError(f'the config must be of one of {", ".join(visualizers)}, got default_scope={scope!r}')

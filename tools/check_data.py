@@ -24,7 +24,7 @@ from swin_backbone.command_line import (
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{CONFIG} data annotations')
+    parser.add(f'{CONFIG} data annotations classes')
     parser.add_argument(
         '--max-files',
         type=positive,

@@ -23,7 +23,7 @@ from swin_backbone.whole_files import write_whole
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{CONFIG} {TRAINING_OPTIONS} data annotations overwrite')
+    parser.add(f'{CONFIG} {TRAINING_OPTIONS} data annotations classes overwrite')
     parser.add_argument(
         '--save-path', metavar='F', type=Path, help='write the config to F too: .py, .yml, .yaml or .json'
     )
@@ -42,7 +42,7 @@ def main() -> None:
     with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
         check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
         job = make_job(args)
-        job.derive_settings()
+        job.print_settings()
         cfg = job.cfg
         for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)

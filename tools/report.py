@@ -31,7 +31,7 @@ from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, r
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, needs_package=lambda args: args.labels is None)
     parser.add(
-        f'{CONFIG} checkpoint data annotations amp precision compile device threads work_dir out_dir overwrite '
+        f'{CONFIG} checkpoint data annotations classes amp precision compile device threads work_dir out_dir overwrite '
         'skip_unreadable allow_missing unsafe_load',
         config=dict(nargs='?'),
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),

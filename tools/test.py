@@ -24,8 +24,8 @@ from swin_backbone.command_line import (
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint data annotations weights amp precision compile device threads first_label work_dir out '
-        'overwrite skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
+        f'{CONFIG} checkpoint data annotations classes weights amp precision compile device threads first_label '
+        'work_dir out overwrite skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),

@@ -24,7 +24,7 @@ from swin_backbone.command_line import (
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} {TRAINING_OPTIONS} data annotations weights resume amp compile val_loss work_dir '
+        f'{CONFIG} {TRAINING_OPTIONS} data annotations classes weights resume amp compile val_loss work_dir '
         'skip_unreadable unsafe_load timeout launcher local_rank',
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )

@@ -1,9 +1,6 @@
-# The demo's small Mask R-CNN on your own pictures, annotated in COCO's format:
-# to see in minutes, on a CPU, that data and training work.
-_base_ = [
-    './mask-rcnn_swin-nano_fpn_shapes.py',
-    '../_base_/datasets/own_coco_format.py'
-]
+# The demo's small Mask R-CNN on your own pictures, with boxes and masks: to see
+# in minutes, on a CPU, that data and training work. Give --data.
+_base_ = './mask-rcnn_swin-nano_fpn_shapes.py'
 
 model = dict(
     rpn_head=dict(anchor_generator=dict(ratios=[0.5, 1.0, 2.0])),

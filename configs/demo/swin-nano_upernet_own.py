@@ -1,15 +1,6 @@
 # The demo's small UPerNet on your own pictures, each with a PNG of labels: to
-# see in minutes, on a CPU, that data and training work.
+# see in minutes, on a CPU, that data and training work. Give --data.
 _base_ = './swin-nano_upernet_shapes.py'
-
-own_data = dict(
-    root='data/own',
-    classes=None,  # names, in the order of the label values
-    ignore_index=255,  # the label value that is neither trained nor tested
-    image_suffix='.png',
-    label_suffix='.png',
-    train=dict(images='images/train', labels='labels/train'),
-    val=dict(images='images/val', labels='labels/val'))
 
 crop_size = (240, 320)
 model = dict(data_preprocessor=dict(size=crop_size))
@@ -31,9 +22,6 @@ test_pipeline = [
     dict(type='LoadAnnotations'),
     dict(type='PackSegInputs')
 ]
-train_dataloader = dict(
-    dataset=dict(_delete_=True, type='BaseSegDataset', pipeline=train_pipeline))
-val_dataloader = dict(
-    batch_size=1,
-    dataset=dict(_delete_=True, type='BaseSegDataset', pipeline=test_pipeline))
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(batch_size=1, dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader

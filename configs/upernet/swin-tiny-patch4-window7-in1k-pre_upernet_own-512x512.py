@@ -1,16 +1,7 @@
 # UPerNet Swin-T on your own pictures, each with a PNG of labels:
 #   python tools/train.py configs/upernet/swin-tiny-patch4-window7-in1k-pre_upernet_own-512x512.py \
-#       --cfg-options own_data.root=/data/streets own_data.classes="[road,tree]"
+#       --data /data/streets
 _base_ = './swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py'  # noqa: E501
-
-own_data = dict(
-    root='data/own',
-    classes=None,  # names, in the order of the label values
-    ignore_index=255,  # the label value that is neither trained nor tested
-    image_suffix='.jpg',
-    label_suffix='.png',
-    train=dict(images='images/train', labels='labels/train'),
-    val=dict(images='images/val', labels='labels/val'))
 
 # ADE20K counts its labels from 1; yours count from 0
 train_pipeline = [

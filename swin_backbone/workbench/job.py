@@ -1,15 +1,13 @@
 """A config with the options of a command: what tools/ and `swin_backbone.load` train, test, predict with and export.
 
-The steps have an order, and a job takes each once: read the config, swap the backbone, apply `--data` and
-`--cfg-options`, build the data sets, derive settings from these, build the runner. Options follow the swap, because
-their keys may be of the new backbone.
+A job reads the config and the data of a user, resolves both once (resolve.py), and builds data sets and runners.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -20,31 +18,23 @@ from mmengine.utils import import_modules_from_strings
 from ..acceleration import accelerate
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
-from ..openmmlab.errors import ConfigError
 from ..openmmlab.layers.accelerate import AccelerateHook
 from ..openmmlab.layers.compile import compile_model
 from ..openmmlab.swap.diff import summarize
-from ..openmmlab.swap.replace import swap_backbone
 from .configs.amp import enable_amp, enable_amp_of_test
-from .configs.cfg_options import apply_options, setting_of
-from .configs.paths import datasets_in, require_data
+from .configs.paths import require_data, tested_set
 from .configs.published import find_weights, start_from, start_from_weights
-from .configs.training_settings import (
-    TrainingSettings,
-    apply_settings,
-    enable_auto_scale_lr,
-    fit_schedule,
-    lr_line,
-)
-from .data.balance import balance
-from .data.check_data import Report, check_data, check_own_data
+from .configs.training_settings import TrainingSettings, lr_line
+from .data.annotations import uses_masks
+from .data.balance import Counted, count
+from .data.check_data import Report, check_before_training, check_data
 from .data.datasets import DataSets
-from .data.load_picture import name_loaders
-from .data.own_data.config import fill_own_data
-from .data.own_data.layouts import find_data
+from .data.own_data.config import weights_left_out
+from .data.own_data.prepare import prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process
+from .resolve import Swap, combine, set_training
 from .runner.build import build_runner, run
 from .runner.launchers import processes, rank
 from .runner.monitor import ValLossHook
@@ -58,8 +48,9 @@ class Options:
 
     Args:
         backbone, at, recipe: see `swap_backbone`; None keeps the config's backbone.
-        data: pictures of the user with annotations, in place of the config's; see `find_data`.
+        data: pictures of the user with annotations, in place of the config's; see `prepare`.
         annotations: file or folder of the annotations, if they are not below `data`.
+        classes: their names, if no file below `data` has them.
         cfg_options: values by dotted keys; see `apply_options`.
         work_dir: folder of logs and checkpoints. Default: the config's, or work_dirs/ and the config's name.
         settings: settings of a training.
@@ -78,6 +69,7 @@ class Options:
     recipe: str = 'swin'
     data: Optional[Union[str, Path]] = None
     annotations: Optional[Union[str, Path]] = None
+    classes: Optional[Sequence[str]] = None
     cfg_options: dict[str, Any] = field(default_factory=dict)
     work_dir: Optional[str] = None
     settings: TrainingSettings = field(default_factory=TrainingSettings)
@@ -99,100 +91,64 @@ class Job:
         options: of the command.
 
     Attributes:
-        cfg: the config with swap and options. `own_data` is filled by what reads data.
+        cfg: the resolved config.
+        data: of the user; None for those of the config.
+        datasets: the data sets of the config.
 
     Raises:
         ValueError: if the config is missing, or an option does not fit the config.
+        DataError: for wrong data.
     """
 
     def __init__(self, config: Union[str, Config], options: Optional[Options] = None):
         prepare_process()
         self.options = options = options or Options()
-        self.cfg: Config = copy.deepcopy(config) if isinstance(config, Config) else read_config(config)
-        if 'type' in (self.cfg.get('train_cfg') or {}):
-            self.cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
         if options.at and not options.backbone:
             raise ValueError(f'--at {options.at} needs --backbone, which is missing')
-        if options.annotations is not None and options.data is None:
-            raise ValueError(f'--annotations {options.annotations} needs --data, which is missing')
+        for name in ('annotations', 'classes'):
+            if getattr(options, name) is not None and options.data is None:
+                raise ValueError(f'--{name} {getattr(options, name)} needs --data, which is missing')
         if options.precision and options.compile:
             raise ValueError('--precision int8 excludes --compile: torch computes compiled layers, in float32')
-        source = config.filename or 'config' if isinstance(config, Config) else config
-        name = Path(source.replace('::', '/')).stem
-        if options.backbone:
-            self.cfg = swap_backbone(self.cfg, options.backbone, at=options.at, recipe=options.recipe)
-            name += f'_{options.backbone}'
-        given = options.cfg_options
-        folder = options.work_dir or given.get('work_dir') or given.get('+work_dir')
-        self.cfg.work_dir = folder or self.cfg.get('work_dir') or str(Path('work_dirs') / name)
+        read = config if isinstance(config, Config) else read_config(config)
+        self.data = None
         if options.data is not None:
-            self._find_data(options.data)
-        apply_options(self.cfg, given)
-        if any(key.lstrip('+').startswith('custom_imports') for key in given):
-            import_modules_from_strings(**self.cfg.custom_imports)  # mmengine imports only the modules in the file
-        name_loaders(self.cfg)
-        self.cfg.work_dir = folder or self.cfg.work_dir
+            scope, with_masks = str(read.get('default_scope')), uses_masks(read)
+            self.data = prepare(options.data, options.annotations, options.classes, scope=scope, with_masks=with_masks)
+            self.print(*self.data.lines)
+        swap = Swap(options.backbone, options.at, options.recipe) if options.backbone else None
+        self._combined = combine(read, swap, self.data, options.cfg_options)
+        if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options):
+            # mmengine imports only the modules in the file
+            import_modules_from_strings(**self._combined.custom_imports)
+        if self.data:
+            self.print(*weights_left_out(read, self._combined))
+        self.cfg, self._line = self._with_settings(), ''
+        self.datasets = DataSets(self.cfg)
+        if options.settings.epochs is not None or options.settings.balance:
+            counted = count(self.datasets, options.settings.balance)
+            self.cfg, self._line = self._with_settings(counted), counted.line
+            self.datasets.cfg = self.cfg
+        source = config.filename or 'config' if isinstance(config, Config) else config
+        name = Path(source.replace('::', '/')).stem + (f'_{options.backbone}' if options.backbone else '')
+        self.cfg.work_dir = options.work_dir or self.cfg.get('work_dir') or str(Path('work_dirs') / name)
         self.cfg.launcher = options.launcher
 
-    def _find_data(self, data: Union[str, Path]) -> None:
-        """Put the user's data in place of the config's. Small pictures, and those without objects, are trained on."""
+    def _with_settings(self, counted: Optional[Counted] = None) -> Config:
         options = self.options
-        names = options.cfg_options.get('own_data.classes') or options.cfg_options.get('+own_data.classes')
-        names = names if isinstance(names, (list, tuple)) else None
-        own = find_data(self.cfg, data, options.annotations, Path(self.cfg.work_dir) / 'data', names)
-        self.cfg.own_data = own.own_data
-        fill_own_data(self.cfg)
-        for _, dataset in datasets_in(self.cfg, 'train'):
-            dataset.pop('filter_cfg', None)
-        self.print(*own.lines)
+        number = 1 if options.settings == TrainingSettings() and not self.data else processes(options.launcher)
+        return set_training(self._combined, self.data, options.settings, options.cfg_options, counted, number)
 
-    @cached_property
-    def datasets(self) -> DataSets:
-        """The data sets. The first access fills `own_data` of the config, again if options may have changed it.
-
-        Raises:
-            ConfigError: if an option contradicts `own_data`.
-        """
-        given = {key: setting_of(self.cfg, key) for key in self.options.cfg_options}
-        if given or self.options.data is None:  # else `_find_data` has filled it
-            fill_own_data(self.cfg)
-        for key, value in given.items():
-            filled = setting_of(self.cfg, key)
-            if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
-                raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
-        return DataSets(self.cfg)
-
-    def derive_settings(self) -> None:
-        """Put the settings of a training into the config, and print what changes. `--cfg-options` have the last word.
-
-        Raises:
-            ConfigError: for a setting that the config cannot take, or that an option contradicts.
-        """
-        cfg, settings, has_own_data = self.cfg, self.options.settings, self.options.data is not None
-        if settings == TrainingSettings() and not has_own_data:
+    def print_settings(self) -> None:
+        """Print what the settings of a training change in the config."""
+        settings, lines = self.options.settings, [self._line]
+        if settings == TrainingSettings() and not self.data:
             return
-        before, lines, number = copy.deepcopy(cfg), [], processes(self.options.launcher)
-        apply_settings(cfg, settings, self.options.cfg_options)
-        apply_options(cfg, self.options.cfg_options)
-        dataset = None
-        if settings.balance:
-            dataset, line = balance(self.datasets)
-            lines.append(line)
-        if settings.epochs is not None or 'own_data' in cfg:
-            built = self.datasets.build('train', dataset) if dataset else self.datasets.of('train')
-            fit_schedule(cfg, len(built), number, settings.epochs)
-        options = self.options.cfg_options
-        if len(cfg.get('param_scheduler') or ()) != len(before.get('param_scheduler') or ()):  # indices have moved
-            options = {key: value for key, value in options.items() if not key.startswith('param_scheduler.')}
-        apply_options(cfg, options)
-        name_loaders(cfg)
-        if dataset:  # behind the options, whose keys are of the data set inside
-            cfg.train_dataloader.dataset = dataset
-        if settings.auto_scale_lr:
-            enable_auto_scale_lr(cfg)
-        elif settings.batch is not None or has_own_data:
-            lines.append(lr_line(cfg, number))
-        changes = summarize(before, cfg)
+        if not settings.auto_scale_lr and (settings.batch is not None or self.data):
+            lines.append(lr_line(self.cfg, processes(self.options.launcher)))
+        before = copy.deepcopy(self._combined)
+        before.update(work_dir=self.cfg.work_dir, launcher=self.cfg.launcher)
+        changes = summarize(before, self.cfg)
         self.print(*lines, f'changed settings:\n{changes}' if changes else '')
 
     def build_training(self, weights: Optional[str] = None, resume: Optional[str] = None) -> SafeRunner:
@@ -205,18 +161,17 @@ class Job:
         Raises:
             ValueError: for an error in the config or the data.
         """
-        self.derive_settings()
+        self.print_settings()
         if self.options.amp:
             enable_amp(self.cfg, self.options.amp)
         if weights is not None:
             start_from_weights(self.cfg, weights)
         if resume is not None:
             self.cfg.update(resume=True, load_from=None if resume == 'auto' else resume)
-        datasets = self.datasets
         require_data(self.cfg, ('train', 'val'))
-        if not rank(self.options.launcher):
-            check_own_data(datasets, self.options.skip_unreadable)
-        return self._build_runner(datasets, hooks=[ValLossHook()] if self.options.val_loss else [])
+        if self.data and not rank(self.options.launcher):
+            check_before_training(self.datasets, self.options.skip_unreadable)
+        return self._build_runner(hooks=[ValLossHook()] if self.options.val_loss else [])
 
     def train(self, weights: Optional[str] = None, resume: Optional[str] = None) -> SafeRunner:
         """Train. Arguments and errors: see `build_training` and `run`."""
@@ -243,7 +198,7 @@ class Job:
             ValueError: for an error in the checkpoint, the config or the data.
             FileExistsError: if an output exists.
         """
-        cfg, options, outputs, datasets = self.cfg, self.options, outputs or OutputOptions(), self.datasets
+        cfg, options, outputs = self.cfg, self.options, outputs or OutputOptions()
         if is_exported(checkpoint):
             _require_checkpoint_options(options.amp, options.compile, options.precision)
             if outputs.tta:
@@ -256,11 +211,12 @@ class Job:
         if outputs.tta:
             enable_tta(cfg)
         require_data(cfg, ('test',))
+        self.print(f'tested on {tested_set(cfg)}')
         inputs = [checkpoint, *filter(None, [cfg.filename])]
         with write_outputs(cfg, outputs, inputs, is_first=not rank(options.launcher)) as hooks:
             if options.precision:
                 hooks.append(AccelerateHook(options.precision))
-            yield self._build_runner(datasets, not options.allow_missing, hooks)
+            yield self._build_runner(not options.allow_missing, hooks)
 
     def test(self, checkpoint: str, **settings: Any) -> dict[str, float]:
         """Return the metrics of a test. Arguments and errors: see `build_test` and `run`."""
@@ -285,7 +241,7 @@ class Job:
         from .report.collect import add_coco_metric, report_on_test  # of pictures
         from .report.threshold import store_threshold
 
-        add_coco_metric(self.datasets.cfg)
+        add_coco_metric(self.cfg)
         with self.build_test(checkpoint, **settings) as runner:
             test = partial(run, runner, 'test')
             report = report_on_test(runner, test, summarize, out_dir, checkpoint, compare, overwrite)
@@ -337,11 +293,19 @@ class Job:
 
     def check(self, max_files: int = 2000, seconds: float = 60) -> list[Report]:
         """Return reports on the data. Arguments and errors: see `check_data`."""
-        return check_data(DataSets(self.datasets.cfg, refused=()), max_files, seconds)
+        return check_data(DataSets(self.cfg, refused=()), max_files, seconds)
 
-    def _build_runner(self, datasets: DataSets, whole: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
+    def _build_runner(self, whole: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
         options = self.options
-        runner = build_runner(self.cfg, options.unsafe_load, whole, options.skip_unreadable, datasets, accelerate)
+        runner = build_runner(
+            self.cfg,
+            options.unsafe_load,
+            whole,
+            options.skip_unreadable,
+            self.datasets,
+            accelerate,
+            prints_facts=self.data is None,  # else the check before the training has printed these
+        )
         if options.compile:
             compile_model(runner.model)
         for hook in hooks:

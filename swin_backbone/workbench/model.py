@@ -215,6 +215,7 @@ def load(
     backbone: Optional[str] = None,
     data: Optional[PathLike] = None,
     annotations: Optional[PathLike] = None,
+    classes: Optional[Sequence[str]] = None,
     work_dir: Optional[PathLike] = None,
     options: Optional[dict[str, Any]] = None,
     recipe: str = 'swin',
@@ -229,6 +230,7 @@ def load(
         backbone: put this Swin in place of the config's backbone; see `swap_backbone`.
         data: your own pictures with annotations: a folder, or a COCO JSON.
         annotations: file or folder of the annotations, if they are not below `data`.
+        classes: names, if no file below `data` has them.
         work_dir: folder of logs and checkpoints. Default: work_dirs/ and the config's name.
         options: settings of the config by key, as --cfg-options: {'train_dataloader.num_workers': 0}.
         recipe: with `backbone`: 'swin' for the optimizer of the Swin recipe, 'keep' for the config's own.
@@ -251,6 +253,7 @@ def load(
         recipe=recipe,
         data=data,
         annotations=annotations,
+        classes=classes,
         cfg_options=options or {},
         work_dir=None if work_dir is None else str(work_dir),
     )

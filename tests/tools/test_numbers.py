@@ -86,7 +86,7 @@ def test_classes_in_another_order_stop_with_both_lists(tool, tmp_path, record_fa
     root = make_own_data(tmp_path / 'own')
     config, _, *options = map(str, segmentation(root))
     checkpoint = save_random_model(load_config(config, None, parse_options(options), 'none'), tmp_path)
-    config, _, *options = map(str, segmentation(root, 'own_data.classes=[nut,ground]'))
+    config, _, *options = map(str, segmentation(root, classes=('nut', 'ground')))
     given = ['--weights', checkpoint] if tool == 'train' else [checkpoint]
     given += ['--out-dir', tmp_path / 'report'] if tool == 'report' else []
     error = error_of(f'tools/{tool}.py', config, *given, '--work-dir', tmp_path, '--cfg-options', *options)
@@ -99,7 +99,7 @@ def test_classes_in_another_order_stop_with_both_lists(tool, tmp_path, record_fa
 def test_both_tools_write_one_numbering_of_labels(first, tmp_path):
     """mmseg itself adds 1 with reduce_zero_label."""
     root = make_own_data(tmp_path / 'own')
-    config, _, *options = map(str, segmentation(root, '+own_data.reduce_zero_label=True'))
+    config, _, *options = map(str, segmentation(root, reduce_zero_label=True))
     cfg = load_config(config, None, parse_options(options), 'none')
     checkpoint = save_random_model(cfg, tmp_path)
     more = ['--first-label', first, '--cfg-options', *options]

@@ -60,7 +60,7 @@ def test_from_a_name_to_predictions(tmp_path):
     boxes = [found.predict(picture)[0].sample.pred_instances.bboxes for found in (model, again, moved)]
     assert (boxes[0] == boxes[1]).all()
     assert (boxes[0] == boxes[2]).all()
-    with pytest.raises(ValueError, match=r'own_data\.train.* there is no '):
+    with pytest.raises(ValueError, match=r'there is no .*, where test_dataloader\.dataset\.'):
         moved.test()
 
 

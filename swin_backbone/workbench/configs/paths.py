@@ -79,6 +79,20 @@ def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield key, part
 
 
+def tested_set(cfg: Config) -> str:
+    """Return which data a config tests on, in words. A validation set has chosen the checkpoint, and is no test set."""
+    test, val, train = (list(_places(cfg, phase)) for phase in ('test', 'val', 'train'))
+    name = 'validation' if test == val else 'training' if test == train else 'test'
+    return f'the {name} set, {", ".join(test)}'
+
+
+def _places(cfg: Config, phase: str) -> Iterator[str]:
+    for _, dataset in datasets_in(cfg, phase):
+        prefix = dataset.get('data_prefix') or ''
+        first = next(iter(prefix.values()), '') if isinstance(prefix, dict) else prefix
+        yield os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or first)
+
+
 def annotation_file(node: dict[str, Any]) -> Optional[str]:
     """Return the path of the annotation file of a data set or metric, if it is on a local disk."""
     path = node.get('ann_file')

@@ -2,11 +2,12 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
+from mmengine.config import Config
 from numpy.typing import NDArray
 
 from ...openmmlab.errors import ConfigError, kind_of, parts_of
@@ -18,26 +19,55 @@ WEIGHT_OF_ALL = 1.02  # of Paszke et al. 2016, ENet: weights of 1 / log(1.02 + s
 MOST_NAMES = 8
 
 
-def balance(datasets: DataSets) -> tuple[Optional[Any], str]:
-    """Balance the classes of a training.
+class Counted(NamedTuple):
+    """What an epoch of a training has.
 
-    A segmentor's cross entropy gets `class_weight`, in place, by the pixels of all training labels. Other models see
-    pictures of rare classes several times in an epoch, by mmengine's ClassBalancedDataset.
+    Args:
+        pictures: their number, with repetitions.
+        repeated: `oversample_thr` of ClassBalancedDataset by the key of a data set, with `--balance`.
+        weights: of a segmentor's cross entropy by class, with `--balance`.
+        line: what `--balance` changes.
+    """
 
-    Returns:
-        The config of the training's data set with the repetitions, or None, and a line.
+    pictures: int
+    repeated: Mapping[str, float] = {}
+    weights: Sequence[float] = ()
+    line: str = ''
+
+
+def count(datasets: DataSets, balance: bool = False) -> Counted:
+    """Count the pictures of an epoch and, with `balance`, objects or pixels of all classes.
+
+    A segmentor's cross entropy gets weights by the pixels of all training labels. Other models see pictures of rare
+    classes several times in an epoch, by mmengine's ClassBalancedDataset.
 
     Raises:
         ConfigError: if the loss has no weights, or the data set no classes by picture.
     """
-    heads = [(datasets.cfg.get('model') or {}).get(name) for name in ('decode_head', 'auxiliary_head')]
-    return (None, _weigh_loss(datasets, heads)) if heads[0] else _repeat_pictures(datasets)
+    if not balance:
+        return Counted(len(datasets.of('train')))
+    if _heads(datasets.cfg)[0]:
+        _losses(datasets.cfg)
+        weights, line = _weigh_classes(datasets)
+        return Counted(len(datasets.of('train')), weights=weights, line=line)
+    return _repeat_pictures(datasets)
 
 
-def _repeat_pictures(datasets: DataSets) -> tuple[Any, str]:
-    cfg = copy.deepcopy(datasets.cfg)
-    rare: Counter[str] = Counter()
+def apply_balance(cfg: Config, counted: Counted) -> None:
+    """Balance the classes of a training, in place, by what is counted."""
+    for loss in _losses(cfg) if counted.weights else ():
+        loss['class_weight'] = list(counted.weights)
     for where, leaf in datasets_in(cfg, 'train'):
+        if where in counted.repeated:
+            inner = copy.deepcopy(leaf)
+            leaf.clear()
+            leaf.update(type='ClassBalancedDataset', oversample_thr=counted.repeated[where], dataset=inner)
+
+
+def _repeat_pictures(datasets: DataSets) -> Counted:
+    rare: Counter[str] = Counter()
+    limits: dict[str, float] = {}
+    for where, leaf in datasets_in(datasets.cfg, 'train'):
         built = datasets.build('train', leaf)
         try:
             found = Counter(label for index in range(len(built)) for label in set(built.get_cat_ids(index)))
@@ -48,36 +78,44 @@ def _repeat_pictures(datasets: DataSets) -> tuple[Any, str]:
         limit = RARE * float(np.median(list(found.values())))
         names = built.metainfo['classes']
         rare.update({names[label]: number for label, number in found.items() if number < limit})
-        inner = copy.deepcopy(leaf)
-        leaf.clear()
-        leaf.update(type='ClassBalancedDataset', oversample_thr=limit / len(built), dataset=inner)
+        limits[where] = limit / len(built)
+    before = len(datasets.of('train'))
     if not rare:
-        return None, '--balance repeats nothing: every class is in half as many pictures as the median class, or more'
-    before, after = (len(datasets.build('train', one.train_dataloader.dataset)) for one in (datasets.cfg, cfg))
+        line = '--balance repeats nothing: every class is in half as many pictures as the median class, or more'
+        return Counted(before, line=line)
+    cfg = copy.deepcopy(datasets.cfg)
+    apply_balance(cfg, Counted(before, limits))
+    after = len(datasets.build('train', cfg.train_dataloader.dataset))
     shown = _shown(f'{name} ({number})' for name, number in sorted(rare.items(), key=lambda item: item[1]))
-    return cfg.train_dataloader.dataset, (
+    return Counted(after, limits, line=(
         f'--balance repeats pictures of classes in less than half as many pictures as the median class: {shown}; '
         f'an epoch has {after:,} pictures in place of {before:,}'
-    )
+    ))  # fmt: skip
 
 
-def _weigh_loss(datasets: DataSets, heads: list[Any]) -> str:
+def _heads(cfg: Config) -> list[Any]:
+    return [(cfg.get('model') or {}).get(name) for name in ('decode_head', 'auxiliary_head')]
+
+
+def _losses(cfg: Config) -> list[dict[str, Any]]:
     losses = [
         part
-        for where, part in parts_of(heads, 'model')
+        for where, part in parts_of(_heads(cfg), 'model')
         if 'loss_decode' in where and 'CrossEntropy' in kind_of(part) and not part.get('use_sigmoid')
     ]
     if not losses:
         raise ConfigError("--balance needs loss_decode=dict(type='CrossEntropyLoss') in model.decode_head")
+    return losses
+
+
+def _weigh_classes(datasets: DataSets) -> tuple[list[float], str]:
     names, pixels = _count_pixels(datasets)
     shares = pixels / max(1, pixels.sum())
     weights = 1 / np.log(WEIGHT_OF_ALL + shares)
     weights /= max(shares @ weights, 1e-9)  # the mean over the pixels is 1: the scale of the loss stays
-    for loss in losses:
-        loss['class_weight'] = [float(f'{weight:.4g}') for weight in weights]
     order = np.argsort(shares)
     shown = _shown(f'{names[index]} {weights[index]:.3g} ({shares[index]:.2%} of the pixels)' for index in order)
-    return f'--balance weighs the cross entropy by class: {shown}'
+    return [float(f'{weight:.4g}') for weight in weights], f'--balance weighs the cross entropy by class: {shown}'
 
 
 def _count_pixels(datasets: DataSets) -> tuple[tuple[str, ...], NDArray[np.int64]]:

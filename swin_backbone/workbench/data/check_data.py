@@ -101,14 +101,12 @@ def check_data(
     return reports
 
 
-def check_own_data(datasets: DataSets, skip_unreadable: bool = False) -> None:
-    """Check the `own_data` of a config, 200 files and 5 seconds a data set, and print the reports.
+def check_before_training(datasets: DataSets, skip_unreadable: bool = False) -> None:
+    """Check the data of a training, 200 files and 5 seconds a data set, and print the reports.
 
     Raises:
         DataError: if the data has errors.
     """
-    if 'own_data' not in datasets.cfg:
-        return
     reports = check_data(datasets, max_files=200, seconds=5, skip_unreadable=skip_unreadable)
     print_reports(reports, Console(stderr=True), with_errors=False)
     errors = [sentence for report in reports for sentence in report.sentences(report.errors)]

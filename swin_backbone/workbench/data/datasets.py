@@ -25,7 +25,7 @@ class DataSets:
     """The data sets of a config. Each is checked and built at its first use: mmdet reads an annotation file once.
 
     Args:
-        cfg: with filled `own_data`.
+        cfg: the resolved config.
         refused: see `require_annotations`.
     """
 

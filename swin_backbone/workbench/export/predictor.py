@@ -24,7 +24,6 @@ from ..configs.check import classes_of, compare_classes
 from ..configs.paths import datasets_in, require_data
 from ..configs.published import start_from
 from ..data.media import Frame, reduction_note
-from ..data.own_data.config import fill_own_data
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import VISUALIZERS_OF, Predictor, score_thr_of, with_background
 from ..resume.completeness import compare_names
@@ -170,7 +169,6 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
     """Return the metric of an exported model on a config's test set; empty: no test set."""
     cfg = copy.deepcopy(cfg)
     try:
-        fill_own_data(cfg)
         require_data(cfg, ('test',))
     except (ValueError, OSError):
         return {}

@@ -15,7 +15,6 @@ from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
 from torch import nn
 
-from ..data.own_data.config import fill_own_data
 from .formats import quiet
 from .graph import ExportError, Graph
 from .picture import Normalise, Padding, bands_of, letterbox_rule, resize_rule
@@ -37,7 +36,6 @@ def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[A
     """
     try:
         cfg = copy.deepcopy(cfg)
-        fill_own_data(cfg)
         settings = (cfg.get(f'{phase}_dataloader') or {}).get('dataset')
         while settings is not None and 'dataset' in settings:  # repeated, or mixed
             settings = settings['dataset']

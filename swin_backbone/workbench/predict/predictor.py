@@ -25,7 +25,6 @@ from ...positions import Size
 from ..configs.check import compare_classes
 from ..data.load_picture import OURS, is_reducing, loads_annotations, loads_picture, name_loaders
 from ..data.media import Frame, Medium, reduction_note, require_whole, shown
-from ..data.own_data.config import set_num_classes
 from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
@@ -77,8 +76,6 @@ class Predictor:
         self.score_thr = score_thr_of((loaded.get('meta') or {}).get('best_score_thr'))
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
-            if 'own_data' in cfg:  # the checkpoint has the classes
-                set_num_classes(cfg.model, len(self.meta['classes']))
             if 'data_preprocessor' in cfg:  # as mmpretrain's runner does
                 cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
             self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))

@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 from ...openmmlab.errors import kind_of
 from ...outputs import check_outputs, claim_folder, make_folder
 from ...whole_files import write_whole
+from ..configs.paths import tested_set
 from ..pictures.colours import COLOURS, distinct_colours, encode_labels
 from ..pictures.curves import read_log
 from .files import CLASSES, encode_csv, encode_objects
@@ -73,6 +74,7 @@ def report_on_test(
         title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
         checkpoint=checkpoint,
         tested=len(runner.test_dataloader.dataset),
+        tested_on=tested_set(runner.cfg),
         metrics={name: value if np.isfinite(value) else None for name, value in numbers.items()},
         config=json.loads(json.dumps(config, default=repr), parse_constant=str),
     )

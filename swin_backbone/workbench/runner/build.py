@@ -31,6 +31,7 @@ def build_runner(
     skip_unreadable: bool = False,
     datasets: Optional[DataSets] = None,
     accelerate: Optional[Callable[[Any], Any]] = None,
+    prints_facts: bool = True,
 ) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
 
@@ -40,6 +41,7 @@ def build_runner(
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
         datasets: data sets of the config; None builds these.
         accelerate: called with a model on CPUs, before its distribution over processes.
+        prints_facts: write unusual facts of the data into the log.
     """
     check_classes(cfg)
     read_checkpoints_safely(unless=unsafe_load)
@@ -47,6 +49,7 @@ def build_runner(
         _distribute_on_cpu(cfg)
     runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
     runner.needs_all_weights, runner.skip_unreadable = needs_all_weights, skip_unreadable
+    runner.prints_facts = prints_facts
     if datasets is not None:
         runner.datasets = datasets
     mark_folder(runner.log_dir)

@@ -25,6 +25,7 @@ from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, 
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import FitCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
+from .estimate import EstimateHook
 from .lock import only_training_in
 from .monitor import CurvesHook
 from .nan_guard import NonFiniteGuardHook
@@ -55,12 +56,14 @@ class SafeRunner(Runner):
     Attributes:
         needs_all_weights: refuse a checkpoint without all weights of the model.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
+        prints_facts: write unusual facts of the data into the log.
         datasets: the data sets of the config, of which some may be built already.
         resumed_from: the checkpoint.
         accelerate: called with a model on CPUs; None keeps the model.
     """
 
     needs_all_weights = skip_unreadable = False
+    prints_facts = True
     phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
     resumed_from: Optional[str] = None
     accelerate: Optional[Callable[[nn.Module], Any]] = None
@@ -87,6 +90,7 @@ class SafeRunner(Runner):
             FitCheckpointHook,
             GuardHook,
             CurvesHook,
+            EstimateHook,
             PredictByShapeHook,
             SameBuffersHook,
             MaskAreasHook,
@@ -141,7 +145,7 @@ class SafeRunner(Runner):
             dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies what is no function
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
-        if 'own_data' not in self.cfg and get_rank() == 0:  # check_own_data has printed the facts of own_data
+        if self.prints_facts and get_rank() == 0:
             for sentence in self.datasets.facts_of(loader.dataset, is_training):
                 self.logger.warning(sentence)
         guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)

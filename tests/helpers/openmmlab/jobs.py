@@ -5,15 +5,10 @@ from swin_backbone.workbench.job import Job, Options
 from swin_backbone.workbench.runner import build
 
 
-def load_config(config, work_dir=None, options=None, launcher='none', backbone=None, with_data=True, **more):
-    """Return the config of a job; with `settings`, as a training has it. `more`: see `Options`."""
+def load_config(config, work_dir=None, options=None, launcher='none', backbone=None, **more):
+    """Return the config of a job. `more`: see `Options`."""
     given = dict(work_dir=work_dir, cfg_options=options or {}, launcher=launcher, backbone=backbone, **more)
-    job = Job(str(config), Options(**{name: value for name, value in given.items() if value is not None}))
-    if with_data:
-        assert job.datasets
-    if more.get('settings') is not None:
-        job.derive_settings()
-    return job.cfg
+    return Job(str(config), Options(**{name: value for name, value in given.items() if value is not None})).cfg
 
 
 def build_runner(cfg, *args, **more):

@@ -50,19 +50,68 @@ def write_coco(root: Path, split: str, coco: dict) -> None:
 
 
 def detection(root: Path, *more: str) -> list:
-    """Return config and options for a short run of a detector on the data."""
-    named = [f'own_data.{split}.annotations={split}.json' for split in COUNTS]
-    return [DETECTION, '--cfg-options', f'own_data.root={root}', *named, 'train_cfg.max_epochs=1',
-            'default_hooks.checkpoint.interval=1', f'train_dataloader.dataset.pipeline.2.scale={SIDE}', *_small(),
-            *more]  # fmt: skip
+    """Return a config and options for a short run of a detector on the data."""
+    try:
+        names = tuple(category['name'] for category in read_coco(root)['categories'])
+    except (KeyError, OSError, TypeError, ValueError):  # of a test with wrong annotations
+        names = 'nut', 'bolt'
+    palette = [(10 * number, 0, 200) for number in range(len(names))]
+
+    def loader(split: str) -> str:
+        prefix = dict(img=f'images/{split}')
+        data = dict(data_root=str(root), ann_file=f'{split}.json', data_prefix=prefix,
+                    metainfo=dict(classes=names, palette=palette))  # fmt: skip
+        return f'dict(dataset={data!r})'
+
+    number = dict(num_classes=len(names))
+    path = write_config(root, DETECTION, f'''
+model = dict(roi_head=dict(bbox_head={number}, mask_head={number}))
+train_dataloader, val_dataloader, test_dataloader = {loader('train')}, {loader('val')}, {loader('val')}
+val_evaluator = test_evaluator = dict(ann_file={str(root / "val.json")!r})
+''')  # fmt: skip
+    return [path, '--cfg-options', 'train_cfg.max_epochs=1', 'default_hooks.checkpoint.interval=1',
+            f'train_dataloader.dataset.pipeline.2.scale={SIDE}', *_small(), *more]  # fmt: skip
 
 
-def segmentation(root: Path, *more: str) -> list:
-    """Return config and options for a short run of a segmentor on the data."""
-    return [SEGMENTATION, '--cfg-options', f'own_data.root={root}', 'own_data.classes=[ground,nut]',
-            'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2',
-            'train_dataloader.batch_size=2', f'train_dataloader.dataset.pipeline.3.crop_size=({SIDE},{SIDE})',
+def detection_of(root: Path, *more: str) -> list:
+    """Return the same with `--data`."""
+    return [DETECTION, '--data', root, *detection(root, *more)[1:]]
+
+
+def segmentation(
+    root: Path, *more: str, classes: tuple = ('ground', 'nut'), ignored: int = 255, **settings: object
+) -> list:
+    """Return a config and options for a short run of a segmentor on the data.
+
+    Args:
+        settings: of BaseSegDataset.
+    """
+
+    def loader(split: str) -> str:
+        prefix = dict(img_path=f'images/{split}', seg_map_path=f'labels/{split}')
+        palette = [[10 * number, 0, 200] for number in range(len(classes))]
+        data = dict(data_root=str(root), data_prefix=prefix, metainfo=dict(classes=classes, palette=palette),
+                    ignore_index=ignored, **settings)  # fmt: skip
+        return f'dict(dataset={data!r})'
+
+    head = dict(num_classes=len(classes), ignore_index=ignored)
+    path = write_config(root, SEGMENTATION, f'''
+model = dict(decode_head={head}, auxiliary_head={head}, data_preprocessor=dict(seg_pad_val={ignored}))
+train_dataloader, val_dataloader, test_dataloader = {loader('train')}, {loader('val')}, {loader('val')}
+val_evaluator = test_evaluator = dict(ignore_index={ignored})
+''')  # fmt: skip
+    return [path, '--cfg-options', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2',
+            'default_hooks.checkpoint.interval=2', 'train_dataloader.batch_size=2',
+            f'train_dataloader.dataset.pipeline.3.crop_size=({SIDE},{SIDE})',
             f'model.data_preprocessor.size=({SIDE},{SIDE})', *_small(), *more]  # fmt: skip
+
+
+def write_config(root: Path, base: Path, text: str) -> Path:
+    """Write a config of the same name into a folder beside the data, and return its path."""
+    path = root.parent / f'{root.name}_configs' / base.name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'_base_ = {str(base)!r}\n{text}')
+    return path
 
 
 def _small() -> list[str]:

@@ -9,8 +9,9 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.workbench.data.own_data.config import fill_own_data
-from swin_backbone.workbench.data.own_data.layouts import find_data
+from swin_backbone.workbench.data.annotations import uses_masks
+from swin_backbone.workbench.data.own_data.prepare import prepare
+from swin_backbone.workbench.resolve import resolve
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
@@ -19,10 +20,9 @@ LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
 def fill(config, data, work, annotations=None, names=None):
     """Return a config for a folder of data, and the report."""
     cfg = read_config(config)
-    own = find_data(cfg, data, annotations, work, names)
-    cfg.own_data = own.own_data
-    fill_own_data(cfg)
-    return cfg, '\n'.join(own.lines)
+    given = dict(scope=cfg.default_scope, with_masks=uses_masks(cfg), folder=work)
+    own = prepare(data, annotations, names, **given)
+    return resolve(cfg, data=own), '\n'.join(own.lines)
 
 
 def read(cfg, phase='train'):

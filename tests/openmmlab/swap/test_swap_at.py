@@ -101,7 +101,7 @@ def test_neck_and_rates_of_a_backbone_with_another_name(bev, monkeypatch):
 
 
 def test_the_detector_of_deepsort_and_not_its_reid():
-    cfg = load_config(DEEPSORT, None, None, 'none', 'swin-nano', with_data=False, at='model.detector.backbone')
+    cfg = load_config(DEEPSORT, None, None, 'none', 'swin-nano', at='model.detector.backbone')
     before = read_config(DEEPSORT)
     assert cfg.model.reid == before.model.reid
     assert cfg.model.data_preprocessor == before.model.data_preprocessor
@@ -137,4 +137,4 @@ def test_the_student_of_lad_and_not_its_teacher():
 
 def test_at_without_a_backbone_is_refused():
     with pytest.raises(ValueError, match=r'^--at model.detector.backbone needs --backbone, which is missing'):
-        load_config(DEEPSORT, None, None, 'none', with_data=False, at='model.detector.backbone')
+        load_config(DEEPSORT, None, None, 'none', at='model.detector.backbone')

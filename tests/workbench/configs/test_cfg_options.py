@@ -53,7 +53,7 @@ def test_a_word_that_is_no_option(record_fault, word, message):
     ('key', 'message'),
     [
         ('trian_cfg.max_epochs', "the config has no 'trian_cfg'; did you mean train_cfg.max_epochs? To add"),
-        ('own_data.trian', "own_data has no 'trian'; did you mean own_data.train?"),
+        ('env_cfg.mp_cgf', "env_cfg has no 'mp_cgf'; did you mean env_cfg.mp_cfg?"),
         ('model.backbon.depths', "model has no 'backbon'; did you mean model.backbone.depths?"),
         ('model.backbone.drop_path', 'did you mean model.backbone.drop_path_rate?'),
         ('val_evaluator.format', 'did you mean val_evaluator.format_only?'),  # CocoMetric
@@ -87,7 +87,7 @@ def test_a_key_that_is_not_there_is_refused(record_fault, key, message):
         'work_dir',  # an argument of the Runner
         'randomness.seed',
         '+trian_cfg.max_epochs',
-        '+own_data.extra.deep.er',
+        '+env_cfg.extra.deep.er',
     ],
 )
 def test_a_key_of_the_config_or_of_a_class_or_with_a_plus_is_set(key):

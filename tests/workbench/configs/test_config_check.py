@@ -7,7 +7,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.openmmlab.jobs import load_config
 from helpers import ROOT
-from helpers.openmmlab.own_data import detection, make_own_data
+from helpers.openmmlab.own_data import detection_of, make_own_data
 
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.configs.check import check_classes
@@ -23,7 +23,7 @@ SEGMENTOR = 'swin_backbone::demo/swin-nano_upernet_shapes.py'
     ('config', 'head', 'number'), [(DETECTOR, 'roi_head.bbox_head', 4), (SEGMENTOR, 'decode_head', 5)]
 )
 def test_a_number_of_classes_that_does_not_fit_is_named(record_fault, config, head, number):
-    cfg = load_config(config, None, parse_options([f'model.{head}.num_classes=7']), 'none', with_data=False)
+    cfg = load_config(config, None, parse_options([f'model.{head}.num_classes=7']), 'none')
     with pytest.raises(ConfigError, match=rf'^model\.{head}\.num_classes takes {number}, the classes of .*, got 7$'):
         check_classes(cfg)
     record_fault('bad_commands')
@@ -32,11 +32,11 @@ def test_a_number_of_classes_that_does_not_fit_is_named(record_fault, config, he
 @pytest.mark.parametrize(('option', 'made'), [('model.roi_head.bbox_head.num_classes=7', 2),
                                               ('val_evaluator.ann_file=a.json', 'val.json'),
                                               ('train_dataloader.dataset.data_root=elsewhere', 'own')])  # fmt: skip
-def test_an_option_that_own_data_overrides_is_named(record_fault, tmp_path, option, made):
-    path, _, *words = detection(make_own_data(tmp_path / 'own'), option)
+def test_an_option_that_contradicts_the_data_is_named(record_fault, tmp_path, option, made):
+    config, _, data, _, *words = detection_of(make_own_data(tmp_path / 'own'), option)
     key, _, value = option.partition('=')
-    with pytest.raises(ConfigError, match=rf"{key} follows from own_data, which makes it .*{made}'?, got '?{value}'?$"):
-        load_config(str(path), None, parse_options(words), 'none')
+    with pytest.raises(ConfigError, match=rf"{key} follows from --data, which makes it .*{made}'?, got '?{value}'?$"):
+        load_config(str(config), None, parse_options(words), 'none', data=data)
     record_fault('bad_commands')
 
 

@@ -141,6 +141,6 @@ def test_tool_writes_text_and_json(tmp_path, monkeypatch):
     assert sum(row['counted'] for row in data['attention']) < data['parts']['backbone']['flops']
 
 
-def test_a_config_of_own_data_is_counted_without_the_data():
+def test_a_config_is_counted_without_its_data():
     config = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_own.py'
     assert 'backbone' in run_well('tools/flops.py', config, '--shape', 64).stdout

@@ -62,7 +62,6 @@ def test_epochs_count_the_repetitions(rare_bolts, tmp_path):
     """3 passes over 13 pictures, in steps of 4, also of a config that counts iterations and repeats pictures."""
     words = [word for word in detection(rare_bolts) if 'train_dataloader.dataset' not in str(word)]
     job = job_of(tmp_path, words, in_repetition)
-    job.derive_settings()
     dataset = job.cfg.train_dataloader.dataset
     assert (dataset.dataset.type, dataset.times) == ('ClassBalancedDataset', 1)
     assert job.cfg.train_cfg.max_iters == 3 * 4
@@ -71,21 +70,21 @@ def test_epochs_count_the_repetitions(rare_bolts, tmp_path):
 
 def test_balanced_data_stays(tmp_path, capsys):
     job = job_of(tmp_path, detection(make_own_data(tmp_path)), settings=TrainingSettings(balance=True))
-    job.derive_settings()
+    job.print_settings()
     assert job.cfg.train_dataloader.dataset.type == 'CocoDataset'
     assert '--balance repeats nothing: ' in capsys.readouterr().out
 
 
 def test_the_loss_of_a_segmentor_weighs_rare_classes_more(tmp_path, capsys):
     """A quarter of the pixels is a nut, none is a bolt. Weights 1 / log(1.02 + share), with a mean of 1."""
-    words = segmentation(make_own_data(tmp_path), 'own_data.classes=[ground,nut,bolt]')
+    words = segmentation(make_own_data(tmp_path), classes=('ground', 'nut', 'bolt'))
     job = job_of(tmp_path, words, settings=TrainingSettings(balance=True))
-    job.derive_settings()
     losses = [job.cfg.model[head].loss_decode for head in ('decode_head', 'auxiliary_head')]
     for loss in losses:
         ground, nut, bolt = loss.class_weight
         assert 0.75 * ground + 0.25 * nut == pytest.approx(1, rel=1e-3)
         assert (nut / ground, bolt / ground) == (pytest.approx(2.389, rel=1e-3), pytest.approx(28.83, rel=1e-3))
+    job.print_settings()
     line = 'by class: bolt 21.4 (0.00% of the pixels), nut 1.77 (25.00% of the pixels), ground 0.742 (75.00% of'
     assert f'--balance weighs the cross entropy {line}' in capsys.readouterr().out
     assert job.build_training().model.decode_head.loss_decode.class_weight == [ground, nut, bolt]
@@ -93,9 +92,8 @@ def test_the_loss_of_a_segmentor_weighs_rare_classes_more(tmp_path, capsys):
 
 def test_labels_are_counted_as_training_loads_them(tmp_path):
     """With reduce_zero_label, 0 is ignored, and all other pixels are a nut."""
-    words = segmentation(make_own_data(tmp_path), 'own_data.classes=[nut,bolt]', '+own_data.reduce_zero_label=True')
+    words = segmentation(make_own_data(tmp_path), classes=('nut', 'bolt'), reduce_zero_label=True)
     job = job_of(tmp_path, words, settings=TrainingSettings(balance=True))
-    job.derive_settings()
     assert job.cfg.model.decode_head.loss_decode.class_weight[0] == 1
 
 
@@ -105,6 +103,6 @@ def test_a_loss_without_weights_is_named(tmp_path, change):
         for head in ('decode_head', 'auxiliary_head'):
             cfg.model[head].loss_decode.update(change)
 
-    job = job_of(tmp_path, segmentation(make_own_data(tmp_path)), edit, TrainingSettings(balance=True))
+    words = segmentation(make_own_data(tmp_path))
     with pytest.raises(ConfigError, match=r"needs loss_decode=dict\(type='CrossEntropyLoss'\)"):
-        job.derive_settings()
+        job_of(tmp_path, words, edit, TrainingSettings(balance=True))

@@ -150,7 +150,7 @@ def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path, ignored):
         label = cv2.imread(path, cv2.IMREAD_GRAYSCALE)
         label[:9] = ignored
         cv2.imwrite(path, label)
-    cfg = own_config(segmentation(root, f'own_data.ignore_index={ignored}'), tmp_path / 'work')
+    cfg = own_config(segmentation(root, ignored=ignored), tmp_path / 'work')
     report = guessed(cfg, tmp_path / 'out')
     assert {name: round(100 * value, 2) for name, value in report['overall'].items()} == pytest.approx(
         report['metrics']

@@ -125,6 +125,14 @@ def test_each_error_of_a_scene_is_found():
     assert report['confusion'] == dict(names=['c0', 'c1', 'background'], counts=counted)
 
 
+def test_a_label_has_the_users_own_id():
+    truth, results = drawn_scene()
+    truth.anns[2]['own_id'] = 'labels/2.txt, object 1'
+    report, _ = report_on(truth, results)
+    assert [row['annotation_id'] for row in report['labels']['other class']] == ['labels/2.txt, object 1']
+    assert [row['annotation_id'] for row in report['labels']['beside']] == [3]
+
+
 def planted_scene(number):
     """Return labels with `number` errors of each kind, and the predictions of a good detector; the ids are by kind.
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
 from .folder import DataFolder, OwnData, class_line, line
-from .splits import DRAWN, draw_split, index_tails, match_name, read_split_lists, split_of, split_pictures
+from .splits import DRAWN, Split, draw_split, index_tails, match_name, read_split_lists, split_of, split_pictures
 
 Labels = dict[Path, Optional[str]]  # class by picture; None: the picture is in no folder of a class
 
@@ -39,13 +39,14 @@ def find_classes(folder: DataFolder) -> Optional[OwnData]:
     places = {name: place for place, name in enumerate(names)}
     labels = {path: name for part in by_split.values() for path, name in part.items() if name in places}
     left_out = [path for part in by_split.values() for path in part if path not in labels]
-    train, val, lines = _split(folder, by_split, labels)
+    parts = _split(folder, by_split, labels)
+    lines = parts.lines
     own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(names))
     head = [f'data in {folder.root}: {"lists of pictures and classes" if lists else "a folder for each class"}']
-    for split, pictures in (('train', train), ('val', val)):
+    for phase, pictures in parts.parts().items():
         content = ''.join(f'{path.as_posix()} {places[labels[path]]}\n' for path in pictures)
-        own[split] = dict(list=str(folder.write(f'{split}.txt', content.encode())))
-        head.append(line(split, f'{len(pictures)} pictures', own[split]['list']))
+        own[phase] = dict(list=str(folder.write(f'{phase}.txt', content.encode())))
+        head.append(line(phase, f'{len(pictures)} pictures', own[phase]['list']))
     if left_out:
         lines.append(line('left out', f'{len(left_out)} pictures in no folder of a class, as {min(left_out)}'))
     return OwnData(own, [*head, class_line(names), *lines])
@@ -114,10 +115,8 @@ def _names_of(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path,
     return dict(zip(sorted(folders), names))
 
 
-def _split(
-    folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]
-) -> tuple[list[Path], list[Path], list[str]]:
-    """Return pictures for training and validation, and lines. Without a split, a fifth of each class is drawn."""
+def _split(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> Split:
+    """Return the split of pictures. Without one, a fifth of each class is drawn for validation."""
     lists, source = read_split_lists(folder, list(labels))
     if None not in by_split:
         lists = {str(split): [path for path in part if path in labels] for split, part in by_split.items()}
@@ -134,4 +133,4 @@ def _split(
         halves = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
         train += halves[0]
         val += halves[1]
-    return (train, val, [line('split', DRAWN)]) if val else (*draw_split(train), [line('split', DRAWN)])
+    return Split(*((train, val) if val else draw_split(train)), [line('split', DRAWN)])

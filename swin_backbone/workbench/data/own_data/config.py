@@ -1,36 +1,18 @@
-"""Point any config of mmdet, mmseg or mmpretrain at the user's own pictures.
+"""Put the data of a user into any config of mmdet, mmseg or mmpretrain: data sets, evaluators, numbers of classes."""
 
-`own_data` names pictures and annotations once. Data sets, evaluators and numbers of classes follow. `--data` writes it
-(layouts.py), or the user does, in a config or by --cfg-options:
-
-    own_data = dict(
-        root='data/own',
-        train=dict(images='images/train', annotations='annotations/instances_train.json'),
-        val=dict(images='images/val', annotations='annotations/instances_val.json'))
-
-for detection, in COCO's format, with the categories of the file; and for segmentation, with one label PNG a picture,
-
-    own_data = dict(
-        root='data/own', classes=('road', 'tree'), ignore_index=255, image_suffix='.jpg', label_suffix='.png',
-        train=dict(images='images/train', labels='labels/train'), val=dict(images='images/val', labels='labels/val'))
-
-`--data` writes the second kind as `pairs`, for each split a file of pictures and labels in mmengine's format. For
-classification, with a picture's name and the number of its class in each line of a file,
-
-    own_data = dict(root='data/own', classes=('cat', 'dog'), train=dict(list='train.txt'), val=dict(list='val.txt'))
-"""
-
+import copy
 from collections.abc import Iterator
-from itertools import zip_longest
-from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
 from ....openmmlab.errors import ConfigError, parts_of, walk
+from ...configs.cfg_options import setting_of
 from ...configs.paths import metrics_in
 from ...pictures.colours import distinct_colours
-from ..annotations import check_annotations, uses_masks
+from ..annotations import uses_masks
+from .folder import line
+from .prepare import Dataset, Index
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
 SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-supervised, and of videos
@@ -40,64 +22,52 @@ FIXED_CLASSES = ('rpn_head', 'language_model')
 EDGES = 'STDCHead'  # with two classes, edge and background
 
 
-def fill_own_data(cfg: Config) -> None:
-    """Fill the data sets, evaluators and numbers of classes of a config that has `own_data`, in place.
+def put_data(cfg: Config, data: Dataset) -> None:
+    """Let a config train on the pictures of a user, validate and test, in place. No file is read.
+
+    Small pictures, and those without objects, are trained on.
 
     Raises:
-        ValueError: if a file or folder is missing, the classes are unknown, or the config takes data of another kind;
-            with the key.
-        DataError: if an annotation file is not in COCO's format.
+        ConfigError: if the config takes data of another kind, with the key.
     """
-    own = cfg.get('own_data')
-    if own is None:
-        return
+    scope = cfg.get('default_scope')
+    if scope != data.scope:
+        raise ConfigError(f'the data are for a config of {data.scope}, got default_scope={scope!r}')
     sampler = cfg.train_dataloader.get('sampler') or {}
     preprocessor = str((cfg.model.get('data_preprocessor') or {}).get('type', ''))
     if 'MultiSource' in str(sampler.get('type')) or preprocessor.endswith(SEVERAL):
         raise ConfigError(
-            f'own_data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
+            f'--data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
         )
-    if cfg.get('default_scope') == 'mmpretrain':
-        _fill_classes(cfg, own)
-    elif 'annotations' in own.train:
-        _fill_coco(cfg, own)
-    else:
-        _fill_image_label(cfg, own)
+    if 'test_dataloader' in cfg:
+        cfg.test_dataloader = copy.deepcopy(cfg.test_dataloader)  # in many configs it is val_dataloader
+    dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-def _fill_coco(cfg: Config, own: ConfigDict) -> None:
-    paths = [_existing(own, split, 'annotations') for split in ('train', 'val')]
-    train, val = (check_annotations(path, 'COCO', uses_masks(cfg)) for path in paths)
-    names = train.categories
-    if val.categories != names:
-        place, pair = next(item for item in enumerate(zip_longest(names, val.categories)) if item[1][0] != item[1][1])
-        raise ValueError(
-            f'{paths[0]} and {paths[1]} must have the same categories in the same order: number {place + 1} is '
-            f'{pair[0]!r} in the first, and {pair[1]!r} in the second'
-        )
-    if train.rles:  # mmdet leaves them out where it keeps polygons
+def _put_objects(cfg: Config, data: Dataset) -> None:
+    if data.splits['train'].has_rles:  # mmdet leaves these masks out where it keeps polygons
         for transform in _transforms(cfg):
             if 'poly2mask' in transform:
                 transform.poly2mask = True
     _leave_out_semantics(cfg)
-    _segment_instances(cfg, len(names))
-    metainfo = dict(classes=names, palette=distinct_colours(len(names)))
-    for loader, split in _loaders(cfg):
-        files = own[split]
+    _segment_instances(cfg, len(data.classes))
+    metainfo = dict(classes=data.classes, palette=distinct_colours(len(data.classes)))
+    for loader, index in _loaders(cfg, data):
         _replace_data(
             loader,
             'CocoDataset',
-            data_root=own.root,
-            ann_file=files.annotations,
-            data_prefix=dict(img=_existing(own, split, 'images', relative=True)),
+            data_root=data.root,
+            ann_file=index.file,
+            data_prefix=dict(img=index.images),
             metainfo=metainfo,
         )
     default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
-    _replace_metrics(cfg, 'CocoMetric', default, ann_file=str(Path(own.root) / own.val.annotations), backend_args=None)
-    set_num_classes(cfg.model, len(names))
+    for phase, index in _evaluated(data):
+        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=index.file, backend_args=None)
+    set_num_classes(cfg.model, len(data.classes))
 
 
 def _leave_out_semantics(cfg: Config) -> None:
@@ -118,7 +88,7 @@ def _segment_instances(cfg: Config, number: int) -> None:
     is_mask_former = isinstance(fusion, dict) and fusion.get('type') == PANOPTIC
     if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
         raise ConfigError(
-            f'own_data.train.annotations are of objects, and model {cfg.model.type} takes panoptic annotations: take a '
+            f'the annotations of --data are of objects, and model {cfg.model.type} takes panoptic annotations: take a '
             'config of instances, as mask_rcnn'
         )
     if is_mask_former:
@@ -134,91 +104,64 @@ def _segment_instances(cfg: Config, number: int) -> None:
 # --- segmentation -----------------------------------------------------------------------------------------------------
 
 
-def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
-    classes = _classes_of(own)
-    ignored = own.get('ignore_index', 255)
-    metainfo = dict(classes=classes, palette=[list(colour) for colour in distinct_colours(len(classes))])
-    for loader, split in _loaders(cfg):
-        if 'pairs' in own[split]:
-            _replace_data(
-                loader,
-                'mmengine.dataset.BaseDataset',
-                data_root=own.root,
-                ann_file=_existing(own, split, 'pairs'),
-                metainfo=metainfo,
-            )
-            continue
+def _put_labels(cfg: Config, data: Dataset) -> None:
+    palette = [list(colour) for colour in distinct_colours(len(data.classes))]
+    metainfo = dict(classes=data.classes, palette=palette)
+    for loader, index in _loaders(cfg, data):
         _replace_data(
-            loader,
-            'BaseSegDataset',
-            data_root=own.root,
-            data_prefix=dict(
-                img_path=_existing(own, split, 'images', relative=True),
-                seg_map_path=_existing(own, split, 'labels', relative=True),
-            ),
-            img_suffix=own.get('image_suffix', '.jpg'),
-            seg_map_suffix=own.get('label_suffix', '.png'),
-            metainfo=metainfo,
-            reduce_zero_label=bool(own.get('reduce_zero_label')),
-            ignore_index=ignored,
+            loader, 'mmengine.dataset.BaseDataset', data_root=data.root, ann_file=index.file, metainfo=metainfo
         )
     for transform in _transforms(cfg):
-        if transform.get('type') == 'LoadAnnotations':  # the data set has the setting
+        if transform.get('type') == 'LoadAnnotations':  # the index has the setting
             transform.pop('reduce_zero_label', None)
     # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
-        cfg.model.data_preprocessor.seg_pad_val = ignored
+        cfg.model.data_preprocessor.seg_pad_val = data.ignored
     for name in ('decode_head', 'auxiliary_head'):
         heads = cfg.model.get(name) or []
         for head in heads if isinstance(heads, (list, tuple)) else [heads]:
-            head.get('kernel_generate_head', head).ignore_index = ignored  # K-Net takes the value of the head inside
-    _replace_metrics(cfg, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=ignored)
-    set_num_classes(cfg.model, len(classes))
+            head.get(
+                'kernel_generate_head', head
+            ).ignore_index = data.ignored  # K-Net takes the value of the inner head
+    for phase, _ in _evaluated(data):
+        _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=data.ignored)
+    set_num_classes(cfg.model, len(data.classes))
 
 
 # --- classification ---------------------------------------------------------------------------------------------------
 
 
-def _fill_classes(cfg: Config, own: ConfigDict) -> None:
+def _put_classes(cfg: Config, data: Dataset) -> None:
     if 'num_classes' not in (cfg.model.get('head') or {}):
         kind = cfg.model.type
-        raise ConfigError(f'own_data takes a classifier, whose model.head has num_classes, and model is {kind}')
-    classes = _classes_of(own)
-    for loader, split in _loaders(cfg):
-        file = str(Path(_existing(own, split, 'list')).absolute())
-        _replace_data(loader, 'CustomDataset', data_root=own.root, ann_file=file, metainfo=dict(classes=classes))
-    _replace_metrics(cfg, 'Accuracy', dict(topk=(1, 5)))
-    for phase in ('val', 'test'):
+        raise ConfigError(f'--data takes a classifier, whose model.head has num_classes, and model is {kind}')
+    for loader, index in _loaders(cfg, data):
+        _replace_data(
+            loader, 'CustomDataset', data_root=data.root, ann_file=index.file, metainfo=dict(classes=data.classes)
+        )
+    for phase, _ in _evaluated(data):
+        _replace_metric(cfg, phase, 'Accuracy', dict(topk=(1, 5)))
         metric = cfg[f'{phase}_evaluator']
         given = metric.get('topk', 1)
         given = given if isinstance(given, (list, tuple)) else [given]
-        metric.topk = tuple(k for k in given if k < len(classes)) or (1,)  # of five classes, the best five are all
+        metric.topk = tuple(k for k in given if k < len(data.classes)) or (1,)  # of five classes, the best five are all
     for part in (cfg.model, cfg.get('data_preprocessor')):
-        set_num_classes(part, len(classes))
+        set_num_classes(part, len(data.classes))
 
 
 # --- all --------------------------------------------------------------------------------------------------------------
 
 
-def _loaders(cfg: Config) -> tuple[Any, ...]:
-    return (cfg.train_dataloader, 'train'), (cfg.val_dataloader, 'val'), (cfg.test_dataloader, 'val')
+def _loaders(cfg: Config, data: Dataset) -> Iterator[tuple[Any, Index]]:
+    """Yield each loader of data with its index."""
+    yield cfg.train_dataloader, data.splits['train']
+    for phase, index in _evaluated(data):
+        yield cfg[f'{phase}_dataloader'], index
 
 
-def _classes_of(own: ConfigDict) -> tuple[str, ...]:
-    classes = own.get('classes')
-    if not classes or isinstance(classes, str):
-        raise ValueError(
-            'own_data.classes must name the classes in the order of the label values, as in '
-            f'own_data.classes="[road,tree]"; got {classes!r}'
-        )
-    return tuple(classes)
-
-
-def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> str:
-    path = Path(own.root) / own[split][key]
-    if not path.exists():
-        raise ValueError(f'own_data.{split}.{key} is {own[split][key]!r}, and there is no {path}')
-    return own[split][key] if relative else str(path)
+def _evaluated(data: Dataset) -> list[tuple[str, Index]]:
+    """Return the index of validation and of the test, which takes the validation data where there are no others."""
+    return [('val', data.splits['val']), ('test', data.splits.get('test', data.splits['val']))]
 
 
 def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
@@ -238,11 +181,10 @@ def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
     loader.dataset = replaced(loader.dataset)
 
 
-def _replace_metrics(cfg: Config, kind: str, default: dict[str, Any], **settings: Any) -> None:
-    """Replace the evaluators by a single metric, in place. The config's own metric of this kind keeps its settings."""
-    for phase in ('val', 'test'):
-        metric = next((metric for _, metric in metrics_in(cfg, phase) if metric.get('type') == kind), default)
-        cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
+def _replace_metric(cfg: Config, phase: str, kind: str, default: dict[str, Any], **settings: Any) -> None:
+    """Replace an evaluator by a single metric, in place. The config's own metric of this kind keeps its settings."""
+    metric = next((metric for _, metric in metrics_in(cfg, phase) if metric.get('type') == kind), default)
+    cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
 
 
 def _transforms(cfg: Config) -> Iterator[ConfigDict]:
@@ -251,23 +193,51 @@ def _transforms(cfg: Config) -> Iterator[ConfigDict]:
 
 
 def set_num_classes(model: Any, number: int) -> None:
-    """Write the number of classes into each part of a model's config, in place, and adapt weights by class.
+    """Write the number of classes into each part of a model's config, in place, and fit the weights of losses by class.
 
-    Equal weights are repeated; the background keeps its own. Different weights belong to other classes and are removed.
+    Equal weights are repeated. Weights of as many classes stay, and different weights of other classes are removed.
     """
 
     def enters(name: str, part: Any) -> bool:
         is_fixed = isinstance(part, dict) and ('language_model' in part or part.get('type') == EDGES)
         return name not in FIXED_CLASSES and not is_fixed
 
-    for _, part in walk([model], enters=enters):
+    numbers: dict[str, int] = {}  # before, by key
+    for key, part in walk([model], enters=enters):
         if not isinstance(part, dict):
             continue
-        if 'num_classes' in part:
+        if isinstance(part.get('num_classes'), int):
+            numbers[key] = part['num_classes']
             part['num_classes'] = number
             if part.get('out_channels') == 1 and number != 2:  # two classes, by a threshold
                 part.update(out_channels=number)
                 part.pop('threshold', None)
         if isinstance(part.get('class_weight'), (list, tuple)):
-            *weights, background = part['class_weight']
-            part['class_weight'] = [*weights[:1] * number, background] if len(set(weights)) == 1 else None
+            around = [outer for outer in numbers if f'{key}.'.startswith(f'{outer}.')]
+            before = numbers[max(around, key=len)] if around else None
+            may_have_background = 'loss_decode' not in key
+            part['class_weight'] = _fit_weights(list(part['class_weight']), before, number, may_have_background)
+
+
+def _fit_weights(
+    weights: list[float], before: Optional[int], number: int, may_have_background: bool
+) -> Optional[list[float]]:
+    """Return the weights of a loss for a number of classes; None for different weights of other classes.
+
+    Args:
+        before: number of classes of the weights, if the part of the config names it.
+        may_have_background: the last of the weights may be that of the background.
+    """
+    size = len(weights)
+    has_background = may_have_background and size != before and (size - 1 == before or size != number)
+    body, last = (weights[:-1], weights[-1:]) if has_background else (weights, [])
+    if len(body) == number:
+        return weights
+    return [*body[:1] * number, *last] if len(set(body)) == 1 else None
+
+
+def weights_left_out(before: Config, after: Config) -> Iterator[str]:
+    """Yield a line for each loss that has lost its weights by class."""
+    for key, part in walk(before.get('model'), 'model'):
+        if key.endswith('.class_weight') and isinstance(part, (list, tuple)) and setting_of(after, key) is None:
+            yield line('left out', f'{key} of the config: its {len(part)} weights are of other classes')

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from ....openmmlab.errors import DataError
-from ....outputs import RESULTS_MARK, claim_folder
-from ....whole_files import write_whole
+from ....outputs import RESULTS_MARK
 from ...configs.paths import read_text
 from ..media import PICTURES
 
@@ -26,7 +25,8 @@ class OwnData(NamedTuple):
     """A recognised layout.
 
     Args:
-        own_data: settings for `fill_own_data`.
+        own_data: a dict of `root`, of `classes`, and of each split, with its index: a file of `annotations` in COCO's
+            format, `pairs` of pictures and labels in mmengine's format, or a `list` of pictures and classes.
         lines: report for the user.
     """
 
@@ -73,15 +73,10 @@ class DataFolder(NamedTuple):
         return [path for path in paths if path.suffix.lower() == suffix and re.search(pattern.encode(), _head(path))]
 
     def write(self, name: str, data: Any) -> Path:
-        """Write bytes, or an object as JSON, and return the absolute path. An equal file stays."""
+        """Write bytes, or an object as JSON, below `outputs`, and return the absolute path."""
         path = self.outputs / name
-        content = data if isinstance(data, bytes) else json.dumps(data).encode()
-        if not (path.is_file() and path.read_bytes() == content):
-            try:
-                claim_folder(self.outputs, overwrite=True)
-            except FileExistsError as error:
-                raise DataError(f'{self.outputs} is to have {name}: take another --work-dir ({error})') from error
-            write_whole(path, content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
         return path.absolute()
 
     def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
@@ -92,7 +87,7 @@ class DataFolder(NamedTuple):
             sparse: accept gaps between values.
         """
         if self.names:
-            return dict(enumerate(map(str, self.names))), 'own_data.classes'
+            return dict(enumerate(map(str, self.names))), '--classes'
         for folder in (self.root, self.ann_root, *more):
             for name in CLASS_FILES:
                 if (folder / name).is_file():

@@ -1,19 +1,14 @@
-"""Recognise the layout of a folder of pictures and annotations, and describe it as `own_data`.
+"""Recognise the layout of a folder of pictures and annotations, and write its index.
 
 Layouts are COCO JSON, YOLO's text files, XML of Pascal VOC and CVAT, labelme's JSON, labels as pictures, and a folder
-for each class. What the toolboxes cannot read is converted into a folder of the run. A missing split into training and
-validation is drawn.
+for each class. A missing split into training and validation is drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Optional, Union
-
-from filelock import FileLock
-from mmengine.config import Config
+from typing import Optional
 
 from ....openmmlab.errors import DataError
-from ..annotations import uses_masks
 from .classes import find_classes
 from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
 from .labels import find_labels
@@ -35,39 +30,12 @@ FINDERS: dict[str, tuple[dict[Finder, str], str]] = {
 }
 
 
-def find_data(
-    cfg: Config,
-    data: Union[str, Path],
-    annotations: Union[str, Path, None],
-    folder: Union[str, Path],
-    names: Optional[Sequence[str]] = None,
-) -> OwnData:
-    """Recognise pictures and annotations for a config of mmdet, mmseg or mmpretrain.
-
-    Args:
-        data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
-        annotations: a file or folder, if they are not below `data`.
-        folder: for a split, and annotations in a format of the toolbox.
-        names: of the classes; default: from files.
+def find_data(scope: str, folder: DataFolder) -> OwnData:
+    """Recognise pictures and annotations for a toolbox, a key of FINDERS, and write an index for each split.
 
     Raises:
-        ValueError: if the config is of another toolbox, or there is no such file or folder.
-        DataError: if no layout fits, or the data does not fit the config.
+        DataError: if no layout fits.
     """
-    scope = cfg.get('default_scope')
-    if scope not in FINDERS:
-        raise ValueError(f'--data takes a config of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
-    for argument, given in (('--data', data), ('--annotations', annotations)):
-        if given is not None and not Path(given).exists():
-            raise ValueError(f'{argument}: there is no {str(given)!r}')
-    outputs = Path(folder)
-    outputs.mkdir(parents=True, exist_ok=True)
-    with FileLock(outputs / '.lock'):  # each process of a distributed run writes the same
-        files = _list(Path(data), None if annotations is None else Path(annotations), outputs, names)
-        return _find(scope, files._replace(with_masks=uses_masks(cfg)))
-
-
-def _find(scope: str, folder: DataFolder) -> OwnData:
     left_out = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
     if not (folder.pictures or folder.holding('.json', SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
@@ -94,7 +62,17 @@ def _find(scope: str, folder: DataFolder) -> OwnData:
     )
 
 
-def _list(data: Path, annotations: Optional[Path], outputs: Path, names: Optional[Sequence[str]]) -> DataFolder:
+def list_data(data: Path, annotations: Optional[Path], outputs: Path) -> DataFolder:
+    """List the files of a user.
+
+    Args:
+        data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
+        annotations: a file or folder, if they are not below `data`.
+        outputs: folder for splits and converted annotations.
+
+    Raises:
+        DataError: if a file is no annotation file.
+    """
     one_file = next((path for path in (annotations, data) if path is not None and not path.is_dir()), None)
     if one_file is not None and one_file.suffix.lower() not in ('.json', '.xml', '.yaml', '.yml'):
         raise DataError(
@@ -105,10 +83,9 @@ def _list(data: Path, annotations: Optional[Path], outputs: Path, names: Optiona
     if not data.is_dir() and not any(is_picture(path) for path in files):
         root = root.parent  # of annotations/instances_train.json
         files, results = list_files(root)
-    results = [name for name in results if (root / name).resolve() != outputs.resolve()]  # of this run
     ann_root, ann_files = root, files
     if annotations is not None:
         ann_root = annotations if annotations.is_dir() else annotations.parent
         ann_files, ann_results = list_files(ann_root)
         results += ann_results
-    return DataFolder(root, files, ann_root, ann_files, outputs, results, one_file, names)
+    return DataFolder(root, files, ann_root, ann_files, outputs, results, one_file)

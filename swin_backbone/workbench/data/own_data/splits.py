@@ -1,4 +1,4 @@
-"""Pictures for training and for validation: by lists, by the names of folders, or drawn."""
+"""Pictures for training, validation and test: by lists, by the names of folders, or drawn."""
 
 import re
 import zlib
@@ -17,6 +17,7 @@ SPLIT_OF = {  # by the words of names
     **dict.fromkeys(('val', 'valid', 'validation', 'dev'), 'val'),
     **dict.fromkeys(('test', 'testing'), 'test'),
 }
+SPLITS = ('train', 'val', 'test')
 VAL_SHARE = 0.2  # of the pictures, where the split is drawn
 SAME = 'names the same pictures for training and for validation'
 DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
@@ -27,11 +28,16 @@ Lists = dict[str, list[Path]]  # pictures by split
 
 
 class Split(NamedTuple):
-    """Pictures for training and for validation, and lines of the report about them."""
+    """Pictures for training, for validation and for a test, maybe none, and lines of the report about them."""
 
     train: list[Path]
     val: list[Path]
     lines: list[str]
+    test: Sequence[Path] = ()
+
+    def parts(self) -> dict[str, Sequence[Path]]:
+        """Return the pictures of each split that has some."""
+        return {'train': self.train, 'val': self.val, **({'test': self.test} if self.test else {})}
 
 
 def words_of(name: str) -> list[str]:
@@ -50,14 +56,16 @@ def folder_split(path: Path) -> Optional[str]:
     return split_of(path.parent / '-')
 
 
-def train_and_val(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[list[Path], list[Path]]:
-    """Return the files for training and validation. A test set replaces a missing validation set.
+def assign_splits(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[list[Path], list[Path], list[Path]]:
+    """Return the files for training, validation and test. A test set replaces a missing validation set.
 
     Files of no split are for training. The second list is empty if a split has to be drawn.
     """
     train = [*by_split.get('train', ()), *by_split.get(None, ())]
-    val = list(by_split.get('val') or by_split.get('test') or ())
-    return (train, val) if train else (val, [])
+    val, test = (list(by_split.get(split, ())) for split in ('val', 'test'))
+    if not train:
+        return (val, [], test) if val else (test, [], [])
+    return (train, val, test) if val else (train, test, [])
 
 
 def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
@@ -79,7 +87,7 @@ def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> Split:
-    """Split pictures by lists. Without lists, the folders decide, and without their names a checksum.
+    """Split pictures by lists. Without lists, the names of folders decide, and without these a checksum.
 
     Args:
         pictures: those with annotations.
@@ -107,14 +115,20 @@ def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> 
     else:
         for picture in pictures:
             by_split.setdefault(folder_split(picture), []).append(picture)
-    train, val = train_and_val(by_split)
+    train, val, test = assign_splits(by_split)
     is_overruled = names_same(train, val, source)
     if is_overruled:
         lines[-1] = line('overruled', f'{source} {SAME}')
     if is_overruled or not val:
         train, val = draw_split(train)
         lines.append(line('split', DRAWN))
-    return Split(train, val, lines)
+    if set(test) == set(val):  # as in a data.yaml with the same folder twice
+        test = []
+    if shared := {*test} & {*train, *val}:
+        lines.append(
+            line('warning', f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}')
+        )
+    return Split(train, val, lines, test)
 
 
 def names_same(train: Iterable[Path], val: Iterable[Path], source: str) -> bool:

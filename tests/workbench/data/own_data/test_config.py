@@ -1,83 +1,143 @@
-"""Configs for the user's own pictures: filled from `own_data`, or an error that names the key."""
+"""Any config takes the data of a user: data sets, evaluators, numbers of classes and weights of losses."""
 
 import json
+from pathlib import Path
 
 import pytest
-from helpers import ROOT
 from helpers.openmmlab.jobs import load_config
+from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, make_own_data, read_coco, write_coco
+from mmengine.config import Config
 
+from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench.data.own_data.config import put_data, set_num_classes, weights_left_out
+from swin_backbone.workbench.data.own_data.prepare import prepare
 from swin_backbone.workbench.job import Job, Options
 
-CONFIGS = ROOT / 'configs'
-DETECTION = str(CONFIGS / 'mask_rcnn' / 'mask-rcnn_swin-t-p4-w7_fpn_1x_own.py')
-SEGMENTATION = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_own-512x512.py')
+CITYSCAPES = 'mmseg::cgnet/cgnet_fcn_4xb4-60k_cityscapes-680x680.py'
 
 
-@pytest.fixture
-def folder(tmp_path):
-    for name in ('images/train', 'images/val', 'labels/train', 'labels/val', 'annotations'):
-        (tmp_path / name).mkdir(parents=True)
-    write_categories(tmp_path, 'train', ['nut', 'bolt'])
-    write_categories(tmp_path, 'val', ['nut', 'bolt'])
-    return tmp_path
+@pytest.fixture(scope='module')
+def own(tmp_path_factory):
+    return make_own_data(tmp_path_factory.mktemp('data') / 'own')
 
 
-def write_categories(folder, split, names):
-    categories = [dict(id=10 * i + 10, name=name) for i, name in enumerate(names)]
-    text = json.dumps(dict(images=[], annotations=[], categories=categories))
-    (folder / 'annotations' / f'instances_{split}.json').write_text(text)
-
-
-def test_detection_follows_the_annotation_file(folder):
-    cfg = load_config(DETECTION, None, {'own_data.root': str(folder)}, 'none')
+def test_detection_follows_the_data(own):
+    cfg = load_config(DETECTION, None, {}, 'none', data=own)
     assert cfg.model.roi_head.bbox_head.num_classes == 2
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert cfg.train_dataloader.dataset.metainfo.classes == ('nut', 'bolt')
-    assert cfg.train_dataloader.dataset.data_root == str(folder)
+    assert cfg.train_dataloader.dataset.data_root == str(own)
     assert cfg.test_dataloader.dataset.data_prefix.img == 'images/val'
-    assert cfg.test_evaluator.ann_file == str(folder / 'annotations' / 'instances_val.json')
+    assert cfg.test_evaluator.ann_file == cfg.val_dataloader.dataset.ann_file
+    assert (
+        json.loads(Path(cfg.test_evaluator.ann_file).read_text())['annotations'] == read_coco(own, 'val')['annotations']
+    )
+    assert 'own_data' not in cfg
 
 
-def test_segmentation_follows_the_command_line(folder):
-    options = {'own_data.root': str(folder), 'own_data.classes': ['road', 'tree', 'sky'], 'own_data.ignore_index': 11}
-    cfg = load_config(SEGMENTATION, None, options, 'none')
+def test_segmentation_follows_the_command_line(own):
+    cfg = load_config(
+        SEGMENTATION, None, {}, 'none', data=own, annotations=own / 'labels', classes=['road', 'tree', 'sky']
+    )
     assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
-    assert cfg.model.decode_head.ignore_index == cfg.model.data_preprocessor.seg_pad_val == 11
-    assert cfg.val_evaluator.ignore_index == 11
-    assert cfg.val_dataloader.dataset.data_prefix.seg_map_path == 'labels/val'
+    assert cfg.model.decode_head.ignore_index == cfg.model.data_preprocessor.seg_pad_val == 255
+    assert cfg.val_evaluator.ignore_index == 255
 
 
-@pytest.mark.parametrize(
-    ('config', 'options', 'message'),
-    [
-        (DETECTION, {'own_data.val.images': 'nowhere'}, r"own_data.val.images is 'nowhere', and there is no"),
-        (
-            DETECTION,
-            {f'own_data.{s}.annotations': 'images' for s in ('train', 'val')},
-            'images is a folder, and no file',
-        ),
-        (SEGMENTATION, {}, 'own_data.classes must name the classes'),
-        (SEGMENTATION, {'own_data.classes': 'road'}, "own_data.classes.*got 'road'"),
-    ],
-)
-def test_what_is_missing_is_named(folder, config, options, message):
-    with pytest.raises(ValueError, match=message):
-        load_config(config, None, {'own_data.root': str(folder), **options}, 'none')
+def test_a_key_own_data_is_refused_with_what_to_give(own, record_fault):
+    message = 'own_data is no key of a config: give --data D, and --classes NAMES'
+    with pytest.raises(ConfigError, match=message):
+        load_config(SEGMENTATION, None, {'own_data.classes': ['a', 'b']}, 'none', data=own)
+    cfg = read_config(SEGMENTATION)
+    cfg.own_data = dict(root='data')
+    with pytest.raises(ConfigError, match=message):
+        Job(cfg)
+    record_fault('bad_commands', 2)
 
 
-def test_a_report_names_an_option_that_contradicts_the_data(folder, tmp_path):
-    job = Job(DETECTION, Options(cfg_options={'own_data.root': str(folder), 'model.roi_head.bbox_head.num_classes': 7}))
-    with pytest.raises(ConfigError, match='num_classes follows from own_data, which makes it 2, got 7'):
-        job.report('x.pth', tmp_path / 'report')
+def test_the_data_must_be_for_the_toolbox(own):
+    with pytest.raises(ConfigError, match="the data are for a config of mmdet, got default_scope='mmseg'"):
+        put_data(read_config(SEGMENTATION), prepare(own))
 
 
-@pytest.mark.parametrize(('names', 'message'), [
-    (['bolt', 'nut'], "number 1 is 'nut' in the first, and 'bolt' in the second"),
-    (['nut', 'bolt', 'pin'], "number 3 is None in the first, and 'pin' in the second"),
+@pytest.mark.parametrize('test', [True, False])
+def test_a_test_set_of_the_user_is_that_of_the_config(own, tmp_path, test):
+    """Roboflow's folders train, valid and test: the test is no second validation."""
+    root = make_own_data(tmp_path / 'own')
+    if test:
+        (root / 'images' / 'val').rename(root / 'images' / 'test')
+        (root / 'images' / 'val').mkdir()
+        for number in range(2):
+            (root / 'images' / 'val' / f'v{number}.png').write_bytes(
+                (root / 'images' / 'test' / f'{number}.png').read_bytes()
+            )
+        coco = read_coco(root, 'val')
+        write_coco(root, 'test', coco)
+        for image in coco['images']:
+            image['file_name'] = f'v{image["file_name"]}'
+        write_coco(root, 'val', coco)
+    data = prepare(root, folder=tmp_path / 'indices')
+    assert list(data.splits) == ['train', 'val', 'test'][: 2 + test]
+    cfg = read_config(DETECTION)
+    put_data(cfg, data)
+    assert cfg.test_dataloader.dataset.ann_file == data.splits['test' if test else 'val'].file
+    assert cfg.test_evaluator.ann_file == cfg.test_dataloader.dataset.ann_file
+    assert cfg.val_dataloader.dataset.ann_file == cfg.val_evaluator.ann_file == data.splits['val'].file
+    assert any(line.startswith('  test ') for line in data.lines) == test
+
+
+EQUAL = [1.0] * 80
+
+
+@pytest.mark.parametrize(('weights', 'before', 'number', 'expected'), [
+    ([0.4, 2.6, 5.9], 3, 3, [0.4, 2.6, 5.9]),  # of the user
+    ([0.4, 2.6, 5.9], 150, 3, [0.4, 2.6, 5.9]),
+    ([1.0, 1.0, 5.0], 3, 3, [1.0, 1.0, 5.0]),
+    ([0.4, 2.6, 5.9, 0.1], 80, 3, [0.4, 2.6, 5.9, 0.1]),  # with a background
+    ([*EQUAL, 0.1], 80, 3, [1.0, 1.0, 1.0, 0.1]),
+    ([*EQUAL, 0.1], 80, 81, [*EQUAL, 1.0, 0.1]),
+    (EQUAL, 80, 3, [1.0, 1.0, 1.0]),
+    ([0.8, 0.9, 1.1, 1.2], 4, 3, None),  # of other classes
+    ([0.8, 0.9, 1.1, 1.2], 4, 4, [0.8, 0.9, 1.1, 1.2]),
 ])  # fmt: skip
-def test_training_and_validation_must_have_the_same_categories(folder, names, message):
-    write_categories(folder, 'val', names)
-    files = f'{folder}/annotations/instances_train.json and {folder}/annotations/instances_val.json'
-    with pytest.raises(ValueError, match=f'{files} must have the same categories in the same order: {message}'):
-        load_config(DETECTION, None, {'own_data.root': str(folder)}, 'none')
+def test_weights_of_a_loss_stay_if_they_are_of_as_many_classes(weights, before, number, expected):
+    model = dict(head=dict(num_classes=before, loss=dict(class_weight=weights)))
+    original = Config(dict(model=model))
+    cfg = Config(original.to_dict())
+    for _ in range(2):  # the second time changes nothing
+        set_num_classes(cfg.model, number)
+        assert cfg.model.head.loss.class_weight == expected
+    lines = list(weights_left_out(original, cfg))
+    assert len(lines) == (expected is None)
+    assert all(
+        'model.head.loss.class_weight of the config: its 4 weights are of other classes' in line for line in lines
+    )
+
+
+def test_weights_by_option_stay_and_a_wrong_number_is_an_error(own):
+    key, more = 'model.decode_head.loss_decode.class_weight', dict(data=own, annotations=own / 'labels')
+    cfg = load_config(SEGMENTATION, None, {key: [0.4, 2.6]}, 'none', **more)
+    assert cfg.model.decode_head.loss_decode.class_weight == [0.4, 2.6]
+    with pytest.raises(ConfigError, match=f'{key} follows from --data, which makes it None, got'):
+        load_config(SEGMENTATION, None, {key: [0.4, 2.6, 7.0]}, 'none', **more)
+
+
+def test_weights_of_another_toolboxs_classes_are_left_out_with_a_line(own, capsys):
+    cfg = Job(CITYSCAPES, Options(data=own, annotations=own / 'labels')).cfg
+    assert cfg.model.decode_head.loss_decode.class_weight is None
+    line = 'model.decode_head.loss_decode.class_weight of the config: its 19 weights are of other classes'
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('names', [['bolt', 'nut'], ['nut', 'bolt', 'pin']])
+def test_categories_of_two_files_are_joined_by_name(tmp_path, names):
+    root = make_own_data(tmp_path / 'own')
+    coco = read_coco(root, 'val')
+    ids = {category['name']: category['id'] for category in coco['categories']}
+    write_coco(root, 'val', dict(coco, categories=[dict(id=ids.get(name, 9), name=name) for name in names]))
+    data = prepare(root, folder=tmp_path / 'indices')
+    assert data.classes == ('nut', 'bolt')
+    for split in ('train', 'val'):
+        index = json.loads(Path(data.splits[split].file).read_text())
+        assert [category['name'] for category in index['categories']] == ['nut', 'bolt']

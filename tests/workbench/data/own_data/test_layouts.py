@@ -101,7 +101,7 @@ def test_pictures_and_annotations_may_lie_apart(tmp_path):
     assert len(labels_of(cfg)) == 4
     root = layouts.made('coco', tmp_path)
     cfg, _ = fill(BOXES, root / 'annotations' / 'instances_train.json', tmp_path / 'work2')
-    assert cfg.val_dataloader.dataset.ann_file.endswith('instances_val.json')
+    assert len(read(cfg, 'val')['images']) == 2
 
 
 def test_black_and_white_masks_become_labels(tmp_path):
@@ -111,6 +111,21 @@ def test_black_and_white_masks_become_labels(tmp_path):
     assert cfg.train_dataloader.dataset.metainfo.classes == ('background', 'foreground')
     assert 'black and white' in report
     assert all(set(np.unique(values)) == {0, 1} for values in labels_of(cfg).values())
+
+
+@pytest.mark.parametrize(('names', 'classes', 'ignored', 'reduces'), [
+    ('void\nnut\nbolt\n', ('nut', 'bolt'), 255, True),
+    ('ground\nnut\nUnlabelled\n', ('ground', 'nut'), 2, False),
+])  # fmt: skip
+def test_a_class_called_void_is_ignored(names, classes, ignored, reduces, tmp_path):
+    root = layouts.made('labels', tmp_path)
+    (root / 'classes.txt').write_text(names)
+    cfg, report = fill(LABELS, root, tmp_path / 'work')
+    assert cfg.val_dataloader.dataset.metainfo.classes == classes
+    items = json.loads(Path(cfg.val_dataloader.dataset.ann_file).read_text())['data_list']
+    assert {item['reduce_zero_label'] for item in items} == {reduces}
+    assert cfg.model.decode_head.ignore_index == cfg.val_evaluator.ignore_index == ignored
+    assert 'ignored' in report
 
 
 def test_num_classes_follow_the_data_except_in_other_parts():
@@ -536,7 +551,7 @@ def test_equal_training_and_validation_are_overruled(layout, change, pictures, t
 def test_values_that_do_not_count_from_0_take_names(tmp_path, record_fault):
     root = layouts.made('labels', tmp_path, value=lambda kind: (128, 255)[kind])
     (root / 'classes.txt').unlink()
-    with pytest.raises(DataError, match=r"values 0, 128, and not 0 to 1: name them in .*'128 road'.*own_data\.classes"):
+    with pytest.raises(DataError, match=r"values 0, 128, and not 0 to 1: name them in .*'128 road'.*--classes NAME"):
         fill(LABELS, root, tmp_path / 'work')
     (root / 'classes.txt').write_text('0 ground\n128 nut\n255 bolt\n')
     cfg, report = fill(LABELS, root, tmp_path / 'work')

@@ -7,12 +7,14 @@ from typing import Any, Optional
 from urllib.parse import unquote
 
 from .....openmmlab.errors import DataError
-from ...annotations import check_annotations, read_annotations, require_annotations
+from ...annotations import check_annotations, read_annotations
 from ...media import picture_size
 from ..folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
 from ..pairs import is_label
 from ..splits import (
     SAME,
+    SPLITS,
+    assign_splits,
     folder_split,
     index_tails,
     match_name,
@@ -20,47 +22,45 @@ from ..splits import (
     read_split_lists,
     split_of,
     split_pictures,
-    train_and_val,
 )
 from .shapes import angle_of, area_of, box_around, corners_of
 
 UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # before the names of pictures in Label Studio's exports
-SAMPLE = 50  # pictures of an annotation file whose place is looked up
 RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
+SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
+
+AnnotationFile = tuple[Path, dict[str, Any], bool]  # path, content, and whether it begins with a byte order mark
 
 
 def find_coco(folder: DataFolder) -> Optional[OwnData]:
     """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
-    files = _annotation_files(folder)
+    files, lines = _annotation_files(folder)
     if not files:
         return None
-    paths = list(files)
+    paths = [path for path, *_ in files.values()]
     contents: list[dict[str, Any]] = []
-    images, written = [], len(paths) == 1
-    lines: list[str] = []
-    for path, (data, has_mark) in files.items():
+    images: list[str] = []
+    for path, data, has_mark in files.values():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
-        is_changed = _repair(folder, data)
-        is_mended = is_changed and bool(annotated.errors)
-        checked = folder.write(f'mended-{len(contents)}.json', data) if is_mended else path
-        require_annotations(checked, 'COCO', folder.with_masks, refused=())
+        _repair(folder, data)
+        if annotated.errors:  # of which some are repaired
+            repaired = check_annotations(folder.write('repaired.json', data), 'COCO', folder.with_masks, (data, False))
+            if sentences := repaired.errors.sentences():
+                raise DataError(f'{path} has ' + '. It has '.join(sentences))
         place, renamed = _find_pictures(folder, path, data)
         if renamed:
             lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
         contents.append(data)
         images.append(place)
-        written |= is_changed or bool(renamed) or has_mark
-    shape_lines = _outline_boxes(contents, folder.with_masks)
-    lines += shape_lines
-    written |= bool(shape_lines)
-    written |= _join_categories(contents)
+    lines += _outline_boxes(contents, folder.with_masks)
+    _join_categories(contents)
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
     by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
     source = ' and '.join(map(str, paths))
-    if len(by_file) == 2 and names_same(by_file[0], by_file[1], source):
-        contents, written = contents[:1], True
+    if 'val' in files and names_same(by_file[0], by_file[1], source):
+        del contents[1], images[1], files['val']
         lines.append(line('overruled', f'{source} {SAME}'))
     named = set.union(*by_file)
     folders = {picture.parent for picture in named}
@@ -68,16 +68,15 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
         lines.append(
             line('left out', f'{len(unnamed)} pictures without an entry in these annotation files, as {unnamed[0]}')
         )
-    if len(contents) == 1:
-        contents, split_lines = _split(folder, contents[0], images[0])
-        images, lines = images[:1], lines + split_lines
-    if written:
-        paths = [folder.write(f'{split}.json', data) for split, data in zip(('train', 'val'), contents)]
-        lines.append(line('written', f'{folder.outputs}/{{train,val}}.json'))
-    splits = {
-        split: (path.absolute(), place, len(data['images']))
-        for split, path, place, data in zip(('train', 'val'), paths, [*images, *images], contents)
-    }
+    if 'val' not in files:
+        parts, split_lines = _split(folder, contents[0], images[0])
+        contents[:1], images[:1] = parts, images[:1] * len(parts)
+        lines += split_lines
+    splits = {}
+    for split, place, data in zip(SPLITS, images, contents):
+        path = folder.write(f'{split}.json', data)
+        check_annotations(path, 'COCO', folder.with_masks, (data, False))
+        splits[split] = (path, place, len(data['images']))
     return describe_boxes(folder, 'COCO JSON', splits, names, lines)
 
 
@@ -94,28 +93,29 @@ def describe_boxes(
         splits: annotation file, folder of pictures, and number of pictures of 'train' and 'val'.
         lines: of the report, at its end.
     """
-    own: dict[str, Any] = dict(root=str(folder.root))
+    own: dict[str, Any] = dict(classes=list(classes))
     head = [f'data in {folder.root}: {layout}']
     for split, (path, images, number) in splits.items():
         own[split] = dict(images=images, annotations=str(path))
-        shown = path.relative_to(folder.root.absolute()) if folder.root.absolute() in path.parents else path
-        head.append(line(split, f'{number} pictures in {images}', str(shown)))
+        head.append(line(split, f'{number} pictures in {images}'))
     return OwnData(own, [*head, class_line(classes), *lines])
 
 
-def _annotation_files(folder: DataFolder) -> dict[Path, tuple[dict[str, Any], bool]]:
-    """Return the files for training and validation, or a single file to split, or no file.
+def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], list[str]]:
+    """Return the files for training, validation and test by split, a single file for training to split, or no file.
 
-    Values are contents, and whether a file begins with a byte order mark.
+    Values are path, content, and whether a file begins with a byte order mark; and lines of the report.
     """
     candidates = sorted(folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, path))
     if folder.one_file is not None:
         name = folder.one_file.name.replace('train', 'val', 1)
         others = [path for path in candidates if path.name == name != folder.one_file.name]
-        return {path: read_annotations(path, 'COCO') for path in [folder.one_file, *others[:1]]}
+        paths = [folder.one_file, *others[:1]]
+        return {split: (path, *read_annotations(path, 'COCO')) for split, path in zip(SPLITS, paths)}, []
     errors: dict[Optional[str], DataError] = {}
     by_split: dict[Optional[str], list[Path]] = {}
     contents = {}
+    lines: list[str] = []
     named = [path for path in candidates if 'instances' in path.stem]
     for path in (named or candidates)[:MAX_JSONS]:
         split = split_of(path.relative_to(folder.ann_root))
@@ -127,27 +127,32 @@ def _annotation_files(folder: DataFolder) -> dict[Path, tuple[dict[str, Any], bo
             annotated = check_annotations(path, 'COCO', folder.with_masks, contents[path])
             if annotated.pictures or annotated.errors:
                 by_split.setdefault(split, []).append(path)
+            elif split:
+                lines.append(line('warning', f'{path} has no pictures: it is no file for {split}'))
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
             raise fault
-    train, val = train_and_val(by_split)
-    for phase, paths in (('training', train), ('validation', val)):
+    tests = [path for path in by_split.get('test', ()) if contents[path][0]['annotations']]
+    by_split['test'] = tests  # COCO's own files of test pictures have no objects
+    train, val, test = assign_splits(by_split)
+    for phase, paths in (('training', train), ('validation', val), ('the test', test)):
         if len(paths) > 1:
             shown = ', '.join(str(path.relative_to(folder.ann_root)) for path in paths[:5])
             raise DataError(
                 f'{folder.ann_root} has several annotation files for {phase}: {shown}; name one: --data FILE'
             )
-    return {path: contents[path] for path in [*train, *val]}
+    found = dict(zip(SPLITS, (train, val, test)))
+    return {split: (path, *contents[path]) for split, paths in found.items() for path in paths}, lines
 
 
-def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:
-    """Change what programs write and mmdet or COCO's evaluation reads wrong, in place, and return whether anything was.
+def _repair(folder: DataFolder, data: dict[str, Any]) -> None:
+    """Change what programs write and mmdet or COCO's evaluation reads wrong, in place.
 
     VIA writes numbers of pictures as texts, and polygons without a list around. Label Studio leaves out sizes of
     pictures; scripts leave out `area` and `iscrowd`. COCO's evaluation counts an object with the id 0 as not found
-    (Roboflow). mmdet numbers two categories of one name as two.
+    (Roboflow): all ids become numbers from 1, and `own_id` keeps those of the user. mmdet numbers two categories of one
+    name as two.
     """
-    is_changed = False
     images, objects, categories = (
         [entry for entry in data[table] if isinstance(entry, dict)] for table in ('images', 'annotations', 'categories')
     )
@@ -160,11 +165,11 @@ def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:
                 image['height'], image['width'] = picture_size(folder.root / picture)
             except OSError as error:
                 raise DataError(str(error)) from error
-            is_changed = True
     numbers = {str(image.get('id')): image.get('id') for image in images}
     is_counted_from_0 = any(item.get('id') == 0 for item in objects)
     for number, item in enumerate(objects if any('bbox' in item for item in objects) else (), 1):  # else panoptic
-        before = dict(item)
+        if is_counted_from_0 and 'id' in item:
+            item['own_id'] = item['id']
         item['id'] = number if is_counted_from_0 else item.get('id', number)
         item['image_id'] = numbers.get(str(item.get('image_id')), item.get('image_id'))
         item.setdefault('iscrowd', 0)
@@ -172,7 +177,6 @@ def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:
             item['segmentation'] = [item['segmentation']]
         if _are_numbers(item.get('bbox')) and len(item['bbox']) == 4:
             item.setdefault('area', item['bbox'][2] * item['bbox'][3])
-        is_changed |= item != before
     names = [category.get('name') for category in categories]
     used = {str(item.get('category_id')) for item in objects}
     kept = [
@@ -181,8 +185,7 @@ def _repair(folder: DataFolder, data: dict[str, Any]) -> bool:
         if str(category.get('id')) in used or names[place - 1] not in names[place:]
     ]
     if len(kept) < len(categories):
-        data['categories'], is_changed = kept, True
-    return is_changed
+        data['categories'] = kept
 
 
 def _outline_boxes(contents: Sequence[dict[str, Any]], with_masks: bool) -> list[str]:
@@ -221,7 +224,7 @@ def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[list[
         by_picture.setdefault(Path(images, image['file_name']), []).append(image)
     split = split_pictures(list(by_picture), *read_split_lists(folder, list(by_picture)))
     parts = []
-    for pictures in (split.train, split.val):
+    for pictures in split.parts().values():
         chosen = [image for picture in pictures for image in by_picture[picture]]
         ids = {image['id'] for image in chosen}
         objects = [annotation for annotation in data['annotations'] if annotation['image_id'] in ids]
@@ -274,18 +277,17 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> tupl
     return '.', renamed
 
 
-def _join_categories(contents: Sequence[dict[str, Any]]) -> bool:
-    """Give files with different categories the same, by name, in place, and return whether they were different.
+def _join_categories(contents: Sequence[dict[str, Any]]) -> None:
+    """Give files with different categories the same, by name, in place.
 
     mmdet numbers classes in the order of each file.
     """
     by_file = [{category['id']: category['name'] for category in data['categories']} for data in contents]
     if all(list(names.values()) == list(by_file[0].values()) for names in by_file):
-        return False
+        return
     used = (names[item['category_id']] for data, names in zip(contents, by_file) for item in data['annotations'])
     ids = {name: number for number, name in enumerate(dict.fromkeys([*by_file[0].values(), *used]), 1)}
     for data, names in zip(contents, by_file):
         data['categories'] = [dict(id=number, name=name) for name, number in ids.items()]
         for item in data['annotations']:
             item['category_id'] = ids[names[item['category_id']]]
-    return True

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from .....openmmlab.errors import DataError, Faults
+from ...annotations import check_annotations
 from ...media import picture_size
 from ..folder import DataFolder, OwnData, line
 from ..splits import Lists, split_pictures
@@ -52,7 +53,7 @@ def write_converted(
     left_out = Faults() if left_out is None else left_out
     split = split_pictures(list(files), *lists)
     objects: dict[Path, tuple[tuple[int, int], list[Box]]] = {}
-    for picture in (*split.train, *split.val):
+    for picture in (*split.train, *split.val, *split.test):
         try:
             size = picture_size(folder.root / picture)
         except OSError as error:
@@ -73,10 +74,12 @@ def write_converted(
     rectangles, ignored = (sum(getattr(box, kind) for box in found) for kind in ('is_rectangle', 'is_ignored'))
     draws_rectangles = folder.with_masks and rectangles < len(found)
     splits = {}
-    for phase, pictures in (('train', split.train), ('val', split.val)):
-        data = _to_coco({picture: objects[picture] for picture in pictures}, names, draws_rectangles)
-        splits[phase] = (folder.write(f'{phase}.json', data), '.', len(pictures))
-    lines = [*split.lines, line('written', f"{folder.outputs}/{{train,val}}.json, the same in COCO's format")]
+    for phase, pictures in split.parts().items():
+        data = _to_coco({picture: (files[picture], *objects[picture]) for picture in pictures}, names, draws_rectangles)
+        path = folder.write(f'{phase}.json', data)
+        check_annotations(path, 'COCO', folder.with_masks, (data, False))
+        splits[phase] = (path, '.', len(pictures))
+    lines = list(split.lines)
     if draws_rectangles and rectangles:
         lines.append(line('masks', RECTANGLES.format(rectangles, len(found))))
     if ignored:
@@ -86,22 +89,24 @@ def write_converted(
 
 
 def _to_coco(
-    pictures: Mapping[Path, tuple[tuple[int, int], list[Box]]], classes: Sequence[str], draws_rectangles: bool
+    pictures: Mapping[Path, tuple[Any, tuple[int, int], list[Box]]], classes: Sequence[str], draws_rectangles: bool
 ) -> dict[str, Any]:
     """Return sizes and objects of pictures in COCO's format.
 
     Args:
+        pictures: file, size and objects. `own_id` of an object is its place in the file.
         draws_rectangles: write the masks of boxes too.
     """
     ids = {name: number for number, name in enumerate(classes, 1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for picture, (size, boxes) in pictures.items():
+    for picture, (file, size, boxes) in pictures.items():
         images.append(dict(id=len(images) + 1, file_name=picture.as_posix(), height=size[0], width=size[1]))
-        for box in boxes:
+        for number, box in enumerate(boxes, 1):
             annotations.append(
                 dict(
                     id=len(annotations) + 1,
+                    own_id=f'{file}, object {number}',
                     image_id=len(images),
                     category_id=ids[box.category],
                     bbox=list(box.bbox),

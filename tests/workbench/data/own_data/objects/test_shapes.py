@@ -118,7 +118,8 @@ def objects_of(write, root, config=MASKS):
     """Return the objects of a picture of each split, which are equal, and the report."""
     cfg, report = fill(config, pictures(root / 'own', write), root / 'work')
     train, val = (
-        [dict(item, id=0, image_id=0) for item in read(cfg, phase)['annotations']] for phase in ('train', 'val')
+        [dict(item, id=0, image_id=0, own_id=0) for item in read(cfg, phase)['annotations']]
+        for phase in ('train', 'val')
     )
     assert repr(train) == repr(val)  # NaN equals no number
     return SimpleNamespace(cfg=cfg, report=report, objects=train)

@@ -1,0 +1,172 @@
+"""The pictures and annotations of a user as data sets: an index for each split, written once, which never changes.
+
+The folder of an index is named by a digest of what is read. Equal data have one index, which all trainings share; a
+changed file gives another folder, and trainings that run keep theirs.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Optional, Union
+
+from filelock import FileLock
+
+from ....openmmlab.errors import DataError
+from ....outputs import mark_folder
+from ....whole_files import write_whole
+from ..annotations import check_annotations
+from .folder import DataFolder, line
+from .layouts import FINDERS, find_data, list_data
+
+VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
+NAME = 'dataset.json'  # in the folder of an index, written last
+IGNORED = 255  # value of labels
+DIGITS = 16  # of a digest in a name
+
+
+@dataclass(frozen=True)
+class Index:
+    """The pictures of a split.
+
+    Args:
+        file: in COCO's format for a detector; pairs of pictures and labels, in mmengine's format, for a segmentor; and
+            pictures with the numbers of their classes for a classifier.
+        images: folder of the pictures, relative to the root of the data set.
+        pictures: their number.
+        objects: number of objects by class, of a detector.
+        most: objects of a picture, of a detector.
+        has_rles: whether the mask of an object is an RLE.
+    """
+
+    file: str
+    images: str
+    pictures: int
+    objects: Mapping[str, int] = field(default_factory=dict)
+    most: int = 0
+    has_rles: bool = False
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The pictures and annotations of a user.
+
+    Args:
+        scope: toolbox whose models take the data: 'mmdet', 'mmseg' or 'mmpretrain'.
+        root: folder of the pictures.
+        classes: names, in the order of their numbers.
+        ignored: value of labels that is neither trained nor tested.
+        splits: indices of 'train', 'val' and, if the user has one, 'test'.
+        lines: what is read, and warnings.
+    """
+
+    scope: str
+    root: str
+    classes: tuple[str, ...]
+    ignored: int
+    splits: Mapping[str, Index]
+    lines: tuple[str, ...]
+
+
+def prepare(
+    data: Union[str, Path],
+    annotations: Union[str, Path, None] = None,
+    classes: Optional[Sequence[str]] = None,
+    *,
+    scope: str = 'mmdet',
+    with_masks: bool = False,
+    folder: Union[str, Path, None] = None,
+) -> Dataset:
+    """Read what a user has, once, and write an index of each split.
+
+    Args:
+        data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
+        annotations: a file or folder, if they are not below `data`.
+        classes: names. Default: from files.
+        scope: toolbox whose models take the data: 'mmdet' for objects, 'mmseg' for labels of pixels, 'mmpretrain' for
+            classes of pictures.
+        with_masks: the model takes masks of objects.
+        folder: of all indices. Default: that of the variable SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
+
+    Raises:
+        ValueError: if there is no such file or folder, or for another toolbox.
+        DataError: if no layout fits, or the annotations are wrong.
+        OSError: if the index cannot be written.
+    """
+    if scope not in FINDERS:
+        raise ValueError(f'--data takes a config of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
+    for argument, given in (('--data', data), ('--annotations', annotations)):
+        if given is not None and not Path(given).exists():
+            raise ValueError(f'{argument}: there is no {str(given)!r}')
+    place = Path(folder or _default_folder()).absolute()
+    found = list_data(Path(data), None if annotations is None else Path(annotations), Path())
+    results = [name for name in found.results if os.path.realpath(found.root / name) != os.path.realpath(place)]
+    found = found._replace(names=classes, with_masks=with_masks, results=results)
+    outputs = place / _digest(found, scope)
+    mark_folder(place)
+    with FileLock(f'{outputs}.lock'):
+        if not (outputs / NAME).is_file():
+            shutil.rmtree(outputs, ignore_errors=True)  # of a process that has died
+            try:
+                _write(scope, found._replace(outputs=outputs))
+            except BaseException:
+                shutil.rmtree(outputs, ignore_errors=True)
+                raise
+    return _read(outputs, scope, str(found.root))
+
+
+def _default_folder() -> Path:
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    return Path(os.environ.get(VARIABLE) or Path(cache, 'swin_backbone', 'data'))
+
+
+def _digest(folder: DataFolder, scope: str) -> str:
+    """Return a digest of the options, of names, sizes and times of all files, and of the readers."""
+    digest = hashlib.sha256()
+    options = scope, str(folder.root), str(folder.ann_root), folder.one_file, folder.names, folder.with_masks
+    digest.update(repr((options, os.path.abspath(folder.root), folder.results)).encode())
+    for path in sorted(Path(__file__).parent.rglob('*.py')):
+        digest.update(path.read_bytes())
+    files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}
+    for path in sorted(files | ({folder.one_file} if folder.one_file else set())):
+        try:
+            state = os.stat(path)
+        except OSError as error:  # a broken link
+            digest.update(f'{path!r} {error.errno}\n'.encode())
+        else:
+            digest.update(f'{path!r} {state.st_size} {state.st_mtime_ns}\n'.encode())
+    return digest.hexdigest()[:DIGITS]
+
+
+def _write(scope: str, folder: DataFolder) -> None:
+    folder.outputs.mkdir()
+    own, lines = find_data(scope, folder)
+    lines = [*lines, line('index', str(folder.outputs))]
+    splits = {split: asdict(_index_of(own[split], folder)) for split in ('train', 'val', 'test') if split in own}
+    content = dict(classes=own['classes'], ignored=own.get('ignore_index', IGNORED), splits=splits, lines=lines)
+    write_whole(folder.outputs / NAME, json.dumps(content).encode())
+
+
+def _index_of(part: Mapping[str, str], folder: DataFolder) -> Index:
+    if 'pairs' in part:
+        return Index(part['pairs'], '', len(json.loads(Path(part['pairs']).read_bytes())['data_list']))
+    if 'list' in part:
+        return Index(part['list'], '', len(Path(part['list']).read_bytes().splitlines()))
+    known = check_annotations(part['annotations'], 'COCO', folder.with_masks)
+    most = max((number for _, _, number in known.pictures.values()), default=0)
+    objects = dict(known.objects)
+    return Index(part['annotations'], part['images'], len(known.pictures), objects, most, bool(known.rles))
+
+
+def _read(outputs: Path, scope: str, root: str) -> Dataset:
+    try:
+        content = json.loads((outputs / NAME).read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f'{outputs / NAME} cannot be read: {error}. Remove the folder, and it is written again'
+        ) from error
+    splits = {split: Index(**values) for split, values in content['splits'].items()}
+    return Dataset(scope, root, tuple(content['classes']), content['ignored'], splits, tuple(content['lines']))

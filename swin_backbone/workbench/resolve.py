@@ -1,0 +1,138 @@
+"""From a config and what a user adds to the config that is trained: a function of its arguments, which reads no file.
+
+The steps have an order: swap the backbone, put the data, apply options, derive settings. Options follow the swap,
+because their keys may be of the new backbone. Settings follow the options, because they depend on these, and options
+have the last word. The result is a plain config of its toolbox, whose own tools/train.py trains it.
+"""
+
+import copy
+from typing import Any, NamedTuple, Optional
+
+from mmengine.config import Config
+
+from ..openmmlab.config_files import OWN
+from ..openmmlab.errors import ConfigError, parts_of
+from ..openmmlab.swap.replace import swap_backbone
+from .configs.cfg_options import apply_options, setting_of
+from .configs.paths import datasets_in
+from .configs.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule
+from .data.balance import Counted, apply_balance
+from .data.load_picture import OURS, name_loaders
+from .data.own_data.config import put_data
+from .data.own_data.prepare import Dataset
+
+OWN_DATA = 'own_data is no key of a config: give --data D, and --classes NAMES for names (in Python data=, classes=)'
+
+
+class Swap(NamedTuple):
+    """A Swin in place of a config's backbone: see `swap_backbone`."""
+
+    backbone: str
+    at: Optional[str] = None
+    recipe: str = 'swin'
+
+
+def resolve(
+    config: Config,
+    swap: Optional[Swap] = None,
+    data: Optional[Dataset] = None,
+    settings: Optional[TrainingSettings] = None,
+    options: Optional[dict[str, Any]] = None,
+    counted: Optional[Counted] = None,
+    processes: int = 1,
+) -> Config:
+    """Return the config that is trained, tested and saved. `config` stays unchanged.
+
+    Args:
+        config: of mmdet, mmseg or mmpretrain.
+        swap: of the backbone.
+        data: takes the place of the config's data sets, evaluators and numbers of classes.
+        settings: of a training.
+        options: values by dotted keys: see `apply_options`.
+        counted: pictures of an epoch, and classes for `settings.balance`. Default: those of `data`; without
+            data, the schedule stays.
+        processes: of the training.
+
+    Raises:
+        ConfigError: if options contradict the data or the settings, or the config cannot take one of these.
+        ValueError: for an unknown backbone or key.
+    """
+    return set_training(combine(config, swap, data, options), data, settings, options, counted, processes)
+
+
+def combine(
+    config: Config,
+    swap: Optional[Swap] = None,
+    data: Optional[Dataset] = None,
+    options: Optional[dict[str, Any]] = None,
+) -> Config:
+    """Return a config with another backbone, other data, and options. Arguments and errors: see `resolve`."""
+    options = options or {}
+    if 'own_data' in config or any(key.lstrip('+').startswith('own_data') for key in options):
+        raise ConfigError(OWN_DATA)
+    cfg: Config = (
+        swap_backbone(config, swap.backbone, at=swap.at, recipe=swap.recipe) if swap else copy.deepcopy(config)
+    )
+    if 'type' in (cfg.get('train_cfg') or {}):
+        cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
+    if data is not None:
+        put_data(cfg, data)
+        for _, dataset in datasets_in(cfg, 'train'):
+            dataset.pop('filter_cfg', None)  # small pictures, and those without objects, are trained on
+    apply_options(cfg, options)
+    if data is not None:
+        _require_agreement(cfg, data, options)
+    _name_own_loaders(cfg)
+    return cfg
+
+
+def _name_own_loaders(cfg: Config) -> None:
+    """Let all pipelines load pictures by this package, which the config imports then."""
+    name_loaders(cfg)
+    if any(part['type'] == OURS for _, part in parts_of(cfg)):
+        imports = cfg.setdefault('custom_imports', {}).setdefault('imports', [])
+        if OWN not in imports:
+            cfg.custom_imports['imports'] = [*([imports] if isinstance(imports, str) else imports), OWN]
+
+
+def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> None:
+    """Raise ConfigError for an option of what the data decide."""
+    again = copy.deepcopy(cfg)
+    put_data(again, data)
+    for key in options:
+        given, made = setting_of(cfg, key), setting_of(again, key)
+        if made != given and repr(made) != repr(given):  # NaN equals no number
+            raise ConfigError(f'{key} follows from --data, which makes it {made!r}, got {given!r}')
+
+
+def set_training(
+    config: Config,
+    data: Optional[Dataset] = None,
+    settings: Optional[TrainingSettings] = None,
+    options: Optional[dict[str, Any]] = None,
+    counted: Optional[Counted] = None,
+    processes: int = 1,
+) -> Config:
+    """Return a config with the settings of a training. Arguments and errors: see `resolve`."""
+    cfg: Config = copy.deepcopy(config)
+    settings, options = settings or TrainingSettings(), options or {}
+    if counted is None and data is not None:
+        counted = Counted(data.splits['train'].pictures)
+    if settings == TrainingSettings() and counted is None:
+        return cfg
+    apply_settings(cfg, settings, options)
+    if counted is not None and (settings.epochs is not None or data is not None):
+        fit_schedule(cfg, counted.pictures, processes, settings.epochs)
+    if settings.auto_scale_lr:
+        enable_auto_scale_lr(cfg)
+    kept = dict(options)
+    if len(cfg.get('param_scheduler') or ()) != len(config.get('param_scheduler') or ()):  # indices have moved
+        kept = {key: value for key, value in kept.items() if not key.lstrip('+').startswith('param_scheduler.')}
+    apply_options(cfg, kept)
+    if settings.balance and counted is not None:
+        twice = [key for key in options if 'class_weight' in key] if counted.weights else []
+        if twice:
+            raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
+        apply_balance(cfg, counted)  # the keys of options are of the data set inside
+    _name_own_loaders(cfg)
+    return cfg

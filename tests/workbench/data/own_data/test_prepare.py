@@ -1,0 +1,127 @@
+"""An index of a user's data: written once, shared by equal data, never changed; it keeps the user's own ids."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers.in_process import run_well
+from helpers.openmmlab import layouts
+from helpers.openmmlab.own_data import DETECTION, make_own_data, read_coco, write_coco
+
+from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.workbench.data.own_data import prepare as preparing
+from swin_backbone.workbench.data.own_data.prepare import Dataset, prepare
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+
+
+@pytest.fixture
+def own(tmp_path):
+    return make_own_data(tmp_path / 'own')
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob('*') if path.is_file()}
+
+
+def test_a_changed_label_gives_another_index_and_keeps_the_first(own, tmp_path):
+    """Two trainings at once, with other labels: neither changes what the other reads."""
+    first = prepare(own, folder=tmp_path / 'indices')
+    before = contents(tmp_path / 'indices')
+    coco = read_coco(own)
+    coco['annotations'][0]['bbox'][2] += 1
+    write_coco(own, 'train', coco)
+    second = prepare(own, folder=tmp_path / 'indices')
+    after = contents(tmp_path / 'indices')
+    assert second.splits['train'].file != first.splits['train'].file
+    assert {path: after[path] for path in before} == before
+    boxes = [
+        json.loads(Path(data.splits['train'].file).read_text())['annotations'][0]['bbox'][2] for data in (first, second)
+    ]
+    assert boxes == [24, 25]
+
+
+@pytest.mark.parametrize('change', [
+    lambda own: (own / 'images' / 'train' / '0.png').write_bytes(b'another size'),
+    lambda own: os.utime(own / 'train.json', (0, 0)),
+    lambda own: (own / 'images' / 'train' / '9.png').write_bytes(b''),
+])  # fmt: skip
+def test_names_sizes_and_times_of_all_files_decide(own, tmp_path, change):
+    first = prepare(own, folder=tmp_path / 'indices')
+    assert prepare(own, folder=tmp_path / 'indices') == first
+    change(own)
+    assert prepare(own, folder=tmp_path / 'indices').splits['train'].file != first.splits['train'].file
+
+
+def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
+    """Also by several processes or threads that start together."""
+    calls, find = [], preparing.find_data
+    monkeypatch.setattr(preparing, 'find_data', lambda *given: calls.append(1) or find(*given))
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: prepare(own, folder=tmp_path / 'indices'), range(8)))
+    assert len(calls) == 1
+    assert all(data == found[0] for data in found)
+    assert isinstance(found[0], Dataset)
+    with pytest.raises(AttributeError):
+        found[0].classes = ()
+
+
+def test_an_index_of_a_process_that_died_is_written_again(own, tmp_path):
+    data = prepare(own, folder=tmp_path / 'indices')
+    index = Path(data.splits['train'].file)
+    (index.parent / preparing.NAME).unlink()
+    index.write_text('half')
+    assert prepare(own, folder=tmp_path / 'indices') == data
+    assert len(json.loads(index.read_text())['images']) == 4
+
+
+def test_wrong_data_leave_nothing(own, tmp_path):
+    (own / 'train.json').write_text('{}')
+    (own / 'val.json').unlink()
+    with pytest.raises(DataError):
+        prepare(own, folder=tmp_path / 'indices')
+    assert not [path for path in (tmp_path / 'indices').iterdir() if path.is_dir()]
+
+
+def test_what_is_counted(own, tmp_path):
+    data = prepare(own, folder=tmp_path / 'indices')
+    train, val = data.splits['train'], data.splits['val']
+    assert (train.pictures, val.pictures, train.most, dict(train.objects)) == (4, 2, 1, dict(nut=2, bolt=2))
+    assert (data.classes, data.root, data.scope) == (('nut', 'bolt'), str(own), 'mmdet')
+
+
+def test_ids_that_count_from_0_stay_those_of_the_user(own, tmp_path):
+    """COCO's evaluation counts an object with the id 0 as not found."""
+    coco = read_coco(own, 'val')
+    for number, item in enumerate(coco['annotations']):
+        item['id'] = number
+    write_coco(own, 'val', coco)
+    index = json.loads(Path(prepare(own, folder=tmp_path / 'indices').splits['val'].file).read_text())
+    assert [(item['id'], item['own_id']) for item in index['annotations']] == [(1, 0), (2, 1)]
+
+
+def test_objects_of_other_formats_have_their_file_and_place(tmp_path):
+    root = layouts.made('yolo', tmp_path)
+    index = json.loads(Path(prepare(root, folder=tmp_path / 'indices').splits['train'].file).read_text())
+    files = {image['id']: Path(image['file_name']).stem for image in index['images']}
+    for item in index['annotations']:
+        file, _, place = item['own_id'].partition(', object ')
+        assert Path(file).stem == files[item['image_id']]
+        assert Path(file).read_text().splitlines()[int(place) - 1]
+
+
+def test_a_json_without_pictures_beside_a_full_one_is_a_warning(own, tmp_path):
+    write_coco(own, 'val', dict(images=[], annotations=[], categories=read_coco(own)['categories']))
+    data = prepare(own, folder=tmp_path / 'indices')
+    assert f'  warning     {own}/val.json has no pictures: it is no file for val' in data.lines
+
+
+@pytest.mark.parametrize(('tool', 'more'), [('check_data', []), ('print_config', ['--epochs', 2])])
+def test_tools_that_only_look_write_nothing_where_they_run(own, tmp_path, monkeypatch, tool, more):
+    (tmp_path / 'here').mkdir()
+    monkeypatch.chdir(tmp_path / 'here')
+    run_well(f'tools/{tool}.py', DETECTION, '--data', own, *more)
+    assert not list((tmp_path / 'here').iterdir())
+    assert sorted(path.name for path in own.iterdir()) == ['images', 'labels', 'train.json', 'val.json']

@@ -1,0 +1,148 @@
+"""The resolved config: a function of its arguments, which is its own result, and a plain config of its toolbox."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import PYTHONPATH
+from helpers.in_process import run_well
+from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, SIDE, make_own_data
+from mmengine.config import Config
+
+from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench.configs.training_settings import TrainingSettings
+from swin_backbone.workbench.data.annotations import uses_masks
+from swin_backbone.workbench.data.balance import Counted
+from swin_backbone.workbench.data.own_data.prepare import prepare
+from swin_backbone.workbench.resolve import Swap, resolve
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+MASK2FORMER = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
+FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
+SETTINGS = TrainingSettings(epochs=3, batch=2, img_scale=(96, 64), lr=1e-3, auto_scale_lr=True)
+CASES = {
+    RETINANET: {'optim_wrapper.optimizer.weight_decay': 0.1},
+    MASK2FORMER: {},
+    str(DETECTION): {'model.backbone.drop_path_rate': 0.4},
+    FCN: {'train_dataloader.num_workers': 0},
+    str(SEGMENTATION): {'model.decode_head.loss_decode.class_weight': [0.5, 3.0]},
+}
+
+
+@pytest.fixture(scope='module')
+def own(tmp_path_factory):
+    return make_own_data(tmp_path_factory.mktemp('data') / 'own')
+
+
+def data_for(config, own):
+    scope = config.default_scope
+    labels = own / 'labels' if scope == 'mmseg' else None
+    return prepare(own, labels, scope=scope, with_masks=uses_masks(config))
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_config_is_resolved_once_and_for_all(own, name):
+    config = read_config(name)
+    before, data = config.to_dict(), data_for(config, own)
+    swap = None if 'own' in name else Swap('swin-nano')
+    resolved = resolve(config, swap, data, SETTINGS, CASES[name])
+    assert config.to_dict() == before
+    assert resolve(config, swap, data, SETTINGS, CASES[name]).to_dict() == resolved.to_dict()
+    assert resolve(resolved).to_dict() == resolved.to_dict()
+    assert resolve(resolved, None, data, SETTINGS, CASES[name]).to_dict() == resolved.to_dict()
+
+
+def test_no_file_is_read_and_none_written(own, tmp_path, monkeypatch):
+    config = read_config(DETECTION)
+    data, files, watched = data_for(config, own), [], []
+    sys.addaudithook(lambda event, arguments: watched and event == 'open' and files.append(arguments[0]))
+    monkeypatch.chdir(tmp_path)
+    watched.append(True)
+    resolve(config, None, data, SETTINGS)
+    watched.clear()
+    assert not [file for file in files if str(own) in str(file) or str(tmp_path) in str(file)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_and_balance_are_one_setting(own):
+    config, key = read_config(SEGMENTATION), 'model.decode_head.loss_decode.class_weight'
+    counted, settings = Counted(4, weights=[0.7, 1.8]), TrainingSettings(balance=True)
+    assert resolve(
+        config, None, data_for(config, own), settings, {}, counted
+    ).model.decode_head.loss_decode.class_weight
+    with pytest.raises(ConfigError, match=f'--balance and --cfg-options {key} are one setting'):
+        resolve(config, None, data_for(config, own), settings, {key: [1.0, 2.0]}, counted)
+
+
+def words(own, work, *more):
+    small = [f'{loader}_dataloader.{option}' for loader in ('train', 'val', 'test')
+             for option in ('num_workers=0', 'persistent_workers=False')]  # fmt: skip
+    return ['--data', own, '--annotations', own / 'labels', '--work-dir', work, '--cfg-options',
+            'model.backbone.depths=[1,1,1,1]', 'default_hooks.logger.interval=1', *small, *more]  # fmt: skip
+
+
+def losses_of(work):
+    (log,) = sorted(work.glob('*/vis_data/scalars.json'))[-1:]
+    rows = map(json.loads, log.read_text().splitlines())
+    return [row['loss'] for row in rows if 'loss' in row]
+
+
+def test_the_saved_config_keeps_the_weights_of_balance(own, tmp_path, record_fault):
+    """`--resume` with the config of the working folder is the same training."""
+    work = tmp_path / 'work'
+    run_well(
+        'tools/train.py', SEGMENTATION, *words(own, work), '--epochs', 1, '--batch', 2, '--balance', '--shape', SIDE
+    )
+    saved = Config.fromfile(work / SEGMENTATION.name)
+    weights = saved.model.decode_head.loss_decode.class_weight
+    assert len(weights) == 2
+    assert 'own_data' not in saved
+    run_well('tools/train.py', work / SEGMENTATION.name, '--resume', '--epochs', 2, '--work-dir', work)
+    again = Config.fromfile(work / SEGMENTATION.name)
+    assert again.model.decode_head.loss_decode.class_weight == weights
+    assert again.model.auxiliary_head.loss_decode.class_weight == weights
+    assert again.train_cfg.max_iters == 4
+    record_fault('resumes')
+
+
+ALL = 100000  # samples of a loss
+SAME = {
+    'mmdet': (DETECTION, ['train_cfg.max_epochs=2', 'train_dataloader.batch_size=2',
+                          'train_dataloader.dataset.pipeline.3.prob=0.0', f'model.train_cfg.rpn.sampler.num={ALL}',
+                          f'model.train_cfg.rcnn.sampler.num={ALL}']),
+    'mmseg': (SEGMENTATION, ['train_cfg.max_iters=4', 'train_cfg.val_interval=4', 'train_dataloader.batch_size=2',
+                             'train_dataloader.dataset.pipeline.2.scale=96', 'model.data_preprocessor.size=(96,96)',
+                             'train_dataloader.dataset.pipeline.2.ratio_range=(1.0,1.0)',
+                             f'train_dataloader.dataset.pipeline.3.crop_size=({SIDE},{SIDE})',
+                             'train_dataloader.dataset.pipeline.4.prob=0.0', '+model.decode_head.dropout_ratio=0.0',
+                             '+model.auxiliary_head.dropout_ratio=0.0']),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
+def test_the_toolboxs_own_tool_trains_the_saved_config_to_the_same_losses(toolbox, own, tmp_path):
+    """Without randomness in the data: this package draws random numbers by iteration, and mmengine by process."""
+    ours, theirs = tmp_path / 'ours', tmp_path / 'theirs'
+    config, more = SAME[toolbox]
+    given = words(own, ours, *more)
+    if toolbox == 'mmdet':
+        given[2:4] = []  # no labels
+    seeds = ['randomness.seed=3', 'train_dataloader.sampler.shuffle=False']
+    run_well('tools/train.py', config, *given, *seeds)
+    tool = Path(find_spec(toolbox).origin).parent / '.mim' / 'tools' / 'train.py'
+    command = [sys.executable, tool, ours / config.name, '--work-dir', theirs]
+    variables = {**os.environ, 'PYTHONPATH': PYTHONPATH}
+    done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(losses_of(ours)) == 4
+    np.testing.assert_allclose(losses_of(theirs), losses_of(ours), rtol=1e-3)
