@@ -134,6 +134,19 @@ def _set_timeout(text: str) -> float:
     return seconds
 
 
+def score_thr(text: str) -> Any:
+    """Return a number from 0 to 1, or the thresholds in a report."""
+    if not os.path.exists(text):
+        return number(0, 1)(text)
+    import_package()
+    from swin_backbone.workbench.predict.thresholds import read_score_thr
+
+    try:
+        return read_score_thr(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 class Shape(argparse.Action):
     """`--shape H [W]`: a tuple of height and width in pixels; one number is a square."""
 
@@ -245,10 +258,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         action='store_true', help='compute the losses on the validation set too, at each validation: val_loss'
     ),
     '--score-thr': dict(
-        type=number(0, 1),
+        type=score_thr,
         metavar='S',
-        help='leave out boxes with lower scores (default: the best threshold of the report, which the model keeps, '
-        'or 0.3)',
+        help='leave out boxes with lower scores: 0 to 1, or the report.json of tools/report.py, with a threshold for '
+        'each class (default: 0.3)',
     ),
     '--device': dict(metavar='DEV', help='cpu or cuda:0'),
     '--threads': dict(type=positive, metavar='N', help='threads on a CPU'),

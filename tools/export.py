@@ -16,7 +16,7 @@ from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, r
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint shape precision out_dir overwrite unsafe_load timeout',
+        f'{CONFIG} checkpoint shape precision score_thr out_dir overwrite unsafe_load timeout',
         out_dir=dict(required=True, help='folder to make'),
         precision=dict(
             choices=('fp32', 'fp16', 'bf16', 'int8'), help='default: fp32, and of openvino fp16, for weights'
@@ -45,6 +45,7 @@ def main() -> None:
     from swin_backbone.workbench.export.picture import bands_of
     from swin_backbone.workbench.export.runtime import read_picture
     from swin_backbone.workbench.export.verify import outcome
+    from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         media_files = media.find_media(args.pictures) if args.pictures else []
@@ -61,6 +62,7 @@ def main() -> None:
             pictures=pictures,
             overwrite=args.overwrite,
             operators=args.operators,
+            score_thr=SCORE_THR if args.score_thr is None else args.score_thr,
             texts=[text.strip() for text in args.texts.split('.') if text.strip()],
         )
     for figures in manifest['verification']:

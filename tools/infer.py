@@ -348,7 +348,6 @@ def main() -> int:
         return infer_tiles(args)
     from swin_backbone.workbench.data.media import find_media
     from swin_backbone.workbench.pictures.colours import COLOURS
-    from swin_backbone.workbench.predict.predictor import SCORE_THR
     from swin_backbone.workbench.predict.results import Results
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -382,10 +381,6 @@ def main() -> int:
     )
     if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
-    if args.score_thr is None and predictor.score_thr != SCORE_THR and predictor.scope == 'mmdet':
-        print(
-            f'objects have scores from {predictor.score_thr:g} on, the threshold that the model keeps; see --score-thr'
-        )
     if predictor.scope == 'mmdet' and not args.ids_of:
         print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
     if job.bad:

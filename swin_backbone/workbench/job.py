@@ -232,14 +232,13 @@ class Job:
         overwrite: bool = False,
         **settings: Any,
     ) -> dict[str, Any]:
-        """Test, and write a page on what the model gets wrong. The best threshold is stored with the model.
+        """Test, and write a page on what the model gets wrong.
 
         Args:
             checkpoint, settings: see `build_test`.
             out_dir, compare, overwrite: see `report_on_test`, also for the returned numbers and errors.
         """
         from .report.collect import add_coco_metric, report_on_test  # of pictures
-        from .report.threshold import store_threshold
 
         add_coco_metric(self.cfg)
         with self.build_test(checkpoint, **settings) as runner:
@@ -247,7 +246,8 @@ class Job:
             report = report_on_test(runner, test, summarize, out_dir, checkpoint, compare, overwrite)
         best = report.get('best')
         if best and best['F1']:  # of a detector that finds something
-            self.print(store_threshold(checkpoint, best['threshold']))
+            path = Path(out_dir, 'report.json')
+            self.print(f'best threshold {best["threshold"]:g}; for the best of each class: --score-thr {path}')
         return report
 
     def open_predictor(

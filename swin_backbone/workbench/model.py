@@ -144,13 +144,12 @@ class Model:
             FileExistsError: without `overwrite`, if there is a report.
         """
         cfg, checkpoint = self._require_config('report'), self._require_checkpoint('report')
-        self._opened = None  # the threshold changes
         return _make_job(cfg).report(checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu')
 
     def predict(
         self,
         pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]],
-        score_thr: Optional[float] = None,
+        score_thr: Optional[Union[float, dict[str, float], PathLike]] = None,
         *,
         annotations: Optional[PathLike] = None,
     ) -> list[Prediction]:
@@ -158,8 +157,8 @@ class Model:
 
         Args:
             pictures: a path of a picture, a folder, a pattern, pixels (H, W, 3) uint8 RGB, or a list of these.
-            score_thr: objects with lower scores are left out. Default: the best threshold of the report, if the model
-                keeps it, or 0.3.
+            score_thr: objects with lower scores are left out; or a report.json, with a threshold for each class.
+                Default: 0.3, or the threshold that a folder was exported with.
             annotations: COCO JSON with `image_id` and `category_ids` of the predictions, of a detector.
 
         Raises:
@@ -167,10 +166,11 @@ class Model:
             OSError: if a picture cannot be read.
         """
         from .predict.coco_ids import CocoIds
+        from .predict.thresholds import read_score_thr
 
         self._require_checkpoint('predict')
         predictor, predictions = self._predictor, []
-        thr = predictor.score_thr if score_thr is None else score_thr
+        thr = predictor.score_thr if score_thr is None else read_score_thr(score_thr)
         ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
         for path, frame in _frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.prepare(frame)])

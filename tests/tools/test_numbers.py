@@ -144,13 +144,12 @@ def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault
     assert (image_ids, category_ids) == ({1, 2}, {1, 2})
 
     trained = torch.load(checkpoint)
-    trained['meta'].update(category_ids=[3, 7], best_score_thr=0.25)
+    trained['meta'].update(category_ids=[3, 7])
     torch.save(trained, tmp_path / 'trained.pth')
     command[command.index(checkpoint)] = tmp_path / 'trained.pth'
     run_well(*command, '--out-dir', tmp_path / 'trained', *more)
     assert ids_of(tmp_path / 'trained')[1:] == ({1, 2}, {3, 7})
     model = load(config, tmp_path / 'trained.pth', options=parse_options(options))
-    assert model.predict(root / 'images' / 'val')[0].score_thr == 0.25
     for annotations, folder, ids in ((truth, out, (None, None)), (None, tmp_path / 'trained', (1, 2))):
         predictions = model.predict(root / 'images' / 'val', 0.01, annotations=annotations)
         found = [one for p, number in zip(predictions, ids) for one in p.coco(number)]
@@ -285,18 +284,3 @@ def test_a_panoptic_model_is_tested_on_cocos_files(tmp_path):
     with DefaultScope.overwrite_default_scope('mmdet'):
         assert form_of(class_of(dict(type='CocoPanopticDataset'))) is None
         assert form_of(class_of(dict(type='CocoDataset'))) == 'COCO'
-
-
-def test_the_stored_threshold_is_the_default(detector, tmp_path, monkeypatch):
-    from mmdet.models import MaskRCNN
-
-    monkeypatch.setattr(MaskRCNN, 'predict', find_squares)  # with scores of 0.9 and 0.4
-    root, checkpoint, (config, _, _, *options) = detector
-    trained = torch.load(checkpoint)
-    for stored, given, number, told in ((0.5, (), 2, True), (0.5, ('--score-thr', 0), 4, False), (7, (), 4, False)):
-        trained['meta']['best_score_thr'] = stored
-        torch.save(trained, tmp_path / 'trained.pth')
-        words = [root / 'images' / 'val', config, '--weights', tmp_path / 'trained.pth', '--out-dir', tmp_path / 'out']
-        result = run_well('tools/infer.py', *words, '--overwrite', *given, '--cfg-options', *options)
-        assert len(json.loads((tmp_path / 'out' / 'results.json').read_text())) == number
-        assert ('objects have scores from 0.5 on' in result.stdout) == told

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import cv2
 import numpy as np
@@ -28,6 +28,7 @@ from ...positions import Size
 from ...version import __version__
 from ..data.media import Frame, Medium
 from ..predict.predictor import Predictor
+from ..predict.thresholds import SCORE_THR, ScoreThr, read_score_thr
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
@@ -53,6 +54,7 @@ def export(
     operators: Optional[str] = None,
     texts: Sequence[str] = (),
     accelerate: Optional[Callable[[Any], Any]] = None,
+    score_thr: Union[ScoreThr, str, Path] = SCORE_THR,
 ) -> dict[str, Any]:
     """Write the folder `out` with the verified model and `deploy.json`, in place of an earlier export.
 
@@ -71,6 +73,7 @@ def export(
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
         accelerate: called with the model, whose results are those of the verification.
+        score_thr: of a detector's predictions by the folder: a number, or a report.json; see `read_score_thr`.
 
     Returns:
         The contents of deploy.json.
@@ -107,7 +110,7 @@ def export(
     meta = dict(
         classes=list(predictor.meta['classes']),
         category_ids=list(predictor.meta.get('category_ids', ())),
-        score_thr=predictor.score_thr if predictor.scope == 'mmdet' else None,
+        score_thr=read_score_thr(score_thr) if predictor.scope == 'mmdet' else None,
         palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
         **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
     )

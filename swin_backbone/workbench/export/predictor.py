@@ -25,7 +25,8 @@ from ..configs.paths import datasets_in, require_data
 from ..configs.published import start_from
 from ..data.media import Frame, reduction_note
 from ..pictures.colours import distinct_colours
-from ..predict.predictor import VISUALIZERS_OF, Predictor, score_thr_of, with_background
+from ..predict.predictor import VISUALIZERS_OF, Predictor, with_background
+from ..predict.thresholds import SCORE_THR
 from ..resume.completeness import compare_names
 from ..runner.build import build_runner
 from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resized_size
@@ -54,7 +55,9 @@ class ExportedPredictor(Predictor):
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
         self.model: Any = Model(folder, device, threads)
-        self.batch, self.score_thr = batch, score_thr_of(self.model.info.get('score_thr'))
+        self.batch = batch
+        stored = self.model.info.get('score_thr')
+        self.score_thr = SCORE_THR if stored is None else stored
         self.scope = scope_of(self.model.info)
         palette = self.model.info.get('palette') or distinct_colours(len(self.model.classes))
         self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..data.media import Frame
     from .coco_ids import CocoIds
     from .predictor import Predictor
+from .thresholds import ScoreThr, thresholds_by_label
 
 INSTANCE_OFFSET = 1000  # mmdet's number of a segment is class + 1000 * instance
 
@@ -40,7 +41,7 @@ class Prediction:
         segments: dicts of id, label, name and area in pixels; empty for a model that is not panoptic.
         drawn: the picture with the prediction, (H, W, 3) uint8 RGB, drawn at the first access.
         classes: names of all classes, by label.
-        score_thr: lowest score of an object.
+        score_thr: lowest score of an object, or of the objects of each class by its name.
         sample: the toolbox's data sample, with all scores, on the CPU.
     """
 
@@ -50,7 +51,7 @@ class Prediction:
         sample: BaseDataElement,
         frame: Frame,
         predictor: Predictor,
-        score_thr: float,
+        score_thr: ScoreThr,
         ids: Optional[CocoIds] = None,
     ):
         self.path, self.sample, self.score_thr = path, sample.cpu(), score_thr
@@ -70,7 +71,8 @@ class Prediction:
         if 'pred_instances' in self.sample:
             objects = self.sample.pred_instances
             order = objects.scores.argsort(descending=True, stable=True)
-            objects = objects[order[objects.scores[order] >= score_thr]]
+            lowest = objects.scores.new_tensor(thresholds_by_label(score_thr, self.classes))[objects.labels]
+            objects = objects[order[(objects.scores >= lowest)[order]]]
             self.scores, self.labels = objects.scores.float().numpy(), objects.labels.numpy()
             if 'bboxes' in objects:
                 self.boxes = objects.bboxes.float().numpy()
@@ -96,7 +98,7 @@ class Prediction:
     def drawn(self) -> NDArray[Any]:
         return self.draw()
 
-    def draw(self, score_thr: Optional[float] = None) -> NDArray[Any]:
+    def draw(self, score_thr: Optional[ScoreThr] = None) -> NDArray[Any]:
         """Return the picture with the prediction, (H, W, 3) uint8 RGB.
 
         Args:

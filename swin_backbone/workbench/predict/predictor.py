@@ -30,9 +30,9 @@ from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
 from ..resume.loading import load_from_file_or_address, read_checkpoints_safely
 from ..runner.validation import predict_by_shape
+from .thresholds import SCORE_THR, ScoreThr, thresholds_by_label
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
-SCORE_THR = 0.3  # of a drawn and written object, for a model without a stored threshold
 _one_at_a_time = threading.RLock()  # all threads share mmengine's scope; a visualizer holds a single picture
 
 
@@ -50,7 +50,7 @@ class Predictor:
         accelerate: called with a model on the CPU, and with `precision`.
 
     Attributes:
-        score_thr: the best threshold of the report, which the checkpoint keeps in `meta['best_score_thr']`, or 0.3.
+        score_thr: lowest score of an object, 0.3; of an exported folder the one that it was exported with.
 
     Raises:
         ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
@@ -73,7 +73,7 @@ class Predictor:
         read_checkpoints_safely(unsafe_load)
         self.amp = amp and check_amp(amp, torch.device(device).type)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
-        self.score_thr = score_thr_of((loaded.get('meta') or {}).get('best_score_thr'))
+        self.score_thr: ScoreThr = SCORE_THR
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
             if 'data_preprocessor' in cfg:  # as mmpretrain's runner does
@@ -207,9 +207,14 @@ class Predictor:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> NDArray[Any]:
+    def draw(self, frame: Frame, sample: BaseDataElement, score_thr: ScoreThr) -> NDArray[Any]:
         """Return the frame with its predictions drawn, (H, W, 3) uint8 BGR."""
-        more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
+        more = {}
+        if 'pred_instances' in sample:
+            objects, sample = sample.pred_instances, sample.clone()
+            lowest = objects.scores.new_tensor(thresholds_by_label(score_thr, self.meta['classes']))
+            sample.pred_instances = objects[objects.scores >= lowest[objects.labels]]
+            more = dict(pred_score_thr=0.0)
         pixels = cv2.cvtColor(shown(frame.pixels), cv2.COLOR_BGR2RGB)
         with _one_at_a_time:
             if self.scope == 'mmpretrain':
@@ -218,11 +223,6 @@ class Predictor:
                 self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
             drawn: NDArray[np.uint8] = cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
         return drawn
-
-
-def score_thr_of(stored: Any) -> float:
-    """Return the threshold that a model keeps, or 0.3."""
-    return float(stored) if isinstance(stored, (int, float)) and 0 <= stored <= 1 else SCORE_THR
 
 
 def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from ..pictures.colours import encode_labels
 from .coco_ids import CocoIds
 from .prediction import Prediction, category_ids_of, enlarge
 from .predictor import Predictor
+from .thresholds import ScoreThr
 
 TOP = 5  # written classes of a classifier's picture
 
@@ -36,7 +37,7 @@ class Results:
     Args:
         out_dir: the folder.
         predictor: source of the predictions.
-        score_thr: lowest score of a drawn and written object. None: `score_thr` of the predictor.
+        score_thr: lowest score of a drawn and written object, see `read_score_thr`. None: that of the predictor.
         first_label: value of the first class in labels.
         annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
             categories of the training, see `Prediction`.
@@ -51,14 +52,14 @@ class Results:
         self,
         out_dir: Path,
         predictor: Predictor,
-        score_thr: Optional[float],
+        score_thr: Optional[ScoreThr],
         first_label: int = 0,
         annotations: Optional[str] = None,
         save_features: bool = False,
     ):
         self.out_dir = out_dir
         self.predictor = predictor
-        self.score_thr: float = predictor.score_thr if score_thr is None else score_thr
+        self.score_thr: ScoreThr = predictor.score_thr if score_thr is None else score_thr
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []

@@ -16,6 +16,7 @@ from ...whole_files import write_whole, write_whole_by
 from ..data.media import Frame, Medium
 from ..predict.prediction import category_ids_of
 from ..predict.predictor import Predictor
+from ..predict.thresholds import ScoreThr, thresholds_by_label
 from . import writers
 from .blend import Blender
 from .grid import Grid, default_overlap
@@ -54,7 +55,7 @@ class TiledInference:
         overlap: of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
         level: of a pyramid; 0 has all pixels.
         skip_blank: skip tiles in which no channel varies by more than this number. None: skip no tile.
-        score_thr: lowest score of a written object. None: `score_thr` of the predictor.
+        score_thr: lowest score of a written object, see `read_score_thr`. None: that of the predictor.
 
     Attributes:
         notes: sentences on reductions and on unaligned windows.
@@ -73,7 +74,7 @@ class TiledInference:
         overlap: Optional[int] = None,
         level: int = 0,
         skip_blank: Optional[int] = None,
-        score_thr: Optional[float] = None,
+        score_thr: Optional[ScoreThr] = None,
     ):
         self.predictor, self.path, self.out_dir = predictor, Path(path), Path(out_dir)
         self.segments = predictor.scope == 'mmseg'
@@ -207,7 +208,8 @@ class TiledInference:
         if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
             raise ValueError('tiles are for segmentors and for detectors with boxes; the model is of another kind')
         instances, window = sample.pred_instances.cpu().numpy(), self.grid.window(index)
-        for number in np.flatnonzero(instances.scores >= self.score_thr):
+        lowest = thresholds_by_label(self.score_thr, self.classes)
+        for number in np.flatnonzero(instances.scores >= lowest[instances.labels]):
             x1, y1, x2, y2 = map(float, instances.bboxes[number])
             runs = None
             if 'masks' in instances:

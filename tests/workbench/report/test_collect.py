@@ -203,19 +203,26 @@ def test_tool_and_python_report_on_a_checkpoint(tmp_path, monkeypatch):
     root, work = make_own_data(tmp_path / 'own'), tmp_path / 'work'
     config, _, *options = map(str, detection(root))
     checkpoint = save_random_model(own_config([config, '', *options], work), tmp_path)
+    checkpoint_bytes = Path(checkpoint).read_bytes()
     model = load(config, checkpoint, options=parse_options(options), work_dir=work)
     assert model.predict(root / 'images/val/0.png')[0].score_thr == 0.3
     words = [config, checkpoint, '--out-dir', tmp_path / 'out', '--work-dir', work, '--cfg-options', *options]
     result = run_well('tools/report.py', *words)
     assert result.stdout.splitlines()[-2:] == [
-        f'best threshold 0.44: stored in {checkpoint}, for tools/infer.py and predict',
+        f'best threshold 0.44; for the best of each class: --score-thr {tmp_path / "out/report.json"}',
         str(tmp_path / 'out/index.html'),
     ]
     assert 'evaluating segm' in result.stderr  # the progress
     assert 'report.json is there already' in error_of('tools/report.py', *words)
     report = model.report(tmp_path / 'again', compare=[tmp_path / 'out'])
     assert report['compared'] == [dict(name=str(tmp_path / 'out'), values=main_metric(report, 'segm'), settings='')]
-    assert model.predict(root / 'images/val/0.png')[0].score_thr == report['best']['threshold'] == 0.44
+    assert checkpoint_bytes == Path(checkpoint).read_bytes()
+    assert report['best']['threshold'] == 0.44
+    (prediction,) = model.predict(root / 'images/val/0.png', score_thr=tmp_path / 'again')
+    assert prediction.score_thr['nut'] == report['classes'][0]['threshold'] == 0.44
+    words = [root / 'images/val/0.png', config, '--weights', checkpoint, '--score-thr', tmp_path / 'out/report.json']
+    run_well('tools/infer.py', *words, '--out-dir', tmp_path / 'seen', '--cfg-options', *options)
+    assert len(json.loads((tmp_path / 'seen/results.json').read_text())) == len(prediction.boxes) == 1
 
 
 def test_a_training_ends_with_a_report(tmp_path):

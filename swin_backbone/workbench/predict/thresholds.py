@@ -1,0 +1,56 @@
+"""The lowest scores of objects: a number, or a number for each class, as a report finds them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...checks import check_number, refusal
+
+ScoreThr = Union[float, dict[str, float]]  # a dict has the names of classes
+SCORE_THR = 0.3
+REPORT = 'report.json'
+
+
+def read_score_thr(given: Union[ScoreThr, str, Path]) -> ScoreThr:
+    """Return a threshold, or the thresholds of a report by class.
+
+    Args:
+        given: a number from 0 to 1, thresholds by class, a report.json or its folder. A class without a threshold in the
+            report has that of all classes.
+
+    Raises:
+        ValueError: for another number, or a file that is no report of a detector.
+    """
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, (str, Path)):
+        number = check_number('score_thr', given)
+        if not 0 <= number <= 1:
+            raise ValueError(refusal('score_thr', 'a number from 0 to 1, or a report.json', given))
+        return number
+    path = Path(given, REPORT) if Path(given).is_dir() else Path(given)
+    try:
+        report = json.loads(path.read_bytes())
+        best = report['best']['threshold']
+        return {row['name']: best if row['threshold'] is None else row['threshold'] for row in report['classes']}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        allowed = 'a number from 0 to 1, or the report.json of a detector'
+        raise ValueError(refusal('score_thr', allowed, str(given))) from error
+
+
+def thresholds_by_label(score_thr: ScoreThr, classes: Sequence[str]) -> NDArray[Any]:
+    """Return the lowest scores of the classes by label, (K,).
+
+    Raises:
+        ValueError: if a class has no threshold.
+    """
+    if not isinstance(score_thr, dict):
+        return np.full(len(classes), score_thr)
+    missing = [name for name in classes if name not in score_thr]
+    if missing:
+        raise ValueError(refusal('score_thr', f'thresholds of the classes {", ".join(classes)}', [*score_thr]))
+    return np.array([score_thr[name] for name in classes])

@@ -1,0 +1,41 @@
+"""The lowest scores of objects by class are those of a report."""
+
+import json
+
+import numpy as np
+import pytest
+
+from swin_backbone.workbench.predict.thresholds import read_score_thr, thresholds_by_label
+
+CLASSES = 'nut', 'bolt'
+
+
+def write_report(folder, **more):
+    rows = [dict(name='bolt', threshold=0.6), dict(name='nut', threshold=None)]
+    path = folder / 'report.json'
+    path.write_text(json.dumps(dict(best=dict(threshold=0.4), classes=rows) | more))
+    return path
+
+
+def test_thresholds_of_a_report(tmp_path):
+    path = write_report(tmp_path)
+    assert read_score_thr(path) == read_score_thr(str(tmp_path)) == dict(bolt=0.6, nut=0.4)
+    assert thresholds_by_label(read_score_thr(path), CLASSES).tolist() == [0.4, 0.6]
+    with pytest.raises(ValueError, match=r"score_thr takes thresholds of the classes nut, gear, got \['bolt', 'nut'\]"):
+        thresholds_by_label(read_score_thr(path), ('nut', 'gear'))
+
+
+def test_a_number_is_for_all_classes():
+    assert read_score_thr(np.float32(0.5)) == 0.5
+    assert thresholds_by_label(0.5, CLASSES).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize('given', [-0.1, 1.5, 'none.json'])
+def test_other_values_are_refused(given):
+    with pytest.raises(ValueError, match=r'score_thr takes a number from 0 to 1, or .*report\.json'):
+        read_score_thr(given)
+
+
+def test_a_report_of_a_segmentor_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'or the report\.json of a detector'):
+        read_score_thr(write_report(tmp_path, best=None))
