@@ -17,15 +17,16 @@ run all examples.
 
 ## What is stable
 
-A release that changes one of these has a new major version, and the [changelog](../../CHANGELOG.md) has the replacement:
+A release that changes one of these has a new major version, and the [changelog](../../CHANGELOG.md) has the
+replacement:
 
 - the names of this page, with their arguments and results;
 - arguments of the backbones in a config, and names and shapes of parameters in a checkpoint;
 - [command lines](tools.md): names, options, exit statuses, and the files that they write;
 - the folder of `tools/export.py`, and `swin_backbone/workbench/export/runtime.py`, which runs it.
 
-Everything else may change in any release: modules and names that are not on this page, logged lines, the C interface of the
-library, pictures and pages, and the last bits of results.
+Everything else may change in any release: modules and names that are not on this page, logged lines, the C interface
+of the library, pictures and pages, and the last bits of results.
 """
 SECTIONS = {
     'From a name to predictions': (
