@@ -5,8 +5,7 @@ try:
 except ImportError as error:
     raise ImportError(
         'this part of swin_backbone needs mmengine and mmcv, which are not installed. In a checkout, where torch is '
-        "installed: one of `pip install -e '.[onedl]'` (the maintained OneDL forks), "
-        "`PIP_CONSTRAINT=constraints/openmmlab.txt pip install -e '.[openmmlab]'` (OpenMMLab's own releases) and "
-        "`pip install -e '.[lite]'` (no detector or segmentor); never two of them. `make install` makes an "
-        'environment with all of it.'
+        "installed: either `pip install -e '.[onedl]'` (the maintained OneDL forks) or "
+        "`PIP_CONSTRAINT=constraints/openmmlab.txt pip install -e '.[openmmlab]'` (OpenMMLab's own releases); "
+        'never both. `make install` makes an environment with all of it. Backbones and checkpoints need neither.'
     ) from error
