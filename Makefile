@@ -15,15 +15,14 @@
 #   nightly     the tests that draw their examples, with new examples; make test draws the same examples each time
 #   native      the library's own test, a C++ program, by each instruction set that the processor or an emulator has
 #   sanitize    this program and the compiled operators' tests, with AddressSanitizer and UBSan
-#   lite        the package with mmcv-lite, which pip fetches
 # ENV selects an environment and its tests; make install ENV=... makes the environment alone:
 #   peers       timm, transformers, peft and others, in .venv-peers
 #   toolboxes   mmpretrain and mmrotate, in .venv
 #   ray         Ray, in .venv
 #   mmcv        mmcv's compiled operators, built in 10 to 20 minutes, in .venv-mmcv
 #   openmmlab   OpenMMLab's own releases, in .venv-openmmlab
-#   torch       another torch and mmcv-lite: make test ENV=torch TORCH=torch==2.11.0
-#   wheel       the wheel of dist/ for this kind of machine, beside torch and mmcv-lite, without a compiler
+#   core        torch, numpy, safetensors and filelock alone, also with another torch: make test ENV=core TORCH=torch==2.11.0
+#   wheel       the wheel of dist/ for this kind of machine, beside torch alone, without a compiler
 # TASK selects a demo: det, seg, cls, or deploy, which exports the models of det and seg and runs them without torch
 #
 # Variables, on the command line:
@@ -43,10 +42,10 @@ venv_ray := .venv
 venv_peers := .venv-peers# mmpretrain does not import beside transformers 5
 venv_mmcv := .venv-mmcv# make test compares with figures of mmcv's operators (tests/openmmlab/mmcv_ops/figures.npz)
 venv_openmmlab := .venv-openmmlab# both stacks install the module mmcv
-venv_torch := .venv-$(subst =,,$(TORCH))
+venv_core := .venv-core-$(subst =,,$(TORCH))
 venv_wheel := .venv-wheel
 VENV ?= $(or $(venv_$(ENV)),$(error ENV takes onedl, $(ENVS), got $(ENV)))
-ENVS := peers, toolboxes, ray, mmcv, openmmlab, torch, wheel
+ENVS := peers, toolboxes, ray, mmcv, openmmlab, core, wheel
 
 extras_toolboxes := cls,rotate
 extras_peers := peers
@@ -66,12 +65,13 @@ extra_stamps = $(addprefix $(STAMP)-,$(subst $(comma), ,$(1)))
 
 install: $(STAMP) $(call extra_stamps,$(EXTRAS))
 
-LITE := mmengine==0.10.7 mmcv-lite==2.1.0 numpy 'setuptools<81' safetensors filelock tqdm rich pytest hypothesis matplotlib
-ifneq ($(filter torch wheel,$(ENV)),)
+# What the core needs beside torch, what compiles the library, and what tests
+CORE := numpy safetensors filelock setuptools ninja pytest hypothesis
+ifneq ($(filter core wheel,$(ENV)),)
 $(STAMP): FORCE
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet '$(TORCH)' $(LITE)
-	@touch $@
+	$(PIP) install --quiet '$(TORCH)' $(CORE)
+	@touch $@ $(VENV)/constraints.txt
 else
 $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh $(if $(MMCV),FORCE)
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' MMCV='$(MMCV)' bash tools/install.sh
@@ -98,13 +98,13 @@ tests_nightly = $(IN_TWO) --hypothesis-profile nightly -m hypothesis
 # NEON runs where zig (EXTRAS=wheels) and qemu-aarch64-static are, the library for Windows where zig and Wine are.
 tests_native = $(RUN) -m pytest -m '' tests/kernels/native/test_unit.py
 tests_sanitize = bash tests/kernels/native/sanitize.sh $(RUN)
-tests_lite = $(RUN) -m pytest -m '' tests/install/test_lite.py
 tests_peers = $(RUN) -m pytest -m 'peer and not slow'
 tests_toolboxes = $(RUN) -m pytest -m 'toolboxes and not slow'
 tests_ray = $(RUN) -m pytest -m 'ray and not slow'
 tests_mmcv = $(RUN) -m pytest tests/openmmlab/mmcv_ops
-tests_torch = PYTHONPATH=. OMP_NUM_THREADS=1 $(RUN) -m pytest $(addprefix tests/,models/modes/test_modes.py \
-	models/test_swin.py models/layers/test_blocks.py models/test_windows.py kernels/triton/test_check.py kernels/test_sdpa.py)
+# Files that import the toolboxes are left out without mmengine: see tests/conftest.py.
+tests_core = $(RUN) setup.py --quiet build_ext --inplace && PYTHONPATH=. OMP_NUM_THREADS=1 $(RUN) -m pytest \
+	$(addprefix tests/,test_core.py test_checks.py test_positions.py test_replace.py test_devices.py models checkpoints kernels adapters)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
 define LIBRARY_COMPUTES
 import sys, torch
@@ -120,7 +120,7 @@ tests_wheel = $(PIP) install --quiet --no-deps --force-reinstall dist/*manylinux
 TESTS ?= $(if $(tests_$(ENV)),$(ENV),all)
 
 test: install
-	$(or $(tests_$(TESTS)),$(error TESTS takes all, slow, faults, nightly, native, sanitize, lite, got $(TESTS)))
+	$(or $(tests_$(TESTS)),$(error TESTS takes all, slow, faults, nightly, native, sanitize, got $(TESTS)))
 
 # The source distribution makes all wheels, as others would make them. auditwheel checks the version of glibc in a name.
 PLATFORMS := manylinux2014_x86_64 manylinux2014_aarch64 macosx_11_0_arm64 win_amd64

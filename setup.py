@@ -48,7 +48,7 @@ class BuildPackage(build_py):
 setup(
     name='swin_backbone',
     version=run_path(str(HERE / 'swin_backbone' / 'version.py'))['__version__'],
-    description='Swin Transformer backbones for the OpenMMLab toolboxes',
+    description='Swin Transformer backbones for the OpenMMLab toolboxes and for plain torch',
     long_description=(HERE / 'README.md').read_text(encoding='utf-8'),
     long_description_content_type='text/markdown',
     license='Apache-2.0',
@@ -59,21 +59,23 @@ setup(
     cmdclass={'build_py': BuildPackage, 'build_ext': native['BuildNative'], 'bdist_wheel': native['BuildWheel']},
     entry_points={'console_scripts': ['swin-backbone = swin_backbone.__main__:main']},
     python_requires='>=3.9',
-    # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
-    install_requires=['torch>=2.4', 'numpy', 'safetensors', 'filelock', 'tqdm', 'rich'],
+    # What the backbones, checkpoints and adapters need. Two distributions install `mmcv`, so neither is here.
+    install_requires=['torch>=2.4', 'numpy', 'safetensors', 'filelock'],
     extras_require={
         'onedl': [
             'onedl-mmengine>=0.10.12',
             'onedl-mmcv>=2.3.6',
             'onedl-mmdetection>=3.5.1',
             'onedl-mmsegmentation>=1.4.2',
+            *('tqdm', 'rich'),
         ],
-        'openmmlab': ['mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2', 'ftfy', 'regex'],
+        'openmmlab': [
+            *('mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2'),
+            *('ftfy', 'regex', 'tqdm', 'rich'),
+        ],
         # Further toolboxes of the OneDL stack; both import torchvision, of which any build does
         'cls': ['onedl-mmpretrain>=1.3.6', 'torchvision'],  # classification, SimMIM
         'rotate': ['onedl-mmrotate>=1.2.1', 'torchvision'],
-        # Nothing to compile: for the backbones, checkpoints and export, without a detector or segmentor
-        'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
         # tools/visualize.py, tools/plot_log.py and the curves beside a training's log
         'pictures': ['matplotlib>=3.8'],
         # tools/train.py --vis

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from csrc import build
@@ -194,6 +192,9 @@ def measure_kinds(clocks: ctypes.CDLL, run: Callable[[], object], pairs: bool) -
 
 def print_rows(rows: list[Row], title: str) -> None:
     """Print the rows as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title)
     for column in ('work', 'ms', 'share', 'floor, ms', 'of the floor'):
         table.add_column(column, justify='left' if column == 'work' else 'right')

@@ -4,6 +4,8 @@ import dataclasses
 import gc
 import json
 import os
+import re
+import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +44,12 @@ settings.register_profile('same', derandomize=True, deadline=None, suppress_heal
 settings.register_profile('nightly', settings.get_profile('same'), derandomize=False, print_blob=True)
 settings.load_profile('same')
 
+# What only an environment with OpenMMLab's packages can import
+OF_OPENMMLAB = re.compile(
+    r'^(?:from|import) (?:mm\w+|swin_backbone\.(?:openmmlab|workbench)|helpers\.(?:openmmlab|in_process))\b',
+    re.MULTILINE,
+)
+
 FAULT = 'fault'  # property of a test's report, added by record_fault
 FAULTS = {}  # counts of passed tests, by test id
 
@@ -70,9 +78,10 @@ def _same_threads():
 @pytest.fixture(autouse=True)
 def _nothing_of_an_earlier_runner():
     """Forget the scope and the loggers of an earlier test's runner."""
-    from helpers.in_process import forget_instances
+    if 'mmengine' in sys.modules:
+        from helpers.in_process import forget_instances
 
-    forget_instances()
+        forget_instances()
 
 
 @pytest.fixture
@@ -98,6 +107,13 @@ def pytest_addoption(parser):
         metavar='F',
         help='write what the tests of faults tried to F: see tests/helpers/faults.py',
     )
+
+
+def pytest_ignore_collect(collection_path):
+    """Without mmengine, ignore the files of tests that import the toolboxes."""
+    if collection_path.suffix == '.py' and find_spec('mmengine') is None:
+        return bool(OF_OPENMMLAB.search(collection_path.read_text(encoding='utf-8'))) or None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by markers

@@ -4,7 +4,6 @@ Matched to peft 0.21: `inject_adapter_in_model`, `get_peft_model_state_dict`, `p
 """
 
 import copy
-from importlib.util import find_spec
 from logging import getLogger
 from typing import Any, Optional
 
@@ -70,7 +69,9 @@ def _from_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: 
             state_dict[prefix + name] = state_dict.pop(plain)
 
 
-if find_spec('mmengine') is not None:
+try:
     from mmengine.registry import MODELS
-
+except ImportError:  # plain torch needs no registry
+    pass
+else:
     MODELS.register_module(module=LoraSwinBackbone)

@@ -4,4 +4,4 @@ An import of `bind` and `triton` registers the replacements (`swin_backbone.repl
 without this package.
 """
 
-from .. import models as models  # first: models import the replacements, and a replacement imports windows and blocks
+from ..models import layers as layers  # first: models import the replacements, which import windows and blocks
