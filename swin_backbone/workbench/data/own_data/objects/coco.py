@@ -203,12 +203,13 @@ def _outline_boxes(contents: Sequence[dict[str, Any]], with_masks: bool) -> list
             attributes = item.get('attributes')
             degrees = angle_of(attributes.get('rotation')) if isinstance(attributes, dict) else 0
             x, y, width, height = item['bbox']
-            box = box_around('', corners_of(x, y, x + width, y + height, degrees), size, is_rectangle=True)
+            corners = corners_of(x, y, x + width, y + height, degrees)
+            box = box_around('', corners, size, is_rectangle=True)
             if degrees:
                 item.update(bbox=list(box.bbox), area=area_of(box, size))
                 turned += 1
-            if draws and 0 not in box.bbox[2:]:
-                item['segmentation'] = box.mask
+            if draws:  # outside of the picture: an outline without area at its edge
+                item['segmentation'] = box.mask or [corners.clip(0, size[::-1]).ravel().tolist()]
     lines = [line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
     return [*lines, line('masks', RECTANGLES.format(len(boxes), len(objects)))] if draws and boxes else lines
 

@@ -288,6 +288,15 @@ def test_boxes_among_outlines_are_drawn_as_masks(form, tmp_path, record_fault):
     record_fault('bad_data')
 
 
+def test_a_box_outside_of_its_picture_stops_no_config_of_masks(tmp_path, record_fault):
+    outlined = dict(segmentation=[np.ravel(POLYGON).tolist()], bbox=[30, 10, 50, 40])
+    found = objects_of(coco(outlined, dict(bbox=[-50, 5, 20, 20], area=400)), tmp_path)
+    for report in check_data(DataSets(found.cfg, ())):
+        assert not report.errors
+        assert 'boxes outside their image, which are left out: 1' in str(report.warnings.sentences())
+    record_fault('bad_data')
+
+
 @pytest.mark.parametrize('form', ['voc', 'labelme'])
 def test_difficult_objects_are_reported(form, tmp_path):
     write = dict(
