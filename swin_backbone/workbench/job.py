@@ -114,7 +114,14 @@ class Job:
         self.data = None
         if options.data is not None:
             scope, with_masks = str(read.get('default_scope')), uses_masks(read)
-            self.data = prepare(options.data, options.annotations, options.classes, scope=scope, with_masks=with_masks)
+            self.data = prepare(
+                options.data,
+                options.annotations,
+                options.classes,
+                scope=scope,
+                with_masks=with_masks,
+                skip_unreadable=options.skip_unreadable,
+            )
             self.print(*self.data.lines)
         swap = Swap(options.backbone, options.at, options.recipe) if options.backbone else None
         self._combined = combine(read, swap, self.data, options.cfg_options)

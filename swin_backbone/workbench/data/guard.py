@@ -19,7 +19,7 @@ from ...openmmlab.errors import DataError, sentence_of
 from .annotations import SHORT_POLYGON, form_of, mask_fault
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import base_datasets
-from .media import picture_size, read_picture, require_whole
+from .media import SKIP_HINT, picture_size, read_picture, require_whole
 
 
 def guard_dataset(
@@ -75,7 +75,7 @@ class GuardedPipeline:
             if reason and self.skip_unreadable:
                 self._skip(source, reason)
                 return None
-            hint = '; --skip-unreadable goes on without such pictures' if reason else ''
+            hint = SKIP_HINT if reason else ''
             raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
 
     def _transform(self, item: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:

@@ -17,6 +17,7 @@ from ..media import PICTURES
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 HEAD = 2**16  # bytes of a file that tell its format
+UNREADABLE = 'pictures that cannot be read, with their objects'
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelmap.txt: name:R,G,B:parts:actions
 
@@ -47,6 +48,7 @@ class DataFolder(NamedTuple):
         one_file: the only annotation file or data.yaml to read.
         names: classes from the command line.
         with_masks: the config uses masks of objects.
+        skip_unreadable: leave out pictures whose size cannot be read.
     """
 
     root: Path
@@ -58,6 +60,7 @@ class DataFolder(NamedTuple):
     one_file: Optional[Path]
     names: Optional[Sequence[str]] = None
     with_masks: bool = False
+    skip_unreadable: bool = False
 
     @property
     def pictures(self) -> list[Path]:

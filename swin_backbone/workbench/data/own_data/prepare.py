@@ -78,6 +78,7 @@ def prepare(
     *,
     scope: str = 'mmdet',
     with_masks: bool = False,
+    skip_unreadable: bool = False,
     folder: Union[str, Path, None] = None,
 ) -> Dataset:
     """Read what a user has, once, and write an index of each split.
@@ -89,6 +90,7 @@ def prepare(
         scope: toolbox whose models take the data: 'mmdet' for objects, 'mmseg' for labels of pixels, 'mmpretrain' for
             classes of pictures.
         with_masks: the model takes masks of objects.
+        skip_unreadable: leave out pictures whose size cannot be read, where annotations need the size.
         folder: of all indices. Default: that of the variable SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
 
     Raises:
@@ -104,7 +106,7 @@ def prepare(
     place = Path(folder or _default_folder()).absolute()
     found = list_data(Path(data), None if annotations is None else Path(annotations), Path())
     results = [name for name in found.results if os.path.realpath(found.root / name) != os.path.realpath(place)]
-    found = found._replace(names=classes, with_masks=with_masks, results=results)
+    found = found._replace(names=classes, with_masks=with_masks, results=results, skip_unreadable=skip_unreadable)
     outputs = place / _digest(found, scope)
     mark_folder(place)
     with FileLock(f'{outputs}.lock'):
@@ -127,7 +129,7 @@ def _digest(folder: DataFolder, scope: str) -> str:
     """Return a digest of the options, of names, sizes and times of all files, and of the readers."""
     digest = hashlib.sha256()
     options = scope, str(folder.root), str(folder.ann_root), folder.one_file, folder.names, folder.with_masks
-    digest.update(repr((options, os.path.abspath(folder.root), folder.results)).encode())
+    digest.update(repr((options, folder.skip_unreadable, os.path.abspath(folder.root), folder.results)).encode())
     for path in sorted(Path(__file__).parent.rglob('*.py')):
         digest.update(path.read_bytes())
     files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}

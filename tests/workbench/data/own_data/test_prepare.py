@@ -125,3 +125,28 @@ def test_tools_that_only_look_write_nothing_where_they_run(own, tmp_path, monkey
     run_well(f'tools/{tool}.py', DETECTION, '--data', own, *more)
     assert not list((tmp_path / 'here').iterdir())
     assert sorted(path.name for path in own.iterdir()) == ['images', 'labels', 'train.json', 'val.json']
+
+
+@pytest.mark.parametrize('layout', ['yolo', 'voc', 'coco'])
+def test_skip_unreadable_holds_for_conversions(tmp_path, layout, record_fault):
+    """A conversion needs the size of a picture, as COCO's JSON does without sizes."""
+    root = layouts.made(layout, tmp_path)
+    if layout == 'coco':
+        for path in root.rglob('*.json'):
+            content = json.loads(path.read_bytes())
+            for image in content['images']:
+                del image['height'], image['width']
+            path.write_text(json.dumps(content))
+    (broken,) = root.rglob('train_1.jpg')
+    broken.write_bytes(b'no picture')
+    with pytest.raises(
+        DataError, match=r'train_1\.jpg cannot be read as a picture.*; --skip-unreadable goes on without'
+    ):
+        prepare(root, folder=tmp_path / 'index')
+    own = prepare(root, folder=tmp_path / 'index', skip_unreadable=True)
+    assert [own.splits[split].pictures for split in ('train', 'val')] == [3, 2]
+    assert sum(own.splits['train'].objects.values()) == 6
+    (left_out,) = [line for line in own.lines if 'cannot be read' in line]
+    assert 'pictures that cannot be read, with their objects: 1, as ' in left_out
+    assert 'train_1.jpg' in left_out
+    record_fault('bad_data')

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
-from .....openmmlab.errors import DataError
+from .....openmmlab.errors import DataError, Faults
 from ...annotations import check_annotations, read_annotations
-from ...media import picture_size
-from ..folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
+from ...media import SKIP_HINT, picture_size
+from ..folder import UNREADABLE, DataFolder, OwnData, class_line, line, list_folders, require_distinct
 from ..pairs import is_label
 from ..splits import (
     SAME,
@@ -43,7 +43,8 @@ def find_coco(folder: DataFolder) -> Optional[OwnData]:
     images: list[str] = []
     for path, data, has_mark in files.values():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
-        _repair(folder, data)
+        lines += [line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
+        _repair(data)
         if annotated.errors:  # of which some are repaired
             repaired = check_annotations(folder.write('repaired.json', data), 'COCO', folder.with_masks, (data, False))
             if sentences := repaired.errors.sentences():
@@ -145,26 +146,41 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
     return {split: (path, *contents[path]) for split, paths in found.items() for path in paths}, lines
 
 
-def _repair(folder: DataFolder, data: dict[str, Any]) -> None:
+def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
+    """Add sizes that Label Studio leaves out, in place. Return pictures that `folder.skip_unreadable` leaves out."""
+    tails, left_out, unreadable = index_tails(folder.pictures), Faults(), list[dict[str, Any]]()
+    for image in data['images']:
+        if not isinstance(image, dict) or (image.get('height') and image.get('width')):
+            continue
+        picture = match_name(unquote(str(image.get('file_name'))), tails)
+        try:
+            if picture:
+                image['height'], image['width'] = picture_size(folder.root / picture)
+        except OSError as error:
+            if not folder.skip_unreadable:
+                raise DataError(f'{error}{SKIP_HINT}') from error
+            left_out.add(UNREADABLE, str(error))
+            unreadable.append(image)
+    if unreadable:
+        data['images'] = [image for image in data['images'] if image not in unreadable]
+        ids = {str(image.get('id')) for image in unreadable}
+        data['annotations'] = [
+            item for item in data['annotations'] if not isinstance(item, dict) or str(item.get('image_id')) not in ids
+        ]
+    return left_out
+
+
+def _repair(data: dict[str, Any]) -> None:
     """Change what programs write and mmdet or COCO's evaluation reads wrong, in place.
 
-    VIA writes numbers of pictures as texts, and polygons without a list around. Label Studio leaves out sizes of
-    pictures; scripts leave out `area` and `iscrowd`. COCO's evaluation counts an object with the id 0 as not found
+    VIA writes numbers of pictures as texts, and polygons without a list around. Scripts leave out `area` and
+    `iscrowd`. COCO's evaluation counts an object with the id 0 as not found
     (Roboflow): all ids become numbers from 1, and `own_id` keeps those of the user. mmdet numbers two categories of one
     name as two.
     """
     images, objects, categories = (
         [entry for entry in data[table] if isinstance(entry, dict)] for table in ('images', 'annotations', 'categories')
     )
-    tails = index_tails(folder.pictures)
-    for image in images:
-        is_sized = image.get('height') and image.get('width')
-        picture = None if is_sized else match_name(unquote(str(image.get('file_name'))), tails)
-        if picture:
-            try:
-                image['height'], image['width'] = picture_size(folder.root / picture)
-            except OSError as error:
-                raise DataError(str(error)) from error
     numbers = {str(image.get('id')): image.get('id') for image in images}
     is_counted_from_0 = any(item.get('id') == 0 for item in objects)
     for number, item in enumerate(objects if any('bbox' in item for item in objects) else (), 1):  # else panoptic

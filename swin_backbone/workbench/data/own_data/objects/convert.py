@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from .....openmmlab.errors import DataError, Faults
 from ...annotations import check_annotations
-from ...media import picture_size
-from ..folder import DataFolder, OwnData, line
+from ...media import SKIP_HINT, picture_size
+from ..folder import UNREADABLE, DataFolder, OwnData, line
 from ..splits import Lists, split_pictures
 from .coco import RECTANGLES, describe_boxes
 from .shapes import Box, area_of
@@ -57,7 +57,10 @@ def write_converted(
         try:
             size = picture_size(folder.root / picture)
         except OSError as error:
-            raise DataError(str(error)) from error
+            if not folder.skip_unreadable:
+                raise DataError(f'{error}{SKIP_HINT}') from error
+            left_out.add(UNREADABLE, str(error))
+            continue
         file = files[picture]
         size, boxes = (size, []) if file is None else read(file, size)
         objects[picture] = size, [box for box in boxes if 0 not in box.bbox[2:]]
@@ -75,7 +78,8 @@ def write_converted(
     draws_rectangles = folder.with_masks and rectangles < len(found)
     splits = {}
     for phase, pictures in split.parts().items():
-        data = _to_coco({picture: (files[picture], *objects[picture]) for picture in pictures}, names, draws_rectangles)
+        readable = {picture: (files[picture], *objects[picture]) for picture in pictures if picture in objects}
+        data = _to_coco(readable, names, draws_rectangles)
         path = folder.write(f'{phase}.json', data)
         check_annotations(path, 'COCO', folder.with_masks, (data, False))
         splits[phase] = (path, '.', len(pictures))
