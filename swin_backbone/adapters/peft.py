@@ -11,6 +11,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from ..checkpoints.lora import SCALES
 from ..models import SwinBackbone
 
 LAYERS = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: qkv, projection, fc1, fc2
@@ -58,7 +59,12 @@ class LoraSwinBackbone(SwinBackbone):
         return plain
 
 
-def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
+    metadata[SCALES] = {  # a checkpoint with the scales can be merged
+        name: {adapter: float(layer.scaling[adapter]) for adapter in layer.active_adapters if adapter in layer.scaling}
+        for name, layer in layers.items()
+    }
     for key in [key for key in state_dict if key.startswith(prefix) and BASE in key]:
         state_dict[key.replace(BASE, '')] = state_dict.pop(key)
 

@@ -4,14 +4,17 @@
 transformers 5.23: `transformers.backbone_utils`, `transformers.SwinBackbone`.
 """
 
+import math
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoBackbone, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
 from transformers.modeling_outputs import BackboneOutput
 
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from ..models.layers.swin_v2_block import SwinV2Block
 from .any_origin import take_any_origin
 
 FAMILIES: dict[str, Any] = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
@@ -79,15 +82,28 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
         maps = BackboneOutput(feature_maps=self.backbone(pixel_values))
         return maps if return_dict is not False else maps.to_tuple()
 
+    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
-            super()._init_weights(module)
+        """Initialise a module like `init_weights` of the backbone. transformers calls for each module with weights.
+
+        `nn.init` leaves weights alone that transformers has loaded.
+        """
+        if isinstance(module, (nn.Linear, nn.Conv1d)):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif hasattr(module, 'reset_parameters'):
             module.reset_parameters()  # type: ignore[operator]
-        for name in ('relative_position_bias_table', 'absolute_pos_embed'):
-            table = getattr(module, name, None)
-            if isinstance(table, nn.Parameter):
-                nn.init.trunc_normal_(table, std=0.02)
+        blocks = [block for block in self.backbone.modules() if isinstance(block, SwinV2Block)]
+        if any(module in (block.norm1, block.norm2) for block in blocks):  # a residual of Swin V2 begins at 0
+            nn.init.zeros_(module.weight)  # type: ignore[arg-type]
+        for name, weight in module.named_parameters(recurse=False):
+            if name in ('relative_position_bias_table', 'absolute_pos_embed'):
+                nn.init.trunc_normal_(weight, std=0.02)
+            elif name == 'logit_scale':
+                nn.init.constant_(weight, math.log(10))
+            elif name in ('q_bias', 'v_bias'):
+                nn.init.zeros_(weight)
 
 
 AutoConfig.register(SwinBackboneConfig.model_type, SwinBackboneConfig)

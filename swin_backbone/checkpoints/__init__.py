@@ -1,10 +1,11 @@
 """Published weights in, published formats out. Names and shapes only: nothing here knows the modules.
 
 A checkpoint is read (reading.py, download.py), recognised (recognise.py, by the tables of formats.py), adapted to a
-model and loaded (adapt.py, resize.py, sizes.py), or written in another format (convert.py).
+model and loaded (adapt.py, resize.py, sizes.py, lora.py), or written in another format (convert.py). state_dict.py has
+the sizes that weights do not tell.
 """
 
-from .adapt import LoadReport, adapt_state_dict, load_checkpoint
+from .adapt import LoadReport, load_checkpoint
 from .convert import FORMATS, convert_checkpoint
 from .errors import CheckpointError
 from .reading import read_checkpoint, trust_checkpoints
@@ -13,7 +14,6 @@ __all__ = [
     'FORMATS',
     'CheckpointError',
     'LoadReport',
-    'adapt_state_dict',
     'convert_checkpoint',
     'load_checkpoint',
     'read_checkpoint',

@@ -1,13 +1,13 @@
 """Load a checkpoint into a model: adapt names, window, image size and input channels."""
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,24 @@ from torch import Tensor, nn
 from ..archs import DEFAULT_WINDOW
 from ..positions import Size
 from .errors import CheckpointError, first_of, naming
-from .formats import SIZES, V2
+from .formats import MLP, V2
+from .lora import BASE_LAYER, has_adapters, merge_adapters, without_base_layer
 from .reading import read_checkpoint
-from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, check_floating, find_swin, plain_name, swins_in, tensors_of
-from .resize import adapt_input_channels, resize_embedding, resize_table, trained_window
+from .recognise import (
+    OUTSIDE,
+    UNKNOWN,
+    WRAPPERS,
+    SwinWeights,
+    check_floating,
+    find_swin,
+    plain_name,
+    plain_names,
+    swins_in,
+    tensors_of,
+)
+from .resize import adapt_input_channels, resize_embedding, resize_table, times, trained_window
 from .sizes import swin_sizes
+from .state_dict import SIZES
 
 _logger = getLogger(__name__)
 OF_A_CLASSIFIER = (
@@ -28,6 +41,7 @@ OF_A_CLASSIFIER = (
     "small_map='shrink' gives the classifier's features"
 )
 TABLE = 'attn.w_msa.relative_position_bias_table'
+NO_PLACE = 'the backbone has no such weight'  # a reason to ignore a weight
 
 
 @dataclass
@@ -42,6 +56,8 @@ class LoadReport:
         ignored: names in the checkpoint, by reason.
         missing: names in the model, of its backbone.
         missing_elsewhere: names in the model, outside its backbone.
+        renamed: missing names, with an ignored name in the checkpoint of the same shape. The checkpoint may have the
+            weight under a name that is not known here.
         other_shapes: names in the model whose weights were not loaded, with the shape in the checkpoint.
         warnings: sentences, logged as warnings.
         notes: sentences, logged once in a process.
@@ -54,6 +70,7 @@ class LoadReport:
     ignored: dict[str, list[str]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     missing_elsewhere: list[str] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
     other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -73,13 +90,18 @@ class LoadReport:
         _logger.info(str(self))
         warnings = [*self.warnings]
         if self.missing:
-            warnings.append(f'Left at their initialisation: {", ".join(self.missing)}')
+            warnings.append(f'Left at their initialisation: {", ".join(self.missing)}{self._other_names(self.missing)}')
         if self.missing_elsewhere:
-            warnings.append(f'Outside the backbone, not in the checkpoint: {first_of(self.missing_elsewhere)}')
+            names = f'{first_of(self.missing_elsewhere)}{self._other_names(self.missing_elsewhere)}'
+            warnings.append(f'Outside the backbone, not in the checkpoint: {names}')
         for warning in warnings:
             _logger.warning(warning)
         for note in self.notes:
             _log_once(note)
+
+    def _other_names(self, missing: list[str]) -> str:
+        names = [self.renamed[name] for name in missing if name in self.renamed]
+        return f'. Under unknown names the checkpoint has weights of these shapes: {first_of(names)}' if names else ''
 
 
 @cache
@@ -87,16 +109,29 @@ def _log_once(note: str) -> None:
     _logger.info(note)
 
 
-def backbones_of(model: nn.Module) -> dict[str, str]:
-    """Return the prefix and the family of each backbone of this package in a model.
+class Backbone(NamedTuple):
+    """A backbone of this package inside a model."""
 
-    Prefixes have no WRAPPERS. The toolboxes' own Swins are left out, because they do not tell the size of their window.
+    module: Any
+    family: str
+
+
+def backbones_of(model: nn.Module) -> dict[str, Backbone]:
+    """Return the backbones of this package in a model, by the prefix of their names without wrappers.
+
+    The toolboxes' own Swins are left out, because they do not tell the size of their window.
     """
+    modules = {plain_name(name): module for name, module in model.named_modules() if hasattr(module, 'window_size')}
     return {
-        prefix: format.family
-        for prefix, format in swins_in(map(plain_name, model.state_dict())).items()
-        if format.name == 'mmdet' and hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size')
+        prefix: Backbone(modules[prefix.rstrip('.')], format.family)
+        for prefix, format in swins_in(_plain_names_of(model).values()).items()
+        if format.name == 'mmdet' and prefix.rstrip('.') in modules
     }
+
+
+def _plain_names_of(model: nn.Module) -> dict[str, str]:
+    """Return the names of a model's weights without wrappers, by their names in the model."""
+    return plain_names(model.state_dict(), {*WRAPPERS, BASE_LAYER})
 
 
 def load_checkpoint(
@@ -149,25 +184,6 @@ def load_checkpoint(
     return report
 
 
-def store_sizes(model: nn.Module, state_dict: Any) -> None:
-    """Store the sizes that weights do not tell in the metadata of a model's state_dict, for each Swin of this package.
-
-    The sizes are the windows, the map of the position embedding, and the windows that scale the offsets of Swin V2.
-    """
-    for prefix in backbones_of(model):
-        backbone: Any = model.get_submodule(prefix.rstrip('.'))
-        sizes = dict(window_size=backbone.window_size, map_size=getattr(backbone, 'pretrain_map_size', None))
-        pretrained = getattr(backbone, 'pretrained_window_sizes', [])
-        sizes['scaled_by'] = [scaled or window for scaled, window in zip(pretrained, backbone.window_size)]
-        state_dict._metadata.setdefault(prefix.rstrip('.'), {})[SIZES] = sizes
-
-
-def adapt_state_dict(state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Remove index tables from a state_dict, also with strict=True: a pre-hook of load_state_dict."""
-    for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
-        del state_dict[key]
-
-
 def adapt_weights(
     model: nn.Module, loaded: Any, checkpoint: str, prefix: Optional[str] = None
 ) -> tuple[dict[str, Tensor], LoadReport]:
@@ -182,52 +198,99 @@ def adapt_weights(
         CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's, or
             weights are not finite.
     """
-    wrapped = {plain_name(key): key for key in model.state_dict()}  # the names of the model where layers are wrapped
-    own = {plain_name(key): value for key, value in model.state_dict().items()}
+    plain = _plain_names_of(model)
+    names = {plain[name]: name for name in plain}  # in the model, by the name without wrappers
+    targets = {plain[name]: value for name, value in model.state_dict().items()}
+    backbones = backbones_of(model)
     fitted: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
     report = LoadReport(checkpoint)
     with naming(checkpoint):
         tensors = tensors_of(loaded)
-        is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
-        swins: dict[str, SwinWeights] = {}
-        for own_prefix, family in backbones_of(model).items():
-            swins[own_prefix] = weights = find_swin(
-                tensors, prefer=own_prefix, prefix=prefix, is_own=is_own, family=family
-            )
-            backbone = model.get_submodule(own_prefix.rstrip('.'))
-            own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
-            theirs, ours = swin_sizes(weights.backbone, family), swin_sizes(own_backbone, family)
-            if not theirs.width:
-                stem = [key for key in tensors if key.startswith(weights.prefix) and '.patch_embed' in f'.{key}']
-                raise CheckpointError(
-                    'it has no patch_embed.projection.weight, the one convolution of the patch embedding; it has '
-                    f'{first_of(stem) or "no patch embedding"}'
-                )
-            if theirs != ours:
-                raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
-            for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():
-                fitted[own_prefix + key] = value
+        if has_adapters(tensors):
+            tensors = without_base_layer(tensors) if has_adapters(model.state_dict()) else merge_adapters(tensors)
+        is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in targets.items())
+        swins = {
+            at: find_swin(tensors, prefer=at, prefix=prefix, is_own=is_own, family=backbone.family)
+            for at, backbone in backbones.items()
+        }
+        for at, weights in swins.items():
+            inside = {key.removeprefix(at): value for key, value in targets.items() if key.startswith(at)}
+            _compare_sizes(weights, inside, tensors)
+            for key, value in _fit_backbone(weights, inside, backbones[at].module, report).items():
+                fitted[at + key] = value
     report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
-    # Outside the backbone names are the whole model's, behind whatever is before them, `model.` say.
-    outer = weights.prefix.removesuffix(own_prefix)
-    inside = tuple(weights.prefix for weights in swins.values())
-    _fit_elsewhere({key: v for key, v in tensors.items() if not key.startswith(inside)}, outer, own, fitted, report)
+    # Names outside the backbone are those of the whole model, behind the rest of the prefix, `model.` say.
+    before = weights.prefix.removesuffix(at)
+    prefixes = tuple(weights.prefix for weights in swins.values())
+    _fit_elsewhere(
+        {key: v for key, v in tensors.items() if not key.startswith(prefixes)}, before, targets, fitted, report
+    )
     for weights in swins.values():
-        for reason, names in weights.ignored.items():
-            ignored = [key for key in names if key.removeprefix(outer) not in fitted]
+        for reason, keys in weights.ignored.items():
+            ignored = [key for key in keys if key.removeprefix(before) not in fitted]
             if reason == OUTSIDE:
-                ignored = [key for key in ignored if not key.startswith(inside)]
+                ignored = [key for key in ignored if not key.startswith(prefixes)]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
-    missing = [key for key in own if key not in fitted]
-    report.missing = [wrapped[key] for key in missing if key.startswith(tuple(swins))]
-    report.missing_elsewhere = [wrapped[key] for key in missing if not key.startswith(tuple(swins))]
-    report.other_shapes = {wrapped[key]: shape for key, shape in report.other_shapes.items()}
-    fitted = OrderedDict((wrapped[key], value) for key, value in fitted.items())
-    fitted._metadata = getattr(tensors, '_metadata', {})
+    missing = {key: value for key, value in targets.items() if key not in fitted}
+    report.missing = [names[key] for key in missing if key.startswith(tuple(swins))]
+    report.missing_elsewhere = [names[key] for key in missing if not key.startswith(tuple(swins))]
+    report.other_shapes = {names[key]: shape for key, shape in report.other_shapes.items()}
+    report.renamed = _pair({names[key]: value for key, value in missing.items()}, tensors, swins, report)
+    fitted = OrderedDict((names[key], value) for key, value in fitted.items())
+    fitted._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), before)
     check_finite(model, fitted, checkpoint)
     report.loaded = list(fitted)
     return fitted, report
+
+
+def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], before: str) -> dict[str, dict[str, Any]]:
+    """Return the metadata of a checkpoint, such as versions, by the names of a model's modules.
+
+    Sizes are left out: the fitted weights have the model's.
+    """
+    stored = {name: metadata.get((before + plain_name(name)).rstrip('.'), {}) for name, _ in model.named_modules()}
+    return {name: {key: value for key, value in of.items() if key != SIZES} for name, of in stored.items() if of}
+
+
+def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Compare width, depths and heads of a Swin in a checkpoint and of a backbone.
+
+    Raises:
+        CheckpointError: if they differ, or the patch embedding is no single convolution.
+    """
+    family = weights.format.family
+    in_checkpoint, in_model = swin_sizes(weights.backbone, family), swin_sizes(targets, family)
+    if not in_checkpoint.width:
+        stem = [key for key in tensors if key.startswith(weights.prefix) and '.patch_embed' in f'.{key}']
+        raise CheckpointError(
+            'it has no patch_embed.projection.weight, the one convolution of the patch embedding; it has '
+            f'{first_of(stem) or "no patch embedding"}'
+        )
+    if in_checkpoint != in_model:
+        raise CheckpointError(f'it is a Swin of {in_checkpoint}; the backbone has {in_model}')
+
+
+def _pair(
+    missing: dict[str, Tensor], tensors: dict[str, Tensor], swins: dict[str, SwinWeights], report: LoadReport
+) -> dict[str, str]:
+    """Return names in the checkpoint, by names in the model: unused and missing weights of equal shapes.
+
+    Weights of a backbone are paired with weights of a backbone. Necks and heads have many shapes, so a few equal ones
+    mean nothing: they are paired if half of the missing weights find one.
+    """
+    shapes = {key: value.shape for weights in swins.values() for key, value in weights.backbone.items()}
+    shapes |= {key: value.shape for key, value in tensors.items()}
+    pairs: dict[str, str] = {}
+    for names, *reasons in ((report.missing, NO_PLACE, UNKNOWN), (report.missing_elsewhere, OUTSIDE)):
+        unused = defaultdict(list)
+        for reason in reasons:
+            for key in report.ignored.get(reason, []):
+                unused[shapes[key]].append(key)
+        found = {name: unused[missing[name].shape].pop(0) for name in names if unused[missing[name].shape]}
+        if OUTSIDE not in reasons or 2 * len(found) >= len(names):
+            pairs |= found
+    return pairs
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
@@ -263,55 +326,71 @@ def check_numbers(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor
         )
 
 
-def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:
+def _fit_backbone(
+    weights: SwinWeights, targets: dict[str, Tensor], backbone: Any, report: LoadReport
+) -> dict[str, Tensor]:
+    """Return the weights of a backbone in the shapes of `targets`."""
     fitted = {}
     trained: dict[str, Size] = {}  # the window of each bias table
+    without_place = []
     for key, value in weights.backbone.items():
-        if key not in own:
+        if key not in targets:
             if re.match(r'norm\d+\.', key):
                 report.ignored.setdefault('norms of outputs that the backbone does not emit', []).append(key)
             else:
-                report.ignored.setdefault('the backbone has no such weight', []).append(key)
-                report.warnings.append(f'The checkpoint has {key}, the backbone has not: its outputs will be others')
+                without_place.append(key)
             continue
-        change = ''
-        if key.endswith(TABLE) and value.shape[1:] == own[key].shape[1:]:
+        change, shape = '', targets[key].shape
+        if key.endswith(TABLE) and value.shape[1:] == shape[1:]:
             target = backbone.window_size[int(key.split('.')[1])]
             trained[key] = trained_window(value, weights.windows.get(key), target)
             value, change = resize_table(value, trained[key], target)
-        elif key == 'absolute_pos_embed' and value.shape[2:] == own[key].shape[2:]:
+        elif key == 'absolute_pos_embed' and value.shape[2:] == shape[2:]:
             value, change = resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
-            if change and weights.map_size is None:
-                report.warnings.append(
-                    f'{key} counts as the {change.removeprefix("position embedding from ").partition(" ")[0]} patches '
-                    'of a square, because the file does not name the size. Patches of a rectangle load with the '
-                    'pretrain_img_size of the training'
-                )
-        elif key == 'patch_embed.projection.weight' and value.dim() == own[key].dim():
-            value, change = adapt_input_channels(value, own[key].shape[1])
+        elif key == 'patch_embed.projection.weight' and value.dim() == 4:
+            value, change = adapt_input_channels(value, shape[1])
         if change:
             report.resized[key] = change
-        if value.shape != own[key].shape:
+        if value.shape != shape:
             why = ': what mixes the places of a window cannot be resized' if '.spatial_mlp.' in key else ''
-            raise CheckpointError(
-                f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(own[key].shape)}{why}'
-            )
+            raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(shape)}{why}')
         fitted[key] = value
+    if without_place:
+        report.ignored.setdefault(NO_PLACE, []).extend(without_place)
+        report.warnings.append(
+            f'The checkpoint has {first_of(without_place)}, the backbone has not: its outputs will be others'
+        )
     of_a_classifier = weights.classifier or weights.format.name in ('timm', 'torchvision')  # also without its head
     if of_a_classifier and backbone.small_map == 'pad' and OF_A_CLASSIFIER not in report.notes:
         report.notes.append(OF_A_CLASSIFIER)
     _compare_windows(trained, weights, backbone, report)
+    if 'absolute_pos_embed' in fitted:
+        _compare_maps(weights, backbone, report)
     return fitted
+
+
+def _compare_maps(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
+    """Warn if the patches of a position embedding are a guess: a square, or the rectangle of the backbone."""
+    change, size = report.resized.get('absolute_pos_embed', ''), backbone.pretrain_map_size
+    if weights.map_size is None and (change or size[0] != size[1]):
+        source = change.removeprefix('position embedding from ').partition(' ')[0] or times(size)
+        report.warnings.append(
+            f'absolute_pos_embed counts as the {source} patches of a {"square" if change else "rectangle"}, because '
+            'the file does not name the size. Patches of a rectangle load with the pretrain_img_size of the training'
+        )
 
 
 def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
     """Warn about windows of the training that a user probably forgot.
 
     Resized tables are no warning if the checkpoint has one window and the backbone another than the default: then the
-    window was chosen.
+    user chose the window.
 
     Args:
         trained: window of each bias table.
+
+    Raises:
+        CheckpointError: for a Swin-MLP of another window.
     """
     own, stages = backbone.window_size, range(len(backbone.stages))
     windows = tuple(trained.get(f'stages.{stage}.blocks.0.{TABLE}', own[stage]) for stage in stages)
@@ -322,6 +401,14 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
             f'The bias tables were resized from windows {windows} to {own}, which changes the outputs. As the '
             f'checkpoint was trained{assumed}: window_size={windows if several else windows[0]}'
         )
+    if trained and not weights.windows and windows == own and any(height != width for height, width in own):
+        report.warnings.append(
+            f'The bias tables count as those of the windows {own} of the backbone, because the file does not name the '
+            'windows. Tables of a window (height, width) and (width, height) have equal shapes'
+        )
+    named = tuple(weights.windows.get(f'stages.{stage}.blocks.0.{TABLE}', own[stage]) for stage in stages)
+    if weights.format.family == MLP and named != own:
+        raise CheckpointError(f'it is a Swin-MLP of windows {named}, the backbone has {own}')
     scales = [weights.windows.get(f'stages.{stage}.blocks.0.attn.w_msa.logit_scale') for stage in stages]
     if weights.format.family == V2 and any(scales):
         used = [own or window for own, window in zip(backbone.pretrained_window_sizes, own)]
@@ -333,18 +420,22 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
 
 
 def _fit_elsewhere(
-    tensors: dict[str, Tensor], outer: str, own: dict[str, Tensor], fitted: dict[str, Tensor], report: LoadReport
+    tensors: dict[str, Tensor], before: str, targets: dict[str, Tensor], fitted: dict[str, Tensor], report: LoadReport
 ) -> None:
-    """Load neck and heads, by equal names and shapes."""
+    """Add the weights of neck and heads to `fitted`, by equal names and shapes.
+
+    Args:
+        before: prefix of the whole model's names in the checkpoint.
+    """
     for key, value in tensors.items():
-        here = key.removeprefix(outer)
-        if here not in own or here in fitted:
+        name = key.removeprefix(before)
+        if name not in targets or name in fitted:
             continue
-        if value.shape == own[here].shape:
-            fitted[here] = value
+        if value.shape == targets[name].shape:
+            fitted[name] = value
         else:
-            report.other_shapes[here] = tuple(value.shape)
+            report.other_shapes[name] = tuple(value.shape)
             report.warnings.append(
-                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(own[here].shape)} in the model: '
-                'it was not loaded'
+                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(targets[name].shape)} in the '
+                'model: it was not loaded'
             )

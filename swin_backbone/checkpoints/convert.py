@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from ..outputs import check_outputs
-from ..positions import relative_position_bias
+from ..positions import log_spaced_coordinates, relative_position_bias
 from ..whole_files import write_whole, write_whole_by
 from .adapt import check_numbers
 from .errors import CheckpointError, first_of, naming
-from .formats import TORCHVISION, V1, WRITTEN, Format, from_here
+from .formats import V1, V2, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
 from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
+from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
-from .resize import window_of_table
+from .resize import num_offsets, window_of_table
 from .sizes import check_shapes, missing_weights
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
@@ -38,7 +39,8 @@ def convert_checkpoint(
     mmdet's and mmseg's format, which differ in the name of a Mask2Former's head alone: those of mmdet, mmseg, their
     earlier releases and the repositories built on them as they are, UperNet and Mask2Former of transformers and
     Mask2Former of detectron2 under mmdet's names. The other formats have no names for necks and heads.
-    Index tables and masks are left out (except torchvision's index table, without which it loads nothing). Output
+    LoRA matrices of a `LoraSwinBackbone` are merged. Index tables and masks are left out (except torchvision's tables,
+    without which it loads nothing). Output
     norms, `norm0` to `norm3`, have a place in mmdet, in the official detectors and in Hugging Face's backbones; in
     timm's and torchvision's files they keep their names.
 
@@ -47,8 +49,8 @@ def convert_checkpoint(
         target: the file to write: safetensors if the name ends in .safetensors, else torch.save. Missing folders are
             made. With `to='hf'` a name that does not end as a file of weights (.safetensors, .pth, .bin, ...) is a
             folder with config.json and model.safetensors, which transformers' `from_pretrained` opens.
-        to: 'official', 'mmdet', 'mmseg', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a
-            Swin V2 the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
+        to: 'official', 'mmdet', 'mmseg', 'timm', 'torchvision' or 'hf'. 'mmdet' gives a Swin V2 the names of
+            mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
         unsafe_load: see `load_checkpoint`.
         overwrite: replace an existing target, whoever wrote the file; the source is never replaced.
 
@@ -78,6 +80,8 @@ def convert_checkpoint(
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     with naming(source):
         tensors = tensors_of(loaded)
+        if has_adapters(tensors):
+            tensors = merge_adapters(tensors)
         weights = find_swin(tensors)
         format = _written('mmdet' if to == 'mmseg' else to, weights.format.family)
         around, used = _around(weights, tensors, MASK2FORMER_HEADS[to]) if to in MASK2FORMER_HEADS else ({}, 0)
@@ -115,7 +119,7 @@ def _written(to: str, family: str) -> Format:
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     """Return weights under the names and in the orders of a format."""
     ours = {**weights.backbone, **weights.classifier}
-    if format is TORCHVISION:
+    if format.name == 'torchvision':
         ours.update(_index_tables(weights))
     renamed = from_here(ours, format)
     if format.name == 'hf' and 'head.weight' not in ours:  # a bare model of transformers, and no part of a classifier
@@ -139,16 +143,23 @@ def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tupl
 
 
 def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
-    """Return the index of each bias table, required by torchvision."""
-    indices = {}
-    for key, table in weights.backbone.items():
-        if key.endswith('.relative_position_bias_table'):
-            window = weights.windows.get(key) or window_of_table(table)
-            if window is None:
-                raise CheckpointError(f'{key} is for no square window, and for which rectangle it does not say')
-            index = relative_position_bias(torch.arange(len(table))[:, None], window)
-            indices[key.replace('_bias_table', '_index')] = index.flatten()
-    return indices
+    """Return the tables that torchvision requires: the index of each bias table, and the coordinates of Swin V2."""
+    tables = {}
+    for anchor, value in weights.backbone.items():
+        if not anchor.endswith(('.relative_position_bias_table', '.logit_scale')):
+            continue
+        key = anchor.replace('logit_scale', 'relative_position_bias_table')
+        window = weights.windows.get(key) or (window_of_table(value) if key == anchor else None)
+        if window is None:
+            raise CheckpointError(f'the window of {anchor} is no square, or unknown, and the file does not name it')
+        index = relative_position_bias(torch.arange(num_offsets(window))[:, None], window)
+        tables[key.replace('_bias_table', '_index')] = index.flatten()
+        if weights.format.family == V2:
+            scale = weights.windows.get(anchor, window)
+            coordinates = log_spaced_coordinates(window, scale, torch.device('cpu'), torch.float32)
+            height, width = window
+            tables[key.replace('position_bias', 'coords')] = coordinates.view(1, 2 * height - 1, 2 * width - 1, 2)
+    return tables
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:

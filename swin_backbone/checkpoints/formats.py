@@ -12,13 +12,13 @@ Names alone decide: see `recognise.find_swin`. Values differ from ours in two wa
 | here, mmdet, mmseg, mmpretrain | stages.{s}.blocks.{b} | stages.{s}.downsample | channels | one `qkv` |
 | microsoft, also detectors and SimMIM | layers.{s}.blocks.{b} | layers.{s}.downsample | columns | one `qkv` |
 | timm from 0.9 | the same; layers_{s} with features_only | layers.{s+1}.downsample | columns | one `qkv` |
-| torchvision | features.{2s+1}.{b} | features.{2s+2} | columns | one `qkv` |
+| torchvision | features.{2s+1}.{b} | features.{2s+2} | columns | one `qkv`, in Swin V2 too |
 | transformers | encoder.layers.{s}.blocks.{b} | encoder.layers.{s}.downsample | columns | three layers |
 
 - Columns of merging: `downsample.reduction.weight` (2C, 4C) and, in Swin V1 and Swin-MLP, `downsample.norm` (4C) are
   permuted; `reorder_merging` has both orders. The norm of Swin V2 (2C) comes behind the reduction and stays.
 - Three layers: `query`, `key` and `value`, each (C, C) and (C), are concatenated in this order to `qkv` (3C, C), (3C).
-  Swin V2 has biases of query and value only, `q_bias` and `v_bias`, in all origins.
+  Swin V2 has biases of query and value only, `q_bias` and `v_bias`; torchvision's is (3C), and the key's is not used.
 - Swin V2 here and in mmpretrain begins a stage with its merging: stages.{s+1}.downsample for the merging behind
   stage s. timm does the same, microsoft and transformers do not.
 - The last norm of a classifier is `norm3` in mmpretrain, the name of an output norm elsewhere.
@@ -36,8 +36,9 @@ from .errors import CheckpointError
 
 Rows = tuple[tuple[str, str], ...]
 
-SIZES = 'swin_backbone'  # key of a backbone's sizes in the metadata of a state_dict: `adapt.store_sizes`
 V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
+# Saved by some implementations, computed here.
+INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
 # A name in every backbone of a family, which tells the place of the backbone in a model.
 ANCHORS = {
     V1: 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table',
@@ -141,10 +142,11 @@ HUGGING_FACE = Format(
         *_hugging_face_rows('swin'),
         ('stages.{s}.downsample', 'swin.encoder.layers.{s}.downsample'),
         ('norm{s}', 'hidden_states_norms.stage{s+1}'),
+        ('norm{s}', 'hidden_states_norms.{s}'),  # MaskFormerSwinBackbone, with its model inside
     ),
     separate_qkv=True,
     spellings=(
-        (r'^(?=(embeddings|encoder\.layers|layernorm)\.)', 'swin.'),
+        (r'^(model\.)?(?=(embeddings|encoder\.layers|layernorm)\.)', 'swin.'),
         # Modules of transformers 5 in memory; its files have the names above.
         (r'\.attention\.q_proj\.', '.attention.self.query.'),
         (r'\.attention\.k_proj\.', '.attention.self.key.'),
@@ -164,11 +166,20 @@ MMPRETRAIN_V2 = MMPRETRAIN._replace(origin='mmpretrain, Swin V2', family=V2)
 OFFICIAL_V2 = OFFICIAL._replace(
     origin='microsoft/Swin-Transformer, Swin V2',
     rows=(*_LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
+    spellings=((r'\.rpe_mlp\.', '.cpb_mlp.'),),  # SimMIM
     family=V2,
 )
 TIMM_V2 = TIMM._replace(
     origin='timm, Swin V2',
     rows=(*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
+    family=V2,
+)
+TORCHVISION_V2 = TORCHVISION._replace(
+    origin='torchvision, Swin V2',
+    rows=tuple(
+        ('stages.{s+1}.downsample' if here == 'stages.{s}.downsample' else here, there)
+        for here, there in TORCHVISION.rows
+    ),
     family=V2,
 )
 HUGGING_FACE_V2 = Format(
@@ -195,7 +206,7 @@ OWN_MLP = MMDET._replace(origin='SwinMLPBackbone', family=MLP)
 # Recognised origins. The first of two with equal names of blocks is taken; `recognise` then tells the two apart.
 ALL = (
     *(OFFICIAL, MMDET, TIMM, TORCHVISION, HUGGING_FACE, MMPRETRAIN),
-    *(OFFICIAL_V2, OWN_V2, TIMM_V2, HUGGING_FACE_V2, MMPRETRAIN_V2),
+    *(OFFICIAL_V2, OWN_V2, TIMM_V2, TORCHVISION_V2, HUGGING_FACE_V2, MMPRETRAIN_V2),
     *(OFFICIAL_MLP, OWN_MLP),
 )
 # Formats to write, by family and name. mmpretrain's is missing, because mmpretrain reads mmdet's.
@@ -215,6 +226,8 @@ def to_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     """Convert the values of an origin's weights, under our names: permute merged channels, concatenate qkv."""
     if format.separate_qkv:
         weights = fuse(weights, _QKV, 'qkv.')
+    if format is TORCHVISION_V2:
+        weights = _split_bias(weights)
     return reorder_merging(weights, format.merging, 'channels')
 
 
@@ -223,6 +236,8 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     weights = reorder_merging(weights, 'channels', format.merging)
     if format.separate_qkv:
         weights = _split_qkv(weights)
+    if format is TORCHVISION_V2:
+        weights = _join_bias(weights)
     renamed = {}
     for key, value in weights.items():
         there = rename(key, format.rows, source=0)
@@ -257,6 +272,32 @@ def _split_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         else:
             split[key] = value
     return split
+
+
+def _split_bias(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Replace the biases of query, key and value by those of query and value."""
+    split = {}
+    for key, value in weights.items():
+        attention, qkv_bias, _ = key.rpartition('qkv.bias')
+        if qkv_bias:
+            if value.dim() != 1 or len(value) % 3:
+                raise CheckpointError(
+                    f'{key} has shape {tuple(value.shape)}, and is of three layers: the file is damaged'
+                )
+            split[f'{attention}q_bias'], _, split[f'{attention}v_bias'] = value.chunk(3)
+        else:
+            split[key] = value
+    return split
+
+
+def _join_bias(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Replace the biases of query and value by those of query, key (zeros) and value."""
+    joined = dict(weights)
+    for key, query in weights.items():
+        attention, q_bias, _ = key.rpartition('q_bias')
+        if q_bias and (value := joined.pop(f'{attention}v_bias', None)) is not None:
+            joined[f'{attention}qkv.bias'] = torch.cat([joined.pop(key), torch.zeros_like(query), value])
+    return joined
 
 
 _NUMBER = re.compile(r'\{(\d*)([sb])(?:\+(\d+))?\}')

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -13,18 +13,17 @@ from torch import Tensor
 
 from ..positions import Size
 from .errors import CheckpointError
-from .formats import ALL, ANCHORS, SIZES, Format, name_here, to_here
+from .formats import ALL, ANCHORS, INDEX_TABLES, Format, name_here, to_here
 from .resize import window_of_coordinates, window_of_index
+from .state_dict import StoredSizes, stored_sizes
 
 # Entries of a checkpoint with weights, averaged weights first (timm, DeiT). mmengine stores averaged weights in
 # `state_dict` and the others in `ema_state_dict`.
 CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
-# Parts of names of layers inside torch.compile, FSDP and activation checkpointing.
-WRAPPERS = {'_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
+# Parts of names of layers inside data-parallel models, torch.compile, FSDP and activation checkpointing.
+WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Saved by some implementations, computed here.
-INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
-OUTSIDE = 'outside the backbone'  # a reason to ignore
+UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
 _ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
@@ -46,10 +45,10 @@ class SwinWeights:
 def tensors_of(loaded: Any) -> dict[str, Tensor]:
     """Return the named tensors in the contents of a file or in a state_dict.
 
-    Names lose `module.` of data-parallel wrappers, and WRAPPERS. A name stays if the file has the shorter name too.
+    Names lose WRAPPERS: see `plain_names`.
 
     Raises:
-        CheckpointError: without any tensor.
+        CheckpointError: without any tensor, or with a tensor that is sparse, nested or on the meta device.
     """
     while isinstance(loaded, dict):
         inner = next((loaded[name] for name in CONTAINERS if isinstance(loaded.get(name), dict)), _container(loaded))
@@ -58,16 +57,17 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
         loaded = inner
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
+        names = plain_names(map(str, loaded))
         for key, value in loaded.items():
             if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2; in native byte order
                 value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
             if isinstance(value, Tensor):
-                name = _outside_ddp(str(key))
-                tensors[str(key) if name in loaded or name in tensors else name] = value.detach()
-        # Versions of modules, as in torch, and sizes (`adapt.store_sizes`). Some modules rename weights by version.
+                _check_storage(str(key), value)
+                tensors[names[str(key)]] = value.detach()
+        # Versions of modules, as in torch, by which some modules rename weights, and sizes: `state_dict.store_sizes`.
         metadata: dict[str, Any] = {}
         stored = getattr(loaded, '_metadata', None)
-        entries = [(_outside_ddp(str(key)), key, of) for key, of in stored.items()] if isinstance(stored, dict) else []
+        entries = [(plain_name(str(key)), key, of) for key, of in stored.items()] if isinstance(stored, dict) else []
         for name, _, of in sorted(entries, key=lambda entry: entry[0] == entry[1]):  # the shorter name overrides
             if isinstance(of, dict):
                 metadata.setdefault(name, {}).update(of)
@@ -78,19 +78,32 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     return tensors
 
 
-def plain_name(key: str) -> str:
-    """Return a name without WRAPPERS."""
-    return '.'.join(part for part in key.split('.') if part not in WRAPPERS)
+def plain_name(name: str, wrappers: Container[str] = WRAPPERS) -> str:
+    """Return a name without the parts of wrappers."""
+    return '.'.join(part for part in name.split('.') if part not in wrappers)
 
 
-def _outside_ddp(key: str) -> str:
-    return plain_name(key).removeprefix('module.')
+def plain_names(names: Iterable[str], wrappers: Container[str] = WRAPPERS) -> dict[str, str]:
+    """Return each name without the parts of wrappers. A name stays where another name is the shorter one."""
+    names = list(names)
+    taken, plain = set(names), {}
+    for name in names:
+        shorter = plain_name(name, wrappers)
+        plain[name] = name if shorter in taken else shorter
+        taken.add(plain[name])
+    return plain
+
+
+def _check_storage(key: str, tensor: Tensor) -> None:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested:
+        kind = 'on the meta device, without numbers' if tensor.is_meta else f'a tensor of layout {tensor.layout}'
+        raise CheckpointError(f'{key} is {kind}: save dense weights, on the CPU or another device')
 
 
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
     """Return the entry of a checkpoint with a Swin, averaged weights first."""
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
-    names = [name for name, entry in entries.items() if swins_in(_outside_ddp(str(key)) for key in entry)]
+    names = [name for name, entry in entries.items() if swins_in(plain_name(str(key)) for key in entry)]
     return entries[min(names, key=lambda name: not _AVERAGED.search(name))] if names else None
 
 
@@ -143,13 +156,16 @@ def find_swin(
         elif here and is_inside:
             weights.backbone[here] = tensors[key]
         else:
-            reason = 'no part of a Swin backbone' if is_inside else OUTSIDE
+            reason = UNKNOWN if is_inside else OUTSIDE
         if reason:
             weights.ignored.setdefault(reason, []).append(key)
     check_floating({**weights.backbone, **weights.classifier})
+    for key, value in {**weights.backbone, **weights.classifier}.items():
+        if not value.dim() and value.is_floating_point():  # a counter has no axis
+            raise CheckpointError(f'{key} has shape (), and weights of a Swin have axes: the file is damaged')
     weights.backbone = to_here(weights.backbone, format)
     _flatten_position_map(weights)
-    _note_sizes(weights, getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'), {}).get(SIZES))
+    _note_sizes(weights, stored_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
     return weights
 
 
@@ -162,10 +178,13 @@ def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], famil
             other = next(iter(any_family.values())).family
             raise CheckpointError(f'it holds a {other}, whose weights fit no {family}')
         raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(names)[:5]}')
-    if prefix is None:
-        prefix = min(formats, key=lambda at: (at != prefer, not _AVERAGED.search(at), len(at)))
-    elif (prefix := f'{prefix.rstrip(".")}.'.lstrip('.')) not in formats:
-        raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(formats)}')
+    if prefix is not None:
+        prefix = f'{prefix.rstrip(".")}.'.lstrip('.')
+        at_prefix = swins_in(name.removeprefix(prefix) for name in names if name.startswith(prefix)).get('')
+        if at_prefix is None or family not in (None, at_prefix.family):
+            raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(formats)}')
+        return at_prefix, prefix
+    prefix = min(formats, key=lambda at: (at != prefer, not _AVERAGED.search(at), len(at)))
     return formats[prefix], prefix
 
 
@@ -174,29 +193,22 @@ def _note_window(weights: SwinWeights, here: str, table: Tensor) -> None:
     window = None
     if here.endswith('relative_position_index'):
         here, window = here.replace('_index', '_bias_table'), window_of_index(table)
-    elif here.endswith('relative_coords_table'):
+    elif here.endswith('relative_coords_table') and table.dim() == 4:
+        rows, columns = table.shape[1:3]
+        weights.windows.setdefault(here.replace('coords', 'position_bias'), ((rows + 1) // 2, (columns + 1) // 2))
         here, window = here.replace('relative_coords_table', 'logit_scale'), window_of_coordinates(table)
     if window:
         weights.windows[here] = window
 
 
-def _note_sizes(weights: SwinWeights, sizes: Any) -> None:
-    """Store the sizes of `adapt.store_sizes`, where they are sizes."""
-    if not isinstance(sizes, dict):
-        return
-    of_names = {'relative_position_bias_table': sizes.get('window_size'), 'logit_scale': sizes.get('scaled_by')}
-    for name, windows in of_names.items():
-        for stage, window in enumerate(windows if isinstance(windows, (list, tuple)) else ()):
-            for key in weights.backbone:
-                block = re.match(rf'stages\.{stage}\.blocks\.\d+\.', key)
-                if block and _is_size(window):
-                    weights.windows[f'{block[0]}attn.w_msa.{name}'] = window
-    if _is_size(sizes.get('map_size')):
-        weights.map_size = sizes['map_size']
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, tuple) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
+def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
+    """Store the sizes of the metadata. They override those of index tables."""
+    for name, windows in (('relative_position_bias_table', sizes.windows), ('logit_scale', sizes.scales)):
+        for key in weights.backbone:
+            block = re.match(r'stages\.(\d+)\.blocks\.\d+\.', key)
+            if block and (window := dict(enumerate(windows)).get(int(block[1]))):
+                weights.windows[f'{block[0]}attn.w_msa.{name}'] = window
+    weights.map_size = sizes.map_size or weights.map_size
 
 
 def swins_in(names: Iterable[str]) -> dict[str, Format]:

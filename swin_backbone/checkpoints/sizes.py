@@ -36,13 +36,13 @@ def swin_sizes(weights: Mapping[str, Tensor], family: str) -> Sizes:
     stages = range(max(depths, default=-1) + 1)
     heads = (_heads(weights.get(ANCHORS[family].replace('stages.0', f'stages.{stage}')), family) for stage in stages)
     projection = weights.get('patch_embed.projection.weight')
-    width = 0 if projection is None else projection.shape[0]
+    width = 0 if projection is None or projection.dim() != 4 else projection.shape[0]
     return Sizes(width, tuple(depths.get(stage, 0) for stage in stages), tuple(heads))
 
 
 def _heads(anchor: Optional[Tensor], family: str) -> int:
     """Return the heads of a weight (offsets, heads) of Swin V1, (heads, 1, 1) of V2, (heads N, N, 1) of Swin-MLP."""
-    if anchor is None:
+    if anchor is None or anchor.dim() < 2 or not anchor.shape[1]:
         return 0
     return anchor.shape[0] // anchor.shape[1] if family == MLP else anchor.shape[0 if family == V2 else 1]
 

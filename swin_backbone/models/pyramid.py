@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..checkpoints.adapt import adapt_state_dict, load_checkpoint
+from ..checkpoints.adapt import load_checkpoint
+from ..checkpoints.state_dict import prepare_state_dict, store_sizes
 from ..checks import check_choice, check_int, check_number, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, recorder_of
@@ -155,7 +156,8 @@ class SwinPyramid(nn.Module):
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm(norm_cfg, sizes.widths[stage]))
 
-        self._register_load_state_dict_pre_hook(adapt_state_dict)  # type: ignore[no-untyped-call]  # of torch
+        self._register_state_dict_hook(store_sizes)
+        self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)  # type: ignore[no-untyped-call]  # of torch
         self._freeze()
         self.backend = backend
         self.with_cp = with_cp

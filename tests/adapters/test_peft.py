@@ -15,7 +15,8 @@ from helpers.adapters.frameworks import (
 from helpers.checkpoints.origins import official
 from helpers.models.small_models import Detector, randomised
 
-from swin_backbone import SwinBackbone, load_checkpoint
+from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
+from swin_backbone.checkpoints import CheckpointError
 
 pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
 X = torch.linspace(-1, 1, 2 * 3 * 75 * 101).view(2, 3, 75, 101).sin()
@@ -54,10 +55,10 @@ def adapter():
     return swin_backbone.adapters.peft
 
 
-def lora_swin(adapter, seed=0, **arguments):
+def lora_swin(adapter, seed=0, lora=None, **arguments):
     """Return a LoRA backbone with adapters that change the outputs."""
     torch.manual_seed(seed)
-    model = adapter.LoraSwinBackbone(lora=dict(r=4), **{'arch': 'nano', 'drop_path_rate': 0.0, **arguments})
+    model = adapter.LoraSwinBackbone(lora=lora or dict(r=4), **{'arch': 'nano', 'drop_path_rate': 0.0, **arguments})
     for name, parameter in model.named_parameters():
         if 'lora_B' in name:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -138,3 +139,38 @@ def test_checkpoints_with_and_without_adapters(adapter, tmp_path):
         other = Detector(lora_swin(adapter, seed=2) if seed else adapter.LoraSwinBackbone(arch='nano')).eval()
         load_by_mmengine(other, str(tmp_path / 'whole.pth'), strict=bool(seed))
         assert_equal_maps(other.backbone.merged()(X), (source.merged() if seed else source)(X))
+
+
+@pytest.mark.parametrize('lora', [dict(r=4, lora_alpha=3), dict(r=4, use_rslora=True)])
+@torch.no_grad()
+def test_a_plain_model_gets_merged_weights(adapter, tmp_path, lora):
+    """A checkpoint of a detector has the scale of the adapters, so the tools merge."""
+    from mmengine.runner import save_checkpoint
+    from mmengine.runner.checkpoint import get_state_dict
+
+    source = lora_swin(adapter, lora=lora)
+    save_checkpoint(dict(state_dict=get_state_dict(Detector(source))), str(tmp_path / 'whole.pth'))
+    convert_checkpoint(tmp_path / 'whole.pth', tmp_path / 'official.pth', 'official')
+    for name in ('whole.pth', 'official.pth'):
+        detector = Detector(SwinBackbone(arch='nano')).eval()
+        load_checkpoint(detector, tmp_path / name)
+        torch.testing.assert_close(detector.backbone(X), source(X), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_model_of_peft_loads_weights_with_and_without_adapters(tmp_path):
+    peft = require('peft')
+    plain = randomised(output_norms=False)
+    torch.save(official(plain.state_dict()), tmp_path / 'official.pth')
+    one, other = (peft.get_peft_model(SwinBackbone(arch='nano'), peft.LoraConfig(target_modules=LORA)) for _ in 'ab')
+    report = load_checkpoint(one.eval(), tmp_path / 'official.pth')
+    assert all('.lora_' in name or '.norm' in name for name in report.missing)
+    torch.testing.assert_close(one(X), plain(X), rtol=1e-3, atol=1e-3)
+    for name, parameter in one.named_parameters():
+        if 'lora_B' in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    torch.save(one.state_dict(), tmp_path / 'peft.pth')
+    assert not load_checkpoint(other.eval(), tmp_path / 'peft.pth').missing
+    assert_equal_maps(other(X), one(X))
+    with pytest.raises(CheckpointError, match='it holds adapters of peft'):
+        load_checkpoint(SwinBackbone(arch='nano'), tmp_path / 'peft.pth')

@@ -76,6 +76,22 @@ def test_missing_weights_are_initialised_as_elsewhere(adapter, tmp_path):
     assert torch.equal(again.stages[1].blocks[0].norm1.weight, model.backbone.stages[1].blocks[0].norm1.weight)
 
 
+@pytest.mark.parametrize('family', ['v1', 'v2', 'mlp'])
+def test_a_fresh_model_begins_as_elsewhere(adapter, tmp_path, family):
+    """Compare a fresh model, and a model from an empty file, with `init_weights` of the backbone."""
+    fresh = small(adapter, family=family)
+    fresh.save_pretrained(tmp_path, state_dict={'backbone.norm3.bias': fresh.backbone.norm3.bias})
+    expected = adapter.FAMILIES[family](arch='nano')
+    expected.init_weights()
+    for model in (fresh, adapter.SwinBackboneModel.from_pretrained(tmp_path)):
+        for name, value in expected.state_dict().items():
+            other = model.backbone.state_dict()[name]
+            if value.std() == 0:  # a constant
+                assert torch.equal(other, value), name
+            else:
+                torch.testing.assert_close(other.std(), value.std(), rtol=0.5, atol=0, msg=name)
+
+
 def mask2former(adapter, transformers):
     config = transformers.Mask2FormerConfig(
         backbone_config=small(adapter).config, num_labels=3, num_queries=4, encoder_layers=1, decoder_layers=2,

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from helpers.checkpoints.origins import position_index, simmim_v2, torchvision_v2
 from helpers.models.small_v2_models import nano, saved, with_random_weights
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
-from swin_backbone.checkpoints import CheckpointError
+from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 
 
 def test_each_version_takes_its_own_and_names_the_other(tmp_path):
@@ -14,9 +15,6 @@ def test_each_version_takes_its_own_and_names_the_other(tmp_path):
         load_checkpoint(v2, saved(v1, tmp_path / 'v1.pth'))
     with pytest.raises(CheckpointError, match='it holds a Swin V2, whose weights fit no Swin V1'):
         load_checkpoint(v1, saved(v2, tmp_path / 'v2.pth'))
-    with pytest.raises(CheckpointError, match='a Swin V2, which torchvision has not'):
-        convert_checkpoint(tmp_path / 'v2.pth', tmp_path / 'no.pth', 'torchvision')
-    assert not (tmp_path / 'no.pth').exists()
     with pytest.raises(CheckpointError, match=r'width 32, .*; the backbone has width 96'):
         load_checkpoint(SwinV2Backbone(arch='tiny'), tmp_path / 'v2.pth')
 
@@ -33,6 +31,54 @@ def test_mmpretrains_classifier(tmp_path):
     assert report.origin == "mmpretrain, Swin V2, prefix 'backbone.'"
     assert (backbone.norm3.weight == 1).all()
     assert all(torch.equal(v, backbone.state_dict()[k]) for k, v in model.state_dict().items() if k[:4] != 'norm')
+
+
+@pytest.mark.parametrize(
+    ('save', 'origin'),
+    [
+        (torchvision_v2, 'torchvision, Swin V2'),
+        (simmim_v2, "microsoft/Swin-Transformer, Swin V2, prefix 'encoder.'"),
+        (
+            lambda state: {f'backbone.backbone.{key}': value for key, value in torchvision_v2(state).items()},
+            "torchvision, Swin V2, prefix 'backbone.backbone.'",  # SatlasPretrain
+        ),
+    ],
+)
+@torch.no_grad()
+def test_outputs_equal_those_of_the_model_that_was_saved(tmp_path, save, origin):
+    source, backbone = with_random_weights(nano()), nano()
+    torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
+    report = load_checkpoint(backbone, tmp_path / 'weights.pth')
+    assert report.origin == origin
+    assert report.missing == [key for key in source.state_dict() if key.startswith('norm')]
+    assert not report.warnings
+    backbone.load_state_dict({key: v for key, v in source.state_dict().items() if key[:4] == 'norm'}, strict=False)
+    x = torch.randn(1, 3, 75, 106, dtype=torch.float64)
+    assert all(torch.equal(a, b) for a, b in zip(backbone(x), source(x)))
+
+
+def test_torchvision_there_and_back(tmp_path):
+    """torchvision loads only files with its tables, which need the window."""
+    source = with_random_weights(nano(window_size=6, pretrained_window_sizes=(8, 8, 8, 4)))
+    torch.save(dict(source.state_dict()), tmp_path / 'no_sizes.pth')
+    with pytest.raises(CheckpointError, match=r'the window of \S+logit_scale is no square, or unknown'):
+        convert_checkpoint(tmp_path / 'no_sizes.pth', tmp_path / 'no.pth', 'torchvision')
+    assert not (tmp_path / 'no.pth').exists()
+    saved(source, tmp_path / 'v2.pth')
+    convert_checkpoint(tmp_path / 'v2.pth', tmp_path / 'there.safetensors', 'torchvision')
+    there = read_checkpoint(tmp_path / 'there.safetensors')
+    expected = {key: v for key, v in torchvision_v2(source.state_dict()).items() if 'norm3' not in key}
+    for key, value in expected.items():
+        if key.endswith('qkv.bias'):
+            value = torch.cat([x * (part != 1) for part, x in enumerate(value.chunk(3))])
+        assert torch.equal(there[key], value), key
+    tables = {key: table for key, table in there.items() if key not in expected and not key.startswith('norm')}
+    assert {key.rpartition('.')[2] for key in tables} == {'relative_position_index', 'relative_coords_table'}
+    assert torch.equal(there['features.1.0.attn.relative_position_index'], position_index(6).flatten())
+    torch.testing.assert_close(there['features.7.1.attn.relative_coords_table'], official_tables(6, 4))
+    convert_checkpoint(tmp_path / 'there.safetensors', tmp_path / 'back.pth', 'mmdet')
+    back = read_checkpoint(tmp_path / 'back.pth')['state_dict']
+    assert all(torch.equal(back[key], value) for key, value in source.state_dict().items())
 
 
 def official_tables(window, pretrained):
@@ -54,7 +100,7 @@ def official_tables(window, pretrained):
 )
 def test_a_bias_at_another_scale_is_a_warning(tmp_path, arguments, warns):
     """The coordinate tables of a file show a fine-tuning from window 12 to 16."""
-    state = nano().state_dict()
+    state = dict(nano().state_dict())  # without sizes
     for stage, (window, pretrained) in enumerate(((16, 12), (16, 12), (16, 12), (8, 6))):
         name = f'stages.{stage}.blocks.0.attn.w_msa.relative_coords_table'
         state[name] = official_tables(window, pretrained)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from helpers.checkpoints.origins import mmdet_backbone, official, official_backbone, position_index
 from helpers.models.small_models import Detector, lines, randomised
 
-from swin_backbone import SwinBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.checkpoints.adapt import adapt_weights
 from swin_backbone.workbench.resume.checkpoint_hook import WholeCheckpointHook
@@ -77,7 +77,7 @@ def test_an_unrequested_resize_is_a_warning(weights, trained, window, advice):
 
 def test_an_index_table_tells_a_square_from_a_rectangle(weights):
     """A table of 225 rows is for 8 x 8 or 5 x 13."""
-    state = randomised(window_size=8).state_dict()
+    state = dict(randomised(window_size=8).state_dict())  # without sizes
     torch.save(state, weights)
     backbone = nano(window_size=(5, 13))
     load_checkpoint(backbone, weights)
@@ -90,7 +90,7 @@ def test_an_index_table_tells_a_square_from_a_rectangle(weights):
 
 def test_a_rectangle_without_its_window_is_an_error(weights):
     source = randomised(window_size=(7, 12))
-    torch.save(source.state_dict(), weights)
+    torch.save(dict(source.state_dict()), weights)
     same = nano(window_size=(7, 12))
     load_checkpoint(same, weights)
     assert torch.equal(same.state_dict()[TABLE], source.state_dict()[TABLE])
@@ -145,8 +145,10 @@ def test_sizes_that_are_none_are_left_out(weights, sizes, record_fault):
 
 def test_a_guess_of_a_square_is_a_warning(weights):
     arguments = dict(window_size=(2, 14), use_abs_pos_embed=True, pretrain_img_size=(32, 128))
-    torch.save(randomised(**arguments).state_dict(), weights)
-    assert not load_checkpoint(nano(**arguments), weights).warnings
+    torch.save(dict(randomised(**arguments).state_dict()), weights)  # without sizes
+    about_tables, about_map = load_checkpoint(nano(**arguments), weights).warnings
+    assert about_map.startswith('absolute_pos_embed counts as the 8x32 patches of a rectangle')
+    assert about_tables.startswith('The bias tables count as those of the windows ((2, 14), (2, 14), (2, 14), (2, 14))')
     about_map, about_tables = load_checkpoint(nano(use_abs_pos_embed=True), weights).warnings
     assert about_map.startswith('absolute_pos_embed counts as the 16x16 patches of a square')
     assert 'if with square windows, which the file does not name: window_size=(5, 5)' in about_tables
@@ -339,7 +341,7 @@ def test_quantised_weights_are_an_error(key, dtype, record_fault):
     record_fault('damages')
 
 
-WRAPPERS = ('_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module')
+WRAPPERS = ('module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module')
 WRAPPED = ('', r'backbone\.', r'stages\.\d\.', r'stages\.2\.', r'blocks\.1\.', r'neck\.')
 
 
@@ -376,8 +378,120 @@ def test_into_the_average_of_a_model(weights):
     """The average holds the model as `module`, like data-parallel wrappers."""
     source, average = Detector(randomised()), torch.optim.swa_utils.AveragedModel(Detector(nano()))
     torch.save(source.state_dict(), weights)
-    assert not load_checkpoint(average, weights).missing
-    assert torch.equal(average.module.backbone.norm3.weight, source.backbone.norm3.weight)
+    report = load_checkpoint(average, weights)
+    assert report.missing + report.missing_elsewhere == ['n_averaged']
+    assert all(torch.equal(value, average.module.state_dict()[key]) for key, value in source.state_dict().items())
+
+
+@pytest.mark.parametrize('part', ['', 'backbone', 'backbone.stages.2.blocks.1', 'neck'])
+@pytest.mark.parametrize('wrapped', ['file', 'model'])
+def test_data_parallel_parts(weights, part, wrapped):
+    """`nn.DataParallel` keeps a part as `module`, in the names of the file or of the model."""
+    source, detector = Detector(randomised()), Detector(nano())
+    source.neck.fpn.weight.data.fill_(3)
+    models = {'file': source, 'model': detector}
+    if part:
+        owner, _, name = part.rpartition('.')
+        owner = models[wrapped].get_submodule(owner)
+        setattr(owner, name, torch.nn.DataParallel(getattr(owner, name)))
+    else:
+        models[wrapped] = torch.nn.DataParallel(models[wrapped])
+    torch.save(models['file'].state_dict(), weights)
+    report = load_checkpoint(models['model'], weights)
+    assert not report.missing + report.missing_elsewhere
+    assert not report.ignored
+    for value, expected in zip(models['model'].state_dict().values(), models['file'].state_dict().values()):
+        assert torch.equal(value, expected)
+
+
+def test_a_distributed_detector(weights, one_process):
+    source = Detector(randomised())
+    source.neck.fpn.weight.data.fill_(3)
+    torch.save({'state_dict': source.state_dict()}, weights)
+    detector = torch.nn.parallel.DistributedDataParallel(Detector(nano()))
+    assert not load_checkpoint(detector, weights).missing_elsewhere
+    assert all(torch.equal(value, detector.module.state_dict()[key]) for key, value in source.state_dict().items())
+
+
+@pytest.mark.parametrize('prefix', ['', 'backbone.'])
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinMLPBackbone])
+def test_a_window_and_its_transpose(weights, kind, prefix):
+    """Tables of windows 4x8 and 8x4 have equal shapes. The state_dict has the windows."""
+    one, other = (kind(arch='nano', window_size=window).eval() for window in ((4, 8), (8, 4)))
+    if prefix:
+        one, other = Detector(one), Detector(other)
+    torch.save(one.state_dict(), weights)
+    with pytest.raises(RuntimeError, match=rf'{prefix}stages.* is for \(4, 8\), and the backbone has \(8, 4\)'):
+        other.load_state_dict(torch.load(weights))
+    if kind is SwinMLPBackbone:
+        with pytest.raises(CheckpointError, match=r'it is a Swin-MLP of windows \(\(4, 8\), .* has \(\(8, 4\), '):
+            load_checkpoint(other, weights)
+        return
+    assert set(load_checkpoint(other, weights).resized.values()) == {'bias tables from window 4x8 to 8x4'}
+    one.load_state_dict(torch.load(weights))
+    other.load_state_dict(other.state_dict())
+
+
+def test_a_position_embedding_and_its_transpose(weights):
+    one, other = (nano(use_abs_pos_embed=True, pretrain_img_size=size) for size in ((32, 64), (64, 32)))
+    torch.save(one.state_dict(), weights)
+    with pytest.raises(RuntimeError, match=r'absolute_pos_embed is for \(8, 16\), and the backbone has \(16, 8\)'):
+        other.load_state_dict(torch.load(weights))
+    assert load_checkpoint(other, weights).resized == {'absolute_pos_embed': 'position embedding from 8x16 to 16x8'}
+
+
+ODD = {
+    'sparse': (torch.Tensor.to_sparse, r'\S+ is a tensor of layout torch\.sparse_coo'),
+    'rows': (lambda value: value.to_sparse_csr() if value.dim() == 2 else value, r'\S+ is .* torch\.sparse_csr'),
+    'meta': (lambda value: value.to('meta'), r'\S+ is on the meta device, without numbers'),
+    'no axes': (torch.Tensor.mean, r'\S+ has shape \(\), and weights of a Swin have axes'),
+    'no axes, integers': (lambda value: torch.tensor(3), r'it has no patch_embed\.projection\.weight'),
+    'one axis': (torch.Tensor.flatten, r'it has no patch_embed\.projection\.weight'),
+    'nothing': (lambda value: value[:0], r'it is a Swin of|it has no'),
+    'an axis more': (lambda value: value[None], r'it has no|has shape'),
+}
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
+@pytest.mark.parametrize('odd', ODD)
+def test_odd_tensors_are_one_sentence(tmp_path, weights, record_fault, kind, odd):
+    change, message = ODD[odd]
+    backbone = kind(arch='nano', depths=(1, 1), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
+    torch.save({key: change(value) for key, value in backbone.state_dict().items()}, weights)
+    for attempt in (
+        lambda: load_checkpoint(backbone, weights),
+        lambda: convert_checkpoint(weights, tmp_path / 'out.pth', 'official'),
+    ):
+        with pytest.raises(CheckpointError, match=r'weights\.pth') as error:
+            attempt()
+        assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(backbone, weights)
+    record_fault('damages')
+
+
+def test_weights_under_unknown_names_are_named(weights, log):
+    """Missing and unused weights of equal shapes are named together."""
+    state = Detector(randomised()).state_dict()
+    renamed = {key.replace('attn.w_msa.proj', 'attn.out').replace('neck.fpn', 'fpn.0'): v for key, v in state.items()}
+    torch.save(renamed, weights)
+    report = load_checkpoint(Detector(nano()), weights)
+    assert len(report.renamed) == 8 * 2 + 1
+    assert report.renamed['backbone.stages.0.blocks.1.attn.w_msa.proj.bias'] == 'stages.0.blocks.1.attn.out.bias'
+    assert report.renamed['neck.fpn.weight'] == 'fpn.0.weight'
+    unknown, missing, elsewhere = lines(log, 'WARNING')
+    assert unknown == (
+        'The checkpoint has stages.0.blocks.0.attn.out.weight, stages.0.blocks.0.attn.out.bias, '
+        'stages.0.blocks.1.attn.out.weight and 13 more, the backbone has not: its outputs will be others'
+    )
+    assert (
+        '. Under unknown names the checkpoint has weights of these shapes: stages.0.blocks.0.attn.out.weight, '
+        in missing
+    )
+    assert elsewhere == (
+        'Outside the backbone, not in the checkpoint: neck.fpn.weight. Under unknown names the checkpoint has weights '
+        'of these shapes: fpn.0.weight'
+    )
 
 
 @pytest.mark.parametrize('name', ['model_state_dict', 'my_model'])

@@ -11,10 +11,8 @@ from typing import Any, Optional, Union
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
-from ...checkpoints.adapt import store_sizes
 from ...openmmlab.errors import ConfigError
 from ...whole_files import PARTIAL, write_whole
 from ..data.datasets import base_datasets
@@ -75,8 +73,6 @@ class WholeCheckpointHook(CheckpointHook):
                 partial.unlink()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        store_sizes(model, checkpoint['state_dict'])
         ids = [getattr(base, 'cat_ids', None) for base in base_datasets(runner.train_dataloader.dataset)]
         if ids and isinstance(ids[0], list) and ids.count(ids[0]) == len(ids):  # files may disagree
             checkpoint['meta']['category_ids'] = ids[0]

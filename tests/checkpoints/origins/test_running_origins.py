@@ -148,6 +148,40 @@ def test_torchvision(tmp_path):
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in torch.load(tmp_path / 'back.pth').items())
 
 
+@pytest.mark.parametrize('window', [8, 6])
+@torch.no_grad()
+def test_torchvision_v2(tmp_path, window):
+    require('torchvision')
+    from torchvision.models import swin_transformer
+
+    kinds = dict(block=swin_transformer.SwinTransformerBlockV2, downsample_layer=swin_transformer.PatchMergingV2)
+    model = with_random_weights(swin_transformer.SwinTransformer([4, 4], *SMALL.values(), [window] * 2, **kinds))
+    backbone, x = nano_v2(window_size=window), images(300, 404)
+    report = load_checkpoint(backbone, saved(model, tmp_path / 'torchvision.pth'))
+    assert report.origin == 'torchvision, Swin V2'
+    layers = model.features
+    stages = [torch.nn.Sequential(*layers[index - 1 : index + 1]) for index in (3, 5, 7)]
+    assert_equal(backbone, x, outputs_of([layers[:2], *stages], x))
+    convert_checkpoint(tmp_path / 'torchvision.pth', tmp_path / 'mmdet.pth', 'mmdet')
+    convert_checkpoint(tmp_path / 'torchvision.pth', tmp_path / 'back.pth', 'torchvision')
+    back = swin_transformer.SwinTransformer([4, 4], *SMALL.values(), [window] * 2, **kinds).double().eval()
+    back.load_state_dict(torch.load(tmp_path / 'back.pth'), strict=True)
+    torch.testing.assert_close(back(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_maskformer(tmp_path, transformers):
+    """The norms of the outputs are beside the model that has the backbone."""
+    from transformers.models.maskformer import configuration_maskformer_swin, modeling_maskformer_swin
+
+    config = configuration_maskformer_swin.MaskFormerSwinConfig(out_features=STAGES, **SMALL)
+    model = with_random_weights(modeling_maskformer_swin.MaskFormerSwinBackbone(config))
+    backbone, x = nano(), images(235, 310)
+    report = load_checkpoint(backbone, saved(model, tmp_path / 'model.pth'))
+    assert not report.missing
+    assert_equal(backbone, x, model(x).feature_maps)
+
+
 @torch.no_grad()
 def test_transformers_in_memory(tmp_path, transformers):
     model = transformers.SwinBackbone(transformers.SwinConfig(out_features=STAGES, **SMALL))

@@ -155,6 +155,43 @@ def torchvision(state):
     return renamed
 
 
+def torchvision_v2(state):
+    """Return the weights of torchvision's Swin V2. Its bias of the key is never used."""
+    renamed = {}
+    for key, value in without_output_norms(state).items():
+        parts = key.split('.')
+        if parts[2:3] == ['downsample']:  # a stage begins with the merging
+            parts[:3] = ['features', str(2 * int(parts[1]))]
+            value = merged_by_columns(value) if parts[-2] == 'reduction' else value
+        elif parts[0] == 'stages':
+            parts[:3] = ['features', str(2 * int(parts[1]) + 1)]
+        name = '.'.join(parts).replace('ffn.layers.0.0', 'mlp.0').replace('ffn.layers.1', 'mlp.3')
+        name = name.replace('patch_embed.projection', 'features.0.0').replace('patch_embed.norm', 'features.0.2')
+        name = name.replace('attn.w_msa.', 'attn.')
+        if key.endswith('q_bias'):
+            bias = value, torch.ones_like(value), state[key.replace('q_bias', 'v_bias')]
+            renamed[name.replace('q_bias', 'qkv.bias')] = torch.cat(bias)
+        elif not key.endswith('v_bias'):
+            renamed[name] = value
+    return renamed
+
+
+def simmim_v2(state):
+    """Return the weights of SimMIM's Swin V2, which calls the MLP of the position bias `rpe_mlp`."""
+    renamed = {}
+    for key, value in without_output_norms(state).items():
+        parts = key.split('.')
+        if parts[2:3] == ['downsample']:  # a stage ends with the merging
+            parts[1] = str(int(parts[1]) - 1)
+            value = merged_by_columns(value) if parts[-2] == 'reduction' else value
+        name = '.'.join(parts).replace('stages.', 'layers.').replace('patch_embed.projection', 'patch_embed.proj')
+        name = name.replace('attn.w_msa.', 'attn.').replace('cpb_mlp', 'rpe_mlp')
+        renamed[f'encoder.{name.replace("ffn.layers.0.0", "mlp.fc1").replace("ffn.layers.1", "mlp.fc2")}'] = value
+    return {
+        'model': {**renamed, 'encoder.mask_token': torch.rand(1, 1, 32), 'decoder.0.weight': torch.rand(8, 256, 1, 1)}
+    }
+
+
 def hugging_face(state):
     """Return the weights of files on the Hub, and of files from transformers."""
     renamed = {}
@@ -197,6 +234,17 @@ def hugging_face_backbone(state):
     return weights
 
 
+def maskformer(state):
+    """Return the weights of a MaskFormer of transformers, whose MaskFormerSwinBackbone has a model inside."""
+    backbone = {}
+    for key, value in hugging_face_backbone(state).items():
+        norm = key.startswith('hidden_states_norms.stage')
+        stage = int(key.split('.')[1].removeprefix('stage')) - 1 if norm else None
+        backbone[f'hidden_states_norms.{stage}.{key.split(".")[2]}' if norm else f'model.{key}'] = value
+    before = 'model.pixel_level_module.encoder.'
+    return {**{before + key: value for key, value in backbone.items()}, 'class_predictor.bias': torch.ones(3)}
+
+
 def hugging_face_in_memory(state):
     """Return weights with the parameter names of transformers 5. Files of transformers 5 keep the old names."""
     renamed = {}
@@ -233,4 +281,5 @@ ORIGINS = {
     'hugging_face': (hugging_face, 'Hugging Face', False),
     'hugging_face_backbone': (hugging_face_backbone, 'Hugging Face', True),
     'hugging_face_in_memory': (hugging_face_in_memory, 'Hugging Face', False),
+    'maskformer': (maskformer, "Hugging Face, prefix 'model.pixel_level_module.encoder.'", True),
 }

@@ -1,0 +1,83 @@
+"""LoRA matrices of peft in a checkpoint (Hu et al. 2021, arXiv 2106.09685): merged into the weights, or refused.
+
+Matched to peft 0.21. Beside LAYER.base_layer.weight (D, C) are LAYER.lora_A.ADAPTER.weight (r, C) and
+LAYER.lora_B.ADAPTER.weight (D, r). A `LoraSwinBackbone` saves LAYER.weight and the matrices. The layer computes
+weight + scale * lora_B lora_A. The scale is a setting: the metadata of a `LoraSwinBackbone` has it, other files do not.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .errors import CheckpointError, first_of
+
+BASE_LAYER = 'base_layer'
+SCALES = 'swin_backbone.lora'  # key of {layer: {adapter: scale}} in the metadata of a state_dict
+_MATRIX = re.compile(r'(.+)\.lora_([AB])\.([^.]+)\.weight')
+
+
+def has_adapters(names: Iterable[str]) -> bool:
+    """Return whether names are those of a model with adapters of peft."""
+    return any(part == BASE_LAYER or part.startswith('lora_') for name in names for part in name.split('.'))
+
+
+def without_base_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a model with adapters under the names of a `LoraSwinBackbone`."""
+    return _with_metadata({_plain(name): value for name, value in tensors.items()}, tensors)
+
+
+def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a model without adapters, with equal outputs.
+
+    Raises:
+        CheckpointError: if the scale of an adapter is unknown, or the adapter is another than LoRA of a linear layer.
+    """
+    scales = _scales(getattr(tensors, '_metadata', {}))
+    merged, matrices, unknown = {}, {}, []
+    for name, value in tensors.items():
+        match = _MATRIX.fullmatch(name)
+        if match and match[1] in scales and value.dim() == 2:
+            matrices[match.groups()] = value
+        elif has_adapters([name]):
+            unknown.append(name)
+        else:
+            merged[name] = value
+    if unknown:
+        raise CheckpointError(
+            f'it holds adapters of peft ({first_of(unknown)}), and not how to merge them: merge them into the weights, '
+            'by merge_and_unload() of peft or merged() of a LoraSwinBackbone, and save the merged model'
+        )
+    for layer, adapters in scales.items():
+        for adapter, scale in adapters.items():
+            a_RC, b_DR = (matrices.get((layer, letter, adapter)) for letter in 'AB')
+            weight_DC = merged.get(f'{layer}.weight')
+            shapes = [None if x is None else tuple(x.shape) for x in (weight_DC, b_DR, a_RC)]
+            fits = a_RC is not None and b_DR is not None and weight_DC is not None
+            if not fits or shapes != [(len(b_DR), a_RC.shape[1]), (len(b_DR), len(a_RC)), shapes[2]]:
+                raise CheckpointError(f'{layer} has a weight and adapters of shapes {shapes}: the file is damaged')
+            merged[f'{layer}.weight'] = (weight_DC.float() + scale * b_DR.float() @ a_RC.float()).to(weight_DC.dtype)
+    return _with_metadata(merged, tensors)
+
+
+def _plain(name: str) -> str:
+    return name.replace(f'.{BASE_LAYER}.', '.')
+
+
+def _scales(metadata: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the scale of each adapter of each layer, by the layer's name in the checkpoint."""
+    scales = {}
+    for prefix, entry in metadata.items():
+        layers = entry.get(SCALES)
+        for layer, adapters in layers.items() if isinstance(layers, dict) else ():
+            if isinstance(adapters, dict) and all(type(scale) in (int, float) for scale in adapters.values()):
+                scales[f'{prefix}.{layer}'.lstrip('.')] = adapters
+    return scales
+
+
+def _with_metadata(tensors: dict[str, Tensor], source: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    result = OrderedDict(tensors)
+    result._metadata = getattr(source, '_metadata', {})  # type: ignore[attr-defined]
+    return result

@@ -1,0 +1,80 @@
+"""Sizes of a backbone that its weights do not tell, in the metadata of its state_dict; index tables left out of a load.
+
+A bias table of 105 rows is for a window of 4x8 or 8x4, a position embedding of 32 patches for 4x8 or 8x4 patches.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+from torch import Tensor
+
+from ..positions import Size
+from .formats import INDEX_TABLES
+
+SIZES = 'swin_backbone'  # key of the sizes in the metadata of a backbone
+
+
+class StoredSizes(NamedTuple):
+    """Sizes in the metadata. A size that is missing or no size is None."""
+
+    windows: tuple[Optional[Size], ...] = ()  # of each stage
+    scales: tuple[Optional[Size], ...] = ()  # windows that scale the offsets of Swin V2, of each stage
+    map_size: Optional[Size] = None  # patches of the position embedding
+
+
+def store_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str, Any]) -> None:
+    """Store the sizes of a backbone in its metadata: a hook of `state_dict`."""
+    pretrained = getattr(backbone, 'pretrained_window_sizes', [])
+    metadata[SIZES] = dict(
+        window_size=backbone.window_size,
+        scaled_by=[scale or window for scale, window in zip(pretrained, backbone.window_size)],
+        map_size=getattr(backbone, 'pretrain_map_size', None),
+    )
+
+
+def stored_sizes(metadata: Any) -> StoredSizes:
+    """Return the sizes in the metadata of a backbone."""
+    sizes = metadata.get(SIZES) if isinstance(metadata, Mapping) else None
+    if not isinstance(sizes, Mapping):
+        return StoredSizes()
+    windows, scales = (sizes.get(name) for name in ('window_size', 'scaled_by'))
+    return StoredSizes(
+        *(tuple(map(_size, of)) if isinstance(of, (list, tuple)) else () for of in (windows, scales)),
+        _size(sizes.get('map_size')),
+    )
+
+
+def _size(size: Any) -> Optional[Size]:
+    is_size = isinstance(size, tuple) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
+    return size if is_size else None
+
+
+def prepare_state_dict(
+    backbone: Any,
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Leave index tables out, and report weights of another size in an equal shape: a pre-hook of `load_state_dict`.
+
+    `load_checkpoint` resizes these weights.
+    """
+    for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
+        del state_dict[key]
+    sizes = stored_sizes(metadata)
+    pairs = [
+        (f'stages.{stage}.blocks.0.{weight}', window, backbone.window_size[stage])
+        for stage, window in enumerate(sizes.windows[: len(backbone.stages)])
+        for weight in ('attn.w_msa.relative_position_bias_table', 'spatial_mlp.weight')
+    ]
+    parameters = dict(backbone.named_parameters())
+    map_size = getattr(backbone, 'pretrain_map_size', None)
+    for name, source, target in (*pairs, ('absolute_pos_embed', sizes.map_size, map_size)):
+        value, parameter = state_dict.get(prefix + name), parameters.get(name)
+        if source in (None, target) or value is None or parameter is None or value.shape != parameter.shape:
+            continue
+        errors.append(f'{prefix}{name} is for {source}, and the backbone has {target}: load it by load_checkpoint')
