@@ -40,9 +40,8 @@ def convert_checkpoint(
     earlier releases and the repositories built on them as they are, UperNet and Mask2Former of transformers and
     Mask2Former of detectron2 under mmdet's names. The other formats have no names for necks and heads.
     LoRA matrices of a `LoraSwinBackbone` are merged. Index tables and masks are left out (except torchvision's tables,
-    without which it loads nothing). Output
-    norms, `norm0` to `norm3`, have a place in mmdet, in the official detectors and in Hugging Face's backbones; in
-    timm's and torchvision's files they keep their names.
+    without which it loads nothing). Output norms, `norm0` to `norm3`, have a place in mmdet, in the official detectors
+    and in Hugging Face's backbones; in timm's and torchvision's files they keep their names.
 
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.

@@ -54,9 +54,14 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for adapter, scale in adapters.items():
             a_RC, b_DR = (matrices.get((layer, letter, adapter)) for letter in 'AB')
             weight_DC = merged.get(f'{layer}.weight')
-            shapes = [None if x is None else tuple(x.shape) for x in (weight_DC, b_DR, a_RC)]
-            fits = a_RC is not None and b_DR is not None and weight_DC is not None
-            if not fits or shapes != [(len(b_DR), a_RC.shape[1]), (len(b_DR), len(a_RC)), shapes[2]]:
+            shapes = [() if x is None else tuple(x.shape) for x in (weight_DC, b_DR, a_RC)]
+            if (
+                weight_DC is None
+                or a_RC is None
+                or b_DR is None
+                or a_RC.shape[0] != b_DR.shape[1]
+                or shapes[0] != (b_DR.shape[0], a_RC.shape[1])
+            ):
                 raise CheckpointError(f'{layer} has a weight and adapters of shapes {shapes}: the file is damaged')
             merged[f'{layer}.weight'] = (weight_DC.float() + scale * b_DR.float() @ a_RC.float()).to(weight_DC.dtype)
     return _with_metadata(merged, tensors)

@@ -37,11 +37,10 @@ def stored_sizes(metadata: Any) -> StoredSizes:
     sizes = metadata.get(SIZES) if isinstance(metadata, Mapping) else None
     if not isinstance(sizes, Mapping):
         return StoredSizes()
-    windows, scales = (sizes.get(name) for name in ('window_size', 'scaled_by'))
-    return StoredSizes(
-        *(tuple(map(_size, of)) if isinstance(of, (list, tuple)) else () for of in (windows, scales)),
-        _size(sizes.get('map_size')),
+    windows, scales = (
+        of if isinstance(of, (list, tuple)) else () for of in map(sizes.get, ('window_size', 'scaled_by'))
     )
+    return StoredSizes(tuple(map(_size, windows)), tuple(map(_size, scales)), _size(sizes.get('map_size')))
 
 
 def _size(size: Any) -> Optional[Size]:

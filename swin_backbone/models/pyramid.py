@@ -156,7 +156,7 @@ class SwinPyramid(nn.Module):
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm(norm_cfg, sizes.widths[stage]))
 
-        self._register_state_dict_hook(store_sizes)
+        self._register_state_dict_hook(store_sizes)  # type: ignore[no-untyped-call]  # of torch
         self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)  # type: ignore[no-untyped-call]  # of torch
         self._freeze()
         self.backend = backend

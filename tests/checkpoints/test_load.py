@@ -149,7 +149,7 @@ def test_a_guess_of_a_square_is_a_warning(weights):
     about_tables, about_map = load_checkpoint(nano(**arguments), weights).warnings
     assert about_map.startswith('absolute_pos_embed counts as the 8x32 patches of a rectangle')
     assert about_tables.startswith('The bias tables count as those of the windows ((2, 14), (2, 14), (2, 14), (2, 14))')
-    about_map, about_tables = load_checkpoint(nano(use_abs_pos_embed=True), weights).warnings
+    about_tables, about_map = load_checkpoint(nano(use_abs_pos_embed=True), weights).warnings
     assert about_map.startswith('absolute_pos_embed counts as the 16x16 patches of a square')
     assert 'if with square windows, which the file does not name: window_size=(5, 5)' in about_tables
 
