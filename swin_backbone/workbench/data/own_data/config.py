@@ -12,6 +12,7 @@ from ...configs.paths import metrics_in
 from ...pictures.colours import distinct_colours
 from ..annotations import uses_masks
 from .folder import line
+from .labels import IGNORED
 from .prepare import Dataset, Index
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
@@ -116,15 +117,13 @@ def _put_labels(cfg: Config, data: Dataset) -> None:
             transform.pop('reduce_zero_label', None)
     # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
-        cfg.model.data_preprocessor.seg_pad_val = data.ignored
+        cfg.model.data_preprocessor.seg_pad_val = IGNORED
     for name in ('decode_head', 'auxiliary_head'):
         heads = cfg.model.get(name) or []
         for head in heads if isinstance(heads, (list, tuple)) else [heads]:
-            head.get(
-                'kernel_generate_head', head
-            ).ignore_index = data.ignored  # K-Net takes the value of the inner head
+            head.get('kernel_generate_head', head).ignore_index = IGNORED  # K-Net takes the value of the inner head
     for phase, _ in _evaluated(data):
-        _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=data.ignored)
+        _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED)
     set_num_classes(cfg.model, len(data.classes))
 
 

@@ -16,8 +16,10 @@ from .pairs import LABEL_SUFFIXES, pair_labels
 from .splits import read_split_lists, split_pictures
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
-IGNORED = 255
+IGNORED = 255  # the value of ignored pixels, which mmseg's transforms write too
+MOST_CLASSES = 255  # of 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
+LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
 
 
@@ -26,16 +28,12 @@ class Classes(NamedTuple):
 
     Args:
         names: in the order of the values.
-        ignore_index: the value of ignored pixels.
-        reduce_zero_label: 0 is ignored too, and 1 is the first class.
-        places: class of each value of the files; None: files need no conversion.
+        places: class of each value of the files, or IGNORED.
         in_colours: values of the files are colours, 0xRRGGBB.
     """
 
     names: list[str]
-    ignore_index: int = IGNORED
-    reduce_zero_label: bool = False
-    places: Optional[dict[int, int]] = None
+    places: dict[int, int]
     in_colours: bool = False
 
 
@@ -57,18 +55,18 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
         lines.append(line('left out', f'{len(unlabelled)} pictures without labels, as {unlabelled[0]}'))
     if unused:
         lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
-    if classes.places is not None:
+    if any(value != place for value, place in classes.places.items()):
         pairs = {picture: _write_label(folder, picture, label, classes) for picture, label in pairs.items()}
         lines.append(line('written', f'{folder.outputs}/labels, the values of the classes'))
     split = split_pictures(list(pairs), *read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation'))
-    own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(classes.names), ignore_index=classes.ignore_index)
+    own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(classes.names))
     head = [f'data in {folder.root}: pictures and labels']
     for phase, half in split.parts().items():
         items: list[dict[str, Any]] = [
             dict(
                 img_path=picture.as_posix(),
                 seg_map_path=str((folder.ann_root / pairs[picture]).absolute()),
-                reduce_zero_label=classes.reduce_zero_label,
+                reduce_zero_label=False,
                 label_map=None,
                 seg_fields=[],
             )
@@ -83,27 +81,26 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
 def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Classes, list[str]]:
     """Return the classes of labels by their names or, without names, by their values; and lines of the report.
 
-    A first or last class called void or unlabelled is neither trained nor tested.
-
     Raises:
-        DataError: if a value or colour has no name, or values without names do not count from 0.
+        DataError: if a value or colour has no name, values without names do not count from 0, or there are too many.
     """
     colours = folder.labelmap()
     labels = [folder.ann_root / label for label in pairs.values()]
     if colours and read_colours(labels[0]) is not None:
-        places = {VOC_BORDER: IGNORED, **{colour: place for place, colour in enumerate(colours.values())}}
-        return Classes(list(colours), places=places, in_colours=True), [line('labels', 'colours of labelmap.txt')]
+        lines = [line('labels', 'colours of labelmap.txt')]
+        return _number({colour: name for name, colour in colours.items()}, 'labelmap.txt', lines, in_colours=True)
     counts, number = _count_values(folder, pairs)
     names, source = folder.class_names(sorted({label.parent for label in labels}), sparse=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
-    values = sorted(set(counts) - {IGNORED})
-    if set(counts) == {0, IGNORED} and not (names and set(names) == {0, IGNORED}):
-        binary = list(names.values()) if names and len(names) == 2 else ['background', 'foreground']
-        lines = [line('labels', '0 and 255: black and white masks, of which 255 becomes 1')]
-        return Classes(binary, places={0: 0, IGNORED: 1}), lines
+    if names and list(names.values())[:2] == LABELME:
+        names = dict(enumerate(list(names.values())[1:]))
     lines = [line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
-    if names is None:
+    values = sorted(set(counts) - {IGNORED})
+    if set(counts) == {0, IGNORED} and (names is None or list(names) == [0, 1]):
+        names = dict(zip((0, IGNORED), names.values() if names else ('background', 'foreground')))
+        lines.append(line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
+    elif names is None:
         if values != list(range(len(values))):
             last = values[-1]
             raise DataError(
@@ -112,24 +109,42 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Classes, l
                 f"'{last} road'; or, if some classes have no pixels, pass --classes NAME,NAME,... for 0 "
                 f'to {last}'
             )
+        names = {value: f'class {value}' for value in range(max(len(values), 2))}
         lines.append(line('', 'called by their values: a classes.txt there, a name in each line, names them'))
-        return Classes([f'class {value}' for value in range(max(len(values), 2))]), lines
-    if unnamed := [value for value in values if value not in names]:
+    elif unnamed := [value for value in values if value not in names]:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
-    classes = Classes(list(names.values()))
-    if list(names) != list(range(len(names))):
-        places = {IGNORED: IGNORED, **{value: place for place, value in enumerate(names)}}
-        classes = classes._replace(places=places)
+    elif list(names) != list(range(len(names))):
         lines.append(line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
-    first, last = names[min(names)].lower() in VOID_NAMES, names[max(names)].lower() in VOID_NAMES
-    if first:
-        classes = classes._replace(names=classes.names[1:], reduce_zero_label=True)
-    elif last:
-        classes = classes._replace(names=classes.names[:-1], ignore_index=len(names) - 1)
-    if first or last:
-        void = min(names) if first else max(names)
-        lines.append(line('ignored', f'the value {void}, which {source} calls void, and 255'))
-    return classes, lines
+    return _number(names, source, lines)
+
+
+def _number(
+    names: dict[int, str], source: str, lines: list[str], in_colours: bool = False
+) -> tuple[Classes, list[str]]:
+    """Number the classes in the order of their values, without those called void, and return them and all lines.
+
+    Args:
+        names: by value, or by colour.
+        lines: of the report so far.
+
+    Raises:
+        DataError: if there are too many classes, or none.
+    """
+    ignored = VOC_BORDER if in_colours else IGNORED
+    void = [value for value, name in names.items() if name.lower().strip('_') in VOID_NAMES]
+    kept = [value for value in names if value not in void]
+    if not 0 < len(kept) <= MOST_CLASSES:
+        raise DataError(
+            f'{source} names {len(kept)} classes, and labels take 1 to {MOST_CLASSES}, of the values 0 to '
+            f'{MOST_CLASSES - 1}: {IGNORED} is the value of ignored pixels'
+        )
+    places = {ignored: IGNORED, **{value: place for place, value in enumerate(kept)}, **dict.fromkeys(void, IGNORED)}
+    if void:
+        more = '' if ignored in kept else ', and 255'
+        lines = [*lines, line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
+    if len(kept) == 1:
+        lines = [*lines, line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
+    return Classes([names[value] for value in kept], places, in_colours), lines
 
 
 def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[int], int]:
@@ -150,8 +165,12 @@ def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[
 
 
 def _write_label(folder: DataFolder, picture: Path, label: Path, classes: Classes) -> Path:
-    """Write the classes of a label file, and return the path."""
-    path, size, places = folder.ann_root / label, picture_size(folder.root / picture), classes.places or {}
+    """Write the classes of a label file, and return the path; the same path for an unreadable picture."""
+    path, places = folder.ann_root / label, classes.places
+    try:
+        size = picture_size(folder.root / picture)
+    except OSError:  # named later, or left out by --skip-unreadable
+        return label
     values = read_colours(path) if classes.in_colours else read_label(path, ANY_VALUE, size)
     if values is None or values.shape != size:
         raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')

@@ -24,7 +24,6 @@ from .layouts import FINDERS, find_data, list_data
 
 VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
 NAME = 'dataset.json'  # in the folder of an index, written last
-IGNORED = 255  # value of labels
 DIGITS = 16  # of a digest in a name
 
 
@@ -58,7 +57,6 @@ class Dataset:
         scope: toolbox whose models take the data: 'mmdet', 'mmseg' or 'mmpretrain'.
         root: folder of the pictures.
         classes: names, in the order of their numbers.
-        ignored: value of labels that is neither trained nor tested.
         splits: indices of 'train', 'val' and, if the user has one, 'test'.
         lines: what is read, and warnings.
     """
@@ -66,7 +64,6 @@ class Dataset:
     scope: str
     root: str
     classes: tuple[str, ...]
-    ignored: int
     splits: Mapping[str, Index]
     lines: tuple[str, ...]
 
@@ -148,7 +145,7 @@ def _write(scope: str, folder: DataFolder) -> None:
     own, lines = find_data(scope, folder)
     lines = [*lines, line('index', str(folder.outputs))]
     splits = {split: asdict(_index_of(own[split], folder)) for split in ('train', 'val', 'test') if split in own}
-    content = dict(classes=own['classes'], ignored=own.get('ignore_index', IGNORED), splits=splits, lines=lines)
+    content = dict(classes=own['classes'], splits=splits, lines=lines)
     write_whole(folder.outputs / NAME, json.dumps(content).encode())
 
 
@@ -171,4 +168,4 @@ def _read(outputs: Path, scope: str, root: str) -> Dataset:
             f'{outputs / NAME} cannot be read: {error}. Remove the folder, and it is written again'
         ) from error
     splits = {split: Index(**values) for split, values in content['splits'].items()}
-    return Dataset(scope, root, tuple(content['classes']), content['ignored'], splits, tuple(content['lines']))
+    return Dataset(scope, root, tuple(content['classes']), splits, tuple(content['lines']))

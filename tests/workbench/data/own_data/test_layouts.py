@@ -113,21 +113,6 @@ def test_black_and_white_masks_become_labels(tmp_path):
     assert all(set(np.unique(values)) == {0, 1} for values in labels_of(cfg).values())
 
 
-@pytest.mark.parametrize(('names', 'classes', 'ignored', 'reduces'), [
-    ('void\nnut\nbolt\n', ('nut', 'bolt'), 255, True),
-    ('ground\nnut\nUnlabelled\n', ('ground', 'nut'), 2, False),
-])  # fmt: skip
-def test_a_class_called_void_is_ignored(names, classes, ignored, reduces, tmp_path):
-    root = layouts.made('labels', tmp_path)
-    (root / 'classes.txt').write_text(names)
-    cfg, report = fill(LABELS, root, tmp_path / 'work')
-    assert cfg.val_dataloader.dataset.metainfo.classes == classes
-    items = json.loads(Path(cfg.val_dataloader.dataset.ann_file).read_text())['data_list']
-    assert {item['reduce_zero_label'] for item in items} == {reduces}
-    assert cfg.model.decode_head.ignore_index == cfg.val_evaluator.ignore_index == ignored
-    assert 'ignored' in report
-
-
 def test_num_classes_follow_the_data_except_in_other_parts():
     cfg = Config(dict(model=dict(
         rpn_head=dict(num_classes=1), bbox_head=[dict(num_classes=80), dict(num_classes=80)],
