@@ -1,12 +1,23 @@
 """Protect files from the outputs of a command: an output that exists is refused without --overwrite."""
 
 import os
+import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Optional, Union
 
+from filelock import FileLock, Timeout
+
+from .whole_files import write_whole
+
 RESULTS_MARK = '.swin_backbone.results'  # the mark of a folder of results
+
+
+class FolderInUse(ValueError):
+    """Another process writes to the folder of results."""
 
 
 def check_outputs(
@@ -65,6 +76,38 @@ def mark_folder(folder: Union[str, Path]) -> None:
     """Make and mark a folder of results. `--data` and tools/infer.py skip marked folders in other folders."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     Path(folder, RESULTS_MARK).touch()
+
+
+@contextmanager
+def only_process(folder: Union[str, Path], action: str, name: str = 'writer') -> Iterator[None]:
+    """Keep other processes out of a folder that this process writes, while the context lasts.
+
+    The folder is made, and two hidden files stay in it. A thread may take the lock again. The operating system releases
+    the lock at the end of the process.
+
+    Args:
+        action: what the process does in the folder, for the error: 'trains in'.
+        name: of the lock. Locks of different names are independent.
+
+    Raises:
+        FolderInUse: if another process or thread has the lock, naming the process.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    holder = Path(folder, f'.{name}.txt')  # of its own: Windows reads no locked file
+    lock = FileLock(Path(folder, f'.{name}.lock'), is_singleton=True)  # a thread may take it twice
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        words = holder.read_text() if holder.is_file() else ''
+        raise FolderInUse(
+            f'{words or "another process"} {action} {folder}: wait, end the process, or take another folder'
+        ) from None
+    try:
+        since = datetime.now().astimezone().isoformat(timespec='seconds')
+        write_whole(holder, f'process {os.getpid()} on {socket.gethostname()}, since {since},'.encode())
+        yield
+    finally:
+        lock.release()
 
 
 def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:

@@ -3,12 +3,19 @@
 import errno
 import hashlib
 import os
+import re
+import secrets
+import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Union
 
 PARTIAL = '.partial-'
+LEFTOVER = re.compile(rf'{re.escape(PARTIAL)}[0-9a-f]{{16}}-')  # see `temporary_name`
+LEFTOVER_AGE_S = 24 * 3600
 LONGEST_NAME = 255  # bytes of a file name
 LONGEST_SUFFIX = 16  # characters, with the point
 # Numbers of an OSError for a full or read-only disk, or a folder in the place of the file
@@ -26,17 +33,17 @@ def write_whole(path: Union[str, Path], data: bytes) -> None:
 def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> None:
     """Let `write` write to a temporary file beside `path`, flush it to the disk, then rename it to `path`.
 
-    Missing folders are made. The temporary file has the suffix of `path`. After any error the old file stays, and the
-    temporary file is removed.
+    Missing folders are made. Of several writers at once, the last one's file stays. After any error the old file stays,
+    and the temporary file is removed. Files that killed processes left in the folder are removed after a day.
 
     Raises:
         OSError: if the file cannot be written, as on a full disk.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(PARTIAL + _shortened(path.name))
+    remove_leftovers(path.parent.absolute())
+    partial = temporary_name(path)
     try:
-        partial.unlink(missing_ok=True)  # it may be a link
         write(partial)
         _flush(partial, os.O_RDWR)
         partial.replace(path)
@@ -49,14 +56,28 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
         _flush(path.parent, os.O_RDONLY)  # else a power cut undoes the renaming
 
 
-def _shortened(name: str) -> str:
-    """Return a name with room for `PARTIAL`: a long name becomes a hash with the same suffix.
+def temporary_name(path: Path) -> Path:
+    """Return a hidden name beside `path` for one writer, with the suffix of `path`.
 
-    The suffix has at most `LONGEST_SUFFIX` characters.
+    A long name becomes a hash, with at most `LONGEST_SUFFIX` characters of the suffix.
     """
-    encoded = os.fsencode(name)
-    fits = len(PARTIAL) + len(encoded) <= LONGEST_NAME
-    return name if fits else hashlib.sha256(encoded).hexdigest() + Path(name).suffix[:LONGEST_SUFFIX]
+    encoded, start = os.fsencode(path.name), f'{PARTIAL}{secrets.token_hex(8)}-'
+    fits = len(start) + len(encoded) <= LONGEST_NAME
+    return path.with_name(
+        start + (path.name if fits else hashlib.sha256(encoded).hexdigest() + path.suffix[:LONGEST_SUFFIX])
+    )
+
+
+@cache  # a folder is listed once in a process
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders that have not changed for a day: of processes that were killed."""
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if LEFTOVER.match(entry.name):
+                with suppress(OSError):  # another process removes it
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFTOVER_AGE_S:
+                        is_folder = entry.is_dir(follow_symlinks=False)
+                        (shutil.rmtree if is_folder else os.unlink)(entry.path)
 
 
 def _flush(path: Path, mode: int) -> None:

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image
 
 from ...checks import require_file
 from ...outputs import RESULTS_MARK
-from ...whole_files import write_whole_by
+from ...whole_files import temporary_name, write_whole_by
 from .rasters import UPPER_8, is_tiff, may_be_reduced, read_tiff, tiff_note, tiff_size, tiff_tags
 
 PICTURES = (
@@ -302,7 +302,7 @@ class VideoWriter:
     def __init__(self, path: Path, source: Medium):
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.beside = tempfile.TemporaryDirectory(prefix='.partial-', dir=path.parent)
+        self.beside = tempfile.TemporaryDirectory(prefix=temporary_name(path).name, dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')
         with _named_in_utf_8(source.path) as named:
             self.rate = cv2.VideoCapture(str(named)).get(cv2.CAP_PROP_FPS) or 25.0

@@ -24,8 +24,10 @@ from torch import Tensor
 from ...checks import check_choice
 from ...kernels.native.library import NAME as LIBRARY
 from ...kernels.native.library import library_path
+from ...outputs import only_process
 from ...positions import Size
 from ...version import __version__
+from ...whole_files import remove_leftovers, temporary_name
 from ..data.media import Frame, Medium
 from ..predict.predictor import Predictor
 from ..predict.thresholds import SCORE_THR, ScoreThr, read_score_thr
@@ -189,18 +191,25 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         overwrite: replace an earlier export in `out`.
 
     Raises:
+        FolderInUse: if another process exports to `out`.
         ExportError: if `out` is a file, or a folder with anything but an earlier export, or without `overwrite`.
     """
-    if os.path.lexists(out):
-        _require_export(out, overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f'.partial-{out.name}-', dir=out.parent) as beside:
-        partial = Path(beside, 'new')
-        partial.mkdir()
-        yield partial
-        if out.exists():
-            out.replace(Path(beside, 'former'))
-        partial.replace(out)
+    with only_process(out.parent, f'exports {out.name} in', f'{out.name}.export'):
+        if os.path.lexists(out):
+            _require_export(out, overwrite)
+        remove_leftovers(out.parent.absolute())
+        with tempfile.TemporaryDirectory(prefix=temporary_name(out).name, dir=out.parent) as beside:
+            new, former = Path(beside, 'new'), Path(beside, 'former')
+            new.mkdir()
+            yield new
+            if out.exists():
+                out.replace(former)
+            try:
+                new.replace(out)
+            except OSError:
+                if former.exists():
+                    former.replace(out)
+                raise
 
 
 def _require_export(out: Path, overwrite: bool) -> None:

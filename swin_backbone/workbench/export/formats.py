@@ -17,6 +17,8 @@ from torch.export import ExportedProgram
 from ...checks import check_choice
 from .graph import BackboneMaps, ExportError, Graph
 
+TORCH = Path(torch.__file__).parent
+
 OPSET = 20  # the first with Gelu
 IR_VERSION = 9  # of ONNX 1.15, as OPSET; the latest for ONNX Runtime 1.17
 FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml'}
@@ -61,7 +63,9 @@ def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
         with torch.no_grad(), quiet(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
             return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
     except Exception as error:
-        frames = [one for one in traceback.extract_tb(error.__traceback__) if '/torch/' not in one.filename]
+        frames = [
+            one for one in traceback.extract_tb(error.__traceback__) if not Path(one.filename).is_relative_to(TORCH)
+        ]
         where = f'{frames[-1].name} in {frames[-1].filename}:{frames[-1].lineno}'
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ExportError(f'torch cannot capture the model as a graph, for {where}: {lines[-1]}') from error

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -11,7 +13,7 @@ import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
 
-from ...outputs import check_outputs, claim_folder, make_folder
+from ...outputs import check_outputs, claim_folder, make_folder, only_process
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
 from ..pictures.colours import encode_labels
@@ -59,6 +61,7 @@ class Results:
     ):
         self.out_dir = out_dir
         self.predictor = predictor
+        self.lock = ExitStack()
         self.score_thr: ScoreThr = predictor.score_thr if score_thr is None else score_thr
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
@@ -81,6 +84,7 @@ class Results:
 
         Raises:
             FileExistsError: if a result would replace a file. See `check_outputs`.
+            FolderInUse: if another process writes there.
             DataError: if a picture has no id in the annotations.
         """
         if self.ids is not None:
@@ -94,8 +98,11 @@ class Results:
             for folder, suffix in folders.items():
                 path = self._path(folder, medium.name, '' if medium.is_video else suffix)
                 paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
-        check_outputs(*paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite)
+        check = partial(check_outputs, *paths, inputs=[*inputs, *(one.path for one in media)], overwrite=overwrite)
+        check()
         make_folder(self.out_dir)
+        self.lock.enter_context(only_process(self.out_dir, 'writes to'))
+        check()  # another process may have ended in between
         for folder in ('overlays', *folders):
             claim_folder(self.out_dir / folder, overwrite=True)
 
@@ -144,9 +151,10 @@ class Results:
 
     def close(self) -> None:
         """Finish the video and write the JSON files."""
-        self._close_video()
-        for path, data in self._tables().items():
-            write_whole(path, json.dumps(data).encode())
+        with self.lock:
+            self._close_video()
+            for path, data in self._tables().items():
+                write_whole(path, json.dumps(data).encode())
 
     def _tables(self) -> dict[Path, Any]:
         """Return the contents of the JSON files, by path."""

@@ -13,7 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from ...openmmlab.errors import kind_of
-from ...outputs import check_outputs, claim_folder, make_folder
+from ...outputs import check_outputs, claim_folder, make_folder, only_process
 from ...whole_files import write_whole
 from ..configs.paths import tested_set
 from ..pictures.colours import COLOURS, distinct_colours, encode_labels
@@ -57,6 +57,7 @@ def report_on_test(
         ValueError: for a model of another toolbox, a CocoMetric without boxes and masks, a classifier with several
             classes for a picture, or a report to compare of another task.
         FileExistsError: see `check_outputs` and `claim_folder`.
+        FolderInUse: if another process reports there.
     """
     folder, scope = Path(out_dir), runner.cfg.get('default_scope')
     if scope not in TASKS:
@@ -64,27 +65,28 @@ def report_on_test(
     for run in compare:  # before the test
         read_report(Path(run), TASKS[scope])
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
-    keep: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
-    runner.register_hook(keep)
     make_folder(folder)
-    numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
-    labels, results, pictures = keep.write()
-    config = {key: one for key, one in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
-    about = dict(
-        title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
-        checkpoint=checkpoint,
-        tested=len(runner.test_dataloader.dataset),
-        tested_on=tested_set(runner.cfg),
-        metrics={name: value if np.isfinite(value) else None for name, value in numbers.items()},
-        config=json.loads(json.dumps(config, default=repr), parse_constant=str),
-    )
-    with suppress(ValueError, OSError):  # no log
-        about['log'] = read_log(Path(checkpoint).parent)._asdict()
+    with only_process(folder, 'reports in'):
+        keep: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
+        runner.register_hook(keep)
+        numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
+        labels, results, pictures = keep.write()
+        config = {key: one for key, one in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
+        about = dict(
+            title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
+            checkpoint=checkpoint,
+            tested=len(runner.test_dataloader.dataset),
+            tested_on=tested_set(runner.cfg),
+            metrics={name: value if np.isfinite(value) else None for name, value in numbers.items()},
+            config=json.loads(json.dumps(config, default=repr), parse_constant=str),
+        )
+        with suppress(ValueError, OSError):  # no log
+            about['log'] = read_log(Path(checkpoint).parent)._asdict()
 
-    def differences(before: Any, after: Any) -> str:
-        return summarize(Config(before), Config(after))
+        def differences(before: Any, after: Any) -> str:
+            return summarize(Config(before), Config(after))
 
-    return write_report(folder, labels, results, pictures, None, compare, True, about, differences)
+        return write_report(folder, labels, results, pictures, None, compare, True, about, differences)
 
 
 class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures

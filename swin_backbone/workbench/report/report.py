@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from ...outputs import check_outputs, make_folder
+from ...outputs import check_outputs, make_folder, only_process
 from ...whole_files import write_whole
 from ..pictures.colours import distinct_colours
 from .analyse import detection_report
@@ -47,6 +47,7 @@ def write_report(
     Raises:
         ValueError: if labels and results are of no task, see `files`, or a report to compare is of another task.
         FileExistsError: see `check_outputs`.
+        FolderInUse: if another process reports there.
     """
     folder, labels, results = Path(out_dir), Path(labels), Path(results)
     task = find_task(labels, results)
@@ -66,8 +67,10 @@ def write_report(
         for run, one in others.items()
     ]
     make_folder(folder)
-    write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
-    write_whole(folder / PAGE, render(report, thumbnails, folder).encode(errors='backslashreplace'))
+    with only_process(folder, 'reports in'):
+        check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)  # another process may have ended in between
+        write_whole(folder / NAME, json.dumps(report, allow_nan=False).encode())
+        write_whole(folder / PAGE, render(report, thumbnails, folder).encode(errors='backslashreplace'))
     return report
 
 

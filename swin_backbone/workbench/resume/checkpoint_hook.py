@@ -69,8 +69,9 @@ class WholeCheckpointHook(CheckpointHook):
             info[key] = os.path.join(self.folder(runner), re.split(r'[/\\]', info[key])[-1])
         super().before_train(runner)
         if is_main_process() and not _is_url(self.out_dir):
-            for partial in Path(self.out_dir).glob(f'{PARTIAL}*.pth'):  # of a killed process
-                partial.unlink()
+            for name in ('epoch', 'iter', 'best'):  # of a killed training: one alone may train in the folder
+                for partial in Path(self.out_dir).glob(f'{PARTIAL}*-{name}_*.pth'):
+                    partial.unlink()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         ids = [getattr(base, 'cat_ids', None) for base in base_datasets(runner.train_dataloader.dataset)]

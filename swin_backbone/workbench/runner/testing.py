@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 
 from ...openmmlab.errors import DataError, kind_of
 from ...outputs import check_outputs, claim_folder
-from ...whole_files import PARTIAL
+from ...whole_files import temporary_name
 from ..configs.paths import annotation_file, datasets_in, metrics_in
 from ..data.annotations import class_of
 from ..pictures.colours import distinct_colours, encode_labels
@@ -94,7 +94,7 @@ def written_by_others(folder: Path) -> Iterator[Path]:
     stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=PARTIAL, dir=folder) as beside:
+    with TemporaryDirectory(prefix=temporary_name(folder).name, dir=folder) as beside:
         try:
             yield Path(beside)
         finally:

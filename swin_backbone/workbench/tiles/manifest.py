@@ -107,4 +107,4 @@ class Manifest:
         """Delete the tiles, and keep the settings."""
         self._merged.touch()
         for path in self.folder.glob('*.tile'):
-            path.unlink()
+            path.unlink(missing_ok=True)

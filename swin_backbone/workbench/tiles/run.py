@@ -155,8 +155,10 @@ class TiledInference:
         """
         self._check(overwrite)
         self.manifest.require_all(len(self.grid))
-        (self._write_labels if self.segments else self._write_objects)()
-        self.manifest.mark_merged()
+        with self.manifest.lock('merge'):
+            self.manifest.require_all(len(self.grid))  # another process may have merged in between
+            (self._write_labels if self.segments else self._write_objects)()
+            self.manifest.mark_merged()
         return self.files
 
     def _check(self, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ from helpers.openmmlab.toy_training import config, start, wait
 
 from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.workbench.runner import build
-from swin_backbone.workbench.runner.lock import HOLDER, only_training_in
+from swin_backbone.workbench.runner.lock import only_training_in
 
 
 def hold(folder, workers=0):
@@ -47,7 +47,7 @@ def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fau
         build.run(build_runner(config(tmp_path, epochs=1)), 'train')
     with only_training_in(str(tmp_path), rank=1):  # rank 0 holds the lock
         pass
-    (tmp_path / HOLDER).unlink()
+    (tmp_path / '.training.txt').unlink()
     with pytest.raises(TrainingStopped, match=r'^another process trains in'), only_training_in(str(tmp_path)):
         pass
     wait_killed(holder)
@@ -63,7 +63,7 @@ def test_a_kill_leaves_no_lock(tmp_path, holder, record_fault):
     """Workers live for some seconds more, and hold no lock."""
     wait_killed(holder)
     with only_training_in(str(tmp_path)):
-        assert (tmp_path / HOLDER).read_text().startswith(f'process {os.getpid()} on ')
+        assert (tmp_path / '.training.txt').read_text().startswith(f'process {os.getpid()} on ')
     with only_training_in(str(tmp_path)):
         pass
     record_fault('locks')
