@@ -49,7 +49,7 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno is not None:  # of a file, not of a server
             error.filename = str(path)  # absent in errors of a write
         raise
     with suppress(PermissionError):  # Windows opens no folder

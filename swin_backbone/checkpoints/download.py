@@ -3,37 +3,39 @@
 import hashlib
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
 from http.client import HTTPException
 from logging import getLogger
 from pathlib import Path, PurePosixPath
 from typing import Optional, TypeVar
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
+from urllib.request import Request, url2pathname, urlopen
 
 import torch
 from filelock import FileLock
+from tqdm import tqdm
 
-from ..whole_files import CANNOT_WRITE, write_whole
+from ..whole_files import CANNOT_WRITE, PARTIAL, write_whole, write_whole_by
 from .errors import CheckpointError, RefusedCheckpoint, naming
 from .hugging_face import file_in
 
 TIMEOUT_S = 30.0
+CHUNK = 1 << 17  # bytes
 # The end of a file name with the start of the file's SHA-256: OpenMMLab's `_20210902_120937-9d6b7cfa.pth`,
 # torchvision's `-704ceda3.pth`. Digits alone count only behind a date: `-20220317.pth` is a date.
 _HASH = re.compile(r'(?:_\d{8}(?:_\d{6})?-|-(?=\d*[a-f]))([0-9a-f]{8,64})\.\w+$')
 
 T = TypeVar('T')
 _logger = getLogger(__name__)
-_timeout = TIMEOUT_S
+_timeout: ContextVar[float] = ContextVar('timeout')  # in seconds; each thread has its own
 
 
 def set_timeout(seconds: float) -> None:
-    """Set how long a download of this process waits for a silent server: the tools' --timeout."""
-    global _timeout
-    _timeout = seconds
+    """Set how long a download of this thread waits for a silent server: the tools' --timeout."""
+    _timeout.set(seconds)
 
 
 def fetch(address: str, read: Callable[[Path], T]) -> T:
@@ -119,14 +121,12 @@ def _owner_of(file: Path, url: str) -> Optional[str]:
 
 
 def _download(url: str, target: Path, expected: Optional[re.Match[str]], place: str) -> None:
-    for partial in target.parent.glob(f'{target.name}.*.partial'):  # of a killed process
-        partial.unlink()
+    for leftover in target.parent.glob(f'{PARTIAL}*-{target.name}'):  # of a killed process: the lock is ours
+        leftover.unlink()
     _logger.info(f'Downloading {url} to {target}')
-    default = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_timeout)
     try:
-        torch.hub.download_url_to_file(url, str(target), expected and expected[1], progress=sys.stderr.isatty())
-    except (OSError, HTTPException, RuntimeError, ValueError) as error:  # RuntimeError: another hash
+        write_whole_by(target, partial(_receive, url, expected[1] if expected else ''))
+    except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
             raise
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
@@ -134,5 +134,31 @@ def _download(url: str, target: Path, expected: Optional[re.Match[str]], place: 
             f'it could not be downloaded ({reason}); put the file at {place}, or write its path in the place of the '
             'address; init_cfg=None begins with random weights'
         ) from error
-    finally:
-        socket.setdefaulttimeout(default)
+
+
+def _receive(url: str, expected: str, path: Path) -> None:
+    """Write the answer of a server to a file.
+
+    torch.hub's function takes the limit of time from the socket module, a setting of the process.
+
+    Args:
+        expected: start of the SHA-256.
+
+    Raises:
+        OSError: from the server or the disk, and after `_timeout` without data.
+        ValueError: for another hash, or a truncated answer.
+    """
+    request = Request(url, headers={'User-Agent': 'torch.hub'})
+    sha256 = hashlib.sha256()
+    with urlopen(request, timeout=_timeout.get(TIMEOUT_S)) as answer, path.open('wb') as file:
+        size = answer.length
+        hidden = not sys.stderr.isatty()
+        with tqdm(total=size, unit='B', unit_scale=True, unit_divisor=1024, disable=hidden) as bar:
+            while part := answer.read(CHUNK):
+                file.write(part)
+                sha256.update(part)
+                bar.update(len(part))
+        if answer.length:
+            raise ValueError(f'the answer is truncated: {answer.length} bytes are missing')
+    if not sha256.hexdigest().startswith(expected):
+        raise ValueError(f'invalid hash value (expected "{expected}", got "{sha256.hexdigest()}")')

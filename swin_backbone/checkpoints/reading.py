@@ -11,6 +11,7 @@ import re
 import tarfile
 import zipfile
 from collections import Counter, OrderedDict
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -30,17 +31,17 @@ START_BYTES = 512  # of a file, enough to tell its kind
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
 NUMBER_KINDS = 'biufc'  # kinds of numpy's dtypes
 _original_load = torch.load  # workbench/resume/loading.py puts another function in its place
-_trusted = False
+_trusted: ContextVar[bool] = ContextVar('trusted', default=False)  # each thread has its own
 
 
 def trust_checkpoints(trusted: bool) -> None:
-    """Set the default of `unsafe_load` in this process: the tools' --unsafe-load."""
-    global _trusted
-    _trusted = trusted
+    """Set the default of `unsafe_load` in this thread: the tools' --unsafe-load."""
+    _trusted.set(trusted)
 
 
 def are_checkpoints_trusted() -> bool:
-    return _trusted
+    """Return the default of `unsafe_load` in this thread."""
+    return _trusted.get()
 
 
 def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
@@ -79,7 +80,7 @@ def read_open_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_
     start = file.read(START_BYTES)
     file.seek(0)
     check_start(start)
-    unsafe_load = _trusted if unsafe_load is None else unsafe_load
+    unsafe_load = are_checkpoints_trusted() if unsafe_load is None else unsafe_load
     try:
         if unsafe_load:
             return _original_load(file, map_location=map_location, weights_only=False)

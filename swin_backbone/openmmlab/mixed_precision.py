@@ -47,18 +47,25 @@ class Bfloat16OptimWrapper(OptimWrapper):
 
 @HOOKS.register_module()
 class MixedPrecisionHook(Hook):
-    """Test in `mixed_precision`. `dtype` is the dtype of the context."""
+    """Test in `mixed_precision`. `dtype` is the dtype of the context.
+
+    After an error in a test, `close` ends the context; `SafeRunner` calls it.
+    """
 
     priority = 'VERY_LOW'  # after hooks that copy the model or replace its weights
 
     def __init__(self, dtype: str = 'auto') -> None:
         self.dtype = dtype
+        self._stack = ExitStack()
 
     def before_test_epoch(self, runner: Runner) -> None:
-        self._stack = ExitStack()
         self._stack.enter_context(mixed_precision(runner.model, self.dtype, keep_casts=True))
 
     def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the context, if one is open."""
         self._stack.close()
 
 

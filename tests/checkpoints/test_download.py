@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import socket
 import socketserver
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from helpers.models.small_models import lines, randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, download, read_checkpoint
+from swin_backbone.whole_files import PARTIAL
 from swin_backbone.workbench.resume.loading import load_from_file_or_address, read_checkpoints_safely
 
 TIMEOUT_S = 0.3
@@ -49,7 +51,7 @@ class Handler(socketserver.BaseRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    monkeypatch.setattr(download, '_timeout', TIMEOUT_S)
+    monkeypatch.setattr(download, 'TIMEOUT_S', TIMEOUT_S)
     monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path / 'hub'))
     server = socketserver.ThreadingTCPServer(('127.0.0.1', 0), Handler)
     server.daemon_threads, server.block_on_close = True, False
@@ -207,10 +209,30 @@ def test_files_of_one_name_at_two_addresses_are_two(server):
 def test_a_killed_download_leaves_nothing_behind_the_next(record_fault, server):
     read_checkpoint(f'{server.url}/swin.pth')
     target = cached(server)['swin.pth']
-    target.rename(target.with_name(f'{target.name}.1234.partial'))  # of torch.hub
+    target.rename(target.with_name(f'{PARTIAL}{"0" * 16}-{target.name}'))
     read_checkpoint(f'{server.url}/swin.pth')
     assert list(cached(server).values()) == [target]
     record_fault('kills')
+
+
+def test_each_thread_has_its_own_limit_of_time(server):
+    """The limit was the socket module's, for all connections of the process."""
+    server.answer = None
+    ended = []
+
+    def work(seconds):
+        download.set_timeout(seconds)
+        with pytest.raises(CheckpointError, match='timed out'):
+            read_checkpoint(f'{server.url}/{seconds}.pth')
+        ended.append(seconds)
+
+    threads = [threading.Thread(target=work, args=(seconds,)) for seconds in (1.5, 0.1)]
+    for thread in threads:
+        thread.start()
+    assert socket.getdefaulttimeout() is None
+    for thread in threads:
+        thread.join()
+    assert ended == [0.1, 1.5]
 
 
 def test_processes_wait_for_the_first(server):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 from typing import Any, Optional
 
 import torch
@@ -137,11 +138,14 @@ def _narrow(module: nn.Module) -> None:
     )
 
 
+_quiet = RLock()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide warnings of torch's exporters about internals."""
-    disabled = logging.root.manager.disable
-    with warnings.catch_warnings():
+    """Hide warnings of torch's exporters about internals. They are settings of the process: threads take turns."""
+    with _quiet, warnings.catch_warnings():
+        disabled = logging.root.manager.disable
         warnings.simplefilter('ignore')
         logging.disable(logging.WARNING)
         try:

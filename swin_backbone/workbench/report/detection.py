@@ -2,9 +2,10 @@
 
 import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
+from threading import RLock
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -18,6 +19,16 @@ from rich.console import Console
 FOUND_IOU = 0.5  # a prediction with this IoU, or the next one of iouThrs, finds an object
 Array = NDArray[Any]
 track = partial(rich.progress.track, console=Console(stderr=True))  # shows progress
+
+
+_stdout = RLock()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Hide what pycocotools prints. The stream of output is a setting of the process: threads take turns."""
+    with _stdout, redirect_stdout(io.StringIO()):
+        yield
 
 
 class Objects(NamedTuple):
@@ -105,7 +116,7 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         params.catIds, params.imgIds = [category], sorted(seen)
         left_out = 'bbox' if params.iouType == 'segm' else 'segmentation'  # the area is of the other
         found = [{key: value for key, value in results[row].items() if key != left_out} for row in by_class[category]]
-        with redirect_stdout(io.StringIO()):
+        with silent():
             evaluation.cocoDt = truth.loadRes(found) if found else COCO()
             evaluation.evaluate()
             evaluation.accumulate()

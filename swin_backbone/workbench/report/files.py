@@ -11,7 +11,6 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -22,7 +21,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
 from .confusion import PixelCounts
-from .detection import Array, Evaluation, evaluate
+from .detection import Array, Evaluation, evaluate, silent
 
 TASKS = ('detection', 'segmentation', 'classification')
 IGNORED = -1  # label of pixels that are not counted
@@ -80,7 +79,7 @@ def read_objects(labels: Path, results: Path) -> list[Evaluation]:
         one['own_id'], one['id'] = one.get('own_id', one.get('id')), number  # 0 is no object to COCOeval
         one.setdefault('iscrowd', 0)
         one.setdefault('area', one['bbox'][2] * one['bbox'][3] if 'bbox' in one else 0)
-    with redirect_stdout(io.StringIO()):
+    with silent():
         truth.createIndex()
     for key, known in (('image_id', truth.imgs), ('category_id', truth.cats), ('score', None)):
         wrong = next((one for one in found if key not in one or (known is not None and one[key] not in known)), None)
@@ -90,7 +89,7 @@ def read_objects(labels: Path, results: Path) -> list[Evaluation]:
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
     if 'segmentation' in kinds:
-        with redirect_stdout(io.StringIO()):
+        with silent():
             for one in (*found, *truth.anns.values()):
                 one['segmentation'] = truth.annToRLE(one)
                 if 'bbox' not in kinds:  # of a model of masks alone

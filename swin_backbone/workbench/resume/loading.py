@@ -1,6 +1,7 @@
 """Load checkpoints through mmengine's Runner: safely, and adapted to the model."""
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -103,16 +104,28 @@ def _classes_of(runner: Runner) -> Sequence[str]:
     return (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
 
 
+_replacing = threading.RLock()
+
+
 def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `torch.load` read as `read_checkpoint` does while a loader runs, also with weights_only=False."""
+    """Let `torch.load` read as `read_checkpoint` does while a loader runs, also with weights_only=False.
+
+    Other threads keep torch's function, and run these loaders in turn.
+    """
 
     @wraps(loader)
     def load(*args: Any, **kwargs: Any) -> Any:
-        load_of_torch, torch.load = torch.load, _read_instead
-        try:
-            return without_code(loader(*args, **kwargs))
-        finally:
-            torch.load = load_of_torch
+        def load_of_this_thread(*given: Any, **settings: Any) -> Any:
+            own = threading.get_ident() == thread
+            return (_read_instead if own else load_of_torch)(*given, **settings)
+
+        with _replacing:
+            thread, load_of_torch = threading.get_ident(), torch.load
+            torch.load = load_of_this_thread
+            try:
+                return without_code(loader(*args, **kwargs))
+            finally:
+                torch.load = load_of_torch
 
     return load
 

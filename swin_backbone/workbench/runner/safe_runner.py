@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ...openmmlab.errors import ConfigError, TrainingStopped
+from ...openmmlab.mixed_precision import MixedPrecisionHook
 from ...whole_files import CANNOT_WRITE
 from ..data.datasets import DataSets
 from ..data.guard import GuardHook, guard_dataset
@@ -197,6 +198,16 @@ class SafeRunner(Runner):
     def last_checkpoint(self) -> Optional[str]:
         """The last saved or resumed checkpoint; None without one."""
         return getattr(find_checkpoint_hook(self), 'saved_path', None)
+
+    def test(self) -> dict[str, float]:
+        """Test, as mmengine. Mixed precision ends with the test, also after an error."""
+        try:
+            metrics: dict[str, float] = super().test()
+            return metrics
+        finally:
+            for hook in self.hooks:
+                if isinstance(hook, MixedPrecisionHook):
+                    hook.close()
 
     def train(self) -> nn.Module:
         """Train, as mmengine, while no other training is in the folder.

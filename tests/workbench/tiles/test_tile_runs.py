@@ -47,7 +47,7 @@ def kind(request, tmp_path_factory, picture):
     assert finished.progress == (30, 30, 0)
     assert all(path.is_file() for path in finished.files)
     left = {path.name for path in (out / 'tiles' / picture.stem).iterdir()}
-    assert left == {'settings.json', 'merged', '0-of-1.lock'}
+    assert left == {'settings.json', 'merged', '0-of-1.lock', 'merge.lock'}
     return request.param, results(out)
 
 

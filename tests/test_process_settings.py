@@ -1,0 +1,109 @@
+"""Settings of the process that a function changes for a moment: two threads, and an error in the middle."""
+
+import contextlib
+import logging
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+
+from swin_backbone.checkpoints import read_checkpoint, trust_checkpoints
+from swin_backbone.checkpoints.reading import are_checkpoints_trusted
+from swin_backbone.compat import without_cudnn_attention
+from swin_backbone.openmmlab.mixed_precision import MixedPrecisionHook
+from swin_backbone.workbench.export.formats import quiet
+from swin_backbone.workbench.report.detection import silent
+from swin_backbone.workbench.resume import loading
+from swin_backbone.workbench.runner.safe_runner import SafeRunner
+
+SETTINGS = {
+    quiet: lambda: (logging.root.manager.disable, len(warnings.filters)),
+    silent: lambda: sys.stdout,
+    without_cudnn_attention: torch.backends.cuda.cudnn_sdp_enabled,
+}
+
+
+@pytest.mark.parametrize('change', SETTINGS)
+@pytest.mark.parametrize('fails', [False, True])
+def test_two_threads_leave_the_setting_as_it_was(change, fails):
+    """The second thread begins before the first one ends, and ends after it: it gave back the first one's setting."""
+    before, first, seen = SETTINGS[change](), threading.Event(), []
+
+    def work(begin, end):
+        begin.wait(5)
+        with contextlib.suppress(ZeroDivisionError), change():
+            first.set()
+            seen.append(SETTINGS[change]())
+            end.wait(0.3)
+            if fails:
+                1 / 0  # noqa: B018
+
+    done, never = threading.Event(), threading.Event()
+    done.set()
+    threads = [threading.Thread(target=work, args=given) for given in ((done, never), (first, never))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert SETTINGS[change]() == before
+    assert all(value != before for value in seen)
+
+
+def test_a_loader_reads_safely_while_another_thread_loads_by_torch(tmp_path):
+    original, inside, others = torch.load, threading.Event(), []
+    torch.save(dict(state_dict={}), tmp_path / 'a.pth')
+
+    @loading._read_safely
+    def load(path, fails):
+        inside.set()
+        checkpoint = torch.load(path)
+        done.wait(5)
+        if fails:
+            raise OSError('half a file')
+        return checkpoint
+
+    def load_by_torch():
+        inside.wait(5)
+        others.append(torch.load(tmp_path / 'a.pth', weights_only=True, map_location='meta'))
+        done.set()
+
+    for fails in (False, True):
+        done = threading.Event()
+        inside.clear()
+        (thread := threading.Thread(target=load_by_torch)).start()
+        with pytest.raises(OSError, match='half a file') if fails else contextlib.nullcontext():
+            assert load(tmp_path / 'a.pth', fails) == dict(state_dict={})
+        thread.join()
+        assert torch.load is original
+    assert others == [dict(state_dict={})] * 2
+
+
+def test_trust_in_checkpoints_is_of_a_thread(tmp_path):
+    torch.save(dict(code=threading.Event), path := tmp_path / 'a.pth')
+    trust_checkpoints(True)
+    try:
+        seen = []
+        (thread := threading.Thread(target=lambda: seen.append(are_checkpoints_trusted()))).start()
+        thread.join()
+        assert (seen, are_checkpoints_trusted()) == ([False], True)
+        assert read_checkpoint(path) == dict(code=threading.Event)
+    finally:
+        trust_checkpoints(False)
+
+
+def test_an_error_in_a_test_ends_mixed_precision(monkeypatch):
+    """Autocast stayed on in the process."""
+    hook, runner = MixedPrecisionHook('bfloat16'), object.__new__(SafeRunner)
+    runner.model, runner._hooks = torch.nn.Linear(2, 2), [hook]
+
+    def fail(runner):
+        hook.before_test_epoch(runner)
+        assert torch.is_autocast_enabled('cpu')
+        raise OSError('a picture cannot be read')
+
+    monkeypatch.setattr(SafeRunner.__mro__[1], 'test', fail)
+    with pytest.raises(OSError, match='cannot be read'):
+        runner.test()
+    assert not torch.is_autocast_enabled('cpu')
