@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -32,24 +33,31 @@ def results(backend):
 
 def save_alone(path):
     """Write `results` in a process without kernels/, and use what asks for the library."""
+    assert 'kernels' not in os.listdir(os.path.dirname(swin_backbone.__file__))
+    model = SwinBackbone(**TWO_STAGES, embed_dims=32)
+    for function in (swin_backbone.accelerate, swin_backbone.restore):
+        with pytest.raises(ImportError, match=r'swin_backbone\.kernels'):
+            function(model)
+    if find_spec('mmengine'):
+        use_plugin(model)
+    torch.save(results('auto'), path)
+
+
+def use_plugin(model):
+    """Use what openmmlab/ computes by the library, where there is a library."""
     from swin_backbone.openmmlab import mmcv_ops
     from swin_backbone.openmmlab.mixed_precision import mixed_precision
     from swin_backbone.openmmlab.mmcv_ops import nms, roi
 
-    assert 'kernels' not in os.listdir(os.path.dirname(swin_backbone.__file__))
-    model, boxes = SwinBackbone(**TWO_STAGES, embed_dims=32), torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8]])
-    for function in (swin_backbone.accelerate, swin_backbone.restore):
-        with pytest.raises(ImportError, match=r'swin_backbone\.kernels'):
-            function(model)
     with mixed_precision(model):
         model(torch.randn(1, 3, 32, 32))
     assert mmcv_ops.in_use()
+    boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 9, 8]])
     assert nms.nms(boxes, torch.tensor([0.5, 0.9]), 0.5, 0).tolist() == [1]
     pooled = torch.empty(2, 1, 2, 2)
     rois = torch.cat([torch.zeros(2, 1), boxes], 1)
     roi.roi_align_forward(torch.ones(1, 1, 16, 16), rois, pooled, pooled, pooled, 2, 2, 1.0, 0, 1, True)
     torch.testing.assert_close(pooled, torch.ones(2, 1, 2, 2))
-    torch.save(results('auto'), path)
 
 
 @pytest.fixture(scope='module')
