@@ -26,13 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext, Dataset
 
-PICTURES = ('jpg', 'jpeg', 'png', 'bmp', 'tif', 'tiff', 'webp')
+PICTURES = ('jpg', 'jpeg', 'jpe', 'jfif', 'png', 'bmp', 'tif', 'tiff', 'webp', 'jp2', 'avif')
 SCHEMA = pa.schema(
     [('path', pa.string()), ('height', pa.int32()), ('width', pa.int32())]
     + [('result', pa.string()), ('labels', pa.binary()), ('error', pa.string())]
@@ -143,9 +141,7 @@ class Model:
 
         if error:
             raise OSError(error)
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-        if pixels is None:
-            raise OSError('OpenCV cannot read it')
+        pixels = self.predictor.loader.decode(data, path)
         size = pixels.shape[:2]
         frame = Frame(Medium(Path(path), path, False), 0, pixels, size)
         (sample,) = self.predictor.predict([self.predictor.prepare(frame)])

@@ -42,16 +42,15 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.data import media
-    from swin_backbone.workbench.export.picture import bands_of
-    from swin_backbone.workbench.export.runtime import read_picture
+    from swin_backbone.workbench.export.picture import load_bands, load_settings
     from swin_backbone.workbench.export.verify import outcome
     from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         media_files = media.find_media(args.pictures) if args.pictures else []
         job = make_job(args)
-        bands = bands_of(job.cfg.model.backbone)
-        pictures = [read_picture(str(medium.path), bands) for medium in media_files if not medium.is_video]
+        load = load_settings(job.cfg.test_dataloader.dataset.pipeline)
+        pictures = [load_bands(str(medium.path), load) for medium in media_files if not medium.is_video]
         manifest = job.export(
             args.checkpoint,
             args.out_dir,

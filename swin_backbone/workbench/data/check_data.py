@@ -24,9 +24,9 @@ from ..configs.paths import annotation_file, datasets_in, metrics_in, require_da
 from .annotations import Annotations, check_annotations, class_of, form_of
 from .check_labels import LabelRule, read_label
 from .datasets import DataSets, reduction_note_of
-from .guard import label_rule, unreadable
+from .guard import label_rule, read_files
 from .left_out import count_left_out
-from .media import picture_size
+from .load_picture import load_of
 
 PHASES = ('train', 'val')
 MOST_CLASSES = 30  # of a table
@@ -154,17 +154,18 @@ def _check_pictures(
         report.rows['objects trained on'] = f'{left:,}'
     classes = built.metainfo.get('classes', ())
     sizes: list[tuple[int, int]] = []
-    checked = 0
+    checked, load = 0, load_of(built)
     max_files = 0 if getattr(built, 'backend_args', None) else max_files  # not on a local disk
     for index in _sample(len(built), max_files, seconds):
         item = built.get_data_info(index)
         checked += 1
-        reason = unreadable(item)
-        if reason:
+        try:
+            height, width = read_files(item, load).shape[:2]
+        except OSError as error:
             faults = report.warnings if skip_unreadable else report.errors
-            faults.add('pictures or labels that cannot be read', reason)
+            faults.add('pictures or labels that cannot be read', str(error))
             continue
-        size = picture_size(Path(item['img_path']))
+        size = height, width
         sizes.append(size)
         if note := reduction_note_of(built, item):
             report.warnings.add('pictures of more bits or bands than are loaded', note)

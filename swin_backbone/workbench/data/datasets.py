@@ -91,7 +91,7 @@ class DataSets:
         return self.build(phase, config) if is_base else config
 
     def facts_of(self, dataset: Any, is_training: bool) -> Iterator[str]:
-        """Yield sentences on a built data set: unusual annotations, objects without a loss, pictures of 16 bits."""
+        """Yield sentences on a built data set: unusual annotations, objects without a loss."""
         for base in base_datasets(dataset):
             path, form = file_of(base), form_of(type(base))
             if path and form:
@@ -99,8 +99,6 @@ class DataSets:
                     yield f'{path} has {sentence}'
             for sentence in count_left_out(base, self.with_masks, is_training, SECONDS)[1].sentences():
                 yield f'{base.ann_file} has {sentence}'
-            if note := reduction_note_of(base, base.get_data_info(0)) if len(base) else '':
-                yield note
 
     def check_evaluator(self, evaluator: Any) -> None:
         """Check the annotation files of a config's metrics before pycocotools reads them.

@@ -1,6 +1,7 @@
 """Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,13 +14,15 @@ from mmengine.dist import all_reduce
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
+from numpy.typing import NDArray
 
 from ...checks import require_file
 from ...openmmlab.errors import DataError, sentence_of
 from .annotations import SHORT_POLYGON, form_of, mask_fault
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import base_datasets
-from .media import SKIP_HINT, picture_size, read_picture, require_whole
+from .load_picture import is_reducing, load_of, loader_of
+from .media import SKIP_HINT, picture_size, read_picture, reduction_note, require_whole
 
 
 def guard_dataset(
@@ -53,6 +56,8 @@ class GuardedPipeline:
         self.rule = label_rule(cfg)
         self.skip_unreadable, self.are_masks_checked = skip_unreadable, are_masks_checked
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
+        self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
+        self.noted = torch.zeros(1, dtype=torch.uint8).share_memory_()  # a picture of more bits or bands
 
     def put_on(self, dataset: BaseDataset) -> None:
         """Take the place of a data set's pipeline, with its transforms."""
@@ -65,18 +70,25 @@ class GuardedPipeline:
         try:
             if self.is_local and source.get('img_path'):
                 require_whole(Path(source['img_path']))
+                self._note_reduction(Path(source['img_path']))
             if self.is_local and source.get('seg_map_path'):
                 require_file(source['seg_map_path'])
             return self._transform(item)
         except DataError:
             raise
         except Exception as error:
-            reason = unreadable(source) if self.is_local else None
+            reason = unreadable(source, self.load) if self.is_local else None
             if reason and self.skip_unreadable:
                 self._skip(source, reason)
                 return None
             hint = SKIP_HINT if reason else ''
             raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
+
+    def _note_reduction(self, path: Path) -> None:
+        """Log once what is not loaded of a picture's bits and bands."""
+        if self.is_reducing and not self.noted and (note := reduction_note(path)):
+            self.noted[0] = 1
+            MMLogger.get_current_instance().warning(f'{note} (the first such picture)')
 
     def _transform(self, item: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
         size: Optional[tuple[int, int]] = None
@@ -155,23 +167,36 @@ def label_rule(cfg: Config) -> Optional[LabelRule]:
     return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
 
 
-def unreadable(item: dict[str, Any]) -> Optional[str]:
-    """Return why the picture or label of an item cannot be read; None if both can."""
+def read_files(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> NDArray[Any]:
+    """Return the pixels of an item's picture, if the header of its label can be read too.
+
+    Raises:
+        OSError: if not, with the name of the file.
+    """
     try:
-        if item.get('img_path'):
-            read_picture(Path(item['img_path']))
+        require_whole(Path(item['img_path']))
+        pixels = load(Path(item['img_path']))
         if item.get('seg_map_path'):
             require_whole(Path(item['seg_map_path']))
             picture_size(Path(item['seg_map_path']))
     except FileNotFoundError as error:
-        return f'{error.filename} is not there'
+        raise OSError(f'{error.filename} is not there') from error
+    return pixels
+
+
+def unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> Optional[str]:
+    """Return why the picture or label of an item cannot be read; None if both can."""
+    try:
+        if item.get('img_path'):
+            read_files(item, load)
     except OSError as error:
         return str(error)
     return None
 
 
 def _leave_out_unreadable(dataset: BaseDataset) -> None:
-    reasons = [unreadable(dataset.get_data_info(index)) for index in range(len(dataset))]
+    load = load_of(dataset)
+    reasons = [unreadable(dataset.get_data_info(index), load) for index in range(len(dataset))]
     readable = [index for index, reason in enumerate(reasons) if reason is None]
     if not readable:
         raise DataError(f'none of {len(dataset)} pictures can be tested on, as: {reasons[0]}')

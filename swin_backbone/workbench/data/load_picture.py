@@ -1,7 +1,9 @@
 """The step of a pipeline that loads a picture, in training, tests and predictions alike."""
 
 import re
-from typing import Any, Optional
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional, Union
 
 import cv2
 import mmcv
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...openmmlab.errors import parts_of
 from .annotations import class_of
-from .media import decode_picture
+from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
 OURS = 'swin_backbone.LoadPicture'  # in a config
@@ -32,7 +34,7 @@ class LoadPicture(LoadImageFromFile):
     def transform(self, item: dict[str, Any]) -> Optional[dict[str, Any]]:
         """Return the item with `img`, `img_shape` and `ori_shape`; None for an unreadable file with `ignore_empty`."""
         try:
-            pixels = self.read(item['img_path']) if item.get('img') is None else self._as_loaded(item['img'])
+            pixels = self.read(item['img_path']) if item.get('img') is None else self.as_loaded(item['img'])
         except Exception:
             if self.ignore_empty:
                 return None
@@ -41,27 +43,31 @@ class LoadPicture(LoadImageFromFile):
         item['img_shape'] = item['ori_shape'] = pixels.shape[:2]
         return item
 
-    def read(self, path: str) -> NDArray[Any]:
+    def read(self, path: Union[str, Path]) -> NDArray[Any]:
         """Return the pixels of a file. Raises OSError if they cannot be decoded."""
+        path = str(path)
         if self.file_client_args is not None:
             data = fileio.FileClient.infer_client(self.file_client_args, path).get(path)
         else:
             data = fileio.get(path, backend_args=self.backend_args)
+        return self.decode(data, path)
+
+    def decode(self, data: bytes, name: str) -> NDArray[Any]:
+        """Return the pixels of a file's contents. Raises OSError with the name if they cannot be decoded."""
         if is_tiff(data) and self.imdecode_backend != 'tifffile':
-            return read_tiff(data, path, self.color_type)
-        if self.is_plain:
-            return decode_picture(data, path)
-        pixels: Optional[NDArray[Any]] = mmcv.imfrombytes(data, flag=self.color_type, backend=self.imdecode_backend)
+            return read_tiff(data, name, self.color_type)
+        if self.color_type == 'color' and self.imdecode_backend == 'cv2':
+            return decode_picture(data, name)
+        try:
+            pixels: Optional[NDArray[Any]] = mmcv.imfrombytes(data, flag=self.color_type, backend=self.imdecode_backend)
+        except Exception as error:  # of many kinds
+            raise OSError(f'{name} cannot be read as a picture: {error}') from error
         if pixels is None:
-            raise OSError(f'{path} cannot be read as a picture')
+            raise OSError(f'{name} cannot be read as a picture')
         return pixels
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether pixels are those of `read_picture`."""
-        return bool(self.color_type == 'color' and self.imdecode_backend == 'cv2')
-
-    def _as_loaded(self, pixels: NDArray[Any]) -> NDArray[Any]:
+    def as_loaded(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Return BGR pixels (H, W, 3) uint8, or those of `read`, in the colours of `read`."""
         if self.color_type.startswith('grayscale') and pixels.ndim == 3:
             return cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
         return pixels
@@ -88,6 +94,12 @@ def loads_annotations(step: Any) -> bool:
 def loader_of(dataset: BaseDataset) -> Any:
     """Return the step of a data set that loads its pictures; None without one."""
     return next((step for step in dataset.pipeline.transforms if loads_picture(step)), None)
+
+
+def load_of(dataset: BaseDataset) -> Callable[[Path], NDArray[Any]]:
+    """Return the function that reads a picture's file as a data set does; `read_picture` for a foreign loader."""
+    step = loader_of(dataset)
+    return step.read if isinstance(step, LoadPicture) else read_picture
 
 
 def is_reducing(step: Any) -> bool:

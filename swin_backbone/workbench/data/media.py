@@ -219,7 +219,7 @@ def reduction_note(path: Path) -> str:
         head = file.read(26)
         file.seek(0)
         tags = tiff_tags(file)
-    if tags:
+    if is_tiff(head):
         with suppress(OSError):
             return tiff_note(path.read_bytes(), str(path)) if may_be_reduced(tags) else ''
         return ''
@@ -277,14 +277,16 @@ def picture_size(path: Path) -> tuple[int, int]:
     """
     require_file(path)
     with open(path, 'rb') as file:
+        head, _ = file.read(4), file.seek(0)
         tags = tiff_tags(file)
     if tags:
         return tiff_size(tags, str(path))
     try:
-        with Image.open(path) as image:
-            width, height = image.size
-            if image.getexif().get(ExifTags.Base.Orientation) in (None, 1):
-                return height, width
+        if not is_tiff(head):
+            with Image.open(path) as image:
+                width, height = image.size
+                if image.getexif().get(ExifTags.Base.Orientation) in (None, 1):
+                    return height, width
     except Exception as error:  # Pillow's decoders raise many kinds, without the name
         raise OSError(f'{path} cannot be read as a picture: {error}') from error
     pixels = read_picture(path)

@@ -123,8 +123,8 @@ def tiff_size(tags: Mapping[int, Any], name: str) -> tuple[int, int]:
 
 
 def may_be_reduced(tags: Mapping[int, Any]) -> bool:
-    """Return whether 8-bit colours may leave out bits or bands of a TIFF."""
-    bits = np.ravel(tags.get(TiffImagePlugin.BITSPERSAMPLE, 1))
+    """Return whether 8-bit colours may leave out bits or bands of a TIFF, also of one whose tags are unknown."""
+    bits = np.ravel(tags.get(TiffImagePlugin.BITSPERSAMPLE, 1 if tags else 16))
     return bool(bits.max() > 8) or tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) not in (1, RGB)
 
 
@@ -201,7 +201,7 @@ def _unchanged(raster: Raster, pixels_HWC: NDArray[Any]) -> NDArray[Any]:
         return to_bgr(raster, pixels_HWC)
     if raster.bits < 8:
         return to_bgr(raster, pixels_HWC)[..., 0]
-    if raster.is_inverted:
+    if raster.is_inverted and np.dtype(raster.dtype).kind == 'u':
         pixels_HWC = ((1 << raster.bits) - 1 - pixels_HWC).astype(pixels_HWC.dtype)
     if raster.bands < 3:
         return pixels_HWC[..., 0] if raster.bands == 1 else pixels_HWC
@@ -262,7 +262,6 @@ def open_gdal(
             colours = np.zeros((1 << 8 * dtype.itemsize, 3), np.uint8)
             for value, colour in page.colormap(1).items():
                 colours[value] = colour[:3]
-        orientation = page.tags().get('EXIF_Orientation', 1)
     bands = 1 if colours is not None else 3 if is_converted else sum(one.count for one in pages)
 
     def read(rows: Span, columns: Span, most: int) -> NDArray[Any]:
@@ -276,7 +275,7 @@ def open_gdal(
         return bands_CHW.transpose(1, 2, 0)
 
     return Raster(
-        page.shape, bands, dtype, bits, read, colours, is_inverted, _orientation(tags.get(ORIENTATION, orientation)),
+        page.shape, bands, dtype, bits, read, colours, is_inverted, _orientation(tags.get(ORIENTATION, 1)),
         page.block_shapes[0][1] >= page.width, page.crs, page.transform,
     )  # fmt: skip
 
@@ -347,7 +346,8 @@ def _open_tifffile(data: bytes, name: str, tags: Mapping[int, Any]) -> Raster:
     pixels = pixels.transpose(order).reshape(page.imagelength, page.imagewidth, -1)
     colours = None
     if colormap is not None:
-        colours = (colormap.T // (257 if colormap.max() > 255 else 1)).astype(np.uint8)
+        scale = 1 if colormap.max() < 256 else 257 if (colormap % 256).any() else 256  # as GDAL guesses
+        colours = (colormap.T // scale).astype(np.uint8)
     inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_0
     return Raster(
         pixels.shape[:2], pixels.shape[2], pixels.dtype, bits,

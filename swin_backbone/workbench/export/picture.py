@@ -12,13 +12,17 @@ import torch
 import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...openmmlab.errors import kind_of
 from ...positions import Size
+from ..data.load_picture import LoadPicture
 from .graph import ExportError, Port
 from .runtime import resize, resized_size
 
 Content = tuple[Tensor, Tensor]  # rows (H,) and columns (W,) of a padded picture: True in the content
+LOADERS = ('LoadPicture', 'LoadImageFromFile')  # classes of steps
 MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
 MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
@@ -194,7 +198,7 @@ def letterbox_rule(shape: Size) -> dict[str, Any]:
 
 def _step(pipeline: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
     """Return the settings of a step, empty without the step."""
-    return next((step for step in pipeline if step['type'].split('.')[-1] == kind), {})
+    return next((step for step in pipeline if kind_of(step) == kind), {})
 
 
 def _pad_values(step: dict[str, Any]) -> list[float]:
@@ -211,8 +215,10 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """
     rule = None
     for step in pipeline:
-        kind = step['type'].split('.')[-1]
-        if kind.startswith(('Load', 'Pack')) or (kind == 'Pad' and rule is not None):  # see `Padding`
+        kind = kind_of(step)
+        if kind in LOADERS or kind.startswith('Pack') or 'Annotations' in kind:
+            continue
+        if kind == 'Pad' and rule is not None:  # see `Padding`
             continue
         if kind == Letterbox.__name__ and rule is None:
             rule = letterbox_rule(step['shape'])
@@ -230,6 +236,24 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     return rule
 
 
+def load_settings(pipeline: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the arguments of `LoadPicture` with which a test pipeline decodes, without the default ones."""
+    step: dict[str, Any] = next((step for step in pipeline if kind_of(step) in LOADERS), {})
+    return {name: step[name] for name in ('color_type', 'imdecode_backend') if name in step}
+
+
+def load_bands(path: str, load: dict[str, Any]) -> NDArray[Any]:
+    """Return the pixels of a file (h, w, bands) for an exported model.
+
+    Args:
+        load: see `load_settings`.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    return np.atleast_3d(LoadPicture(**load).read(path))
+
+
 def at_one_size(cfg: Config, shape: Size) -> Config:
     """Return a config with pictures of the size `shape`, height and width.
 
@@ -242,7 +266,7 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     cfg = copy.deepcopy(cfg)
     dataset = cfg.test_dataloader.dataset
     rule, pad = resize_rule(dataset.pipeline), _step(dataset.pipeline, 'Pad')
-    kinds = [step['type'].split('.')[-1] for step in dataset.pipeline]
+    kinds = [kind_of(step) for step in dataset.pipeline]
     if rule and rule['keep_ratio']:
         preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
         size: Any = shape
@@ -278,8 +302,8 @@ def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Op
         planes: number of masks or logits of the picture's size.
         objects: the largest number of objects; None: any.
     """
-    pixels = min(MOST_PIXELS, MOST_VALUES // planes)
+    pixels, pipeline = min(MOST_PIXELS, MOST_VALUES // planes), cfg.test_dataloader.dataset.pipeline
     return dict(
-        preprocessing=dict(resize=resize_rule(cfg.test_dataloader.dataset.pipeline), **normalise.settings()),
+        preprocessing=dict(load=load_settings(pipeline), resize=resize_rule(pipeline), **normalise.settings()),
         limits=dict(pixels=pixels, objects=objects) if objects else dict(pixels=pixels),
     )

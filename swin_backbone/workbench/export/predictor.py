@@ -23,13 +23,15 @@ from ...positions import Size
 from ..configs.check import classes_of, compare_classes
 from ..configs.paths import datasets_in, require_data
 from ..configs.published import start_from
-from ..data.media import Frame, reduction_note
+from ..data.load_picture import LoadPicture, is_reducing
+from ..data.media import Frame, reduction_note, require_whole
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import VISUALIZERS_OF, Predictor, with_background
 from ..predict.thresholds import SCORE_THR
 from ..resume.completeness import compare_names
 from ..runner.build import build_runner
-from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resized_size
+from .picture import load_bands
+from .runtime import MANIFEST, Model, Result, RuntimeProblem, resized_size
 
 
 def is_exported(path: str) -> bool:
@@ -55,6 +57,7 @@ class ExportedPredictor(Predictor):
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
         self.model: Any = Model(folder, device, threads)
+        self.loader = LoadPicture(**self.model.info['preprocessing'].get('load', {}))
         self.batch = batch
         stored = self.model.info.get('score_thr')
         self.score_thr = SCORE_THR if stored is None else stored
@@ -67,19 +70,13 @@ class ExportedPredictor(Predictor):
         self.visualizer.dataset_meta = self.meta
 
     def load(self, path: Path) -> NDArray[Any]:
-        """Return the pixels of a file for the model.
-
-        Raises:
-            OSError: if the file cannot be read.
-        """
-        try:
-            return read_picture(str(path), self.model.bands)
-        except RuntimeProblem as error:
-            raise OSError(f'{path}: {error}') from error
+        """Return the pixels of a file for the model. Raises OSError if the file cannot be read."""
+        require_whole(path)
+        return self.loader.read(str(path))
 
     def reduction_note(self, path: Path) -> str:
         """See `Predictor.reduction_note`."""
-        return reduction_note(path) if self.model.bands == 3 else ''
+        return reduction_note(path) if is_reducing(self.loader) else ''
 
     def prepare(self, frame: Frame) -> dict[str, Any]:
         """Return the model's input for a frame: the pixels.
@@ -87,11 +84,12 @@ class ExportedPredictor(Predictor):
         Raises:
             OSError: for an unsuitable frame.
         """
+        pixels = np.atleast_3d(self.loader.as_loaded(frame.pixels))
         try:
-            self.model.check(frame.pixels)
+            self.model.check(pixels)
         except RuntimeProblem as error:
             raise OSError(f'{frame.medium.path}: {error}') from error
-        return dict(inputs=frame.pixels)
+        return dict(inputs=pixels)
 
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the results of a batch of frames."""
@@ -130,6 +128,7 @@ class ExportedModel(BaseModel):
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         super().__init__()
         self.runtime = Model(folder, device, threads)
+        self.load = self.runtime.info['preprocessing'].get('load', {})
 
     def test_step(self, data: dict[str, Any]) -> list[BaseDataElement]:
         """Return the samples of a batch with their results.
@@ -140,7 +139,7 @@ class ExportedModel(BaseModel):
         samples: list[BaseDataElement] = data['data_samples']
         for sample in samples:
             try:
-                (result,) = self.runtime.predict([read_picture(sample.img_path, self.runtime.bands)])
+                (result,) = self.runtime.predict([load_bands(sample.img_path, self.load)])
             except (OSError, RuntimeProblem) as error:
                 raise DataError(f'{sample.img_path}: {error}') from error
             fill(sample, result)

@@ -17,8 +17,8 @@ from torch import nn
 
 from .formats import quiet
 from .graph import ExportError, Graph
-from .picture import Normalise, Padding, bands_of, letterbox_rule, resize_rule
-from .runtime import openvino_core, read_picture, resize, resized_size
+from .picture import Normalise, Padding, letterbox_rule, load_bands, load_settings, resize_rule
+from .runtime import openvino_core, resize, resized_size
 
 CALIBRATION_PICTURES = 64
 
@@ -39,10 +39,11 @@ def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[A
         settings = (cfg.get(f'{phase}_dataloader') or {}).get('dataset')
         while settings is not None and 'dataset' in settings:  # repeated, or mixed
             settings = settings['dataset']
+        load = load_settings(cfg.test_dataloader.dataset.pipeline)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
         for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
-            yield read_picture(dataset.get_data_info(int(index))['img_path'], bands_of(cfg.model.backbone))
+            yield load_bands(dataset.get_data_info(int(index))['img_path'], load)
     except Exception as error:  # a data set of a user raises anything
         raise ExportError(f'the {phase} set of the config cannot be read ({error})') from error
 

@@ -35,6 +35,14 @@ MANIFEST = 'deploy.json'
 ENTRIES = ('format', 'precision', 'task', 'file', 'sha256', 'inputs', 'outputs')  # of every deploy.json
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
 CORE_LOCK = Lock()
+TIFF = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # how a file begins
+FLAGS = {
+    'color': cv2.IMREAD_COLOR,
+    'color_ignore_orientation': cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
+    'grayscale': cv2.IMREAD_GRAYSCALE,
+    'grayscale_ignore_orientation': cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
+    'unchanged': cv2.IMREAD_UNCHANGED,
+}
 
 Result = dict[str, NDArray[Any]]
 Run = Callable[[Sequence[NDArray[Any]], Sequence[str]], list[NDArray[Any]]]
@@ -464,7 +472,8 @@ def main(folder: str, *paths: str) -> int:
     model, status = load(folder), 0
     for path in paths:
         try:
-            (result,) = model.predict([read_picture(path, model.bands)])
+            pixels = read_picture(path, model.bands, **model.info.get('preprocessing', {}).get('load', {}))
+            (result,) = model.predict([pixels])
         except RuntimeProblem as error:
             print(f'skipped: {path}: {error}', file=sys.stderr)
             status = 1
@@ -479,33 +488,66 @@ def main(folder: str, *paths: str) -> int:
     return status
 
 
-def read_picture(path: str, bands: int = 3) -> NDArray[Any]:
-    """Return the pixels of a picture: BGR, (h, w, 3) uint8. Without three bands: (h, w, bands) from tifffile.
+def read_picture(
+    path: str, bands: int = 3, color_type: str = 'color', imdecode_backend: Optional[str] = None
+) -> NDArray[Any]:
+    """Return the pixels of a picture, (h, w, bands): BGR uint8 of three bands.
+
+    Args:
+        color_type, imdecode_backend: `preprocessing.load` of deploy.json, from the config. The backend is 'cv2' or
+            'tifffile'; None: by the number of bands.
 
     Raises:
         RuntimeProblem: if the file cannot be read, or has a different number of bands.
     """
+    backend = imdecode_backend or ('cv2' if bands == 3 else 'tifffile')
     try:
         if not Path(path).is_file():
             raise RuntimeProblem('it is no regular file')
         data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path
-        pixels = cv2.imdecode(data, cv2.IMREAD_COLOR) if bands == 3 else _read_bands(data, bands)
+        if backend == 'tifffile' or data[:4].tobytes() in TIFF:
+            pixels: Any = _read_tiff(data.tobytes(), None if backend == 'tifffile' else color_type)
+        elif backend == 'cv2':
+            pixels = cv2.imdecode(data, FLAGS[color_type])
+        else:
+            raise RuntimeProblem(f'the config decodes pictures by {backend!r}: decode it, and call predict')
     except (OSError, ValueError) as error:  # a path with NUL
-        raise RuntimeProblem(f'it cannot be read as a picture ({error})') from error
+        raise error if isinstance(error, RuntimeProblem) else RuntimeProblem(f'it cannot be read ({error})') from error
     except cv2.error:  # an empty file
         pixels = None
     if pixels is None:
         raise RuntimeProblem('it cannot be read as a picture: it is empty, damaged, too large or of another kind')
-    return pixels
-
-
-def _read_bands(data: NDArray[Any], bands: int) -> NDArray[Any]:
-    import tifffile
-
-    pixels: NDArray[Any] = tifffile.imread(BytesIO(data.tobytes()))
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[2] != bands:
         raise RuntimeProblem(f'it has the shape {pixels.shape}, and the model takes (h, w, {bands})')
-    return pixels
+    found: NDArray[Any] = pixels
+    return found
+
+
+def _read_tiff(data: bytes, color_type: Optional[str]) -> NDArray[Any]:
+    """Return the values of a TIFF, or with `color_type` the pixels as OpenCV gives them of other files."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise RuntimeProblem('it is a TIFF: pip install tifffile imagecodecs') from error
+    try:
+        with tifffile.TiffFile(BytesIO(data)) as file:
+            pixels: NDArray[Any] = file.asarray()
+            page = file.pages.first
+            is_plain = len(file.pages) == 1 and page.tags.valueof(274, 1) == 1  # not turned
+            is_plain = is_plain and page.photometric in (1, 2) and page.compression not in (6, 7)  # JPEG
+            is_plain = is_plain and pixels.dtype == np.uint8 and page.bitspersample == 8
+            is_plain = is_plain and (pixels.ndim == 2 or pixels.shape[2:] == (3,))
+    except Exception as error:  # of many kinds
+        raise RuntimeProblem(f'it cannot be read ({error})') from error
+    if color_type is None:
+        return pixels
+    if not is_plain:
+        raise RuntimeProblem(
+            'it is a TIFF of another kind than grey or RGB of 8 bits without JPEG: decode it, and call predict'
+        )
+    pixels = cv2.cvtColor(pixels, cv2.COLOR_GRAY2BGR if pixels.ndim == 2 else cv2.COLOR_RGB2BGR)
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY) if color_type.startswith('grayscale') else pixels
 
 
 if __name__ == '__main__':

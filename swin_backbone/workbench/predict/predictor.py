@@ -19,11 +19,10 @@ from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 
-from ...checks import require_file
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...positions import Size
 from ..configs.check import compare_classes
-from ..data.load_picture import OURS, is_reducing, loads_annotations, loads_picture, name_loaders
+from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, name_loaders
 from ..data.media import Frame, Medium, reduction_note, require_whole, shown
 from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
@@ -50,6 +49,7 @@ class Predictor:
         accelerate: called with a model on the CPU, and with `precision`.
 
     Attributes:
+        loader: the first step of the pipeline, of files and of pixels.
         score_thr: lowest score of an object, 0.3; of an exported folder the one that it was exported with.
 
     Raises:
@@ -95,6 +95,7 @@ class Predictor:
             self._load_file = Compose(load)
             self._is_reducing = any(map(is_reducing, self._load_file.transforms))
             self.pipeline = Compose([load[-1] if is_ours else dict(type=OURS), *steps])
+            self.loader: LoadPicture = self.pipeline.transforms[0]
             self._described = repr((cfg.model, pipeline, self.amp, precision))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
@@ -109,7 +110,6 @@ class Predictor:
         Raises:
             OSError: if the file cannot be read.
         """
-        require_file(path)
         require_whole(path)
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             try:

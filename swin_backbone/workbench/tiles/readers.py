@@ -9,16 +9,30 @@ from typing import Any, NamedTuple, Union
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, JpegImagePlugin
+from PIL import Image
 
 from ...checks import require_file
 from ...positions import Size
 from ..data.media import require_whole
-from ..data.rasters import RGB, Raster, Span, notes_of, open_gdal, require_colours, require_level, tiff_tags, to_bgr
+from ..data.rasters import (
+    ORIENTATION,
+    RGB,
+    TURNS,
+    Raster,
+    Span,
+    notes_of,
+    open_gdal,
+    require_colours,
+    require_level,
+    tiff_tags,
+    to_bgr,
+)
 from .grid import Window
 
 # GDAL opens some slides as plain TIFFs, and ignores overlaps of tiles. Only openslide reads these suffixes right.
 SLIDES = ('.bif', '.mrxs', '.ndpi', '.scn', '.svslide', '.vms', '.vmu')
+
+TURNED = ('JPEG', 'MPO', 'PNG')  # formats with an orientation that OpenCV turns by
 
 
 class Picture(NamedTuple):
@@ -94,23 +108,22 @@ def _open_rasterio(path: Path, level: int) -> Picture:
     with open(path, 'rb') as file:
         tags = tiff_tags(file)
     raster = open_gdal(str(path), str(path), tags, level)
-    picture, notes = _picture(raster, path), []
-    if raster.orientation != 1:
-        turn = f'is shown turned or mirrored (orientation {raster.orientation}), and is taken as it is stored'
-        notes.append(f'{path} {turn}')
-    if _is_subsampled(path):
-        notes.append(f'{path} is decoded by GDAL, whose colours differ at edges from those in training, by few levels')
+    picture, notes, orientation = _picture(raster, path), [], raster.orientation
     if tags:
         rows, columns = ((side - 1, side) for side in raster.size)
         raster.read(rows, columns, RGB)  # a truncated file fails here
+    else:
+        with suppress(Exception), Image.open(path) as image:  # of many kinds
+            if image.format in TURNED:
+                orientation = image.getexif().get(ORIENTATION, 1)
+            if image.format in ('JPEG', 'MPO') and image.mode != 'L':
+                notes.append(
+                    f'{path} is decoded by GDAL: at edges, colours differ by few levels from those in training'
+                )
+    if orientation in TURNS:
+        turn = f'is shown turned or mirrored (orientation {orientation}), and is taken as it is stored'
+        notes.append(f'{path} {turn}')
     return picture._replace(notes=(*picture.notes, *notes))
-
-
-def _is_subsampled(path: Path) -> bool:
-    """Return whether a file is a JPEG with less resolution of colours than of brightness, or with four inks."""
-    with suppress(Exception), Image.open(path) as image:  # Pillow raises many kinds
-        return image.format == 'JPEG' and image.mode != 'L' and JpegImagePlugin.get_sampling(image) != 0
-    return False
 
 
 def _hold_rows(read: Callable[[Window], NDArray[Any]], width: int) -> Callable[[Window], NDArray[Any]]:

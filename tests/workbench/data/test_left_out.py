@@ -2,6 +2,7 @@
 
 import random
 import re
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ from helpers.openmmlab.bad_annotations import SIDE, SQUARE, config, good_coco, m
 from mmdet.utils import register_all_modules
 
 from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.workbench.data import guard
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import DataSets
 
@@ -104,15 +106,20 @@ def test_a_training_without_objects_is_an_error(record_fault, tmp_path):
     record_fault('annotations', 2)
 
 
-def test_pictures_of_16_bits_are_named(record_fault, tmp_path, caplog):
+def test_pictures_of_16_bits_are_named(record_fault, tmp_path, monkeypatch):
     cfg = data_of(tmp_path, lambda coco: None)
-    cv2.imwrite(str(tmp_path / 'images' / '0.png'), np.full((SIDE, SIDE, 3), 4095, np.uint16))
+    for name in ('0.png', '1.png'):
+        cv2.imwrite(str(tmp_path / 'images' / name), np.full((SIDE, SIDE, 3), 4095, np.uint16))
     line = check_data(DataSets(cfg, ()))[0].warnings.sentences()[-1]
-    note = 'images/0.png has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
-    assert line.startswith('pictures of more bits or bands than are loaded: 1, as ')
+    note = ' has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
+    assert line.startswith('pictures of more bits or bands than are loaded: 2, as ')
     assert line.endswith(note)
+    logged = []
+    logger = SimpleNamespace(get_current_instance=lambda: SimpleNamespace(warning=logged.append))
+    monkeypatch.setattr(guard, 'MMLogger', logger)
     train(cfg)
-    assert note in caplog.text
+    (logged,) = logged
+    assert logged.endswith(f'{note} (the first such picture)')
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
         loader.dataset.pipeline[0].color_type = 'unchanged'
     assert '16 bits' not in str(check_data(DataSets(cfg, ()))[0].warnings.sentences())

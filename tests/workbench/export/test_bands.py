@@ -18,8 +18,10 @@ import tifffile
 from helpers.export.small_exports import WIDTHS, Strided, randomise, require
 
 from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.workbench.data.media import find_media, read_frames
 from swin_backbone.workbench.export import export, predictor, runtime
-from swin_backbone.workbench.job import build_runner
+from swin_backbone.workbench.job import Job, build_runner
+from swin_backbone.workbench.process import prepare_process
 
 PAGE = ROOT / 'docs/guides/more_bands.md'
 BANDS, SIZE = 10, (64, 96)
@@ -55,6 +57,7 @@ def config_of_page(name, root):
     code = page[page.index(f'`{name}`') :].split('```python\n')[1].split('```')[0]
     path = root / name
     path.write_text(code.replace('data/bands', str(root)).replace('(1333, 800)', '(320, 256)'))
+    prepare_process()  # the page's config has the prefix of a command
     cfg = read_config(str(path))
     cfg.model.backbone = dict(type=Strided, in_channels=cfg.model.backbone.in_channels)
     if 'neck' in cfg.model:
@@ -108,6 +111,11 @@ def test_a_recipe(name, tmp_path):
     assert not np.array_equal(result.get('scores', result['labels']), without.get('scores', without['labels']))
     cfg.update(test_settings)
     assert predictor.evaluate(cfg, out)
+    for shown_by in (Job(cfg).open_predictor(str(checkpoint), 'cpu'), Job(cfg).open_predictor(str(out))):
+        (frame,) = read_frames(find_media([path])[0], load=shown_by.load)
+        assert np.array_equal(frame.pixels, pixels)
+        (sample,) = shown_by.predict([shown_by.prepare(frame)])
+        assert shown_by.draw(frame, sample, 0.3).shape == (*SIZE, 3)
     assert not multiprocessing.active_children()
 
 
