@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...openmmlab.errors import ConfigError, kind_of, parts_of
 from ..configs.paths import datasets_in
 from .datasets import DataSets, base_datasets
+from .load_picture import loads_annotations
 
 RARE = 0.5  # of the pictures of the median class: at most doubled, no class then exceeds the median
 WEIGHT_OF_ALL = 1.02  # of Paszke et al. 2016, ENet: weights of 1 / log(1.02 + share) differ by a factor of 35 at most
@@ -124,7 +125,7 @@ def _count_pixels(datasets: DataSets) -> tuple[tuple[str, ...], NDArray[np.int64
     names = base.metainfo['classes']
     pixels = np.zeros(len(names), np.int64)
     for dataset in (base, *more):
-        (load,) = [step for step in dataset.pipeline.transforms if type(step).__name__ == 'LoadAnnotations']
+        (load,) = [step for step in dataset.pipeline.transforms if loads_annotations(step)]
 
         def count(index: int, dataset: Any = dataset, load: Any = load) -> NDArray[np.int64]:
             labels = load.transform(dataset.get_data_info(index))['gt_seg_map']

@@ -21,7 +21,7 @@ from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
 OURS = 'swin_backbone.LoadPicture'  # in a config
-OF_PICTURES, OF_ANNOTATIONS = r'Load\w*Image', r'\w*Annotation|LoadProposals'  # names of classes
+OF_PICTURES, OF_ANNOTATIONS = r'Load\w*Image', r'Load\w*Annotation|LoadProposals'  # names of classes
 
 
 class LoadPicture(LoadImageFromFile):

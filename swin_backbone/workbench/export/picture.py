@@ -23,6 +23,7 @@ from .runtime import resize, resized_size
 
 Content = tuple[Tensor, Tensor]  # rows (H,) and columns (W,) of a padded picture: True in the content
 LOADERS = ('LoadPicture', 'LoadImageFromFile')  # classes of steps
+LOAD = dict(color_type='color', imdecode_backend='cv2')  # how these decode by default
 MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
 MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
@@ -237,9 +238,9 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 
 def load_settings(pipeline: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the arguments of `LoadPicture` with which a test pipeline decodes, without the default ones."""
-    step: dict[str, Any] = next((step for step in pipeline if kind_of(step) in LOADERS), {})
-    return {name: step[name] for name in ('color_type', 'imdecode_backend') if name in step}
+    """Return the arguments of `LoadPicture` with which a test pipeline decodes; none without a loader of files."""
+    step: Optional[dict[str, Any]] = next((step for step in pipeline if kind_of(step) in LOADERS), None)
+    return {} if step is None else {name: step.get(name, default) for name, default in LOAD.items()}
 
 
 def load_bands(path: str, load: dict[str, Any]) -> NDArray[Any]:

@@ -32,6 +32,7 @@ from swin_backbone.workbench.data.media import (
     reduction_note,
 )
 from swin_backbone.workbench.data.rasters import read_tiff
+from swin_backbone.workbench.export import runtime
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.report.thumbnails import read_pixels
 from swin_backbone.workbench.tiles import open_picture
@@ -292,3 +293,39 @@ def test_a_damaged_tiff_is_an_error_with_its_name(tmp_path, record_fault):
         with pytest.raises(OSError, match=r'a\.tif'):
             read_tiff(data[:length], 'a.tif')
     record_fault('bad_pictures', 4)
+
+
+def test_the_runtime_alone_reads_a_tiff_alike_or_refuses_it(tmp_path, record_fault):
+    grey_HW, rgb = bands_of(np.uint8, 1)[0], bands_of(np.uint8, 3).transpose(1, 2, 0)
+    deep = rgb.astype(np.uint16) * 257
+    alike = dict(grey=(grey_HW, 'minisblack'), rgb=(rgb, 'rgb'), grey_bands=(rgb, 'minisblack'))
+    refused = dict(deep=(deep, 'rgb'), white=(grey_HW, 'miniswhite'), bits=(grey_HW > 99, 'minisblack'),
+                   floats=(rgb.astype(np.float32), 'rgb'), four=(np.dstack([rgb, grey_HW]), 'rgb'))  # fmt: skip
+    for name, (pixels, photometric) in {**alike, **refused}.items():
+        path = str(tmp_path / f'{name}.tif')
+        settings = dict(planarconfig='contig') if pixels.ndim > 2 else {}
+        tifffile.imwrite(path, pixels, photometric=photometric, compression='zlib', **settings)
+        if name in alike:
+            np.testing.assert_array_equal(runtime.read_picture(path), read_picture(path))
+            grey = LoadPicture(color_type='grayscale').read(path)[..., None]
+            np.testing.assert_array_equal(runtime.read_picture(path, 1, 'grayscale', 'cv2'), grey)
+        else:
+            with pytest.raises(runtime.RuntimeProblem, match='it is a TIFF, and not grey or RGB of 8 bits'):
+                runtime.read_picture(path)
+            record_fault('bad_pictures')
+
+
+@pytest.mark.parametrize(
+    'color_type', ['color', 'grayscale', 'color_ignore_orientation', 'grayscale_ignore_orientation']
+)
+def test_the_runtime_alone_takes_the_color_type_of_a_config(tmp_path, color_type):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    path, bands = str(tmp_path / 'a.jpg'), 1 if color_type.startswith('gray') else 3
+    Image.fromarray(bands_of(np.uint8, 3).transpose(1, 2, 0)).save(path, exif=exif)
+    wanted = np.atleast_3d(LoadPicture(color_type=color_type).read(path))
+    np.testing.assert_array_equal(
+        runtime.read_picture(path, bands, color_type=color_type, imdecode_backend='cv2'), wanted
+    )
+    with pytest.raises(runtime.RuntimeProblem, match='the config decodes pictures by'):
+        runtime.read_picture(path, bands, imdecode_backend='pillow')

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ....openmmlab.errors import ConfigError, parts_of, walk
+from ....openmmlab.errors import ConfigError, kind_of, parts_of, walk
 from ...configs.cfg_options import setting_of
 from ...configs.paths import metrics_in
 from ...pictures.colours import distinct_colours
@@ -84,7 +84,7 @@ def _leave_out_semantics(cfg: Config) -> None:
 
 def _segment_instances(cfg: Config, number: int) -> None:
     """Change a panoptic MaskFormer to segment instances of `number` classes."""
-    loads = [step for step in _transforms(cfg) if str(step.get('type')) == 'LoadPanopticAnnotations']
+    loads = [step for step in _transforms(cfg) if kind_of(step) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
     is_mask_former = isinstance(fusion, dict) and fusion.get('type') == PANOPTIC
     if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
@@ -113,7 +113,7 @@ def _put_labels(cfg: Config, data: Dataset) -> None:
             loader, 'mmengine.dataset.BaseDataset', data_root=data.root, ann_file=index.file, metainfo=metainfo
         )
     for transform in _transforms(cfg):
-        if transform.get('type') == 'LoadAnnotations':  # the index has the setting
+        if kind_of(transform) == 'LoadAnnotations':  # the index has the setting
             transform.pop('reduce_zero_label', None)
     # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
