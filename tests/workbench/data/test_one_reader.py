@@ -310,7 +310,7 @@ def test_the_runtime_alone_reads_a_tiff_alike_or_refuses_it(tmp_path, record_fau
             grey = LoadPicture(color_type='grayscale').read(path)[..., None]
             np.testing.assert_array_equal(runtime.read_picture(path, 1, 'grayscale', 'cv2'), grey)
         else:
-            with pytest.raises(runtime.RuntimeProblem, match='it is a TIFF, and not grey or RGB of 8 bits'):
+            with pytest.raises(runtime.RuntimeProblem, match='a TIFF of another kind than grey or RGB of 8 bits'):
                 runtime.read_picture(path)
             record_fault('bad_pictures')
 
