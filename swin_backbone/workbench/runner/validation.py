@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from mmengine.dist import broadcast, is_main_process
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
-from mmengine.runner import Runner
+from mmengine.runner import Runner, ValLoop
 from mmengine.structures import InstanceData
 
 from ...openmmlab.errors import sentence_of
@@ -78,7 +78,7 @@ class PredictByShapeHook(Hook):
         setattr(model, name, partial(predict_by_shape, getattr(model, name)))
 
     def _restore(self, model: Any, name: str) -> None:
-        delattr(model, name)
+        vars(model).pop(name, None)
         if self.before is not None:
             setattr(model, name, self.before)
 
@@ -88,7 +88,8 @@ class MetricNamesHook(Hook):
 
     Named are metrics by `save_best` of CheckpointHook, and by `monitor` of EarlyStoppingHook and of a schedule that
     follows a metric. The trial is a validation of one picture for each process, with copies of the metrics. A trial
-    that fails shows nothing: one picture is not enough for every metric.
+    that fails shows nothing: one picture is not enough for every metric. There is no trial if a foreign loop or hook
+    may add metrics.
     """
 
     priority = 'LOWEST'
@@ -96,7 +97,7 @@ class MetricNamesHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """See `Hook`. Raises ConfigError for a metric that the validation does not have."""
         named = list(_named_metrics(runner))
-        if runner.val_loop is None or not named:
+        if not named or type(runner.val_loop) is not ValLoop or any(map(_may_add_metrics, runner.hooks)):
             return
         runner.logger.info(f'A validation of one picture looks for the metric {named[0][1]}:')
         try:
@@ -110,6 +111,12 @@ class MetricNamesHook(Hook):
                 raise unknown_metric(setting, name, metrics)
         if checkpoint is not None:
             checkpoint.metric_names = metrics
+
+
+def _may_add_metrics(hook: Hook) -> bool:
+    kind = type(hook)
+    is_known = kind.__module__.partition('.')[0] in ('mmengine', __name__.partition('.')[0])
+    return kind.after_val_epoch is not Hook.after_val_epoch and not is_known
 
 
 def _named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,20 @@ def test_ranks_stop_together_after_a_validation(tmp_path, interval, record_fault
     record_fault('signals')
 
 
+@HOOKS.register_module(force=True)
+class AddMetric(Hook):
+    priority = 'HIGH'
+
+    def after_val_epoch(self, runner, metrics=None):
+        metrics['scores'] = metrics['score']
+
+
+def test_a_metric_of_a_users_hook_is_known(tmp_path):
+    settings = dict(default_hooks__checkpoint__save_best='scores', default_hooks__checkpoint__rule='less')
+    assert run(config(tmp_path, epochs=1, hooks=[dict(type='AddMetric')], **settings, **scores(1))) == 0
+    assert 'best_scores_epoch_1.pth' in files(tmp_path)
+
+
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
