@@ -213,11 +213,10 @@ def _outline_boxes(contents: Sequence[dict[str, Any]], with_masks: bool) -> list
     turned = 0
     for data, by_image in zip(contents, sizes):
         for item in data['annotations']:
-            size = by_image.get(item['image_id'])
-            if size is None or item.get('segmentation'):
-                continue
-            attributes = item.get('attributes')
+            size, attributes = by_image.get(item['image_id']), item.get('attributes')
             degrees = angle_of(attributes.get('rotation')) if isinstance(attributes, dict) else 0
+            if size is None or item.get('segmentation') or not (degrees or draws):
+                continue
             x, y, width, height = item['bbox']
             corners = corners_of(x, y, x + width, y + height, degrees)
             box = box_around('', corners, size, is_rectangle=True)
