@@ -16,7 +16,7 @@ from urllib.request import Request, url2pathname, urlopen
 
 import torch
 from filelock import FileLock
-from tqdm import tqdm
+from torch.hub import tqdm  # type: ignore[attr-defined]  # without tqdm: torch's stand-in, with fewer figures
 
 from ..whole_files import CANNOT_WRITE, PARTIAL, write_whole, write_whole_by
 from .errors import CheckpointError, RefusedCheckpoint, naming
