@@ -31,13 +31,6 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 has_global_hooks: Callable[[], bool] = getattr(nn.modules.module, '_has_any_global_hook', bool)
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Return whether a module has forward or backward hooks, or a `forward` on the instance."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    ) or ('forward' in module.__dict__)
-
-
 # Return whether `torch.export` is at work. Without torch's function: False, as under torch.compile.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', bool)
 
@@ -143,6 +136,20 @@ fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda
 
 # Return the number of active `TorchDispatchMode`s (counters, fake tensors). Without torch's function: 1.
 num_dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stack', lambda: 1)
+
+
+# Return the number of active `TorchFunctionMode`s. Without torch's function: 0.
+num_function_modes: Callable[[], int] = getattr(torch._C, '_len_torch_function_stack', int)
+
+
+def changes_functions() -> bool:
+    """Return whether a `TorchFunctionMode` is active besides those of default devices, `with torch.device(...)`.
+
+    Without torch's function: True, if there is any mode.
+    """
+    mode_at: Callable[[int], Any] = getattr(torch._C, '_get_function_stack_at', lambda _: None)
+    modes = [mode_at(number) for number in range(num_function_modes())]
+    return any(type(mode).__name__ != 'DeviceContext' for mode in modes)
 
 
 _attention_flags = Lock()

@@ -190,22 +190,17 @@ def _chosen_backend(device: str, dtype_name: str) -> str:
     import torch
 
     from .kernels import native
-    from .kernels.triton.can_run import can_run
+    from .kernels.triton.planning import plan
     from .models import SwinBackbone
     from .models.windows import Windows
-    from .replace import CannotRun
 
     kind, x, windows = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device), Windows(7, 7, (7, 7), (3, 3))
     attention = SwinBackbone(depths=(1,), num_heads=(3,), out_indices=(0,)).stages[0].blocks[0].attn.w_msa
     with torch.autocast(kind, getattr(torch, dtype_name), enabled=dtype_name != 'float32'):
-        try:
-            if kind == 'cpu':
-                native.can_run(x, raise_error=True)
-                return 'native'
-            can_run(attention, x, windows, raise_error=True)
-        except CannotRun as error:
-            return f'torch: {error.reason}'
-        return 'triton' if can_run(attention, x, windows) else 'torch: TF32 is off'
+        planned = native.why_not(x) if kind == 'cpu' else plan(attention, x, windows)
+    if isinstance(planned, str):
+        return f'torch: {planned}'
+    return 'native' if kind == 'cpu' else 'triton'
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {

@@ -1,40 +1,47 @@
 """Replacements of a forward: functions that compute an equal result in less time.
 
 `models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call of a
-marked forward runs the first replacement of the module's backend that can run. If none can, torch's forward runs under
+marked forward runs the first plan of a replacement of the module's backend. Without a plan, torch's forward runs under
 'auto', and a named backend raises `CannotRun`. A forward that has no replacement of the named backend runs in torch.
+
+What a user has changed on a module is obeyed by every backend: a replacement computes only modules that are as built.
 """
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
 from inspect import signature
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Union
+
+from torch import nn
 
 Forward = TypeVar('Forward', bound=Callable[..., Any])
+Modules = dict[str, Any]  # inside a layer, by name
 BACKENDS = ('auto', 'native', 'torch', 'triton')
+
+# A call of a marked forward, ready to run: takes the arguments of the forward without the module, and returns the
+# result of the forward.
+Plan = Callable[..., Any]
+# A plan; or in a sentence why the backend has none; or None, if torch's forward runs under every backend.
+Planned = Union[Plan, str, None]
 
 
 class Replacement(NamedTuple):
-    """A function that runs in place of a marked forward.
+    """A backend's plans of a marked forward.
 
     Attributes:
         backend: one of `BACKENDS`, besides 'auto' and 'torch'.
-        can_run: `can_run(module, x, *args, raise_error=False)` takes the arguments of the marked forward, and returns
-            what `run` needs of the module: the module itself, or parts of the module. False: `run` cannot compute the
-            call. With `raise_error`, a refusal raises `CannotRun`.
-        run: `run(parts, x, *args)` takes the result of `can_run` in the place of the module, and returns the result of
-            the forward.
+        plan: `plan(module, x, *args)` takes the arguments of the forward, and checks all that may prevent the run: a
+            plan does not raise.
     """
 
     backend: str
-    can_run: Callable[..., Any]
-    run: Callable[..., Any]
+    plan: Callable[..., Any]  # returns `Planned`
 
 
 def replaceable(forward: Forward) -> Forward:
     """Mark `forward(module, x, *args)` as replaceable; `module.backend` is one of `BACKENDS`.
 
-    The marked forward raises `CannotRun`, a ValueError, if `module.backend` names a replacement that cannot run.
+    The marked forward raises `CannotRun`, a ValueError, if `module.backend` names a backend without a plan.
     """
     replacements: list[Replacement] = []
     parameters = signature(forward)
@@ -42,30 +49,27 @@ def replaceable(forward: Forward) -> Forward:
     @wraps(forward)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         module, *others = parameters.bind(*args, **kwargs).args if kwargs else args
-        for backend, can_run, run in replacements:
-            is_named = module.backend == backend
-            if is_named or module.backend == 'auto':
-                parts = can_run(module, *others, raise_error=is_named)
-                if parts:
-                    return run(parts, *others)
+        for backend, plan in replacements:
+            if module.backend in (backend, 'auto'):
+                planned = plan(module, *others)
+                if isinstance(planned, str) and module.backend == backend:
+                    raise CannotRun(backend, planned)
+                if planned is not None and not isinstance(planned, str):
+                    return planned(*others)
         return forward(module, *others)
 
     dispatch.replacements = replacements  # type: ignore[attr-defined]
     return dispatch  # type: ignore[return-value]
 
 
+def register(forward: Callable[..., Any], backend: str, plan: Callable[..., Any]) -> None:
+    """Add a replacement to a marked forward."""
+    forward.replacements.append(Replacement(backend, plan))  # type: ignore[attr-defined]
+
+
 def register_refusal(forward: Callable[..., Any], backend: str, reason: str) -> None:
     """Let a backend refuse all calls of a marked forward; `reason` is a sentence."""
-
-    def can_run(*_args: Any, raise_error: bool = False) -> bool:
-        return refuse(backend, reason, raise_error)
-
-    register(forward, backend, can_run, forward)
-
-
-def register(forward: Callable[..., Any], backend: str, can_run: Callable[..., Any], run: Callable[..., Any]) -> None:
-    """Add a replacement to a marked forward: `run` computes the calls that `can_run` allows."""
-    forward.replacements.append(Replacement(backend, can_run, run))  # type: ignore[attr-defined]
+    register(forward, backend, lambda *_: reason)
 
 
 class CannotRun(ValueError):
@@ -79,8 +83,54 @@ class CannotRun(ValueError):
         return f'backend={self.backend!r} cannot compute this: {self.reason}'
 
 
-def refuse(backend: str, reason: str, raise_error: bool) -> Literal[False]:
-    """Return False, or raise `CannotRun` if `raise_error`. A `can_run` returns the result."""
-    if raise_error:
-        raise CannotRun(backend, reason)
-    return False
+def read_modules(layer: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> Union[Modules, str]:
+    """Return the modules inside a layer by name, level by level; or in a sentence which of them is not as built.
+
+    Types must match exactly, because a subclass may compute a different result. `named_modules` takes five times the
+    time.
+
+    Args:
+        kinds: types by name. A module without an entry must be an `nn.Identity`.
+    """
+    modules, parents = {}, [('', layer)]
+    for prefix, parent in parents:  # the list grows in the loop
+        for name, module in parent._modules.items():
+            if module is None:
+                continue
+            name = prefix + name
+            if type(module) is not kinds.get(name, nn.Identity) or is_changed(module):
+                return f'{name} of {type(layer).__name__} is not as it was built.'
+            modules[name] = module
+            if module._modules:
+                parents.append((f'{name}.', module))
+    if not modules.keys() >= kinds.keys():
+        return f'{type(layer).__name__} lacks a module that it was built with.'
+    return modules
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a module has forward or backward hooks, or a `forward` on the instance."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or 'forward' in module.__dict__
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Return whether a call runs other code than the methods of the module's class; a compiled call is a wish too."""
+    kind: Any = type(module)
+    is_called = not is_hooked(module) and module._compiled_call_impl is None
+    return not (is_called and module.__dict__.keys().isdisjoint(methods_of(kind)))
+
+
+@lru_cache(maxsize=256)
+def methods_of(kind: Any) -> frozenset[str]:
+    """Return the names of the methods of a class that a call may run. An instance's attribute of the name hides one."""
+    bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    names = {name for base in bases for name, value in vars(base).items() if callable(value)}
+    return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
+
+
+@lru_cache(maxsize=256)
+def calls_forward(kind: Any, forward: Callable[..., Any]) -> bool:
+    """Return whether a call of a class runs a forward, and nothing else but hooks."""
+    calls = '__call__', '_call_impl'
+    return kind.forward is forward and all(getattr(kind, name) is getattr(nn.Module, name) for name in calls)

@@ -5,10 +5,10 @@ from ...models.pyramid import SwinStage
 from ...replace import register, register_refusal
 from . import block, patches
 
-register(SwinStage.forward, 'native', block.can_run_stage, block.run_stage)
-register(SwinBlock.forward, 'native', block.can_run, block.run)
-register(SwinV2Block.forward, 'native', block.can_run, block.run)
+register(SwinStage.forward, 'native', block.plan_stage)
+register(SwinBlock.forward, 'native', block.plan)
+register(SwinV2Block.forward, 'native', block.plan)
 register_refusal(SwinMLPBlock.forward, 'native', 'The compiled library has no block of Swin-MLP.')
-register(PatchEmbed.forward, 'native', patches.can_project, patches.project)
-register(PatchMerging.forward, 'native', patches.can_project, patches.project)
-register(SwinStage.normalise_output, 'native', patches.can_normalise, patches.normalise)
+register(PatchEmbed.forward, 'native', patches.plan_projection)
+register(PatchMerging.forward, 'native', patches.plan_projection)
+register(SwinStage.normalise_output, 'native', patches.plan_output_norm)

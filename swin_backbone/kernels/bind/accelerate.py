@@ -13,18 +13,15 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...models.pyramid import SwinPyramid
-from ...replace import CannotRun
-from ..native.availability import can_multiply
+from ..native.availability import PRECISION, why_not_in
 from .foreign import RECORD, Record, compute, compute_norm, find_layer
-from .structure import PRECISION
+from .structure import OWN_LAYERS, plan_alone
 from .trial import try_layer
 
 _logger = getLogger(__name__)
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of the subclass
 BIAS_PARAMETERS = 'relative_position_bias_table', 'logit_scale'  # of the attention of every Swin
-OWN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional[str] = None) -> list[str]:
@@ -82,33 +79,20 @@ def _require_int8(model: nn.Module, precision: str) -> None:
     """Raise ValueError for another precision, without the library, or for a model on a GPU."""
     if precision != 'int8':
         raise ValueError(f"precision must be None or 'int8', got {precision!r}")
-    try:
-        can_multiply(torch.int8, raise_error=True)
-    except CannotRun as error:
-        raise ValueError(f"precision='int8' takes the compiled library: {error.reason}") from None
+    reason = why_not_in(torch.int8)
+    if reason is not None:
+        raise ValueError(f"precision='int8' takes the compiled library: {reason}")
     devices = {parameter.device.type for parameter in model.parameters()} - {'cpu'}
     if devices:
         raise ValueError(f"precision='int8' takes a model on a CPU, got {min(devices)}")
 
 
 def _refusal(layer: Any) -> Optional[str]:
-    """Return why the library does not compute a layer of ours in eval mode; None: it does, or a user's forward."""
+    """Return why the library does not compute a layer of ours in eight bits; None: it does, or a user's forward."""
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'
-    kind: Any = next(one for one in type(layer).__mro__ if one in OWN_LAYERS)
-    modes = [(one, one.training) for one in layer.modules()]
-    try:
-        for one, _ in modes:
-            one.training = False  # training may have dropout
-        for backend, can_run, _ in kind.forward.replacements:
-            if backend == 'native':
-                can_run(layer, None, raise_error=True)
-    except CannotRun as error:
-        return error.reason
-    finally:
-        for one, is_training in modes:
-            one.training = is_training
-    return None
+    planned = plan_alone(layer, 'int8')
+    return planned if isinstance(planned, str) else None
 
 
 def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, Record]) -> list[str]:

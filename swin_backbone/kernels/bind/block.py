@@ -6,23 +6,22 @@ Layout: B batch, H W height and width of a map, C channels, R offsets in a windo
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...compat import is_hooked
 from ...models.layers.mlp import MLP, DropPath
 from ...models.layers.swin_block import ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
-from ...replace import refuse
-from ..native.availability import TINY, Stages, is_stored
-from ..native.layers import BlockOperator, BlockSettings, BlockWeights, can_compute_block, run_operator
-from ..native.memory import Cache, cache_of, cached_while_unchanged, can_read
-from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, products_dtype, records_gradients
+from ...replace import Modules, calls_forward, is_changed, read_modules
+from ..native.availability import TINY, Stages, is_stored, products_of, why_not
+from ..native.layers import BlockOperator, BlockSettings, BlockWeights, LayerCall, plan_layer
+from ..native.memory import Cache, Unfit, address, cache_of, cached_while_unchanged
+from .structure import forward_by_torch
 
 CACHED_BIAS = 2**18  # numbers of the largest relative position bias in the cache, 1 MiB
 ATTENTION = 'attn.w_msa.'
@@ -55,115 +54,164 @@ KINDS_V2 = {
 KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
 
 
-class Parts(NamedTuple):
-    """What the library needs of a block."""
+FORWARDS = SwinBlock.forward, SwinV2Block.forward
+
+
+class BlockPlan(NamedTuple):
+    """A block that is ready to run; see `replace.Plan`."""
 
     block: Any
-    tensors: dict[str, Optional[Tensor]]  # in the order of `NAMES_V1` or `NAMES_V2`; None: the block has no such tensor
-    heads: int  # by the tensors, which pruning may have changed
-    settings: BlockSettings
-    # of the position bias table (V1) or of pre-training (V2); None: the window in use
-    table_window: Optional[Size]
+    call: LayerCall
+
+    def __call__(self, x_BHWC: Tensor, out: Optional[Tensor] = None) -> Tensor:
+        """Run the block, see `SwinBlock.forward`.
+
+        Args:
+            out: memory for the output, without gradients. The memory of the input is allowed.
+        """
+        block, call = self
+        drop_path = block.drop_path
+        if drop_path.training and drop_path.drop_prob > 0:
+            random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
+            call = with_drop_path(call, _draw_drop_path(drop_path.drop_prob, len(x_BHWC)), random_state)
+        if out is not None:
+            call = call._replace(operator=call.operator._replace(out=out))
+        return call(x_BHWC)
 
 
-def can_run(block: Any, x_BHWC: Optional[Tensor], raise_error: bool = False) -> Any:
-    """See `replace.Replacement`; without a map: whether the library computes the block as it is."""
-    is_v2, modules = isinstance(block, SwinV2Block), modules_inside(block)
-    kinds = KINDS_V1 if not is_v2 else KINDS_V2 if block.norm3 is None else KINDS_V2_NORM3
-    if not (can_read_map(block, x_BHWC, raise_error) and is_as_built(block, modules, kinds, raise_error)):
-        return False
-    attention, drop_path = modules['attn.w_msa'], modules['drop_path']
-    dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
-    reason = None
-    if modules['ffn.layers.0.1'].approximate != 'none':
-        reason = 'The compiled library has exact GELU alone.'
-    elif any(one.p and one.training for one in dropouts) or (attention.attn_drop_rate and attention.training):
-        reason = 'The compiled library has no dropout, and a dropout rate is above 0.'
-    elif drop_path.drop_prob >= 1 and drop_path.training:
-        reason = 'The compiled library drops no branch for certain, and a drop path rate is 1.'
-    elif is_v2 and attention.qkv.bias is not None:
-        reason = 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
-    if reason is not None:
-        return refuse('native', reason, raise_error)
-    names = NAMES_V2 if is_v2 else NAMES_V1
-    tensors = {}
-    for name, owner, leaf in names:
-        module = modules.get(owner)
-        of_module = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
-        tensors[name] = of_module[leaf] if leaf in of_module else getattr(module, leaf, None)
-    if not can_read(tensors.values(), raise_error):
-        return False
-    w: Mapping[str, Any] = tensors
-    if is_v2:
-        h, C, hidden, table_window = len(w[LOGIT_SCALE]), len(w[NAMES[1]]), len(w[CPB[0]]), attention.pretrained_window
-        more_shapes: Sequence[tuple[int, ...]] = (h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)
-    else:
-        h, table_window = w[TABLE].shape[-1], attention.window_size
-        more_shapes = (((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h),)
-    if not can_compute_block(tensors, h, block.window_size, more_shapes, raise_error):
-        return False
-    eps = (modules[name].eps for name in NORMS if name in kinds)
-    return Parts(block, tensors, h, BlockSettings(attention.scale, tuple(eps)), table_window)
+def with_drop_path(call: LayerCall, factors_2B: Optional[Tensor], random_state: Optional[Tensor]) -> LayerCall:
+    """Return the call of a block that multiplies the branches by factors.
+
+    Args:
+        random_state: of torch's generator before the factors were drawn; None without gradients.
+    """
+    if factors_2B is None:
+        return call
+    call.described.drop_path = address('drop_path', factors_2B, tuple(factors_2B.shape))
+    by_torch = partial(call.by_torch, random_state=random_state)
+    return call._replace(operator=call.operator._replace(drop_path_2B=factors_2B), by_torch=by_torch)
 
 
-def run(
-    parts: Parts, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False, out: Optional[Tensor] = None
-) -> Tensor:
-    """Run a block, see `SwinBlock.forward`.
+def plan(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
+    """See `replace.Replacement`."""
+    return why_not(x_BHWC, block) or plan_block(block, x_BHWC)
+
+
+def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False) -> Union[BlockPlan, str]:
+    """Return the plan of a block for a map that the library reads, or in a sentence why there is none.
 
     Args:
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step stores.
         with_cp: whether a training step stores the block's input alone.
-        out: memory for the output, without gradients. The memory of the input is allowed.
     """
-    (block, tensors, heads, settings, table_window), has_gradients = parts, torch.is_grad_enabled()
-    windows, drop_path, cache = block.windows(x_BHWC), block.drop_path, cache_of(block)
-    dtype = products_dtype(block, x_BHWC, *tensors.values())
-    random_state = drop_path_2B = None
-    if drop_path.training and drop_path.drop_prob > 0:
-        random_state = torch.get_rng_state() if has_gradients else None
-        drop_path_2B = _draw_drop_path(drop_path.drop_prob, len(x_BHWC))
-    stores = records_gradients(x_BHWC, *tensors.values()) and not with_cp and is_stored(dtype, x_BHWC.shape[3], stages)
+    is_v2 = isinstance(block, SwinV2Block)
+    kinds = KINDS_V1 if not is_v2 else KINDS_V2 if block.norm3 is None else KINDS_V2_NORM3
+    modules = read_modules(block, kinds)
+    if isinstance(modules, str):
+        return modules
+    reason = _find_setting(block, modules, x_BHWC)
+    if reason is not None:
+        return reason
+    tensors: dict[str, Any] = {}
+    for name, owner, leaf in NAMES_V2 if is_v2 else NAMES_V1:
+        module = modules.get(owner)
+        of_module = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
+        tensors[name] = of_module[leaf] if leaf in of_module else getattr(module, leaf, None)
+    needed = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], TABLE)
+    if any(tensors[name] is None or not tensors[name].dim() for name in needed):
+        return f'{type(block).__name__} lacks a weight that it was built with.'
+    attention, windows, C = modules['attn.w_msa'], block.windows(x_BHWC), x_BHWC.shape[3]
+    if (
+        windows.before != (0, 0)
+        or (windows.mask_padding and not windows.pads_first)
+        or windows[:2] != x_BHWC.shape[1:3]
+    ):
+        return 'The compiled library pads a map at right and bottom, and masks padding before a roll alone.'
+    if is_v2:
+        h, hidden, table_window = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]]), attention.pretrained_window
+        shapes = [(h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)]
+    else:
+        h, table_window = tensors[TABLE].shape[-1], attention.window_size
+        shapes = [(math.prod(2 * side - 1 for side in table_window), h)]
+    cache, (dtype, has_gradients) = cache_of(block), products_of(block, x_BHWC, *tensors.values())
+    eps = tuple(modules[name].eps for name in NORMS if name in kinds)
+    stores = has_gradients and not with_cp and is_stored(dtype, C, stages)
+    operator = BlockOperator(BlockSettings(attention.scale, eps), windows, dtype, cache, stores)
+    caches_bias = not torch.is_grad_enabled() and h * math.prod(windows.window_size) ** 2 <= CACHED_BIAS
     window_pair = windows.window_size, table_window or windows.window_size
-    caches_bias = not has_gradients and heads * math.prod(windows.window_size) ** 2 <= CACHED_BIAS
-    return run_operator(
-        BlockOperator(settings, windows, dtype, cache, drop_path_2B, stores, out),
-        partial(forward_by_torch, block, [*tensors], random_state),
-        x_BHWC.float().contiguous(),
-        *tensors.values(),
-        derive=partial(_derive, [*tensors], window_pair, cache if caches_bias else None),
-    )
+    if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
+        return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
+    derive = partial(_derive, [*tensors], window_pair, cache if caches_bias else None)
+    by_torch = partial(forward_by_torch, block, [*tensors])
+    try:
+        for tensor, shape in zip([*tensors.values()][len(NAMES) :], shapes):
+            address('parameter', tensor, shape, copies=[])
+        call = plan_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
+    except Unfit as error:
+        return str(error)
+    return BlockPlan(block, call)
 
 
-def can_run_stage(stage: Any, x_BHWC: Tensor, raise_error: bool = False) -> Any:
-    """See `replace.Replacement`. Never raises: on False `SwinStage` calls the blocks, and each raises for itself."""
-    if not can_read_map(stage, x_BHWC) or type(stage.blocks) is not nn.ModuleList:
-        return False
-    blocks = []
-    for block in stage.blocks:
-        is_ours = type(block).forward in (SwinBlock.forward, SwinV2Block.forward) and not is_hooked(block)
-        parts = is_ours and can_run(block, None)
-        if not parts:
-            return False
-        blocks.append(parts)
-    return stage, blocks
+def _find_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
+    """Return in a sentence which setting of a block the library does not have; None: it has all."""
+    attention, drop_path = modules['attn.w_msa'], modules['drop_path']
+    dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
+    if attention.backend not in ('auto', 'native'):
+        return f'The backend of the attention is {attention.backend!r}.'
+    if modules['ffn.layers.0.1'].approximate != 'none':
+        return 'The compiled library has exact GELU alone.'
+    if any(one.p and one.training for one in dropouts) or (attention.attn_drop_rate and attention.training):
+        return 'The compiled library has no dropout, and a dropout rate is above 0.'
+    if drop_path.training and not 0 <= drop_path.drop_prob < 1:
+        return f'The compiled library takes drop path rates from 0 to below 1, not {drop_path.drop_prob}.'
+    if 'attn.w_msa.cpb_mlp' in modules and attention.qkv.bias is not None:
+        return 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
+    if isinstance(attention.scale, Tensor):
+        return 'The compiled library takes a number as the scale of attention, not a tensor.'
+    channels = tuple(x_BHWC.shape[3:])
+    norms = [modules[name] for name in NORMS if name in modules]
+    if any(norm.normalized_shape != channels for norm in norms):
+        return f'The compiled library normalises each token of a map, and the map is {list(x_BHWC.shape)}.'
+    return None
 
 
-def run_stage(parts: tuple[Any, list[Parts]], x_BHWC: Tensor) -> Tensor:
-    """Run the blocks of a stage, see `SwinStage.forward`.
-
-    Without gradients, each block writes over the output of the block before. The input of the stage does not change.
-    """
-    (stage, blocks), out = parts, None
+def plan_stage(stage: Any, x_BHWC: Tensor) -> Union['StagePlan', None]:
+    """See `replace.Replacement`. Without a plan `SwinStage` calls the blocks, and each has a plan or a reason."""
+    blocks = [*stage.blocks]
+    if why_not(x_BHWC, stage) is not None or not all(map(_runs_its_forward, blocks)):
+        return None
+    plans = []
     for block in blocks:
-        x_BHWC = run(block, x_BHWC, stage.backbone_stages, block.block.with_cp, out)
-        out = None if torch.is_grad_enabled() else x_BHWC
-    return x_BHWC
+        planned = plan_block(block, x_BHWC, stage.backbone_stages, getattr(block, 'with_cp', False))
+        if isinstance(planned, str):
+            return None
+        plans.append(planned)
+    return StagePlan(plans)
 
 
-def weights_of(parts: Parts, window_size: Size) -> BlockWeights:
-    """Return the library's weights of a block, for windows of a size."""
-    return _derive([*parts.tensors], (window_size, parts.table_window or window_size), None, *parts.tensors.values())
+def _runs_its_forward(block: Any) -> bool:
+    """Return whether a call of a block runs a forward that the library may replace, and nothing else."""
+    kind: Any = type(block)
+    is_ours = any(calls_forward(kind, forward) for forward in FORWARDS)
+    return is_ours and not is_changed(block) and block.backend in ('auto', 'native')
+
+
+class StagePlan(NamedTuple):
+    """The blocks of a stage that are ready to run; see `replace.Plan`."""
+
+    blocks: list[BlockPlan]
+
+    def __call__(self, x_BHWC: Tensor) -> Tensor:
+        """Run the blocks of a stage, see `SwinStage.forward`.
+
+        Without gradients, each block writes over the output of the block before. The input of the stage does not
+        change.
+        """
+        out = None
+        for block in self.blocks:
+            x_BHWC = block(x_BHWC, out)
+            out = None if torch.is_grad_enabled() else x_BHWC
+        return x_BHWC
 
 
 def _derive(

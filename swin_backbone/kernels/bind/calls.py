@@ -1,4 +1,4 @@
-"""Calls of foreign layers: the arguments of a call by name, and the map among them.
+"""Foreign layers: the arguments of a call by name, the map among them, and the modules inside.
 
 Layout: B batch, H W height and width of a map, C channels.
 """
@@ -22,6 +22,11 @@ def list_arguments(module: Any) -> list[str]:
         return []
     _, *parameters = _signature_of(type(module).forward).parameters.values()
     return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in OPTIONAL]
+
+
+def modules_inside(layer: nn.Module) -> dict[str, Any]:
+    """Return the modules inside a layer, by name."""
+    return {name: module for name, module in layer.named_modules(remove_duplicate=False) if name}
 
 
 def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Values:

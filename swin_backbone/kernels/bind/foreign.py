@@ -8,7 +8,7 @@ Layout: B batch, T = H*W tokens of a map, C channels, R offsets in a window, N p
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,31 +18,15 @@ from ...checkpoints.formats import Format, columns_to_channels, to_here
 from ...models.layers.swin_v2_block import cosine_scale
 from ...modes import linear_dtype
 from ...positions import Size, relative_position_bias
-from ...replace import refuse
-from ..native.availability import TINY, Stages, is_stored
-from ..native.layers import (
-    BlockOperator,
-    BlockSettings,
-    BlockWeights,
-    ProjectionOperator,
-    can_compute_block,
-    run_operator,
-)
-from ..native.memory import cache_of, can_read
-from .block import ATTENTION, FIELDS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias
-from .calls import Values, bind_arguments, find_map, list_arguments
+from ...replace import Modules, methods_of, read_modules
+from ..native.availability import TINY, Stages, is_stored, products_of, why_not
+from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator, plan_layer
+from ..native.memory import Unfit, cache_of
+from .block import ATTENTION, FIELDS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
+from .calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin
-from .patches import NORM, normalise
-from .structure import (
-    Modules,
-    can_read_map,
-    forward_by_torch,
-    is_as_built,
-    modules_inside,
-    norm_values,
-    products_dtype,
-    records_gradients,
-)
+from .patches import NORM, plan_norm
+from .structure import forward_by_torch, norm_values
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
@@ -56,7 +40,7 @@ class Record(NamedTuple):
 
     compute: Callable[[Any, 'Record', Values], Any]  # returns the output; None: call the original
     kinds: dict[str, type[nn.Module]]  # of the modules inside, when the layer was accelerated
-    settings: list[Any]  # of these modules
+    settings: dict[str, Any]  # of these modules
     channels: int  # of the input
     origin: Any = None  # of a block: `Origin`
     names: Any = None  # of a block: `Names`
@@ -80,31 +64,39 @@ def find_layer(module: Any) -> Optional[Record]:
     return Record(compute_block, kinds, settings, channels, *found)
 
 
-def can_run(layer: Any, x: Any, raise_error: bool = False) -> Any:
-    """See `replace.Replacement`: return the modules inside the layer, if all is as it was when it was accelerated."""
+def find_obstacle(layer: Any, x: Any) -> Optional[str]:
+    """Return in a sentence why the library does not compute a layer for `x`; None: nothing has changed."""
     record: Record = vars(layer)[RECORD]
-    modules = modules_inside(layer)
     if not isinstance(x, Tensor):
-        return refuse('native', f'The first argument is no tensor, but a {type(x).__name__}.', raise_error)
-    if not (can_read_map(layer, x, raise_error) and is_as_built(layer, modules, record.kinds, raise_error)):
-        return False
+        return f'The first argument is no tensor, but a {type(x).__name__}.'
+    reason, kind = why_not(x, layer), cast(Any, type(layer))
+    modules = reason or read_modules(layer, record.kinds)
+    if isinstance(modules, str):
+        return modules
+    if not vars(layer).keys().isdisjoint(methods_of(kind)):
+        return 'A method of the layer has changed.'
     if _settings(modules) != record.settings:
-        return refuse('native', f'One of {", ".join(SETTINGS)} has changed.', raise_error)
+        return f'One of {", ".join(SETTINGS)} has changed.'
     if any(owner.training and getattr(owner, name) for owner, name in rates_in(modules, record)):
-        return refuse('native', 'The compiled library has no dropout, and a dropout rate is above 0.', raise_error)
-    return layer
+        return 'The compiled library has no dropout, and a dropout rate is above 0.'
+    return None
 
 
 def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the output of a call by the library; None: the layer's own forward computes."""
     record: Optional[Record] = vars(layer).get(RECORD)
-    if record is None or not can_run(layer, next(iter((*args, *kwargs.values())), None)):
+    if record is None or find_obstacle(layer, next(iter((*args, *kwargs.values())), None)) is not None:
         return None
-    return record.compute(layer, record, bind_arguments(layer, args, kwargs))
+    try:
+        return record.compute(layer, record, bind_arguments(layer, args, kwargs))
+    except Unfit:
+        return None
 
 
-def _settings(modules: Modules) -> list[Any]:
-    return [vars(one).get(name) for one in modules.values() for name in SETTINGS]
+def _settings(modules: Modules) -> dict[str, Any]:
+    return {
+        f'{path}.{name}': vars(one)[name] for path, one in modules.items() for name in SETTINGS if name in vars(one)
+    }
 
 
 def rates_in(modules: Modules, record: Record) -> list[tuple[Any, str]]:
@@ -119,7 +111,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
     windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
-    modules = modules_inside(block)
+    modules: Any = read_modules(block, record.kinds)
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     num_offsets = tensors[COORDINATES].numel() // 2 if LOGIT_SCALE in tensors else len(tensors[TABLE])
@@ -129,19 +121,17 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     with torch.no_grad():
         weights = derive(*tensors.values())
     h = len(weights.position_bias_hNN)
-    if not (can_read(weights) and can_compute_block(weights._asdict(), h, windows.window_size)):
-        return None
-    dtype, C = products_dtype(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
+    (dtype, has_gradients), C = products_of(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
-    random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
-    has_gradients = records_gradients(x_BHWC, *tensors.values())
     stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
-    drop_path_2B = _drop_path_factors(block, origin, x_BHWC)
-    operator = BlockOperator(BlockSettings(scale, eps), windows, dtype, cache_of(block), drop_path_2B, stores)
+    operator = BlockOperator(BlockSettings(scale, eps), windows, dtype, cache_of(block), stores)
     (_, x), *others = values.items()
-    by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape, random_state)
-    y_BHWC = run_operator(operator, by_torch, x_BHWC.float().contiguous(), *tensors.values(), derive=derive)
+    by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape)
+    call = plan_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
+    random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
+    factors_2B = _drop_path_factors(block, origin, x_BHWC)
+    y_BHWC = with_drop_path(call, factors_2B, random_state)(x_BHWC)
     y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
     if origin.format.name != 'hf':
         return y
@@ -176,7 +166,7 @@ def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Opti
 def compute_merging(module: Any, record: Record, values: Values) -> Any:
     x_BHWC, (*norm, eps), channels = find_map(module, values), norm_values(module.norm), module.reduction.in_features
     tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
-    if x_BHWC is None or module.reduction.bias is not None or not can_read(tensors):
+    if x_BHWC is None or module.reduction.bias is not None:
         return None
     is_unfold = hasattr(module, 'sampler')
 
@@ -187,14 +177,10 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
 
     is_post_norm = norm[0] is not None and len(norm[0]) != channels
     (_, x), *others = values.items()
-    operator = ProjectionOperator(True, eps, is_post_norm, products_dtype(module, x_BHWC, *tensors), cache_of(module))
-    y_BHWC = run_operator(
-        operator,
-        partial(_by_torch, module, ['reduction.weight', 'reduction.bias', *NORM], dict(others), x.shape, None),
-        x_BHWC.float().contiguous(),
-        *tensors,
-        derive=derive,
-    )
+    names, (dtype, has_gradients) = ['reduction.weight', 'reduction.bias', *NORM], products_of(module, x_BHWC, *tensors)
+    operator = ProjectionOperator(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
+    by_torch = partial(_by_torch, module, names, dict(others), x.shape)
+    y_BHWC = plan_layer(operator, by_torch, x_BHWC.shape, *tensors, derive=derive)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
@@ -202,12 +188,13 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
 def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     (x,), conv, (*norm, eps) = values.values(), module.projection, norm_values(getattr(module, 'norm', None))
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
-    if not is_patches or not can_read([conv.weight, conv.bias, *norm]):
+    if not is_patches or x.dim() != 4:
         return None
-    tensors = conv.weight, conv.bias, *norm
-    operator = ProjectionOperator(False, eps, True, products_dtype(module, x, *tensors), cache_of(module))
-    by_torch = partial(_by_torch, module, ['projection.weight', 'projection.bias', *NORM], {}, x.shape, None)
-    y_BHWC = run_operator(operator, by_torch, x.float(), *tensors)
+    tensors, names = (conv.weight, conv.bias, *norm), ['projection.weight', 'projection.bias', *NORM]
+    dtype, has_gradients = products_of(module, x, *tensors)
+    operator = ProjectionOperator(False, eps, True, dtype, cache_of(module), has_gradients)
+    by_torch = partial(_by_torch, module, names, {}, x.shape)
+    y_BHWC = plan_layer(operator, by_torch, x.shape, *tensors)(x)
     # OpenMMLab's output norms round
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
@@ -216,14 +203,22 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
 def compute_norm(norm: Any, record: Record, values: Values) -> Any:
     """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
     x_BTC = values['input']
-    if x_BTC.dim() != 3 or not can_read([norm.weight, norm.bias]):
+    is_normed = x_BTC.dim() == 3 and norm.normalized_shape == (x_BTC.shape[2],)
+    call = plan_norm(x_BTC[:, :, None], norm) if is_normed else None
+    if call is None or isinstance(call, str):
         return None
-    y_BCT = normalise(None, x_BTC[:, :, None], norm)[..., 0]
+    y_BCT = call(x_BTC[:, :, None])[..., 0]
     return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))
 
 
 def _by_torch(
-    layer: Any, names: list[str], values: Values, shape: torch.Size, random_state: Any, x: Tensor, *tensors: Any
+    layer: Any,
+    names: list[str],
+    values: Values,
+    shape: torch.Size,
+    x: Tensor,
+    *tensors: Any,
+    random_state: Optional[Tensor] = None,
 ) -> Tensor:
     """Return the first tensor of the layer's own forward, which takes `x` in the given shape.
 
@@ -235,4 +230,4 @@ def _by_torch(
     def forward(x: Tensor) -> Tensor:
         return tree_leaves(type(layer).forward(layer, x.reshape(shape), **values))[0]
 
-    return forward_by_torch(layer, names, random_state, x, *tensors, forward=forward)
+    return forward_by_torch(layer, names, x, *tensors, random_state=random_state, forward=forward)

@@ -4,74 +4,77 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, Union
 
 from torch import Tensor, nn
 
 from ...models.layers import PatchMerging
-from ...replace import refuse
-from ..native.layers import OutputNormOperator, ProjectionOperator, run_operator
-from ..native.memory import cache_of, can_read
-from .structure import can_read_map, forward_by_torch, is_as_built, modules_inside, norm_values, products_dtype
+from ...replace import is_changed, read_modules
+from ..native.availability import products_of, why_not
+from ..native.layers import LayerCall, OutputNormOperator, ProjectionOperator, plan_layer
+from ..native.memory import Unfit, cache_of
+from .structure import forward_by_torch
 
 NORM = ['norm.weight', 'norm.bias']
 
 
-class Parts(NamedTuple):
-    """What the library needs of a patch embedding or a patch merging."""
-
-    layer: Any
-    merges: bool  # False: a patch embedding
-    tensors: list[Optional[Tensor]]  # weight and bias of the linear layer, weight and bias of the norm
-    eps: Optional[float]  # of the norm; None: no norm
-
-
-def can_project(layer: Any, x: Optional[Tensor], raise_error: bool = False) -> Any:
-    """See `replace.Replacement`; `x` is an image or a map. None: whether the library computes the layer as it is."""
-    merges = isinstance(layer, PatchMerging)
-    name, kind = ('reduction', nn.Linear) if merges else ('projection', nn.Conv2d)
-    kinds = {name: kind, 'norm': nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm}
-    if not (can_read_map(layer, x, raise_error) and is_as_built(layer, modules_inside(layer), kinds, raise_error)):
-        return False
-    linear, (*vectors, eps), reason = getattr(layer, name), norm_values(layer.norm), None
-    if merges and layer.stride != 2:
-        reason = f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
-    elif merges and linear.bias is not None:
-        reason = 'The compiled library merges patches without a bias, and the reduction has one.'
-    elif not merges and (
-        (linear.stride, linear.padding, linear.dilation, linear.groups) != (linear.weight.shape[2:], (0, 0), (1, 1), 1)
-    ):
-        reason = f'The compiled library takes patches that do not overlap, not {linear}.'
+def plan_projection(layer: Any, x: Tensor) -> Union[LayerCall, str]:
+    """See `replace.Replacement`; `x` is an image or a map."""
+    reason, merges = why_not(x, layer), isinstance(layer, PatchMerging)
     if reason is not None:
-        return refuse('native', reason, raise_error)
-    tensors = [linear.weight, linear.bias, *vectors]
-    return can_read(tensors, raise_error) and Parts(layer, merges, tensors, eps)
+        return reason
+    name, kind = ('reduction', nn.Linear) if merges else ('projection', nn.Conv2d)
+    norm_kind = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
+    modules = read_modules(layer, {name: kind, 'norm': norm_kind})
+    if isinstance(modules, str):
+        return modules
+    linear, norm, post_norm = modules[name], modules['norm'], not merges or layer.post_norm
+    weight, eps = linear.weight, getattr(norm, 'eps', None)  # an identity has no eps
+    if x.dim() != 4 or weight is None or weight.dim() != (2 if merges else 4):
+        return f'{type(layer).__name__} is not as it was built.'
+    if merges and layer.stride != 2:
+        return f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
+    if merges and linear.bias is not None:
+        return 'The compiled library merges patches without a bias, and the reduction has one.'
+    sides = tuple(weight.shape[2:])
+    if not merges and (tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups) != (
+        *(sides, sides, (0, 0), (1, 1), 1),
+    ):
+        return f'The compiled library takes patches that do not overlap, not {linear}.'
+    normed = len(weight) if post_norm else 4 * x.shape[3]
+    if eps is not None and norm.normalized_shape != (normed,):
+        return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
+    parameters = weight, linear.bias, *(getattr(norm, one, None) for one in ('weight', 'bias'))
+    dtype, has_gradients = products_of(layer, x, *parameters)
+    operator = ProjectionOperator(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
+    by_torch = partial(forward_by_torch, layer, [f'{name}.weight', f'{name}.bias', *NORM])
+    try:
+        return plan_layer(operator, by_torch, x.shape, *parameters)
+    except Unfit as error:
+        return str(error)
 
 
-def project(parts: Parts, x: Tensor) -> Tensor:
-    """Run a patch embedding or a patch merging, see `PatchEmbed.forward` and `PatchMerging.forward`."""
-    layer, merges, tensors, eps = parts
-    dtype = products_dtype(layer, x, *tensors)
-    operator = ProjectionOperator(merges, eps, not merges or layer.post_norm, dtype, cache_of(layer))
-    linear = 'reduction' if merges else 'projection'
-    by_torch = partial(forward_by_torch, layer, [f'{linear}.weight', f'{linear}.bias', *NORM], None)
-    x = x.float().contiguous() if merges else x.float()  # an image may have any strides
-    return run_operator(operator, by_torch, x, *tensors)
-
-
-def can_normalise(stage: Any, x_BHWC: Tensor, norm: Any, raise_error: bool = False) -> Any:
+def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> Union[LayerCall, str, None]:
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
-    if type(norm) is nn.Identity or not can_read_map(stage, x_BHWC, raise_error):
-        return False
-    is_plain = is_as_built(stage, {'the output norm': norm}, {'the output norm': nn.LayerNorm}, raise_error)
-    return is_plain and can_read([norm.weight, norm.bias], raise_error) and stage
+    if type(norm) is nn.Identity:
+        return None
+    reason = why_not(x_BHWC, stage)
+    if reason is not None:
+        return reason
+    is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
+    if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
+        return f'the output norm of {type(stage).__name__} is not as it was built.'
+    return plan_norm(x_BHWC, norm)
 
 
-def normalise(_stage: Any, x_BHWC: Tensor, norm: Any) -> Tensor:
-    """Normalise tokens, see `SwinStage.normalise_output`."""
+def plan_norm(x_BHWC: Tensor, norm: nn.LayerNorm) -> Union[LayerCall, str]:
+    """Return the plan of a norm of tokens with a map as its output, or in a sentence why there is none."""
 
     def forward(x: Tensor) -> Tensor:
         return nn.functional.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps).permute(0, 3, 1, 2)
 
-    by_torch = partial(forward_by_torch, norm, ['weight', 'bias'], None, forward=forward)
-    return run_operator(OutputNormOperator(norm.eps), by_torch, x_BHWC.float().contiguous(), norm.weight, norm.bias)
+    by_torch = partial(forward_by_torch, norm, ['weight', 'bias'], forward=forward)
+    try:
+        return plan_layer(OutputNormOperator(norm.eps), by_torch, x_BHWC.shape, norm.weight, norm.bias)
+    except Unfit as error:
+        return str(error)

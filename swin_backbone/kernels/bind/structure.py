@@ -1,6 +1,6 @@
-"""Checks that a layer is as built, since the library calls none of its modules; and the layer's forward by torch."""
+"""Layers apart from a model: the plan of a layer for a small map, and the forward of a layer by torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -8,80 +8,51 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.random import fork_rng
 
-from ...compat import is_hooked
-from ...modes import autocast_dtype, linear_dtype
-from ...replace import refuse
-from .. import native
-from ..native.availability import torch_alone
-from ..native.memory import drop_cache
+from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
+from ...positions import Size
+from ...replace import Planned
+from ..native.availability import PRECISION, torch_alone
 
-Modules = dict[str, Any]  # inside a layer, by name
-
-PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
+OWN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
 
 
-def products_dtype(layer: nn.Module, x: Tensor, *tensors: Optional[Tensor]) -> torch.dtype:
-    """Return the dtype of a layer's matrix products: int8 if `accelerate` chose so and no gradient is recorded.
+def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None) -> Planned:
+    """Return the library's plan of a layer of ours in eval mode, without gradients.
 
     Args:
-        tensors: the parameters of the layer.
+        precision: see `accelerate`.
+        size: (height, width) of the map; None: a small one.
     """
-    if vars(layer).get(PRECISION) == 'int8' and not records_gradients(x, *tensors):
-        return torch.int8
-    return linear_dtype(x)
+    kind: Any = next(one for one in type(layer).__mro__ if one in OWN_LAYERS)
+    modes, before = [(one, one.training) for one in layer.modules()], vars(layer).get(PRECISION)
+    try:
+        for one, _ in modes:
+            one.training = False  # training may have dropout
+        layer.__dict__[PRECISION] = precision
+        with torch.no_grad():
+            x = torch.zeros(_smallest_shape(layer, size), dtype=torch.float32, device='cpu')
+            plans = [one.plan(layer, x) for one in kind.forward.replacements if one.backend == 'native']
+    except AttributeError:  # of a module of another kind inside
+        return f'{type(layer).__name__} is not as it was built.'
+    finally:
+        layer.__dict__[PRECISION] = before
+        for one, is_training in modes:
+            one.training = is_training
+    return plans[0] if plans else None
 
 
-def records_gradients(*tensors: Optional[Tensor]) -> bool:
-    """Return whether autograd records operations on one of the tensors."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-def modules_inside(layer: nn.Module) -> Modules:
-    """Return the modules inside a layer by name, level by level. `named_modules` takes five times the time."""
-    modules, parents = {}, [('', layer)]
-    for prefix, parent in parents:  # the list grows in the loop
-        for name, module in parent._modules.items():
-            if module is not None:
-                modules[prefix + name] = module
-                if module._modules:
-                    parents.append((f'{prefix}{name}.', module))
-    return modules
-
-
-def is_as_built(
-    layer: nn.Module, modules: Modules, kinds: Mapping[str, type[nn.Module]], raise_error: bool = False
-) -> bool:
-    """Return whether the modules inside a layer have the types of `kinds`, by name, and no hooks.
-
-    A module without an entry in `kinds` must be an `nn.Identity`. Types must match exactly, because a subclass may
-    compute a different result.
-    """
-    for name, module in modules.items():
-        if type(module) is not kinds.get(name, nn.Identity) or is_hooked(module):
-            return refuse('native', f'{name} of {type(layer).__name__} is not as it was built.', raise_error)
-    if not modules.keys() >= kinds.keys():
-        return refuse('native', f'{type(layer).__name__} lacks a module that it was built with.', raise_error)
-    return True
+def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
+    """Return the shape of an input of a layer of ours, by the sizes of its modules."""
+    if isinstance(layer, PatchEmbed):
+        return 1, layer.projection.in_channels, *(size or layer.patch_size)
+    if isinstance(layer, PatchMerging):
+        return 1, *(size or (2, 2)), layer.reduction.in_features // 4
+    return 1, *(size or layer.window_size), layer.ffn.layers[1].out_features
 
 
 def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
     """Return weight, bias and eps of a norm; three times None for `nn.Identity` and None."""
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
-
-
-def can_read_map(layer: nn.Module, x: Optional[Tensor], raise_error: bool = False) -> bool:
-    """Return whether the library computes a layer for the map `x`: float32, or any floating dtype under autocast.
-
-    If the map is on another device, so are the weights: the memory of the packed weights is freed.
-    """
-    if x is None:
-        return True
-    if x.device.type != 'cpu' and not torch.compiler.is_compiling():
-        drop_cache(layer)
-    if x.dtype is not torch.float32 and not (x.is_floating_point() and autocast_dtype(x.device.type)):
-        reason = f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
-        return refuse('native', reason, raise_error)
-    return native.can_run(x, raise_error)
 
 
 class _OwnForward(nn.Module):
@@ -98,9 +69,9 @@ class _OwnForward(nn.Module):
 def forward_by_torch(
     layer: nn.Module,
     names: Sequence[str],
-    random_state: Optional[Tensor],
     x: Tensor,
     *tensors: Optional[Tensor],
+    random_state: Optional[Tensor] = None,
     forward: Optional[Callable[..., Tensor]] = None,
 ) -> Tensor:
     """Return the forward of a layer in torch operations, with other tensors in the place of its own.

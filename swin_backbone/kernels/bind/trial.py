@@ -12,13 +12,12 @@ from torch.random import fork_rng
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ...modes import without_autocast
-from ...replace import CannotRun
+from ...replace import read_modules
 from .. import native
-from ..native.memory import can_read
+from ..native.memory import Unfit, address
 from .calls import Values, list_arguments
 from .foreign import RECORD, Record, compute, compute_embedding, rates_in
 from .origins import find_mask, read_windows
-from .structure import is_as_built, modules_inside
 
 # Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
@@ -29,8 +28,8 @@ def try_layer(module: nn.Module, record: Record) -> tuple[float, Optional[str]]:
     try:
         with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
             return _compare(copy.deepcopy(module), record)
-    except CannotRun as error:
-        return 0.0, error.reason
+    except Unfit as error:
+        return 0.0, str(error)
     except Exception as error:  # code of another package may raise any error
         return 0.0, f'The trial fails: {type(error).__name__}: {error}'
 
@@ -41,11 +40,13 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
     The difference is that of outputs or gradients. The reason is None if the library can be used. `module` is a copy,
     and changes.
     """
-    native.can_run(next(module.parameters()), raise_error=True)
-    can_read([*module.parameters()], raise_error=True)
-    modules = modules_inside(module)
-    if not is_as_built(module, modules, record.kinds):
-        return 0.0, 'A module inside has a hook.'
+    parameters = [*module.parameters()]
+    reason = native.why_not(parameters[0])
+    modules = reason or read_modules(module, record.kinds)
+    if isinstance(modules, str):
+        return 0.0, modules
+    for parameter in parameters:
+        address('parameter', parameter, parameter.shape, copies=[])
     generator = torch.Generator().manual_seed(0)
     module.train()
     for owner, name in rates_in(modules, record):

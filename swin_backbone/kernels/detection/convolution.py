@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..native.availability import can_multiply, can_run
-from ..native.layers import run_operator
+from ..native.availability import why_not, why_not_in
+from ..native.layers import plan_layer
 from ..native.library import PRODUCTS, Convolution
+from ..native.limits import is_within
 from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
 
 TILES = 4, 6  # outputs along the sides of a tile
@@ -38,10 +39,11 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and can_run(x_BCHW)  # before any comparison of sizes: a graph would keep the comparison
+        and why_not(x_BCHW) is None  # before any comparison of sizes: a graph would keep the comparison
         and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
         and _takes_dtype(_dtype_of(*tensors))
         and all(type(t) in (Tensor, Parameter) and is_readable(t) for t in tensors)
+        and is_within('convolution', max(TILES), len(x_BCHW), *x_BCHW.shape[2:], C, N)
     )
 
 
@@ -71,7 +73,7 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
 
 
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
-    if dtype is None or not can_multiply(dtype):
+    if dtype is None or why_not_in(dtype) is not None:
         return False
     return PRODUCTS[dtype] is torch.float32 or libswin().isa != 'amx'
 
@@ -96,7 +98,8 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()
     operator = _Convolution(cache, is_trained)
-    return run_operator(operator, _by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
+    call = plan_layer(operator, _by_torch, x_BHWC.shape, weight_NC33, bias_N, is_cast=False)
+    return call(x_BHWC).permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 class _Convolution(NamedTuple):
@@ -105,7 +108,11 @@ class _Convolution(NamedTuple):
     cache: Optional[Cache]
     is_trained: bool
 
-    def compute(self, x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
+    def describe(self, _: Sequence[int], weight: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
+        return weight, bias
+
+    def compute(self, x_BHWC: Tensor, described: tuple[Tensor, Optional[Tensor]]) -> Sequence[Tensor]:
+        weight, bias = described
         tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
         if self.cache is None:
             packed = pack(weight, tile)
@@ -145,7 +152,9 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
     packed = empty(POINTS[tile] * N * C)
-    libswin().pack_convolution(first, tile, N, C, torch.get_num_threads(), packed.data_ptr())
+    libswin().pack_convolution(
+        first, tile, N, C, torch.get_num_threads(), address('packed weight', packed, packed.shape)
+    )
     return packed
 
 
@@ -158,6 +167,6 @@ def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tens
         address('packed', packed, (POINTS[tile] * N * x_BHWC.shape[3],)),
         address('bias', bias_N, (N,)),
     )
-    first = address('x', x_BHWC, x_BHWC.shape, x_BHWC.dtype)
-    libswin().convolution_forward(byref(described), first, y_BHWN.data_ptr())
+    x, y = (address('map', one, one.shape, x_BHWC.dtype) for one in (x_BHWC, y_BHWN))
+    libswin().convolution_forward(byref(described), x, y)
     return y_BHWN

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..native.layers import run_operator
+from ..native.layers import plan_layer
 from ..native.library import Deformable
-from ..native.memory import address, libswin
+from ..native.limits import is_within
+from ..native.memory import address, empty, libswin
 
 
 def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -29,9 +30,17 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
     Raises:
         ValueError: if the arguments do not fit.
     """
-    tensors = (x.float().contiguous() for x in (values_BShd, places, weights))
-    y_BQhd = run_operator(_Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2), *tensors)
+    values, *others = (x.float().contiguous() for x in (values_BShd, places, weights))
+    operator, by_torch = _Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2)
+    y_BQhd = plan_layer(operator, by_torch, values.shape, *others)(values)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
+
+
+def takes_sizes(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: int, num_points: int) -> bool:
+    """Return whether the library takes the sizes of a layer. Torch raises errors for wrong sizes."""
+    B, S, C = values_BSC.shape
+    sizes = B, num_queries, S, heads, C // heads, len(shapes_L2), num_points
+    return is_within('deformable', *sizes) and int(shapes_L2.prod(1).sum()) == S
 
 
 class _Deformable(NamedTuple):
@@ -39,14 +48,15 @@ class _Deformable(NamedTuple):
 
     shapes_L2: Tensor
 
-    def compute(self, values: Tensor, places: Tensor, weights: Tensor) -> Sequence[Tensor]:
-        described, arrays, y_BQhd = self.describe(values, places, weights)
-        libswin().deformable_forward(byref(described), *arrays, y_BQhd.data_ptr())
+    def describe(self, _: Sequence[int], places: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return places, weights
+
+    def compute(self, values: Tensor, described: tuple[Tensor, Tensor]) -> Sequence[Tensor]:
+        call, arrays, y_BQhd = self.locate(values, *described)
+        libswin().deformable_forward(byref(call), *arrays, address('y', y_BQhd, y_BQhd.shape))
         return (y_BQhd,)
 
-    def describe(
-        self, values: Tensor, places: Tensor, weights: Tensor
-    ) -> tuple[Deformable, list[Optional[int]], Tensor]:
+    def locate(self, values: Tensor, places: Tensor, weights: Tensor) -> tuple[Deformable, list[Optional[int]], Tensor]:
         """Return the library's description, the addresses of the inputs, and memory for the output."""
         (B, S, h, d), (_, Q, _, L, P) = values.shape, weights.shape
         arrays = [
@@ -55,16 +65,15 @@ class _Deformable(NamedTuple):
             address('weights', weights, (B, Q, h, L, P)),
         ]
         shapes = address('shapes', self.shapes_L2, (L, 2), torch.int64)
-        described = Deformable(torch.get_num_threads(), B, Q, S, h, d, L, P, shapes)
-        return described, arrays, values.new_empty(B, Q, h, d)
+        return Deformable(torch.get_num_threads(), B, Q, S, h, d, L, P, shapes), arrays, empty(B, Q, h, d)
 
     def gradients(
         self, grad_BQhd: Tensor, _: Sequence[bool], values: Tensor, places: Tensor, weights: Tensor
     ) -> Sequence[Optional[Tensor]]:
-        described, arrays, y_BQhd = self.describe(values, places, weights)
+        call, arrays, y_BQhd = self.locate(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
-        grad = address('grad', grad_BQhd, y_BQhd.shape)
-        libswin().deformable_backward(byref(described), *arrays, grad, *(one.data_ptr() for one in gradients))
+        grad, to = address('gradient', grad_BQhd, y_BQhd.shape), [address('gradient', g, g.shape) for g in gradients]
+        libswin().deformable_backward(byref(call), *arrays, grad, *to)
         return gradients
 
 

@@ -3,6 +3,7 @@
 Letters: R regions, I and J bins down and across.
 """
 
+from collections.abc import Sequence
 from ctypes import byref, c_int64
 from typing import Any, Optional
 
@@ -10,7 +11,13 @@ import torch
 from torch import Tensor
 
 from ..native.library import RoiAlign
+from ..native.limits import is_within
 from ..native.memory import address, dtype_number, libswin
+
+
+def takes_sizes(shape: Sequence[int], regions: int, pooling: Any) -> bool:
+    """Return whether the library takes the sizes of maps (B, C, H, W), the number of regions and the settings."""
+    return is_within('roi_align', *shape, regions, *pooling.bins, max(pooling.sampling_ratio, 0))
 
 
 def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: Any) -> None:
@@ -58,7 +65,8 @@ def nms(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) ->
     boxes_N4 = boxes_N4.contiguous()
     libswin().nms(
         *(address('boxes', boxes_N4, (number, 4)), address('order', order_N, (number,), torch.long)),
-        *(number, iou_threshold, offset, torch.get_num_threads(), indices_N.data_ptr(), byref(count)),
+        *(number, iou_threshold, offset, torch.get_num_threads()),
+        *(address('indices', indices_N, (number,), torch.long), byref(count)),
     )
     return indices_N[: count.value]
 

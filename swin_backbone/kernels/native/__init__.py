@@ -3,6 +3,6 @@
 The library is optional (`csrc/build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
 """
 
-from .availability import can_multiply, can_run
+from .availability import why_not, why_not_in
 
-__all__ = ['can_multiply', 'can_run']
+__all__ = ['why_not', 'why_not_in']

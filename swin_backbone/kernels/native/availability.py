@@ -12,14 +12,15 @@ from threading import local
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...compat import has_global_hooks, num_dispatch_modes
-from ...modes import linear_dtype, recorder_of
-from ...replace import refuse
+from ...compat import changes_functions, has_global_hooks, num_dispatch_modes, num_function_modes
+from ...modes import recorder_of
 from . import memory
 from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load
 from .memory import empty, is_readable, pack_linear
+
+PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
 
 # Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX: 330
 # GFLOP/s of float32 and 610 of bfloat16, and 4 GB/s.
@@ -41,26 +42,48 @@ class Storage(NamedTuple):
     reason: str
 
 
-def can_run(x: Tensor, raise_error: bool = False) -> bool:
-    """Return whether the library computes layers for maps of the device, dtype and mode of `x`."""
-    recorder, reason = recorder_of(x), None
+def why_not(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
+    """Return in a sentence why the library computes nothing for tensors of the device, dtype and mode of `x`.
+
+    None: the library computes.
+
+    Args:
+        layer: a layer of a Swin with the map `x`: float32, or under autocast of any floating dtype. If the map is on
+            another device, so are the weights: the memory of the packed weights is freed.
+    """
+    recorder = recorder_of(x)
     if x.device.type != 'cpu':
-        reason = f'The compiled library is for CPUs, not {x.device.type}.'
-    elif recorder is not None:
-        reason = f'The compiled library is no part of what {recorder} records.'
-    elif has_global_hooks():
-        reason = 'The compiled library calls no modules, and a hook on all modules is registered.'
-    elif num_dispatch_modes():
-        reason = 'The compiled library calls no operators of torch, and a TorchDispatchMode receives them.'
-    elif not torch.backends.mkldnn.enabled:
-        reason = 'torch.backends.mkldnn is switched off, and with it the compiled library.'
-    elif not is_readable(x):
-        reason = f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
-    elif getattr(_torch_alone, 'depth', 0):
-        reason = 'The compiled library has no second derivatives.'
-    else:
-        reason = _find_obstacle(linear_dtype(x))
-    return reason is None or refuse('native', reason, raise_error)
+        if layer is not None and not torch.compiler.is_compiling():
+            memory.drop_cache(layer)
+        return f'The compiled library is for CPUs, not {x.device.type}.'
+    if recorder is not None:
+        return f'The compiled library is no part of what {recorder} records.'
+    is_cast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
+    if layer is not None and x.dtype is not torch.float32 and not is_cast:
+        return f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
+    if has_global_hooks():
+        return 'The compiled library calls no modules, and a hook on all modules is registered.'
+    if num_dispatch_modes() or (num_function_modes() and changes_functions()):
+        return 'The compiled library calls no operators of torch, and a mode of torch receives them.'
+    if not torch.backends.mkldnn.enabled:
+        return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
+    if not is_readable(x):
+        return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
+    if getattr(_torch_alone, 'depth', 0):
+        return 'The compiled library has no second derivatives.'
+    return why_not_in(torch.get_autocast_dtype('cpu') if is_cast else x.dtype)
+
+
+def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
+    """Return the dtype of a layer's matrix products, and whether autograd records one of the tensors.
+
+    The dtype is int8 if `accelerate` chose so and no gradient is recorded.
+    """
+    has_gradients = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+    if not has_gradients and vars(layer).get(PRECISION) == 'int8':
+        return torch.int8, False
+    is_cast = torch.is_autocast_enabled('cpu')
+    return torch.get_autocast_dtype('cpu') if is_cast else torch.float32, has_gradients
 
 
 _torch_alone = local()
@@ -76,18 +99,13 @@ def torch_alone() -> Iterator[None]:
         _torch_alone.depth -= 1
 
 
-def can_multiply(dtype: torch.dtype, raise_error: bool = False) -> bool:
-    """Return whether the operators compute in `dtype` here.
+@lru_cache(maxsize=len(PRODUCTS) + 1)
+def why_not_in(dtype: torch.dtype) -> Optional[str]:
+    """Return in a sentence why the operators do not compute in `dtype` here; None: they do.
 
     Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.
     """
-    reason = _find_obstacle(dtype)
-    return reason is None or refuse('native', reason, raise_error)
-
-
-@lru_cache(maxsize=len(PRODUCTS) + 1)
-def _find_obstacle(dtype: torch.dtype) -> Optional[str]:
     if dtype not in PRODUCTS:
         return f'The compiled operators compute in float32, bfloat16 and float16, not {dtype}.'
     library, reason = load()

@@ -7,9 +7,10 @@ Layout: B batch, H W height and width of a map, C channels, D hidden channels, h
 `ProjectionOperator`, K input channels and N output channels of the linear layer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_int64, c_void_p
+from functools import lru_cache
 from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
@@ -18,19 +19,33 @@ from torch import Tensor
 from ...models.windows import Windows
 from ...modes import is_batched
 from ...positions import Size
-from ...replace import refuse
 from . import library as c_structures
 from .library import DTYPES, PRODUCTS
-from .memory import LINE, Cache, address, aligned, cached_while_unchanged, empty, is_readable, libswin, pack_linear
-
-LARGEST_WINDOW = 16  # places along a side
-HEAD_DIMS = range(8, 65, 8)  # channels of a head
+from .memory import (
+    LINE,
+    Cache,
+    address,
+    aligned,
+    cached_while_unchanged,
+    empty,
+    is_readable,
+    libswin,
+    pack_linear,
+    require_sizes,
+)
 
 
 class Operator(Protocol):
     """A computation by the library, with gradients."""
 
-    def compute(self, x: Tensor, *weights: Any) -> Sequence[Tensor]:
+    def describe(self, shape: Sequence[int], *weights: Any) -> Any:
+        """Return the library's description of the layer, for an input of a shape. The library then raises no error.
+
+        Raises:
+            Unfit: if the library does not take the shape or a weight.
+        """
+
+    def compute(self, x: Tensor, described: Any) -> Sequence[Tensor]:
         """Return the output, and tensors to store for `gradients` beside the arguments."""
 
     def gradients(self, grad: Tensor, needed: Sequence[bool], x: Tensor, *stored: Any) -> Sequence[Optional[Tensor]]:
@@ -38,46 +53,44 @@ class Operator(Protocol):
 
         Args:
             grad: of the output, contiguous.
-            needed: whether the gradient of an argument is needed. Unneeded gradients are ignored.
+            needed: whether the gradients of `x` and of the weights are needed. Unneeded gradients are ignored.
             stored: the weights, then the stored tensors.
         """
 
 
+Size4 = tuple[int, int, int, int]
 Derive = Callable[..., Sequence[Optional[Tensor]]]
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, operator: Operator, derive: Derive, by_torch: Callable[..., Tensor], *tensors: Optional[Tensor]
-    ) -> Tensor:
-        x, *parameters = tensors
-        output, *more = operator.compute(x, *derive(*parameters))  # type: ignore[arg-type]
-        ctx.save_for_backward(*tensors, *more)
-        ctx.operator, ctx.derive, ctx.by_torch = operator, derive, by_torch
+    def forward(ctx: Any, call: 'LayerCall', x: Tensor, *parameters: Optional[Tensor]) -> Tensor:
+        output, *more = call.operator.compute(x, call.described)
+        ctx.save_for_backward(x, *parameters, *more)
+        ctx.call = call._replace(described=None, parameters=())  # both hold tensors of the forward
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         # Hooks of saved tensors may return tensors at any address.
         stored = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
-        needed = ctx.needs_input_grad[3:]
+        needed, call = ctx.needs_input_grad[1:], ctx.call
         needed_x, needed_parameters = needed[0], needed[1:]
         (x, *parameters), more = stored[: len(needed)], stored[len(needed) :]
         grad = grad.resolve_neg().contiguous()
         # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
         if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
-            return None, None, None, *_gradients_by_autograd(ctx.by_torch, [x, *parameters], needed, grad)
+            return None, *_gradients_by_autograd(call.by_torch, [x, *parameters], needed, grad)
         with torch.enable_grad():
             leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed_parameters)]
-            weights = ctx.derive(*leaves)
+            weights = call.derive(*leaves)
         detached, needed_weights = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
-        of_x, *of_weights = ctx.operator.gradients(grad, [needed_x, *needed_weights], x, *detached, *more)
+        of_x, *of_weights = call.operator.gradients(grad, [needed_x, *needed_weights], x, *detached, *more)
         pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, needed_weights) if is_needed]
         inputs = [leaf for leaf, n in zip(leaves, needed_parameters) if n]
         of_inputs = iter(_apply_chain_rule(pairs, inputs))
         of_parameters = [next(of_inputs) if n else None for n in needed_parameters]
-        return None, None, None, of_x if needed_x else None, *of_parameters
+        return None, of_x if needed_x else None, *of_parameters
 
 
 def _is_needed(weight: Optional[Tensor]) -> bool:
@@ -92,23 +105,44 @@ def _apply_chain_rule(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[A
     return torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True)
 
 
-def run_operator(
-    operator: Operator,
-    by_torch: Callable[..., Tensor],
-    x: Tensor,
-    *parameters: Optional[Tensor],
-    derive: Derive = lambda *parameters: parameters,
-) -> Tensor:
-    """Return the output of an operator, with gradients if autograd records.
+class LayerCall(NamedTuple):
+    """A layer that is ready to run, with gradients if autograd records; see `replace.Plan`.
 
-    Args:
+    Attributes:
+        described: by the operator, for the shape of the map.
         by_torch: computes the output in torch operations, for second derivatives and batches of gradients.
         derive: makes the operator's weights from the parameters, in torch operations.
+        is_cast: whether the input is cast to float32.
     """
-    if torch.is_grad_enabled():
-        y: Tensor = _Function.apply(operator, derive, by_torch, x, *parameters)  # type: ignore[no-untyped-call]
-        return y
-    return operator.compute(x, *derive(*parameters))[0]
+
+    operator: Any
+    described: Any
+    by_torch: Callable[..., Tensor]
+    parameters: Sequence[Optional[Tensor]]
+    derive: Derive
+    is_cast: bool
+
+    def __call__(self, x: Tensor, *_: Any) -> Tensor:
+        x = x.float() if self.is_cast else x
+        if torch.is_grad_enabled():
+            y: Tensor = _Function.apply(self, x, *self.parameters)  # type: ignore[no-untyped-call]
+            return y
+        output: Tensor = self.operator.compute(x, self.described)[0]
+        return output
+
+
+@torch.no_grad()
+def plan_layer(
+    operator: Operator,
+    by_torch: Callable[..., Tensor],
+    shape: Sequence[int],
+    *parameters: Optional[Tensor],
+    derive: Derive = lambda *parameters: parameters,
+    is_cast: bool = True,
+) -> LayerCall:
+    """Return a layer for maps of a shape, see `LayerCall`; or raise `Unfit`."""
+    described = operator.describe(shape, *derive(*parameters))
+    return LayerCall(operator, described, by_torch, parameters, derive, is_cast)
 
 
 def _gradients_by_autograd(
@@ -168,34 +202,7 @@ class BlockSettings(NamedTuple):
     eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
 
 
-def can_compute_block(
-    tensors: Mapping[str, Any],
-    heads: int,
-    window: Size,
-    more_shapes: Sequence[Sequence[int]] = (),
-    raise_error: bool = False,
-) -> bool:
-    """Return whether the library computes blocks of these sizes.
-
-    Args:
-        tensors: by name, in the order of `BlockWeights`, but for the position bias and the scale.
-        more_shapes: of the tensors behind these.
-    """
-    _, proj, fc1, *_ = tensors.values()
-    C, D, reason = len(proj), len(fc1), None
-    for (name, tensor), shape in zip(tensors.items(), (*_block_shapes(C, D, heads, window)[:-2], *more_shapes)):
-        if tensor is not None and tensor.shape != shape:
-            reason = f'The compiled library takes a {name} of {list(shape)}, not {list(tensor.shape)}.'
-            return refuse('native', reason, raise_error)
-    if not 1 <= min(window) <= max(window) <= LARGEST_WINDOW:
-        reason = f'The compiled library takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {tuple(window)}.'
-    elif not heads or C % heads or C // heads not in HEAD_DIMS:
-        reason = f'The compiled library takes heads of 8, 16, ... 64 channels, not {heads} heads for {C} channels.'
-    elif not D or D % 8:
-        reason = f'The compiled library takes MLPs of a multiple of 8 channels, not {D}.'
-    return reason is None or refuse('native', reason, raise_error)
-
-
+@lru_cache(maxsize=256)
 def _block_shapes(C: int, D: int, h: int, window: Size) -> Sequence[tuple[int, ...]]:
     """Return the shapes of the tensors of `BlockWeights`."""
     N = window[0] * window[1]
@@ -208,8 +215,8 @@ class BlockOperator(NamedTuple):
     Attributes:
         dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
-        drop_path_2B: the factors of both branches for the images; None: 1.
         stores: whether the forward stores more than the input for backward, see `availability.is_stored`.
+        drop_path_2B: the factors of both branches for the images; None: 1.
         out: memory for the output; None: new memory. Must be None with gradients.
     """
 
@@ -217,65 +224,78 @@ class BlockOperator(NamedTuple):
     windows: Windows
     dtype: torch.dtype
     cache: Cache
-    drop_path_2B: Optional[Tensor] = None
     stores: bool = False
+    drop_path_2B: Optional[Tensor] = None
     out: Optional[Tensor] = None
 
-    def compute(self, x_BHWC: Tensor, *weights: Any) -> Sequence[Tensor]:
-        described = self.describe(x_BHWC, BlockWeights(*weights))
-        y_BHWC = torch.empty_like(x_BHWC) if self.out is None else self.out
-        groups, memory = 0, []
+    def describe(self, shape: Sequence[int], *weights: Any) -> c_structures.Block:
+        w: Any = BlockWeights(*weights)
+        copies: list[Any] = []
+        windows, (scale, eps) = self.windows, self.settings
+        (B, H, W, C), h = shape, len(w.position_bias_hNN)
+        D = w.fc1_weight.shape[0] if w.fc1_weight.dim() else 0
+        sizes = B, H, W, C, D, h, *windows.window_size, *windows.shift
+        require_sizes('block', self.dtype, *sizes)
+        named = zip(w._fields, w, _block_shapes(C, D, h, windows.window_size))
+        p = [address(name, one, of_one, copies=copies) for name, one, of_one in named]
+
+        def make() -> list[Tensor]:
+            return [pack_linear(weight, self.dtype, unit) for weight, unit in zip(w, (C // h, 1, 1, 1))]
+
+        packed = cached_while_unchanged(w[:4], (self.dtype, h), make, self.cache)
+        product, padding = PRODUCTS[self.dtype], 1 if windows.mask_padding else 0 if windows.pads_first else 2
+        described = c_structures.Block(
+            *(
+                DTYPES.index(product),
+                torch.get_num_threads(),
+                *sizes,
+                padding,
+                len(eps) == 3,
+                scale,
+                *eps,
+                *[0.0] * (3 - len(eps)),
+            ),
+            tuple(address('packed weight', panels, panels.shape, product) for panels in packed),
+            *(tuple(p[4:8]), *p[8:], address('drop_path', self.drop_path_2B, (2, B))),
+        )
+        described.copies = [*packed, *copies, *w[4:], self.drop_path_2B]
+        return described
+
+    def compute(self, x_BHWC: Tensor, described: c_structures.Block) -> Sequence[Tensor]:
+        copies: list[Any] = []
+        shape, groups, memory = x_BHWC.shape, 0, []
+        y_BHWC = empty(shape) if self.out is None else self.out
         if self.stores:
             groups, size = _saved_size(described, 0)
             memory = [aligned(groups * size).view(groups, size)]
-        saved = memory[0].data_ptr() if memory else None
-        libswin().block_forward(byref(described), x_BHWC.data_ptr(), y_BHWC.data_ptr(), saved, groups)
+        saved = address('saved', memory[0], memory[0].shape, torch.uint8) if memory else None
+        x, y = address('x', x_BHWC, shape, copies=copies), address('y', y_BHWC, shape)
+        libswin().block_forward(byref(described), x, y, saved, groups)
         return y_BHWC, *memory
-
-    def describe(self, x_BHWC: Tensor, w: BlockWeights) -> c_structures.Block:
-        """Return the library's description of the block. `can_compute_block` has checked shapes and dtypes."""
-        (B, H, W, C), D, h, windows = x_BHWC.shape, len(w.fc1_weight), len(w.position_bias_hNN), self.windows
-        linear, (scale, eps) = w[:4], self.settings
-
-        def make() -> list[Tensor]:
-            return [pack_linear(weight, self.dtype, unit) for weight, unit in zip(linear, (C // h, 1, 1, 1))]
-
-        packed = cached_while_unchanged(linear, (self.dtype, h), make, self.cache)
-        padding = 1 if windows.mask_padding else 0 if windows.pads_first else 2  # `swin_padding`
-        others = [None if tensor is None else tensor.contiguous() for tensor in (*w[4:], self.drop_path_2B)]
-        p = [None if tensor is None else tensor.data_ptr() for tensor in others]
-        described = c_structures.Block(
-            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), B, H, W, C, D, h),
-            *(*windows.window_size, *windows.shift, padding, len(eps) == 3),
-            *(scale, *eps, *[0.0] * (3 - len(eps)), tuple(panels.data_ptr() for panels in packed)),
-            *(tuple(p[:4]), *p[4:]),
-        )
-        described.copies = [*packed, *(tensor for tensor in others if tensor is not None)]
-        return described
 
     def gradients(
         self, grad_BHWC: Tensor, _: Sequence[bool], x_BHWC: Tensor, *stored: Any
     ) -> Sequence[Optional[Tensor]]:
-        w = BlockWeights(*stored[: len(BlockWeights._fields)])
-        C, h = x_BHWC.shape[3], len(w.position_bias_hNN)
+        w: Any = BlockWeights(*stored[: len(BlockWeights._fields)])
+        copies: list[Any] = []
+        shape = x_BHWC.shape
+        C, h = shape[3], len(w.position_bias_hNN)
         shapes, units = _block_shapes(C, len(w.fc1_weight), h, self.windows.window_size), (1, C // h, 1, 1)
-        for name, tensor, shape in zip(w._fields, w, shapes):  # hooks of saved tensors may return any tensor
-            if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
-                raise ValueError(f'{name} must be {list(shape)}, float32, got {list(tensor.shape)}, {tensor.dtype}')
-        x, described = address('x', x_BHWC, x_BHWC.shape), self.describe(x_BHWC, w)
-        transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(w[:4], units)]
+        described = self.describe(shape, *w)
+        transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(w, units)]
         groups, saved = 0, None
         if self.stores:
             groups, memory = len(stored[-1]), stored[-1]
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = aligned(memory.nbytes).copy_(memory.flatten()).view(memory.shape)
             saved = address('saved', memory, _saved_size(described, groups), torch.uint8)
-        of_x, of_weights = torch.empty_like(x_BHWC), [empty(shape) for shape in shapes]
-        g = [gradient.data_ptr() for gradient in of_weights]
+        of_x, *of_weights = results = [empty(one) for one in (shape, *shapes)]
+        to_x, *to = [address('gradient', one, one.shape) for one in results]
+        panels = [address('packed weight', one, one.shape, PRODUCTS[self.dtype]) for one in transposed]
         libswin().block_backward(
-            *(byref(described), (c_void_p * 4)(*[panels.data_ptr() for panels in transposed])),
-            *(x, grad_BHWC.data_ptr(), saved, groups),
-            byref(c_structures.BlockGradients(of_x.data_ptr(), tuple(g[:4]), tuple(g[4:8]), *g[8:])),
+            *(byref(described), (c_void_p * 4)(*panels), address('x', x_BHWC, shape, copies=copies)),
+            *(address('gradient', grad_BHWC, shape), saved, groups),
+            byref(c_structures.BlockGradients(to_x, tuple(to[:4]), tuple(to[4:8]), *to[8:])),
         )
         return of_x, *of_weights
 
@@ -299,6 +319,7 @@ class ProjectionOperator(NamedTuple):
         post_norm: whether the norm is behind the projection.
         dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
+        has_gradients: whether autograd records.
     """
 
     merges: bool
@@ -306,37 +327,51 @@ class ProjectionOperator(NamedTuple):
     post_norm: bool
     dtype: torch.dtype
     cache: Cache
-
-    def compute(self, x: Tensor, weight: Tensor, *vectors: Optional[Tensor]) -> Sequence[Tensor]:
-        places, projection, (rows, columns) = self.describe(x, weight, *vectors)
-        y_BHWN = empty(len(x), rows, columns, len(weight))
-        forward = libswin().merge_forward if self.merges else libswin().embed_forward
-        forward(byref(places), byref(projection), y_BHWN.data_ptr())
-        return (y_BHWN,)
+    has_gradients: bool
 
     def describe(
-        self, x: Tensor, weight: Tensor, bias: Optional[Tensor], *norm: Optional[Tensor]
-    ) -> tuple[Any, c_structures.Projection, Size]:
-        """Return the library's description of the input and of the layer, and the rows and columns of the output."""
-        (N, K), patch = weight.flatten(1).shape, (2, 2) if self.merges else tuple(weight.shape[2:])
-        C, H, W = x.permute(0, 3, 1, 2).shape[1:] if self.merges else x.shape[1:]
-        if K != C * patch[0] * patch[1] or x.dtype is not torch.float32 or not is_readable(x):
-            raise ValueError(f'a weight {list(weight.shape)} must fit float32 maps, got {x.dtype} {list(x.shape)}')
-        normed = N if self.post_norm else K
-        places: Any = c_structures.Maps(x.data_ptr(), *x.shape, self.post_norm)
-        if not self.merges:
-            places = c_structures.Images(x.data_ptr(), *x.shape, tuple(x.stride()), *patch)
-        elif not self.post_norm:
-            norm = tuple(v if v is None else neighbours_first(v) for v in norm)
-        vectors = [None if v is None else v.contiguous() for v in (bias, *norm)]
-        (panels,) = cached_while_unchanged((weight,), (self.dtype,), lambda: [self.pack(weight)], self.cache)
+        self, shape: Sequence[int], weight: Tensor, *vectors: Optional[Tensor]
+    ) -> tuple[Any, Any, tuple[int, ...]]:
+        """Return the library's descriptions of the input and of the layer, and the shape of the output."""
+        N, patch = len(weight), (2, 2) if self.merges else tuple(weight.shape[2:])
+        B, H, W, C = shape if self.merges else (shape[0], *shape[2:], shape[1])
+        sizes = (*shape, N) if self.merges else (*shape, *patch, N)
+        require_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, self.has_gradients)
+        lengths = (N, *[N if self.post_norm else 4 * C] * 2)
+        address('weight', weight, (N, 4 * C) if self.merges else (N, C, *patch), copies=[])
+        for vector, length in zip(vectors, lengths):
+            address('vector', vector, (length,), copies=[])
+        order = neighbours_first if self.merges and not self.post_norm else Tensor.contiguous
+
+        def make() -> list[Any]:
+            return [self.pack(weight), vectors[0], *(one if one is None else order(one) for one in vectors[1:])]
+
+        present = [one for one in (weight, *vectors) if one is not None]
+        packed = cached_while_unchanged(present, (self.dtype, *(one is None for one in vectors)), make, self.cache)
+        panels, copies = packed[0], [*packed]
+        bias, *norm = (address('vector', one, (n,), copies=copies) for one, n in zip(packed[1:], lengths))
         projection = c_structures.Projection(
-            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), N, panels.data_ptr()),
-            *(address('bias', vectors[0], (N,)), self.eps is not None, self.eps or 0.0),
-            *(address('a tensor of the norm', v, (normed,)) for v in vectors[1:]),
+            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), N),
+            *(address('packed weight', panels, panels.shape, PRODUCTS[self.dtype]), bias),
+            *(self.eps is not None, self.eps or 0.0, *norm),
         )
-        projection.copies = [panels, *(v for v in vectors if v is not None)]
-        return places, projection, (-(-H // patch[0]), -(-W // patch[1]))
+        projection.copies = copies
+        places: Any = c_structures.Maps(None, *shape, self.post_norm)
+        if not self.merges:
+            places = c_structures.Images(None, *shape, (0, 0, 0, 0), *patch)
+        return places, projection, (B, -(-H // patch[0]), -(-W // patch[1]), N)
+
+    def compute(self, x: Tensor, described: tuple[Any, Any, Size4]) -> Sequence[Tensor]:
+        copies: list[Any] = []
+        places, projection, shape = described
+        y_BHWN = empty(shape)
+        if self.merges:
+            places.x = address('x', x, x.shape, copies=copies)
+        else:  # an image may have any strides
+            places.pixels, places.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
+        forward = libswin().merge_forward if self.merges else libswin().embed_forward
+        forward(byref(places), byref(projection), address('y', y_BHWN, shape))
+        return (y_BHWN,)
 
     def pack(self, weight: Tensor, transposed: bool = False) -> Tensor:
         """Return the packed weight, with inputs in the library's order."""
@@ -345,17 +380,24 @@ class ProjectionOperator(NamedTuple):
     def gradients(
         self, grad_BHWN: Tensor, needed: Sequence[bool], x: Tensor, weight: Tensor, *vectors: Any
     ) -> Sequence[Optional[Tensor]]:
-        places, projection, _ = self.describe(x, weight, *vectors)
+        copies: list[Any] = []
+        places, projection, shape = self.describe(x.shape, weight, *vectors)
+        if self.merges:
+            places.x = address('x', x, x.shape, copies=copies)
+        else:  # an image may have any strides
+            places.pixels, places.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
         (N, K), needs_of_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
         normed = 0 if self.eps is None else N if self.post_norm else K
         transposed = self.pack(weight, transposed=True) if needs_of_x else empty(0)
         of_x = empty(x.shape) if needs_of_x else empty(0)  # a norm before the projection needs `of_x` too
         of_weight, of_bias, of_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
-        g = [gradient.data_ptr() or None for gradient in (of_x, of_weight, of_bias, *of_norm)]
+        to = [address('gradient', one, one.shape) or None for one in (of_x, of_weight, of_bias, *of_norm)]
         backward = libswin().merge_backward if self.merges else libswin().embed_backward
         backward(
-            *(byref(places), byref(projection), transposed.data_ptr(), grad_BHWN.data_ptr()),
-            byref(c_structures.ProjectionGradients(*g)),
+            *(byref(places), byref(projection)),
+            address('packed weight', transposed, transposed.shape, transposed.dtype),
+            address('gradient', grad_BHWN, shape),
+            byref(c_structures.ProjectionGradients(*to)),
         )
         if self.merges:
             of_weight = neighbours_last(of_weight)
@@ -369,25 +411,35 @@ class OutputNormOperator(NamedTuple):
 
     eps: float
 
-    def compute(self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Sequence[Tensor]:
+    def describe(self, shape: Sequence[int], *vectors: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
+        """Return weight and bias without gaps."""
+        B, H, W, C = shape
+        require_sizes('output_norm', B, H * W, C)
+        for one in vectors:
+            address('vector', one, (C,), copies=[])
+        return [one if one is None else one.contiguous() for one in vectors]
+
+    def compute(self, x_BHWC: Tensor, described: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
-        y_BCHW, vectors = empty(B, C, H, W), [None if v is None else v.contiguous() for v in (weight, bias)]
+        y_BCHW = empty(B, C, H, W)
         libswin().output_norm_forward(
-            *(x_BHWC.data_ptr(), B, H * W, C, *(address('a tensor of the norm', v, (C,)) for v in vectors)),
-            *(self.eps, torch.get_num_threads(), y_BCHW.data_ptr()),
+            *(address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C),
+            *(address('vector', one, (C,)) for one in described),
+            *(self.eps, torch.get_num_threads(), address('y', y_BCHW, (B, C, H, W))),
         )
         return (y_BCHW,)
 
     def gradients(
         self, grad_BCHW: Tensor, _: Sequence[bool], x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     ) -> Sequence[Optional[Tensor]]:
+        copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
-        gradients = torch.empty_like(x_BHWC), empty(C), empty(C)
-        weight = None if weight is None else weight.contiguous()
+        gradients = empty(B, H, W, C), empty(C), empty(C)
         libswin().output_norm_backward(
-            *(address('x', x_BHWC, x_BHWC.shape), grad_BCHW.data_ptr(), B, H * W, C),
-            *(address('weight', weight, (C,)), self.eps, torch.get_num_threads()),
-            *(gradient.data_ptr() for gradient in gradients),
+            *(address('x', x_BHWC, (B, H, W, C), copies=copies), address('gradient', grad_BCHW, (B, C, H, W))),
+            *(B, H * W, C, address('weight', weight, (C,), copies=copies), self.eps, torch.get_num_threads()),
+            *(address('gradient', one, one.shape) for one in gradients),
         )
         return gradients
 

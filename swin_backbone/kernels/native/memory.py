@@ -1,12 +1,12 @@
 """Memory of tensors for the compiled library: addresses, packed weights and checksums.
 
-The library gets addresses and sizes (csrc/swin.h). Functions here check the dtype, shape and memory of a tensor. The
-library checks all numbers.
+The library gets addresses and sizes (csrc/swin.h). `address` checks the dtype, shape and memory of a tensor, and
+`limits.py` the sizes.
 
 Layout: N outputs and K inputs of a linear layer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int64, c_void_p
 from functools import lru_cache, partial
 from typing import Any, Optional, TypeVar
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from ...replace import refuse
 from .library import DTYPES, PRODUCTS, Library, load
+from .limits import find_excess
 
 Made = TypeVar('Made')  # tensors
 # By role: a key, and tensors that are up to date if the key is unchanged
@@ -40,24 +40,21 @@ def libswin() -> Library:
 def is_readable(tensor: Tensor) -> bool:
     """Return whether the numbers of a tensor are in memory at the tensor's address.
 
-    Not readable are negated views, sparse tensors, tensors at odd addresses and subclasses with tensors inside.
+    Not readable are negated views, sparse tensors, tensors at odd addresses and subclasses that compute differently.
     """
-    kind = type(tensor)
-    is_plain = kind is Tensor or kind is Parameter or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    is_plain = type(tensor) is Tensor or type(tensor) is Parameter or _is_plain(type(tensor))
     if not (is_plain and tensor.is_cpu and tensor.layout is torch.strided) or tensor.is_neg():
         return False
     first = tensor.data_ptr()
     return first % tensor.itemsize == 0 and (first != 0 or tensor.numel() == 0)
 
 
-def can_read(weights: Iterable[Optional[Tensor]], raise_error: bool = False) -> bool:
-    """Return whether the library can read the weights."""
-    for w in weights:
-        if w is not None and not (w.dtype is float32 and is_readable(w)):
-            advice = '; autocast computes in half precision with float32 weights' if w.itemsize == 2 else ''
-            reason = f'The compiled library takes float32 weights in memory, not {w.dtype} on {w.device}{advice}.'
-            return refuse('native', reason, raise_error)
-    return True
+@lru_cache(maxsize=64)
+def _is_plain(kind: Any) -> bool:
+    """Return whether a subclass of tensors, like Parameter, holds its numbers itself and changes no function."""
+    functions, dispatch = '__torch_function__', '__torch_dispatch__'
+    changes_nothing = getattr(kind, functions) is getattr(Parameter, functions)
+    return changes_nothing and getattr(kind, dispatch) is getattr(Tensor, dispatch)
 
 
 def aligned(size: int) -> Tensor:
@@ -66,20 +63,48 @@ def aligned(size: int) -> Tensor:
     return memory[-memory.data_ptr() % LINE :][:size]
 
 
-def address(name: str, tensor: Optional[Tensor], sizes: Sequence[int], dtype: torch.dtype = float32) -> Optional[int]:
-    """Return the address of a contiguous tensor; None for None.
+class Unfit(ValueError):
+    """The error of a tensor or a size that the library does not take. Where plans are made, there is no plan."""
 
-    Raises:
-        ValueError: if sizes or dtype are wrong, or if the tensor has gaps or is not readable.
+
+def require_sizes(function: str, *sizes: Any) -> None:
+    """Raise `Unfit` for sizes that the library does not take, see `limits.find_excess`."""
+    excess = find_excess(function, torch.get_num_threads(), *sizes)
+    if excess is not None:
+        raise Unfit(excess)
+
+
+def describe_unfit(name: str, tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> str:
+    """Return a sentence on a tensor that is none of the sizes and the dtype in memory."""
+    advice = '; autocast computes in half precision with float32 weights' if tensor.itemsize == 2 else ''
+    wanted, found = ('', '') if tensor.shape == sizes else (f' of {list(sizes)}', f'{list(tensor.shape)}, ')
+    found = f'{found}{tensor.dtype} on {tensor.device}{advice}'
+    return f'The compiled library takes {name}{wanted}, {dtype} in memory, not {found}.'
+
+
+def address(
+    name: str,
+    tensor: Optional[Tensor],
+    sizes: Sequence[int],
+    dtype: torch.dtype = float32,
+    copies: Optional[list[Any]] = None,
+    has_gaps: bool = False,
+) -> Optional[int]:
+    """Return the address of a tensor without gaps; None for None. The library gets no other addresses.
+
+    Args:
+        sizes: a tuple.
+        copies: gets a copy of a tensor with gaps, to keep alive. None: gaps are an error, but not with `has_gaps`.
     """
     if tensor is None:
         return None
-    if tensor.shape != sizes or tensor.dtype is not dtype or not tensor.is_contiguous() or not is_readable(tensor):
-        raise ValueError(
-            f'{name} must be {list(sizes)}, {dtype} and contiguous in memory, got {list(tensor.shape)}, '
-            f'{tensor.dtype}, strides {tensor.stride()}, on {tensor.device}'
-        )
-    return tensor.data_ptr()
+    if tensor.shape == sizes and tensor.dtype is dtype and is_readable(tensor):
+        if copies is not None and not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+            copies.append(tensor)
+        if has_gaps or tensor.is_contiguous():
+            return tensor.data_ptr()
+    raise Unfit(describe_unfit(name, tensor, sizes, dtype))
 
 
 def dtype_number(name: str, dtype: torch.dtype) -> int:
@@ -99,16 +124,17 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
     dtype, weight_NK = PRODUCTS[dtype], weight.detach().flatten(1).contiguous()
     (N, K), first = weight_NK.shape, address('weight', weight_NK, weight_NK.shape)
     panels = empty(libswin().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
-    libswin().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), panels.data_ptr())
+    packed = address('packed weight', panels, panels.shape, dtype)
+    libswin().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), packed)
     return panels
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
     """Return a hash of all bytes of readable tensors. A change of a single number changes the hash."""
-    dense = [tensor.contiguous() for tensor in tensors]
-    count, hashed = len(dense), c_int64()
-    pieces = (c_void_p * count)(*[tensor.data_ptr() for tensor in dense])
-    sizes = (c_int64 * count)(*[tensor.nbytes for tensor in dense])
+    copies: list[Tensor] = []
+    count, hashed = len(tensors), c_int64()
+    pieces = (c_void_p * count)(*[address('tensor', one, one.shape, one.dtype, copies) for one in tensors])
+    sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
     return hashed.value
 
@@ -139,7 +165,7 @@ def cached_while_unchanged(
     weights, in less than a seventh of the time of packing.
 
     Raises:
-        ValueError: if the library cannot read a weight.
+        Unfit: if the library cannot read a weight.
     """
     key = *settings, *(w.shape for w in weights), checksum(weights)
     made = cache.get(role)  # read once: a second thread may replace the entry

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .by_torch import attend_by_torch, attend_by_torch_backward
-from .can_run import launch_or_fall_back
 from .launch import launch_backward, launch_forward
+from .planning import launch_or_fall_back
 from .tiles import Tiles
 
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...compat import is_hooked, without_cudnn_attention
+from ...compat import without_cudnn_attention
 from ...modes import linear_dtype, recorder_of
 from ...positions import Size, relative_position_bias
-from ...replace import replaceable
+from ...replace import is_hooked, replaceable
 from ..windows import Windows, fit_window
 from .mlp import MLP, DropPath
 from .norm import build_norm

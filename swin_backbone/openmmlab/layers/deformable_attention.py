@@ -9,7 +9,7 @@ from mmcv.ops import MultiScaleDeformableAttention as Base
 from torch import Tensor
 
 from ...kernels import native
-from ...kernels.detection.deformable import deformable_attention
+from ...kernels.detection.deformable import deformable_attention, takes_sizes
 
 
 class MultiScaleDeformableAttention(Base):
@@ -30,7 +30,12 @@ class MultiScaleDeformableAttention(Base):
     ) -> Tensor:
         """See mmcv's layer: (Q, B, C) to (Q, B, C), or (B, Q, C) if `batch_first`."""
         y: Tensor
-        if not native.can_run(query) or reference_points is None or spatial_shapes is None:
+        if (
+            reference_points is None
+            or spatial_shapes is None
+            or native.why_not(query) is not None
+            or not self._has_sizes(query, query if value is None else value, spatial_shapes)
+        ):
             y = super().forward(
                 *(query, key, value, identity, query_pos, key_padding_mask),
                 *(reference_points, spatial_shapes, level_start_index),
@@ -55,3 +60,10 @@ class MultiScaleDeformableAttention(Base):
         y = self.output_proj(deformable_attention(values_BSC.unflatten(-1, (h, -1)), spatial_shapes, places, weights))
         y = self.dropout(y if self.batch_first else y.transpose(0, 1)) + identity
         return y
+
+    def _has_sizes(self, query: Tensor, value: Tensor, spatial_shapes: Tensor) -> bool:
+        """Return whether the library takes the sizes."""
+        if query.dim() != 3 or value.dim() != 3:
+            return False
+        values_BSC = value if self.batch_first else value.transpose(0, 1)
+        return takes_sizes(values_BSC, spatial_shapes, self.num_heads, query.shape[self.batch_first], self.num_points)

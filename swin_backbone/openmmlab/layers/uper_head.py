@@ -12,9 +12,10 @@ from mmseg.models.utils import resize
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...compat import has_global_hooks, is_hooked
+from ...compat import has_global_hooks
 from ...kernels.native.memory import Cache, cache_of
 from ...modes import recorder_of
+from ...replace import is_changed
 from .conv3x3 import conv_3x3, is_plain
 
 
@@ -56,7 +57,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
         and recorder_of(x) is None
         and is_plain(conv)
         and module.order == ('conv', 'norm', 'act')
-        and not (has_global_hooks() or is_hooked(module) or is_hooked(conv))
+        and not (has_global_hooks() or is_changed(module) or is_changed(conv))
     )
 
 

@@ -15,9 +15,10 @@ def library_takes(x: Tensor, dtypes: Sequence[torch.dtype] = DTYPES) -> bool:
         return False
     try:
         from ...kernels.native.library import load
+        from ...kernels.native.memory import is_readable
     except ImportError:  # the folder is not there
         return False
-    return load()[0] is not None
+    return load()[0] is not None and is_readable(x)
 
 
 def torchvision_takes(operator: str, x: Tensor) -> bool:

@@ -43,7 +43,7 @@ def roi_align_forward(
         settings, named: of `_pooling`.
     """
     pooling = _pooling(*settings, **named)
-    if providers.library_takes(input):
+    if providers.library_takes(input) and _has_sizes(input, rois, pooling):
         from ...kernels.detection import regions
 
         regions.roi_align(input, rois, output, pooling)
@@ -65,7 +65,7 @@ def roi_align_backward(
 ) -> None:
     """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
     pooling = _pooling(*settings, **named)
-    if providers.library_takes(grad_input):
+    if providers.library_takes(grad_input) and _has_sizes(grad_input, rois, pooling):
         from ...kernels.detection import regions
 
         regions.roi_align_backward(grad_output, rois, grad_input, pooling)
@@ -74,6 +74,13 @@ def roi_align_backward(
         grad_input += torch.ops.torchvision._roi_align_backward(grad_output, rois, *sizes)
     else:
         unpool_bags(grad_output, _upright_bags(rois, pooling, grad_input.shape), grad_input)
+
+
+def _has_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
+    """Return whether the compiled library, which is there, takes the sizes."""
+    from ...kernels.detection import regions
+
+    return maps.dim() == 4 and regions.takes_sizes(maps.shape, len(rois), pooling)
 
 
 def _pooling(

@@ -11,17 +11,15 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ...compat import is_hooked
-from ...kernels.bind.block import can_run, weights_of
-from ...kernels.bind.patches import can_project
-from ...kernels.bind.structure import norm_values
+from ...kernels.bind.block import BlockPlan
+from ...kernels.bind.structure import norm_values, plan_alone
 from ...kernels.detection.convolution import MIN_CHANNELS
-from ...kernels.native.availability import can_multiply
+from ...kernels.native.availability import why_not_in
 from ...kernels.native.layers import neighbours_first
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
 from ...openmmlab.layers.conv3x3 import is_plain
-from ...replace import CannotRun, refuse
+from ...replace import Plan, is_changed
 from .graph import BackboneMaps, ExportError, Graph
 
 ABSENT = -1.0  # eps of a missing norm
@@ -91,27 +89,26 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
     dtype = dict(fp32=torch.float32, bf16=torch.bfloat16, int8=torch.int8)[precision]
     module: Any = copy.deepcopy(graph.module)
     backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
-    try:
-        can_multiply(dtype, raise_error=True)
-        if not isinstance(backbone, SwinPyramid):
-            refuse('native', f'the backbone is {type(backbone).__name__}', raise_error=True)
-    except CannotRun as error:
-        raise ExportError(f'--operators swin has no operator for this model: {error.reason}') from None
-    sizes = None if graph.free else [size[1:] for size in backbone.map_sizes(*image_size(graph))]
-    backbone.patch_embed = _replaced(backbone.patch_embed, can_project, embed_node, precision)
+    reason = why_not_in(dtype)
+    if reason is None and not isinstance(backbone, SwinPyramid):
+        reason = f'the backbone is {type(backbone).__name__}'
+    if reason is not None:
+        raise ExportError(f'--operators swin has no operator for this model: {reason}')
+    sizes: Any = None if graph.free else [(H, W) for _, H, W in backbone.map_sizes(*image_size(graph))]
+    backbone.patch_embed = _replaced(backbone.patch_embed, embed_node, precision)
     for index, stage in enumerate(backbone.stages):
         for i, block in enumerate(stage.blocks):
-            stage.blocks[i] = _replaced(block, can_run, block_node, precision, sizes and sizes[index])
+            stage.blocks[i] = _replaced(block, block_node, precision, sizes and sizes[index])
         if stage.downsample is not None:
-            stage.downsample = _replaced(stage.downsample, can_project, merge_node, precision)
+            stage.downsample = _replaced(stage.downsample, merge_node, precision)
     for index in backbone.out_indices:
         norm = getattr(backbone, f'norm{index}')
-        if type(norm) is nn.LayerNorm and not is_hooked(norm):
+        if type(norm) is nn.LayerNorm and not is_changed(norm):
             setattr(backbone, f'norm{index}', norm_node(norm))
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             # A runtime computes narrow convolutions as fast.
-            if is_plain(child) and min(child.weight.shape[:2]) >= MIN_CHANNELS and not is_hooked(child):
+            if is_plain(child) and min(child.weight.shape[:2]) >= MIN_CHANNELS and not is_changed(child):
                 setattr(parent, name, ConvolutionNode(child).eval())
     return replace(graph, module=module)
 
@@ -126,8 +123,12 @@ def image_size(graph: Graph) -> Sequence[int]:
     return image.shape[2:]
 
 
-def _replaced(layer: nn.Module, can_run: Callable[..., bool], make: Callable[..., Node], *arguments: Any) -> nn.Module:
-    return make(layer, *arguments).eval() if can_run(layer, None) else layer
+def _replaced(
+    layer: nn.Module, make: Callable[..., Node], precision: str, size: Optional[tuple[int, int]] = None
+) -> nn.Module:
+    """Return a node in the place of a layer; the layer, if the library does not compute it."""
+    planned = plan_alone(layer, 'int8' if precision == 'int8' else None, size)
+    return make(layer, precision, planned).eval() if callable(planned) else layer
 
 
 def _norm(weight: Optional[Tensor], bias: Optional[Tensor], channels: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +139,7 @@ def _bias(bias: Optional[Tensor], channels: int) -> Tensor:
     return torch.zeros(channels) if bias is None else bias
 
 
-def embed_node(embed: PatchEmbed, precision: str) -> Node:
+def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
     weight, (height, width) = embed.projection.weight, embed.patch_size
     norm_weight, norm_bias, eps = norm_values(embed.norm)
     return node_of_products(
@@ -155,10 +156,10 @@ def embed_node(embed: PatchEmbed, precision: str) -> Node:
     )
 
 
-def block_node(block: SwinBlock, precision: str, size: Optional[tuple[int, int]]) -> Node:
-    windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
-    parts = can_run(block, None, raise_error=True)
-    w, settings = weights_of(parts, windows.window_size), parts.settings
+def block_node(_: SwinBlock, precision: str, planned: BlockPlan) -> Node:
+    call = planned.call
+    w: Any = call.derive(*call.parameters)
+    windows, settings = call.operator.windows, call.operator.settings
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
@@ -188,7 +189,7 @@ def block_node(block: SwinBlock, precision: str, size: Optional[tuple[int, int]]
     )
 
 
-def merge_node(merging: PatchMerging, precision: str) -> Node:
+def merge_node(merging: PatchMerging, precision: str, _: Plan) -> Node:
     weight = merging.reduction.weight
     norm_weight, norm_bias, eps = norm_values(merging.norm)
     vectors = _norm(norm_weight, norm_bias, len(weight) if merging.post_norm else weight.shape[1])

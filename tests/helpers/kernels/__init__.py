@@ -1,16 +1,8 @@
 """Helpers of the tests of kernels."""
 
-from swin_backbone.kernels.native import can_multiply, layers
-from swin_backbone.replace import CannotRun
+from swin_backbone.kernels.native import layers, why_not_in
 
-
-def refusal(dtype):
-    """Return why the compiled library does not compute in a dtype here; None: it does."""
-    try:
-        can_multiply(dtype, raise_error=True)
-    except CannotRun as error:
-        return error.reason
-    return None
+refusal = why_not_in  # why the compiled library does not compute in a dtype here; None: it does
 
 
 def count_blocks(monkeypatch):

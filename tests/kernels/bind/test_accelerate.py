@@ -99,14 +99,14 @@ def own(kind=swin_backbone.SwinBackbone, **arguments):
         (lambda: nn.Linear(2, 2), 'takes a Swin, and the library computes no layer of this model'),
         (lambda: nn.Linear(2, 2, device='meta'), 'takes a model on a CPU, got meta'),
         (lambda: build('mmdet'), 'takes the compiled library: it is not built'),
-        (lambda: own().bfloat16(), 'takes a Swin, .* no layer of this model: .* takes float32 weights'),
+        (lambda: own().bfloat16(), 'takes a Swin, .* no layer of this model: .* takes .* torch.float32 in memory'),
         (lambda: own(backend='torch'), "takes a Swin, .* no layer of this model: The backend is 'torch'"),
     ],
 )
 def test_eight_bits_that_would_be_float32_are_refused(monkeypatch, make, problem):
     if 'not built' in problem:
         monkeypatch.setattr(availability, 'load', lambda: (None, 'it is not built'))
-        monkeypatch.setattr(availability, '_find_obstacle', availability._find_obstacle.__wrapped__)
+        monkeypatch.setattr(swap, 'why_not_in', availability.why_not_in.__wrapped__)
     model = make()
     with pytest.raises(ValueError, match=f"precision='int8' {problem}"):
         swin_backbone.accelerate(model, precision='int8')

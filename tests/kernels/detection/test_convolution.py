@@ -12,14 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone.kernels.detection import convolution
 from swin_backbone.kernels.detection.convolution import convolve, pack, takes_maps
-from swin_backbone.kernels.native.availability import can_multiply
+from swin_backbone.kernels.native.availability import why_not_in
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
 ROUNDING = 1e-5
 
 
 needs_bfloat16 = pytest.mark.skipif(
-    not can_multiply(torch.bfloat16), reason='the library does not compute bfloat16 here'
+    why_not_in(torch.bfloat16) is not None, reason='the library does not compute bfloat16 here'
 )
 
 
@@ -173,11 +173,11 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
             assert not takes_maps(x.double(), weight, None)
         return {*by_autocast, takes_maps(x.bfloat16(), weight.bfloat16(), None)}
 
-    monkeypatch.setattr(convolution, 'can_multiply', lambda dtype: True)
+    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: None)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
         monkeypatch.setattr(convolution, 'libswin', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
-    monkeypatch.setattr(convolution, 'can_multiply', lambda dtype: dtype is not torch.bfloat16)
+    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'no' if dtype is torch.bfloat16 else None)
     assert taken() == {False}
 
 

@@ -2,13 +2,14 @@
 
 import warnings
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.triton import attention, can_run, check
+from swin_backbone.kernels.triton import attend, attention, check, planning
 from swin_backbone.kernels.triton.tiles import Tiles, Variant
 from swin_backbone.models.layers.swin_block import BaseAttention
 
@@ -20,17 +21,17 @@ FORWARD, BACKWARD = 'launch_forward', 'launch_backward'
 
 @pytest.fixture(autouse=True)
 def nothing_tried(monkeypatch):
-    monkeypatch.setattr(can_run, 'FAULTS', {})
-    monkeypatch.setattr(can_run, 'WARNED', set())
+    monkeypatch.setattr(planning, 'FAULTS', {})
+    monkeypatch.setattr(planning, 'WARNED', set())
 
 
 def find_reason_by_trial(dtype=torch.float32, window_size=(3, 3), shift=(1, 1), mask_padding=False, is_wide=False):
-    return can_run.find_reason_by_trial(
+    return planning.find_reason_by_trial(
         Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False)
     )
 
 
-@pytest.mark.parametrize('dtype', can_run.DTYPES)
+@pytest.mark.parametrize('dtype', planning.DTYPES)
 @pytest.mark.parametrize('window_size', [(3, 3), (2, 1), (1, 1)])
 def test_the_kernels_pass(dtype, window_size):
     for settings in (dict(), dict(shift=(0, 0)), dict(mask_padding=True), dict(is_wide=True)):
@@ -104,7 +105,7 @@ def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, modu
         replacements = BaseAttention.forward.replacements
         kernel = replacements[0]
         # as in a graph that was compiled before
-        replacements[0] = kernel._replace(can_run=lambda attention, *_, **__: attention)
+        replacements[0] = kernel._replace(plan=lambda attention, *_: partial(attend.run, attention))
         warnings.simplefilter('always')
         for model.backend in ('torch', 'triton', 'triton'):
             (y,) = model(x)

@@ -7,7 +7,7 @@ from helpers.kernels import refusal
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.kernels.triton.can_run import can_run
+from swin_backbone.kernels.triton.planning import plan
 from swin_backbone.models.windows import Windows
 
 BACKENDS = ['native', 'torch', 'triton']
@@ -34,11 +34,10 @@ def build(backbone, backend, arguments):
     if backend == 'native' and reason is not None:
         pytest.skip(reason)
     if backend == 'triton':
-        try:
-            attention = SwinBackbone(**SMALL).stages[0].blocks[0].attn.w_msa
-            can_run(attention, torch.empty(1, 7, 7, 32, device=GPU), Windows(7, 7, (4, 4)), raise_error=True)
-        except ValueError as error:
-            pytest.skip(str(error))
+        attention = SwinBackbone(**SMALL, backend='triton').stages[0].blocks[0].attn.w_msa
+        planned = plan(attention, torch.empty(1, 7, 7, 32, device=GPU), Windows(7, 7, (4, 4)))
+        if isinstance(planned, str):
+            pytest.skip(planned)
     if backbone is SwinMLPBackbone:
         arguments = {name: value for name, value in arguments.items() if name not in OF_ATTENTION}
     torch.manual_seed(0)

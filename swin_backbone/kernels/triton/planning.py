@@ -1,8 +1,9 @@
-"""Whether the Triton kernels can compute an attention: settings, and a trial of each variant on the device."""
+"""Plans of the Triton kernels for attention: settings, and a trial of each variant on the device."""
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Optional, TypeVar
+from functools import partial
+from typing import Any, Optional, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from ...compat import allows_tf32, constant_when_compiled
 from ...models.windows import Windows
 from ...modes import linear_dtype, recorder_of
 from ...positions import Size
-from ...replace import refuse
+from ...replace import Plan
+from .attend import run
 from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_WINDOW = 16  # the compiler takes minutes for larger tiles
 Result = TypeVar('Result')
+NO_CUDA = 'The kernel is for CUDA.'
 SMALLEST_CAPABILITY = (8, 0)  # Triton's compiler ends the process on some older GPUs
 
 
@@ -24,19 +27,18 @@ FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentenc
 WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
-def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = False) -> Any:
-    """Return `attention` if the Triton kernels compute it for maps `x`, or False; see `replace.Replacement`.
+def plan(attention: Any, x: Tensor, windows: Windows) -> Union[Plan, str]:
+    """Return the plan of an attention, or in a sentence why the Triton kernels do not compute it for maps `x`.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
-    kernel fails in its trial on a CUDA device, one warning gives the reason.
+    kernel fails in its trial on a CUDA device, one warning gives the reason. See `replace.Replacement`.
 
     Args:
         attention, x, windows: see `BaseAttention.forward`.
-        raise_error: for backend='triton': `CannotRun` in place of False.
     """
-    dtype = linear_dtype(x)
-    if not raise_error and (x.device.type != 'cuda' or (dtype == torch.float32 and not allows_tf32())):
-        return False
+    dtype, is_chosen = linear_dtype(x), attention.backend == 'triton'
+    if not is_chosen and (x.device.type != 'cuda' or (dtype == torch.float32 and not allows_tf32())):
+        return 'Without TF32, tensor cores multiply no float32.' if x.device.type == 'cuda' else NO_CUDA
     dropout = attention.attn_drop_rate if attention.training else 0.0
     reason = _find_reason_in_settings(recorder_of(x), dtype, windows.window_size, dropout)
     if reason is None:
@@ -46,9 +48,9 @@ def can_run(attention: Any, x: Tensor, windows: Windows, raise_error: bool = Fal
             is_wide = 3 * B * H * W * C >= INT32_OFFSETS
         device_and_sizes = x.device, dtype, C // attention.num_heads, (Wh, Ww)
         reason = _find_reason_by_trial(*device_and_sizes, windows.shift, mask_padding, is_wide)
-        if reason is not None and not raise_error:
+        if reason is not None and not is_chosen:
             _warn_once(*device_and_sizes, reason)
-    return attention if reason is None else refuse('triton', reason, raise_error)
+    return partial(run, attention) if reason is None else reason
 
 
 def _find_reason_in_settings(
@@ -103,7 +105,7 @@ def _run_trial(variant: Variant) -> Optional[str]:
 def launch_or_fall_back(launch: Callable[[Tiles], Result], fallback: Callable[[], Result], tiles: Tiles) -> Result:
     """Return the result of `launch`, or of `fallback` if a launch of the variant fails or has failed.
 
-    A failure is a warning, and `can_run` then refuses the variant.
+    A failure is a warning, and no later plan has the variant.
     """
     variant = tiles.variant
     if find_reason_by_trial(variant) is None:
