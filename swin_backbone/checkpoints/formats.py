@@ -147,6 +147,7 @@ HUGGING_FACE = Format(
     separate_qkv=True,
     spellings=(
         (r'^(model\.)?(?=(embeddings|encoder\.layers|layernorm)\.)', 'swin.'),
+        (r'^model\.(?=hidden_states_norms\.)', ''),
         # Modules of transformers 5 in memory; its files have the names above.
         (r'\.attention\.q_proj\.', '.attention.self.query.'),
         (r'\.attention\.k_proj\.', '.attention.self.key.'),

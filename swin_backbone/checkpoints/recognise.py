@@ -22,6 +22,7 @@ from .state_dict import StoredSizes, stored_sizes
 CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
 # Parts of names of layers inside data-parallel models, torch.compile, FSDP and activation checkpointing.
 WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
+DEPTH = 2  # of dicts around the weights, inside an entry of a checkpoint
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
 _ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
@@ -101,10 +102,16 @@ def _check_storage(key: str, tensor: Tensor) -> None:
 
 
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
-    """Return the entry of a checkpoint with a Swin, averaged weights first."""
+    """Return the entry of a checkpoint with a Swin, at most `DEPTH` dicts inside, averaged weights first."""
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
-    names = [name for name, entry in entries.items() if swins_in(plain_name(str(key)) for key in entry)]
+    names = [name for name, entry in entries.items() if _holds_swin(entry, DEPTH)]
     return entries[min(names, key=lambda name: not _AVERAGED.search(name))] if names else None
+
+
+def _holds_swin(entry: dict[Any, Any], depth: int) -> bool:
+    if swins_in(plain_name(str(key)) for key in entry):
+        return True
+    return depth > 0 and any(_holds_swin(inner, depth - 1) for inner in entry.values() if isinstance(inner, dict))
 
 
 def check_floating(weights: Mapping[str, Tensor]) -> None:
@@ -141,7 +148,10 @@ def find_swin(
         CheckpointError: if no Swin is found, or weights are no floating numbers.
     """
     format, prefix = _choose_swin(tensors, prefer, prefix, family)
-    short = {key: key.removeprefix(prefix) for key in tensors}
+    around = prefix.rstrip('.').rpartition('.')[0]  # prefix of the model around the backbone, where a head is
+    short = {
+        key: key.removeprefix(prefix) if key.startswith(prefix) else key.removeprefix(f'{around}.') for key in tensors
+    }
     if not is_own:
         format = _refine(format, {short[key] for key in tensors if key.startswith(prefix)}, set(short.values()))
     weights = SwinWeights(format, prefix)
