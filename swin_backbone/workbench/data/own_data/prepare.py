@@ -105,7 +105,13 @@ def prepare(
     results = [name for name in found.results if os.path.realpath(found.root / name) != os.path.realpath(place)]
     found = found._replace(names=classes, with_masks=with_masks, results=results, skip_unreadable=skip_unreadable)
     outputs = place / _digest(found, scope)
-    mark_folder(place)
+    try:
+        mark_folder(place)
+    except OSError as error:
+        raise OSError(
+            f'the index of --data cannot be written into {place} ({error.strerror}); the environment variable '
+            f'{VARIABLE} names another folder'
+        ) from error
     with FileLock(f'{outputs}.lock'):
         if not (outputs / NAME).is_file():
             shutil.rmtree(outputs, ignore_errors=True)  # of a process that has died

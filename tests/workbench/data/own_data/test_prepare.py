@@ -85,6 +85,15 @@ def test_wrong_data_leave_nothing(own, tmp_path):
     assert not [path for path in (tmp_path / 'indices').iterdir() if path.is_dir()]
 
 
+def test_a_folder_that_cannot_be_written_is_named_with_the_variable(own, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('SWIN_BACKBONE_DATA', str(tmp_path / 'file'))
+    with pytest.raises(
+        OSError, match=rf'into {tmp_path}/file \(.*\); the environment variable SWIN_BACKBONE_DATA names'
+    ):
+        prepare(own)
+
+
 def test_what_is_counted(own, tmp_path):
     data = prepare(own, folder=tmp_path / 'indices')
     train, val = data.splits['train'], data.splits['val']
