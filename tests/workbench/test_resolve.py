@@ -120,7 +120,7 @@ SAME = {
                           'train_dataloader.dataset.pipeline.3.prob=0.0', f'model.train_cfg.rpn.sampler.num={ALL}',
                           f'model.train_cfg.rcnn.sampler.num={ALL}']),
     'mmseg': (SEGMENTATION, ['train_cfg.max_iters=4', 'train_cfg.val_interval=4', 'train_dataloader.batch_size=2',
-                             'train_dataloader.dataset.pipeline.2.scale=96', 'model.data_preprocessor.size=(96,96)',
+                             'train_dataloader.dataset.pipeline.2.scale=(96,96)', 'model.data_preprocessor.size=(96,96)',
                              'train_dataloader.dataset.pipeline.2.ratio_range=(1.0,1.0)',
                              f'train_dataloader.dataset.pipeline.3.crop_size=({SIDE},{SIDE})',
                              'train_dataloader.dataset.pipeline.4.prob=0.0', '+model.decode_head.dropout_ratio=0.0',
