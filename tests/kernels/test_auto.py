@@ -4,7 +4,6 @@ Models, inputs and changes of a user are drawn at random. `make test TESTS=night
 """
 
 import copy
-import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -25,7 +24,7 @@ from swin_backbone.openmmlab.mmcv_ops.roi import roi_align_forward
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 AROUND = ['autocast', 'no_grad', 'inference', 'vmap', 'functional', 'mode', 'device', 'default', 'thread', 'hooks']
-EXAMPLES = int(os.environ.get('SWIN_BACKBONE_EXAMPLES', 60))
+EXAMPLES = 30 if settings.default.derandomize else 600  # nightly
 FLOATS = torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16
 
 
