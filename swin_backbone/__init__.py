@@ -4,11 +4,10 @@ A name is imported at its first use. The classes are registered in mmengine's re
 before this package, with it or later. Nothing else changes in other packages.
 """
 
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .after_import import call_after_import
+from .plugin import add_after_imports
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -79,4 +78,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
 
 
-call_after_import('mmengine', partial(import_module, '.plugin', __name__))
+add_after_imports()

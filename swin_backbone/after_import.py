@@ -30,7 +30,7 @@ class _Finder:
     ) -> Optional[ModuleSpec]:
         if name != self.name:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]  # those before did not find the module
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and hasattr(spec.loader, 'exec_module'):
             spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]

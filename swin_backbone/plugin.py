@@ -1,21 +1,30 @@
-"""What this package adds beside mmengine: its classes in mmengine's registries, and operators of an mmcv without them.
+"""What this package adds beside mmengine and mmcv: classes in registries, and operators of an mmcv without them.
 
-`swin_backbone/__init__.py` imports this file once mmengine is imported, in the middle of an import of mmdet for
-example. The modules register their classes when they are imported.
+Each addition waits for the import of the part that it adds to, and imports nothing more of mmengine than that.
 """
 
+from functools import partial
 from importlib import import_module
 
-from .openmmlab import mmcv_ops
+from .after_import import call_after_import
 
-MODULES = (
-    'openmmlab.registration',
-    'openmmlab.layer_decay',
-    'openmmlab.layers.accelerate',
-    'openmmlab.mixed_precision',
-    'workbench.runner.nan_guard',
-)
+# Modules that register classes when they are imported, by the module after whose import that happens
+MODULES = {
+    'mmengine': ('openmmlab.registration',),
+    'mmengine.optim': ('openmmlab.layer_decay',),
+    'mmengine.runner': ('openmmlab.layers.accelerate', 'openmmlab.mixed_precision', 'workbench.runner.nan_guard'),
+}
 
-mmcv_ops.put_in_place()  # first: an import of mmcv.ops fails without compiled operators
-for module in MODULES:
-    import_module(f'.{module}', __package__)
+
+def add_after_imports() -> None:
+    """Add now what other packages are imported for, and the rest after their imports."""
+    for name, modules in MODULES.items():
+        for module in modules:
+            call_after_import(name, partial(import_module, f'.{module}', __package__))
+    call_after_import('mmcv', _add_operators)
+
+
+def _add_operators() -> None:
+    from .openmmlab import mmcv_ops
+
+    mmcv_ops.put_in_place()  # before an import of mmcv.ops, which fails without compiled operators
