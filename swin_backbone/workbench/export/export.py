@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -194,7 +195,10 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         FolderInUse: if another process exports to `out`.
         ExportError: if `out` is a file, or a folder with anything but an earlier export, or without `overwrite`.
     """
-    with only_process(out.parent, f'exports {out.name} in', f'{out.name}.export'):
+    key = sha256(os.fsencode(out.absolute())).hexdigest()[:16]
+    locked = Path(tempfile.gettempdir(), f'swin_backbone-export-{key}')  # nothing is left beside `out`
+    with only_process(locked, f'exports {out}, by a lock in'):
+        out.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(out):
             _require_export(out, overwrite)
         remove_leftovers(out.parent.absolute())
