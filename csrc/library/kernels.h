@@ -48,4 +48,22 @@ struct Kernels {
                               const float* grad_y, float* grad_values, float* grad_places, float* grad_weights);
 };
 
+// The kernels of a named instruction set. Null: this processor, or this library, has none of the name.
+const Kernels* find_kernels(const char* name);
+
+// The kernels of this thread's calls. Null: this processor has none.
+const Kernels* kernels_in_use();
+
+// Calls of swin.h in this thread use the given kernels in place of the process's, until the object ends.
+class KernelsOfThread {
+ public:
+  explicit KernelsOfThread(const Kernels* kernels);
+  ~KernelsOfThread();
+  KernelsOfThread(const KernelsOfThread&) = delete;
+  KernelsOfThread& operator=(const KernelsOfThread&) = delete;
+
+ private:
+  const Kernels* before;
+};
+
 }  // namespace swin

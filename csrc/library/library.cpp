@@ -59,22 +59,17 @@ const Kernels* best() {
   return nullptr;
 }
 
-const Kernels* named(const char* name) {
-  for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS)
-    if (!std::strcmp(kernels->isa, name) && usable()) return kernels;
-  return nullptr;
-}
-
 std::atomic<const Kernels*>& chosen() {
   static std::atomic<const Kernels*> kernels{best()};
   return kernels;
 }
 
+thread_local const Kernels* of_thread = nullptr;  // in place of the chosen kernels
+
 bool is_dtype(int32_t dtype) { return dtype == SWIN_FLOAT32 || dtype == SWIN_BFLOAT16 || dtype == SWIN_INT8; }
 
 const char* why_not(int32_t dtype) {
-  const Kernels* kernels = chosen();
-  if (!kernels) return "this processor has none of the instruction sets that the library has kernels for";
+  if (!kernels_in_use()) return "this processor has none of the instruction sets that the library has kernels for";
   if (!is_dtype(dtype)) return "dtype must be SWIN_FLOAT32, SWIN_BFLOAT16 or SWIN_INT8";
   return nullptr;
 }
@@ -82,7 +77,7 @@ const char* why_not(int32_t dtype) {
 const Kernels& kernels_for(int32_t dtype) {
   if (!is_dtype(dtype)) fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32, SWIN_BFLOAT16 or SWIN_INT8, got %d", dtype);
   if (const char* reason = why_not(dtype)) fail(SWIN_UNSUPPORTED, "%s", reason);
-  return *chosen().load();
+  return *kernels_in_use();
 }
 
 // Fail for a dtype of forward passes alone.
@@ -443,6 +438,18 @@ int64_t pooled_numbers(const swin_roi_align& of) {
 }
 
 }  // namespace
+
+const Kernels* find_kernels(const char* name) {
+  for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS)
+    if (!std::strcmp(kernels->isa, name) && usable()) return kernels;
+  return nullptr;
+}
+
+const Kernels* kernels_in_use() { return of_thread ? of_thread : chosen().load(); }
+
+KernelsOfThread::KernelsOfThread(const Kernels* kernels) : before(of_thread) { of_thread = kernels; }
+KernelsOfThread::~KernelsOfThread() { of_thread = before; }
+
 }  // namespace swin
 
 using namespace swin;
@@ -454,12 +461,12 @@ int32_t swin_version(void) { return SWIN_VERSION; }
 const char* swin_error(void) { return message; }
 
 const char* swin_isa(void) {
-  const Kernels* kernels = chosen();
+  const Kernels* kernels = kernels_in_use();
   return kernels ? kernels->isa : "";
 }
 
 const char* swin_int8_products(void) {
-  const Kernels* kernels = chosen();
+  const Kernels* kernels = kernels_in_use();
   return kernels ? kernels->int8_products : "";
 }
 
@@ -474,7 +481,7 @@ const char* swin_isas(void) {
 
 int32_t swin_use_isa(const char* name) {
   return guarded([&] {
-    const Kernels* kernels = name ? named(name) : best();
+    const Kernels* kernels = name ? find_kernels(name) : best();
     if (!kernels && !name) fail(SWIN_UNSUPPORTED, "%s", why_not(SWIN_FLOAT32));
     if (!kernels)
       fail(SWIN_UNSUPPORTED, "this processor, or this library, has no instruction set named \"%.64s\"", name);

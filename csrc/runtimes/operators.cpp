@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "library/kernels.h"
+
 namespace {
 
 using Shape = std::array<int64_t, 4>;
@@ -126,6 +128,7 @@ struct swin_operator {
   virtual Shape output_shape(const Shape& shape) const { return shape; }
   virtual int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const = 0;
   int64_t expected_channels = 0;
+  const swin::Kernels* kernels = nullptr;  // of the packed weights
 };
 
 namespace {
@@ -345,10 +348,13 @@ const Kind* find_kind(const char* name) {
   return nullptr;
 }
 
-// The instruction set of the environment, as in the Python package.
-void choose_instruction_set() {
+// The kernels of the environment's instruction set, or those in use.
+const swin::Kernels* choose_kernels() {
   const char* name = std::getenv("SWIN_BACKBONE_ISA");
-  if (name && *name && swin_use_isa(name)) throw std::invalid_argument(swin_error());
+  if (!name || !*name) return swin::kernels_in_use();
+  if (const swin::Kernels* kernels = swin::find_kernels(name)) return kernels;
+  throw std::invalid_argument(std::string("this processor, or this library, has no instruction set named \"") + name +
+                              "\"");
 }
 
 template <class F>
@@ -401,9 +407,12 @@ const char* swin_operator_create(const char* kind, const double* attributes, con
   return guarded([&] {
     const Kind* found = find_kind(kind);
     if (!found) throw std::invalid_argument(std::string("the kind must be one of ") + swin_operator_kinds());
-    choose_instruction_set();
+    const swin::Kernels* kernels = choose_kernels();
+    const swin::KernelsOfThread of_thread(kernels);
     Node node(found->attributes, found->weights, found->is_int8, attributes, weights, counts);
-    *made = found->make(node).release();
+    std::unique_ptr<swin_operator> created = found->make(node);
+    created->kernels = kernels;
+    *made = created.release();
   });
 }
 
@@ -419,6 +428,7 @@ const char* swin_operator_shape(const swin_operator* made, const int64_t shape[4
 const char* swin_operator_run(const swin_operator* made, const int64_t shape[4], const float* x, int32_t threads,
                               float* y) {
   return guarded([&] {
+    const swin::KernelsOfThread of_thread(made->kernels);
     if (made->run(checked(*made, shape), x, threads, y)) throw std::runtime_error(swin_error());
   });
 }

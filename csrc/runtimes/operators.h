@@ -5,7 +5,8 @@
  * layer is largest * whole / 127. `version` is that of Swin: only blocks of V2 read cosine_scale. A norm with an eps
  * below 0 is absent. Maps are (B, H, W, C); the input of Embed and the output of OutputNorm are (B, C, H, W).
  *
- * SWIN_BACKBONE_ISA, an environment variable, names the instruction set.
+ * SWIN_BACKBONE_ISA, an environment variable, names the instruction set of the operators that are created while it is
+ * set. The set belongs to the operator, as its packed weights do: swin_use_isa has no effect on it, nor it on others.
  *
  * Functions return null, or an error in one sentence. The sentence is valid until the next error of the thread.
  * An operator may run in several threads at once.
