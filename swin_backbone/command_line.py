@@ -299,6 +299,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--launcher': dict(choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher'),
     '--local-rank': dict(also=['--local_rank'], type=_export_local_rank, help=argparse.SUPPRESS),
     '--debug': dict(action='store_true', help='print the traceback of an error'),
+    '--pictures': dict(metavar='P', help='pictures'),
 }
 
 # Options of other programs, and ours

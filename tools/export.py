@@ -30,8 +30,8 @@ def parse_args() -> argparse.Namespace:
         metavar='swin',
         help='compute the backbone by the compiled library; DIR then contains the library',
     )
-    parser.add_argument(
-        '--pictures', nargs='+', default=[], metavar='P', help='pictures for verification and for int8 calibration'
+    parser.add(
+        'pictures', pictures=dict(nargs='+', default=[], help='pictures for verification and for int8 calibration')
     )
     parser.add_argument(
         '--texts', default='', metavar='T', help="classes for Grounding DINO: 'cat . dog .' (default: of the data set)"

@@ -67,7 +67,7 @@ def test_from_a_name_to_predictions(tmp_path):
 @pytest.mark.parametrize('shape', [(0, 5, 3), (5, 5), (5, 5, 4)])
 def test_wrong_pictures(shape):
     with pytest.raises(TypeError, match='pictures takes paths, or pixels'):
-        _frames(np.zeros(shape, np.uint8))
+        _frames(np.zeros(shape, np.uint8), None)
 
 
 def test_export_takes_config_checkpoint_and_options(tmp_path, monkeypatch):

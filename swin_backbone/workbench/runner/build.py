@@ -2,7 +2,8 @@
 
 import atexit
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, Optional
 
 import torch
@@ -47,7 +48,8 @@ def build_runner(
     read_checkpoints_safely(unless=unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
-    runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
+    with _naming_lost_peers():
+        runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
     runner.needs_all_weights, runner.skip_unreadable = needs_all_weights, skip_unreadable
     runner.prints_facts = prints_facts
     if datasets is not None:
@@ -72,17 +74,27 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
     record = PhaseHook()
     runner.register_hook(record, priority='VERY_LOW')
     try:
-        return runner.train() if what == 'train' else runner.test()
+        with _naming_lost_peers():
+            return runner.train() if what == 'train' else runner.test()
     except Exception as error:
-        if runner.distributed and is_lost_peer(error):
-            time.sleep(LEAD_S)
-            raise TrainingStopped(
-                f'rank {runner.rank} stops, because another process of the run is gone ({sentence_of(error)}); '
-                '--resume goes on from the last checkpoint'
-            ) from error
         if record.phase in record.worked or isinstance(error, RUN_ERRORS):
             raise
         raise ConfigError(sentence_of(error)) from error
+
+
+@contextmanager
+def _naming_lost_peers() -> Iterator[None]:
+    """Raise TrainingStopped in place of the error of a collective whose other process is gone."""
+    try:
+        yield
+    except Exception as error:
+        if not (torch.distributed.is_initialized() and is_lost_peer(error)):
+            raise
+        time.sleep(LEAD_S)
+        raise TrainingStopped(
+            f'rank {torch.distributed.get_rank()} stops, because another process of the run is gone '
+            f'({sentence_of(error)}); --resume goes on from the last checkpoint'
+        ) from error
 
 
 class PhaseHook(Hook):

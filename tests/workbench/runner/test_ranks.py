@@ -1,13 +1,18 @@
 """Several processes of a training: equal statistics of batch norm in a validation, and SyncBN without CUDA."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.openmmlab.toy_training import config, run_ranks
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from torch import nn
+
+from swin_backbone.openmmlab.errors import TrainingStopped
+from swin_backbone.workbench.runner import build
 
 
 @HOOKS.register_module(force=True)
@@ -52,3 +57,16 @@ def test_sync_bn_without_cuda_is_bn_and_a_line(tmp_path, monkeypatch, record_fau
         assert run_ranks(config(tmp_path / 'work', iterations=1, **more), log=log) == [0, 0]
         assert 'SyncBN computes on GPUs alone: BN takes its place' in Path(f'{log}0').read_text()
         record_fault('bad_commands')
+
+
+def test_a_process_that_is_lost_while_the_runner_is_built(monkeypatch):
+    def lose_a_peer(_):
+        raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4321')
+
+    monkeypatch.setattr(build, 'runner_class', lambda *_: SimpleNamespace(from_cfg=lose_a_peer))
+    monkeypatch.setattr(build, 'check_classes', lambda _: None)
+    monkeypatch.setattr(build, 'LEAD_S', 0)
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'get_rank', lambda: 1)
+    with pytest.raises(TrainingStopped, match='rank 1 stops, because another process of the run is gone'):
+        build.build_runner(Config(dict(launcher='none')))
