@@ -110,6 +110,7 @@ class Job:
                 raise ValueError(f'--{name} {getattr(options, name)} needs --data, which is missing')
         if options.precision and options.compile:
             raise ValueError('--precision int8 excludes --compile: torch computes compiled layers, in float32')
+        rank(options.launcher)  # an error for a process of no launcher
         read = config if isinstance(config, Config) else read_config(config)
         self.data = None
         if options.data is not None:

@@ -99,11 +99,16 @@ def test_every_tool_runs_by_run(tool):
     assert tool.read_text().endswith("if __name__ == '__main__':\n    run(main)\n")
 
 
+def heed_ctrl_c():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start(*words, stdout=subprocess.PIPE, folder=ROOT):
-    """Start Python in a new process."""
+    """Start Python in a new process, to which Ctrl-C is no signal to ignore, as in a background job of a shell."""
     variables = {**os.environ, 'PYTHONPATH': str(ROOT)}
     command = [sys.executable, *map(str, words)]
-    return subprocess.Popen(command, cwd=folder, env=variables, text=True, stdout=stdout, stderr=subprocess.PIPE)
+    streams = dict(text=True, stdout=stdout, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=folder, env=variables, preexec_fn=heed_ctrl_c, **streams)
 
 
 PROGRAM = """

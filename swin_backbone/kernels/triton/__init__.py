@@ -3,7 +3,7 @@
 from ...models.layers import SwinMLPBlock
 from ...models.layers.swin_block import BaseAttention
 from ...replace import register, register_refusal
-from .planning import plan
+from .attend import plan
 
 register(BaseAttention.forward, 'triton', plan)
 register_refusal(SwinMLPBlock.forward, 'triton', 'The kernel is for attention, and Swin-MLP has none.')

@@ -3,12 +3,21 @@
 Layout: B batch, H W height and width of a map, T tokens, C channels, N places of a window, h heads.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, Union
 
 import torch
 from torch import Tensor
 
 from ...models.windows import Windows
+from ...replace import Plan
+from .planning import why_not
+
+
+def plan(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, str]:
+    """See `replace.Replacement`."""
+    reason = why_not(attention, x_BHWC, windows)
+    return partial(run, attention) if reason is None else reason
 
 
 def run(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:

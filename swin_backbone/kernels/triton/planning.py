@@ -2,8 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +11,6 @@ from ...compat import allows_tf32, constant_when_compiled
 from ...models.windows import Windows
 from ...modes import linear_dtype, recorder_of
 from ...positions import Size
-from ...replace import Plan
-from .attend import run
 from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -27,8 +24,8 @@ FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentenc
 WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
-def plan(attention: Any, x: Tensor, windows: Windows) -> Union[Plan, str]:
-    """Return the plan of an attention, or in a sentence why the Triton kernels do not compute it for maps `x`.
+def why_not(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
+    """Return in a sentence why the Triton kernels do not compute an attention for maps `x`; None: they do.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
     kernel fails in its trial on a CUDA device, one warning gives the reason. See `replace.Replacement`.
@@ -50,7 +47,7 @@ def plan(attention: Any, x: Tensor, windows: Windows) -> Union[Plan, str]:
         reason = _find_reason_by_trial(*device_and_sizes, windows.shift, mask_padding, is_wide)
         if reason is not None and not is_chosen:
             _warn_once(*device_and_sizes, reason)
-    return partial(run, attention) if reason is None else reason
+    return reason
 
 
 def _find_reason_in_settings(

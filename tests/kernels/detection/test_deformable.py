@@ -73,7 +73,7 @@ def test_half_precision_and_second_derivatives():
     [
         (dict(shapes=torch.tensor([[5, 6]])), 'tokens must be from 30 to 30, got 35'),
         (dict(shapes=torch.tensor([[5, 7], [1, 1]])), r'takes shapes of \[1, 2\]'),
-        (dict(shapes=torch.tensor([[5.0, 7.0]])), 'takes shapes of'),
+        (dict(shapes=torch.tensor([[5.0, 7.0]])), 'takes shapes, torch.int64 in memory, not torch.float32'),
         (dict(places=torch.zeros(2, 11, 2, 1, 2, 2)), 'takes places of'),
     ],
 )

@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.paper import Traffic
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.triton import check, planning
+from swin_backbone.kernels.triton import attend, check, planning
 from swin_backbone.kernels.triton.tiles import Variant
 from swin_backbone.models.windows import Windows
 from swin_backbone.replace import CannotRun
@@ -123,7 +123,7 @@ def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=
     """Return whether there is a plan for maps with device, dtype and shape alone."""
     x = SimpleNamespace(device=device, dtype=dtype, shape=(1, 7, 7, 2 * head_dim))
     attention = SimpleNamespace(num_heads=2, attn_drop_rate=dropout, training=True, backend=backend)
-    planned = planning.plan(attention, x, Windows(7, 7, window_size))
+    planned = attend.plan(attention, x, Windows(7, 7, window_size))
     if isinstance(planned, str) and backend == 'triton':
         raise CannotRun(backend, planned)
     return callable(planned)

@@ -7,7 +7,7 @@ from helpers.kernels import refusal
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.kernels.triton.planning import plan
+from swin_backbone.kernels.triton.attend import plan
 from swin_backbone.models.windows import Windows
 
 BACKENDS = ['native', 'torch', 'triton']
