@@ -36,15 +36,16 @@ def trained(tmp_path_factory):
     return train
 
 
-# A detector samples proposals, whose scores are nearly equal at first: in a few steps, rounding changes a sample. In a
-# segmentor, rounding grows ten times a step, from the sixth step on.
-@pytest.mark.parametrize(('kind', 'iterations'), [('detector', 3), ('segmentor', 7)])
-def test_steps_have_the_losses_of_the_toolboxs_own_swin(trained, kind, iterations):
-    theirs = trained(kind, swin='theirs', iterations=iterations)
+# A detector samples proposals, whose scores are nearly equal at first: in a few steps, rounding changes a sample. With
+# seed 0, it does so in the second step: mmdet's own Swin with weights moved by one ulp differs from itself by 3.7e-5,
+# as much as ours. Seed 3 has no such tie. In a segmentor, rounding grows ten times a step, from the sixth step on.
+@pytest.mark.parametrize(('kind', 'iterations', 'seed'), [('detector', 3, 3), ('segmentor', 7, 0)])
+def test_steps_have_the_losses_of_the_toolboxs_own_swin(trained, kind, iterations, seed):
+    theirs = trained(kind, swin='theirs', iterations=iterations, seed=seed)
     assert len(set(theirs)) == iterations
     for backend in ('native', 'torch'):
         if backend != 'native' or load()[0] is not None:
-            ours = trained(kind, backend=backend, iterations=iterations)
+            ours = trained(kind, backend=backend, iterations=iterations, seed=seed)
             assert ours == pytest.approx(theirs, rel=1e-5), backend
 
 
