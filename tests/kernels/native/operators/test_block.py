@@ -60,7 +60,7 @@ def test_float32_is_the_reference(case):
         # error. The one to four numbers of logit_scale are sums of many terms of both signs: chance decides.
         limit = 1e-4 if 'logit_scale' in name else 1e-5
         # The terms of a row of a softmax cancel: the gradients of V2's position MLP are small, and a map of one token
-        # has one row for a head. Of 20 draws, the reference is off by more than 3e-4 in the worst.
+        # has one row for a head. Of 40 draws, the reference is off by more than 3e-4 in the worst.
         if 'cpb_mlp' in name and x.shape[1:3] == (1, 1):
             limit = 1e-3
         assert relative(ours[name], truth[name]) < max(limit, 3 * relative(plain[name], truth[name])), name
