@@ -57,11 +57,13 @@ def main() -> None:
             job, settings = make_job(args), dict(device=args.device, threads=args.threads)
             job.report(args.checkpoint, args.out_dir, args.compare, args.overwrite, **settings)
     else:
-        from swin_backbone.workbench.report.report import write_report
+        from swin_backbone.workbench.report.files import find_task
+        from swin_backbone.workbench.report.report import read_reports, write_report
 
         paths = args.out_dir, args.labels, args.results, args.pictures
         try:
-            write_report(*paths, compare=args.compare, overwrite=args.overwrite)
+            others = read_reports(args.compare, find_task(args.labels, args.results))
+            write_report(*paths, others=others, overwrite=args.overwrite)
         except (ValueError, OSError) as error:
             if args.debug:
                 raise

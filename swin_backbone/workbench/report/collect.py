@@ -19,7 +19,7 @@ from ..configs.paths import tested_set
 from ..pictures.colours import COLOURS, distinct_colours, encode_labels
 from ..pictures.curves import read_log
 from .files import CLASSES, encode_csv, encode_objects
-from .report import NAME, PAGE, read_report, write_report
+from .report import NAME, PAGE, read_reports, write_report
 
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
 META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances')  # for CocoMetric()
@@ -62,8 +62,7 @@ def report_on_test(
     folder, scope = Path(out_dir), runner.cfg.get('default_scope')
     if scope not in TASKS:
         raise ValueError(f'a report takes a model of {", ".join(TASKS)}, got default_scope={scope!r}')
-    for run in compare:  # before the test
-        read_report(Path(run), TASKS[scope])
+    others = read_reports(compare, TASKS[scope])  # before the test
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
     with only_process(folder, 'reports in'):
@@ -86,7 +85,7 @@ def report_on_test(
         def differences(before: Any, after: Any) -> str:
             return summarize(Config(before), Config(after))
 
-        return write_report(folder, labels, results, pictures, None, compare, True, about, differences)
+        return write_report(folder, labels, results, pictures, None, others, True, about, differences)
 
 
 class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures
@@ -158,7 +157,9 @@ class _LabelMaps(Hook):
             label_HW = np.where(label_HW == self.ignored, self.ignored_value, label_HW)
             name = f'{_relative(one.img_path, self.pictures)}.png'
             for folder, values_HW in ((self.labels, label_HW), (self.results, predicted_HW)):
-                write_whole(folder / name, encode_labels(values_HW, self.meta))
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(encode_labels(values_HW, self.meta))  # a wait for the disk for each picture is long
 
     def write(self) -> tuple[Path, Path, Path]:
         return self.labels, self.results, self.pictures

@@ -1,8 +1,9 @@
 """Write the report on labels and results: report.json and index.html."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Optional, Union
 
 from ...outputs import check_outputs, make_folder, only_process
@@ -26,7 +27,7 @@ def write_report(
     results: AnyPath,
     pictures: Optional[AnyPath] = None,
     classes: Optional[Sequence[str]] = None,
-    compare: Sequence[AnyPath] = (),
+    others: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     overwrite: bool = False,
     about: Optional[Mapping[str, Any]] = None,
     summarize: Optional[Callable[[Any, Any], str]] = None,
@@ -37,7 +38,7 @@ def write_report(
         labels, results: files or folders of any program, see `files`.
         pictures: folder of the pictures, which the names in the labels are relative to. None: no picture is shown.
         classes: names of the classes of label PNGs; None: those of classes.txt, or else the values.
-        compare: reports, or folders with report.json or report/report.json.
+        others: reports to compare, by name: see `read_reports`.
         about: further entries of the report: `title`, `checkpoint`, `tested_on`, `metrics`, `config` and `log`.
         summarize: returns the differences of two configs; None: settings are not compared.
 
@@ -45,13 +46,12 @@ def write_report(
         The contents of report.json.
 
     Raises:
-        ValueError: if labels and results are of no task, see `files`, or a report to compare is of another task.
+        ValueError: if labels and results are of no task, see `files`.
         FileExistsError: see `check_outputs`.
         FolderInUse: if another process reports there.
     """
     folder, labels, results = Path(out_dir), Path(labels), Path(results)
     task = find_task(labels, results)
-    others = {str(run): read_report(Path(run), task) for run in compare}
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_part = dict(detection=_of_objects, segmentation=_of_pixels, classification=_of_scores)[task]
     report, thumbnails = make_part(labels, results, None if pictures is None else Path(pictures), classes)
@@ -103,16 +103,21 @@ def _of_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: 
     return dict(report, tested=len(names)), dict(pictures=drawn)
 
 
-def read_report(run: Path, task: str) -> dict[str, Any]:
-    """Return the report of a run.
+def read_reports(runs: Iterable[AnyPath], task: str) -> dict[str, dict[str, Any]]:
+    """Return the reports of runs by their names.
+
+    Args:
+        runs: reports, or folders with report.json or report/report.json.
 
     Raises:
         ValueError: if there is none, or it is of another task.
     """
-    path = next((path for path in (run, run / NAME, run / 'report' / NAME) if path.is_file()), None)
-    if path is None:
-        raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME}, got {str(run)!r}')
-    report: dict[str, Any] = json.loads(path.read_bytes())
-    if report.get('task') != task:
-        raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {report.get("task")}')
-    return report
+    reports = {}
+    for run in map(Path, runs):
+        path = next((path for path in (run, run / NAME, run / 'report' / NAME) if path.is_file()), None)
+        if path is None:
+            raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME}, got {str(run)!r}')
+        report = reports[str(run)] = json.loads(path.read_bytes())
+        if report.get('task') != task:
+            raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {report.get("task")}')
+    return reports

@@ -1,6 +1,8 @@
 """The report of a tested model: its AP is the evaluator's, and tools, Python and trainings write it."""
 
 import json
+import os
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,10 +114,14 @@ def test_one_kind_alone_is_drawn(detector, tmp_path, kind):
     assert ' width="0' not in page
 
 
-def test_runs_are_compared_by_class_and_setting(detector, tmp_path):
+def test_runs_are_compared_by_class_and_setting(detector, tmp_path, monkeypatch):
+    """The report to compare is read once, before the test."""
     first = guessed(detector, tmp_path / 'first/report')
     detector.test_dataloader.batch_size = 2
+    read, read_bytes = Counter(), Path.read_bytes
+    monkeypatch.setattr(Path, 'read_bytes', lambda path: read.update([path]) or read_bytes(path))
     report = guessed(detector, tmp_path / 'second', compare=[tmp_path / 'first'])
+    assert read[tmp_path / 'first/report/report.json'] == 1
     (other,) = report['compared']
     assert other['name'] == str(tmp_path / 'first')
     assert other['values']['nut'] == first['classes'][0]['AP']
@@ -143,7 +149,7 @@ def test_runs_are_compared_by_a_common_kind_of_ap(detector, tmp_path, kind, colu
 
 
 @pytest.mark.parametrize('ignored', [255, 7])
-def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path, ignored):
+def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path, ignored, monkeypatch):
     """An ignored value other than 255 stopped the report, or was counted as a class."""
     root = make_own_data(tmp_path / 'own')
     for path in map(str, (root / 'labels').rglob('*.png')):
@@ -151,7 +157,11 @@ def test_a_segmentor_has_the_numbers_of_the_evaluator(tmp_path, ignored):
         label[:9] = ignored
         cv2.imwrite(path, label)
     cfg = own_config(segmentation(root, ignored=ignored), tmp_path / 'work')
+    waits, fsync = [], os.fsync
+    monkeypatch.setattr(os, 'fsync', lambda handle: waits.append(handle) or fsync(handle))
     report = guessed(cfg, tmp_path / 'out')
+    files = ('classes.txt', 'the lock', 'the lock again', 'report.json', 'index.html')  # and the folder of each
+    assert len(waits) == 2 * len(files)
     assert {name: round(100 * value, 2) for name, value in report['overall'].items()} == pytest.approx(
         report['metrics']
     )

@@ -1,19 +1,23 @@
 """The pictures and annotations of a user as data sets: an index for each split, written once, which never changes.
 
 The folder of an index is named by a digest of what is read. Equal data have one index, which all trainings share; a
-changed file gives another folder, and trainings that run keep theirs.
+changed file gives another folder, and trainings that run keep theirs. A new index takes the place of those that were
+not used for longest, if there are too many.
 """
 
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Optional, Union
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from ....openmmlab.errors import DataError
 from ....outputs import mark_folder
@@ -25,6 +29,8 @@ from .layouts import FINDERS, find_data, list_data
 VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
 NAME = 'dataset.json'  # in the folder of an index, written last
 DIGITS = 16  # of a digest in a name
+MOST_INDICES = 100
+MOST_BYTES = 20 * 2**30  # of all indices
 
 
 @dataclass(frozen=True)
@@ -113,14 +119,63 @@ def prepare(
             f'{VARIABLE} names another folder'
         ) from error
     with FileLock(f'{outputs}.lock'):
-        if not (outputs / NAME).is_file():
+        _hold(outputs)
+        is_new = not (outputs / NAME).is_file()
+        if is_new:
             shutil.rmtree(outputs, ignore_errors=True)  # of a process that has died
             try:
                 _write(scope, found._replace(outputs=outputs))
             except BaseException:
                 shutil.rmtree(outputs, ignore_errors=True)
                 raise
+        os.utime(outputs)
+    if is_new:
+        _remove_oldest(place)
     return _read(outputs, scope, str(found.root))
+
+
+@cache
+def _hold(outputs: Path) -> FileLock:
+    """Keep an index until the end of the process, by a lock of its own: several processes may use an index."""
+    _is_held(outputs)
+    lock = FileLock(f'{outputs}.{secrets.token_hex(8)}.use', thread_local=False)
+    lock.acquire()
+    return lock
+
+
+def _is_held(outputs: Path) -> bool:
+    """Return whether a process keeps an index, and remove the lock files of processes that have ended."""
+    is_held = False
+    for path in outputs.parent.glob(f'{outputs.name}.*.use'):
+        try:
+            FileLock(path, timeout=0).acquire().lock.release()
+        except Timeout:
+            is_held = True
+        else:
+            path.unlink(missing_ok=True)
+    return is_held
+
+
+def _remove_oldest(place: Path) -> None:
+    """Remove the indices that were not used for longest, beyond `MOST_INDICES` and `MOST_BYTES`.
+
+    A run of a saved config reads an index without `prepare`: the times of its files count too.
+    """
+
+    def last_use(outputs: Path) -> float:
+        return max(outputs.stat().st_mtime, *(path.stat().st_atime for path in outputs.iterdir()))
+
+    with suppress(OSError):  # another process removes too
+        indices = [path.parent for path in place.glob(f'*/{NAME}')]
+        sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in sorted(indices, key=last_use)}
+        for outputs in list(sizes):
+            if len(sizes) <= MOST_INDICES and sum(sizes.values()) <= MOST_BYTES:
+                return
+            with suppress(Timeout), FileLock(f'{outputs}.lock', timeout=0):
+                if not _is_held(outputs):
+                    (outputs / NAME).unlink()  # the rest is no index
+                    shutil.rmtree(outputs)
+                    del sizes[outputs]
 
 
 def _default_folder() -> Path:

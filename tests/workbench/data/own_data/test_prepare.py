@@ -1,7 +1,11 @@
 """An index of a user's data: written once, shared by equal data, never changed; it keeps the user's own ids."""
 
+import gc
 import json
 import os
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,6 +79,44 @@ def test_an_index_of_a_process_that_died_is_written_again(own, tmp_path):
     index.write_text('half')
     assert prepare(own, folder=tmp_path / 'indices') == data
     assert len(json.loads(index.read_text())['images']) == 4
+
+
+HOLDS = """
+import sys
+from swin_backbone.workbench.data.own_data.prepare import prepare
+print(prepare(sys.argv[1], folder=sys.argv[2]).splits['train'].file, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_index_that_was_not_used_for_longest_is_removed(tmp_path, monkeypatch):
+    """Never one that another process uses, of whatever age."""
+    place, roots = tmp_path / 'indices', [make_own_data(tmp_path / f'own{number}') for number in range(5)]
+    command = [sys.executable, '-c', HOLDS, str(roots[0]), str(place)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        held = Path(process.stdout.readline().strip()).parent
+        indices = {number: prepared(roots[number], place) for number in (1, 2)}
+        for age, path in ((9, held), (8, indices[1]), (7, indices[2])):
+            for part in (path, *path.iterdir()):
+                os.utime(part, (time.time() - 1000 * age,) * 2)
+        assert prepared(roots[1], place) == indices[1]  # used now
+        preparing._hold.cache_clear()  # as at the end of this process
+        gc.collect()
+        monkeypatch.setattr(preparing, 'MOST_INDICES', 3)
+        indices[3] = prepared(roots[3], place)
+        assert {path.parent for path in place.glob('*/dataset.json')} == {held, indices[1], indices[3]}
+        preparing._hold.cache_clear()
+        gc.collect()
+        monkeypatch.setattr(preparing, 'MOST_BYTES', 1)
+        indices[4] = prepared(roots[4], place)
+        assert {path.parent for path in place.glob('*/dataset.json')} == {held, indices[4]}
+        assert Path(held, 'train.json').is_file()
+    assert prepared(roots[1], place) == indices[1]  # is written again
+    assert not preparing._is_held(held)
+
+
+def prepared(root, place):
+    return Path(prepare(root, folder=place).splits['train'].file).parent
 
 
 def test_wrong_data_leave_nothing(own, tmp_path):
