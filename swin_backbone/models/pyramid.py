@@ -28,9 +28,9 @@ from .layers.norm import build_norm
 
 
 class SwinStage(nn.Module):
-    """Blocks at one resolution, and a patch merging before or after the blocks. Every second block shifts its windows.
+    """Blocks at one resolution, and a patch merging after the blocks. Every second block shifts its windows.
 
-    `forward` runs only the blocks; the pyramid calls the patch merging and `normalise_output`.
+    The patch merging runs in `forward`, because FSDP gathers the parameters of a module for its forward alone.
 
     Args:
         backbone_stages: (channels, blocks) of each stage of the backbone; they decide what a training step stores.
@@ -47,16 +47,20 @@ class SwinStage(nn.Module):
         super().__init__()
         self.backbone_stages = backbone_stages
         self.blocks: Any = nn.ModuleList(blocks)
-        self.downsample = downsample
+        self.downsample: Any = downsample
 
     @replaceable
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
+    def forward(self, x_BHWC: Tensor, merges: bool = True) -> tuple[Tensor, Tensor]:
+        """Return the output of the blocks, in the shape of the input (B, H, W, C), and the input of the next stage.
+
+        Args:
+            merges: whether the patch merging runs. Without it, the second output is the first.
+        """
         can_checkpoint = recorder_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
             recomputes = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
             x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
-        return x_BHWC
+        return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
 
     @replaceable
     def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
@@ -66,6 +70,14 @@ class SwinStage(nn.Module):
         """
         # `clone`, because `contiguous` compares sizes, which is a guard of torch.compile
         return norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+
+
+class MergingFirstStage(SwinStage):
+    """A stage with the patch merging before the blocks."""
+
+    def forward(self, x_BHWC: Tensor, merges: bool = True) -> tuple[Tensor, Tensor]:
+        """Return the output of the blocks twice; the patch merging always runs."""
+        return super().forward(self.downsample(x_BHWC), False)
 
 
 class SwinPyramid(nn.Module):
@@ -152,7 +164,8 @@ class SwinPyramid(nn.Module):
             if 0 < coarser < num_stages:
                 width, cfg = sizes.widths[coarser], None if merging_norm == 'none' else norm_cfg
                 downsample = PatchMerging(width // 2, width, strides[coarser], cfg, post_norm=merging_norm == 'after')
-            self.stages.append(SwinStage(blocks, downsample, tuple(zip(sizes.widths, sizes.depths))))
+            kind = MergingFirstStage if merging_first and downsample is not None else SwinStage
+            self.stages.append(kind(blocks, downsample, tuple(zip(sizes.widths, sizes.depths))))
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm(norm_cfg, sizes.widths[stage]))
 
@@ -201,13 +214,13 @@ class SwinPyramid(nn.Module):
 
             outputs: list[Tensor] = []
             for index, stage in enumerate(self.stages):
-                x_BHWC = stage(x_BHWC)
+                map_BHWC, x_BHWC = stage(x_BHWC, index < emitted[-1])
                 if index in emitted:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
-                    outputs.append(stage.normalise_output(x_BHWC, norm))
+                    outputs.append(stage.normalise_output(map_BHWC, norm))
                 if index == emitted[-1]:
                     break  # no later stage has an output
-                x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
+                del map_BHWC  # before the next stage takes memory
         return tuple(outputs)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:

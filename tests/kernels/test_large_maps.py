@@ -22,7 +22,7 @@ SETTINGS = dict(depths=(1, 1), strides=(4, 2), out_indices=(0, 1), in_channels=1
 BACKENDS = ['native', 'torch']
 LAYERS = {
     'embed': (lambda model, x: model.patch_embed(x), (2, 3), (1, 2), 4, 1),
-    'block': (lambda model, x: model.stages[0](x), (1, 2), (1, 2), 1, 1),
+    'block': (lambda model, x: model.stages[0](x, False)[0], (1, 2), (1, 2), 1, 1),
     'merge': (lambda model, x: model.stages[0].downsample(x), (1, 2), (1, 2), 1, 0.5),
     'output': (lambda model, x: model.stages[0].normalise_output(x, model.norm0), (1, 2), (2, 3), 1, 1),
 }

@@ -1,5 +1,6 @@
-"""FSDP2 (`fully_shard`) on blocks in two processes over gloo: the losses of DDP, and checkpoints in and out."""
+"""FSDP2 (`fully_shard`) and FSDP1 in two processes over gloo: the numbers of a whole model, checkpoints in and out."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -8,17 +9,19 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from swin_backbone import SwinBackbone
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.models.layers import SwinBlock
+from swin_backbone.models.pyramid import SwinStage
 
 pytestmark = pytest.mark.slow
 STEPS = 30
+FAMILIES = SwinBackbone, SwinV2Backbone, SwinMLPBackbone
 
 
-def make_model():
+def make_model(family=SwinBackbone, **arguments):
     torch.manual_seed(0)
-    arch = dict(embed_dims=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8))
-    return SwinBackbone(**arch, window_size=4, drop_path_rate=0.0, out_indices=(3,))
+    arch = dict(embed_dims=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), out_indices=(3,))
+    return family(**{**arch, **arguments}, window_size=4, drop_path_rate=0.0)
 
 
 def train(model, rank, steps=STEPS):
@@ -87,3 +90,72 @@ def test_losses_are_those_of_ddp_and_checkpoints_go_in_and_out(tmp_path):
     assert run['local'] < 0.55 * parameters
     assert not alone.load_state_dict(run['state_dict'], strict=True).missing_keys
     assert torch.isfinite(alone(torch.rand(1, 3, 64, 64))[0]).all()
+
+
+def shard_stages(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for module in model.modules():
+        if isinstance(module, SwinStage):
+            fully_shard(module)
+    return fully_shard(model)
+
+
+def wrap_by_size(model, least, keeps_parameters):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+    policy = partial(size_based_auto_wrap_policy, min_num_params=least)
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=keeps_parameters, device_id='cpu')
+
+
+def whole_parameters(model):
+    """Return the parameters of a sharded model by name."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            named = [(name, one.detach().clone()) for name, one in model.named_parameters()]
+        return {name.replace('_fsdp_wrapped_module.', ''): one for name, one in named}
+    model.reshard()  # after a forward, the module outside has whole parameters
+    return {name: one.detach().full_tensor() for name, one in model.named_parameters()}
+
+
+WAYS = {
+    'stages': shard_stages,
+    'layers by size': partial(wrap_by_size, least=200, keeps_parameters=True),
+    'blocks by size': partial(wrap_by_size, least=2000, keeps_parameters=False),
+    'stages by size': partial(wrap_by_size, least=20000, keeps_parameters=True),
+}
+
+
+def step(model, images):
+    """Return the maps before and after a step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    maps = model(images)
+    sum(y.sin().mean() for y in maps).backward()
+    optimizer.step()
+    return [*maps, *model(images)]
+
+
+def work_in_ways(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)
+    images = torch.randn(2, 3, 50, 70, generator=torch.Generator().manual_seed(0))
+    for family in FAMILIES:
+        for name, way in WAYS.items():
+            for arguments in (dict(out_indices=(0, 2)), dict(with_cp=True, use_abs_pos_embed=True)):
+                alone = make_model(family, **arguments)
+                sharded = way(copy.deepcopy(alone))
+                expected, found = step(alone, images), step(sharded, images)
+                weights = whole_parameters(sharded)
+                found += [weights[key] for key, _ in alone.named_parameters()]
+                expected += [weight.detach() for weight in alone.parameters()]
+                label = f'{family.__name__}, {name}, {arguments}'
+                torch.testing.assert_close(found, expected, msg=lambda text, label=label: f'{label}: {text}')
+    dist.destroy_process_group()
+
+
+def test_steps_are_those_of_a_whole_model(tmp_path):
+    pytest.importorskip('torch.distributed.fsdp', reason='torch is built without FSDP')
+    mp.spawn(partial(work_in_ways, folder=tmp_path), nprocs=2)

@@ -175,7 +175,7 @@ def _find_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]
     return None
 
 
-def plan_stage(stage: Any, x_BHWC: Tensor) -> Union['StagePlan', None]:
+def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StagePlan', None]:
     """See `replace.Replacement`. Without a plan `SwinStage` calls the blocks, and each has a plan or a reason."""
     blocks = [*stage.blocks]
     if why_not(x_BHWC, stage) is not None or not all(map(_runs_its_forward, blocks)):
@@ -186,7 +186,7 @@ def plan_stage(stage: Any, x_BHWC: Tensor) -> Union['StagePlan', None]:
         if isinstance(planned, str):
             return None
         plans.append(planned)
-    return StagePlan(plans)
+    return StagePlan(plans, stage.downsample)
 
 
 def _runs_its_forward(block: Any) -> bool:
@@ -200,9 +200,10 @@ class StagePlan(NamedTuple):
     """The blocks of a stage that are ready to run; see `replace.Plan`."""
 
     blocks: list[BlockPlan]
+    downsample: Optional[nn.Module]
 
-    def __call__(self, x_BHWC: Tensor) -> Tensor:
-        """Run the blocks of a stage, see `SwinStage.forward`.
+    def __call__(self, x_BHWC: Tensor, merges: bool = True) -> tuple[Tensor, Tensor]:
+        """Run the blocks and the patch merging of a stage, see `SwinStage.forward`.
 
         Without gradients, each block writes over the output of the block before. The input of the stage does not
         change.
@@ -211,7 +212,7 @@ class StagePlan(NamedTuple):
         for block in self.blocks:
             x_BHWC = block(x_BHWC, out)
             out = None if torch.is_grad_enabled() else x_BHWC
-        return x_BHWC
+        return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
 
 
 def _derive(

@@ -15,7 +15,7 @@ from .attention import find_backbone
 
 
 def reshape_transform(x_BHWC: Tensor) -> Tensor:
-    """Return the output of a stage, block or output norm as maps (B, C, H, W).
+    """Return the output of a block or output norm as maps (B, C, H, W).
 
     For the package grad-cam: `GradCAM(model, [backbone.norm3], reshape_transform=reshape_transform)`.
     """
@@ -64,7 +64,7 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
     if not 1 <= stage <= last:
         raise ValueError(f'stage must be from 1 to {last}, got {stage}')
     # The map after the norm comes first: before the norm, a few very large tokens hide the rest.
-    places = [getattr(backbone, f'norm{stage - 1}', None), backbone.stages[stage - 1]]
+    places = [getattr(backbone, f'norm{stage - 1}', None), backbone.stages[stage - 1].blocks[-1]]
     outputs: dict[nn.Module, Tensor] = {}
 
     def keep(place: nn.Module, _inputs: tuple[Any, ...], x_BHWC: Tensor) -> Tensor:

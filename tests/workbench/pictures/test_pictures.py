@@ -156,14 +156,14 @@ def test_class_activation_is_that_of_the_formulas(backbone, method):
 
     # The score depends on the emitted map of stage 2, and on the first only through what the second takes.
     for stage, size, place in (
-        (1, (10, 12), backbone.stages[0] if method == 'grad' else backbone.norm0),
+        (1, (10, 12), backbone.stages[0].blocks[-1] if method == 'grad' else backbone.norm0),
         (2, (5, 6), backbone.norm1),
     ):
         map_BHW = class_activation_map(backbone, score, stage, method)
         assert map_BHW.shape == (1, *size)
         assert map_BHW.min() >= 0
         assert map_BHW.max() == 1
-        assert not backbone.stages[stage - 1]._forward_hooks
+        assert not backbone.stages[stage - 1].blocks[-1]._forward_hooks
         assert not place._forward_hooks
         activations = []
         handle = place.register_forward_hook(lambda _m, _a, out, outputs=activations: outputs.append(out))
