@@ -196,6 +196,7 @@ parity: install $(SHAPES)/annotations/instances_val.json
 
 docs: install $(STAMP)-docs
 	$(RUN) docs/api.py
+	$(RUN) docs/options.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 # Checkpoints of the demos are made first, unless they exist.

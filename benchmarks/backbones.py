@@ -27,14 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone, accelerate
-from swin_backbone.command_line import (
-    Parser,
-    Shape,
-    positive,
-    run,
-    stop_on_user_errors,
-)
+from swin_backbone.command_line import Parser, run, stop_on_user_errors
 from swin_backbone.devices import processor
+from swin_backbone.options import Shape, positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
 from swin_backbone.whole_files import write_whole

@@ -37,13 +37,14 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from swin_backbone import mixed_precision
-from swin_backbone.command_line import BUILD_ERRORS, Parser, positive, run, stop_on_user_errors
+from swin_backbone.command_line import BUILD_ERRORS, Parser, run, stop_on_user_errors
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab.layers.accelerate import replace_layers
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
+from swin_backbone.options import Options, positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
-from swin_backbone.workbench.job import Job, Options
+from swin_backbone.workbench.job import resolve_job
 
 from . import machine, timing
 from .one_training import as_ours, as_theirs, restore_layers
@@ -81,7 +82,7 @@ def main() -> None:
             machine.require_quiet()
         if args.keep_memory:
             keep_freed_memory()
-        cfg = Job(args.config, Options(cfg_options=args.cfg_options or {})).cfg
+        cfg = resolve_job(args.config, Options(cfg_options=args.cfg_options)).cfg
         picture = read_picture(args.picture, args.shape)
         runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train)
         runs.update({folder: exported_run(folder, picture, args.threads) for folder in args.exported})

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, run, stop_on_user_errors
 from swin_backbone.devices import processor
 from swin_backbone.openmmlab.mmcv_ops import ext
+from swin_backbone.options import positive
 
 from . import machine, timing
 

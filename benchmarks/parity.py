@@ -39,7 +39,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.options import positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
 from swin_backbone.whole_files import write_whole

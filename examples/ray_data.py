@@ -120,10 +120,12 @@ class Model:
     """An actor: predict for batches of rows with `path` and `bytes`."""
 
     def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
-        from swin_backbone.workbench.job import Job
+        from swin_backbone.options import Options
+        from swin_backbone.workbench.job import open_predictor, resolve_job
         from swin_backbone.workbench.predict.results import Results
 
-        self.predictor = Job(config).open_predictor(checkpoint, 'cuda:0' if gpus else 'cpu')
+        job = resolve_job(config, Options(device='cuda:0' if gpus else 'cpu'))
+        self.predictor = open_predictor(job, checkpoint)
         self.results = Results(Path(), self.predictor, score_thr)  # writes no file
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[pa.Table]:

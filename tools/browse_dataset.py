@@ -16,16 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from swin_backbone.command_line import (
-    BUILD_ERRORS,
-    CONFIG,
-    Parser,
-    make_job,
-    number,
-    positive,
-    run,
-    stop_on_user_errors,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.options import number, positive
 from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole
 

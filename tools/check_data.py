@@ -10,16 +10,8 @@ import argparse
 
 from rich.console import Console
 
-from swin_backbone.command_line import (
-    BUILD_ERRORS,
-    CONFIG,
-    Parser,
-    make_job,
-    number,
-    positive,
-    run,
-    stop_on_user_errors,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.options import number, positive
 
 
 def parse_args() -> argparse.Namespace:
@@ -44,10 +36,11 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
-    from swin_backbone.workbench.data.check_data import print_reports
+    from swin_backbone.workbench.data.check_data import check_data, print_reports
+    from swin_backbone.workbench.data.datasets import DataSets
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
-        reports = make_job(args).check(args.max_files, args.seconds)
+        reports = check_data(DataSets(make_job(args).cfg, refused=()), args.max_files, args.seconds)
     print_reports(reports, Console())
     return 1 if any(report.errors for report in reports) else 0
 

@@ -44,6 +44,7 @@ def main() -> None:
     from swin_backbone.workbench.data import media
     from swin_backbone.workbench.export.picture import load_bands, load_settings
     from swin_backbone.workbench.export.verify import outcome
+    from swin_backbone.workbench.job import export
     from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -51,7 +52,8 @@ def main() -> None:
         job = make_job(args)
         load = load_settings(job.cfg.test_dataloader.dataset.pipeline)
         pictures = [load_bands(str(medium.path), load) for medium in media_files if not medium.is_video]
-        manifest = job.export(
+        manifest = export(
+            job,
             args.checkpoint,
             args.out_dir,
             args.format,

@@ -52,17 +52,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swin_backbone.command_line import (
-    ARGUMENTS,
-    BUILD_ERRORS,
-    CONFIG,
-    Parser,
-    make_job,
-    positive,
-    run,
-    stop_on_user_errors,
-    whole,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, options_of, run, stop_on_user_errors
+from swin_backbone.options import ARGUMENTS, positive, whole
 from swin_backbone.whole_files import CANNOT_WRITE
 
 if TYPE_CHECKING:  # imported in functions, for a quick --help
@@ -155,13 +146,11 @@ def shard(text: str) -> tuple[int, int]:
 
 def open_predictor(args: argparse.Namespace) -> 'Predictor':
     """Return the predictor of a config and a checkpoint, or of an exported folder."""
-    from swin_backbone.workbench.job import open_exported
+    from swin_backbone.workbench import job
 
     if args.weights is None:
-        chosen = args.amp, args.compile, args.precision
-        return open_exported(args.config, args.device, args.threads, args.batch, *chosen)
-    predictor: Predictor = make_job(args).open_predictor(args.weights, args.device)
-    return predictor
+        return job.open_exported(args.config, options_of(args), args.batch)
+    return job.open_predictor(make_job(args), args.weights)
 
 
 def reduced(frame: 'Frame') -> str:

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
-from swin_backbone.command_line import Parser, number, positive, run, stop_on_user_errors, whole
+from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.options import number, positive, whole
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
 
@@ -171,14 +172,14 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('out', type=Path, metavar='OUT', help='folder to write to')
     parser.add(
-        'shape overwrite debug',
+        'shape seed overwrite debug',
+        seed=dict(default=0, help='seed of the random numbers (default: 0)'),
         shape=dict(
             type=whole(64, 8192), default=(128, 128), help='side of the square pictures in pixels (default: 128)'
         ),
     )
     parser.add_argument('--train', type=positive, default=400, metavar='N', help='training pictures (default: 400)')
     parser.add_argument('--val', type=positive, default=80, metavar='N', help='validation pictures (default: 80)')
-    parser.add_argument('--seed', type=whole(0), default=0, metavar='S', help='seed of the random numbers (default: 0)')
     parser.add_argument(
         '--visible',
         type=number(0, 1),

@@ -8,22 +8,15 @@ import contextlib
 import sys
 from pathlib import Path
 
-from swin_backbone.command_line import (
-    BUILD_ERRORS,
-    CONFIG,
-    TRAINING_OPTIONS,
-    Parser,
-    make_job,
-    run,
-    stop_on_user_errors,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.options import TRAINING
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{CONFIG} {TRAINING_OPTIONS} data annotations classes overwrite')
+    parser.add(f'{CONFIG} {TRAINING} data annotations classes overwrite')
     parser.add_argument(
         '--save-path', metavar='F', type=Path, help='write the config to F too: .py, .yml, .yaml or .json'
     )
@@ -42,7 +35,7 @@ def main() -> None:
     with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
         check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
         job = make_job(args)
-        job.print_settings()
+        job.print(*job.changes)
         cfg = job.cfg
         for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)

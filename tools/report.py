@@ -31,8 +31,8 @@ from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, r
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, needs_package=lambda args: args.labels is None)
     parser.add(
-        f'{CONFIG} checkpoint data annotations classes amp precision compile device threads work_dir out_dir overwrite '
-        'skip_unreadable allow_missing unsafe_load',
+        f'{CONFIG} checkpoint data workers annotations classes amp precision compile device threads work_dir out_dir '
+        'overwrite skip_unreadable allow_missing unsafe_load',
         config=dict(nargs='?'),
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
@@ -53,9 +53,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     if args.labels is None:
+        from swin_backbone.workbench.job import report
+
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
-            job, settings = make_job(args), dict(device=args.device, threads=args.threads)
-            job.report(args.checkpoint, args.out_dir, args.compare, args.overwrite, **settings)
+            report(make_job(args), args.checkpoint, args.out_dir, args.compare, args.overwrite)
     else:
         from swin_backbone.workbench.report.files import find_task
         from swin_backbone.workbench.report.report import read_reports, write_report

@@ -10,22 +10,15 @@ DIR is a folder of tools/export.py. The exported model runs in its runtime, with
 import argparse
 from contextlib import ExitStack
 
-from swin_backbone.command_line import (
-    BUILD_ERRORS,
-    CONFIG,
-    Parser,
-    make_job,
-    number,
-    run,
-    stop_on_user_errors,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.options import number
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint data annotations classes weights amp precision compile device threads first_label '
-        'work_dir out overwrite skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
+        f'{CONFIG} checkpoint data workers annotations classes weights amp precision compile device threads '
+        'first_label work_dir out overwrite skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(default='cpu', help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),
@@ -50,6 +43,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.configs.published import find_weights
+    from swin_backbone.workbench.job import build_test
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run
     from swin_backbone.workbench.runner.launchers import rank
     from swin_backbone.workbench.runner.testing import OutputOptions
@@ -60,8 +54,7 @@ def main() -> None:
     with stop_on_user_errors((OSError,), args.debug), ExitStack() as stack:
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)
-            test = make_job(args).build_test(checkpoint, outputs, args.device, args.threads)
-            runner = stack.enter_context(test)
+            runner = stack.enter_context(build_test(make_job(args), checkpoint, outputs))
         with stop_on_user_errors(RUN_ERRORS, args.debug):
             metrics = run(runner, 'test')
     if rank(args.launcher):

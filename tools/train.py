@@ -9,22 +9,14 @@ shows loss terms, learning rate and validation metrics.
 import argparse
 from pathlib import Path
 
-from swin_backbone.command_line import (
-    ARGUMENTS,
-    BUILD_ERRORS,
-    CONFIG,
-    TRAINING_OPTIONS,
-    Parser,
-    make_job,
-    run,
-    stop_on_user_errors,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.options import ARGUMENTS, TRAINING
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} {TRAINING_OPTIONS} data annotations classes weights resume amp compile val_loss work_dir '
+        f'{CONFIG} {TRAINING} data annotations classes weights resume amp compile val_loss work_dir '
         'skip_unreadable unsafe_load timeout launcher local_rank',
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
@@ -44,8 +36,9 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
-    from swin_backbone.workbench.job import Job, Options
+    from swin_backbone.workbench.job import build_training, report, resolve_job
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run
     from swin_backbone.workbench.runner.monitor import enable_vis
 
@@ -54,7 +47,7 @@ def main() -> None:
             job = make_job(args)
             if args.vis:
                 enable_vis(job.cfg, args.vis)
-            runner = job.build_training(args.weights, args.resume)
+            runner = build_training(job)
             if args.report:
                 require_data(job.cfg, ('test',))
         run(runner, 'train')
@@ -63,7 +56,7 @@ def main() -> None:
                 raise ValueError('--report takes a checkpoint, and the training has written none')
             folder = Path(job.cfg.work_dir, 'report')
             options = Options(skip_unreadable=args.skip_unreadable, unsafe_load=args.unsafe_load)
-            Job(runner.cfg, options).report(runner.last_checkpoint, folder, overwrite=True)
+            report(resolve_job(runner.cfg, options), runner.last_checkpoint, folder, overwrite=True)
             print(folder / 'index.html')
 
 

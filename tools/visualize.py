@@ -15,18 +15,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from swin_backbone.command_line import (
-    BUILD_ERRORS,
-    CONFIG,
-    USER_ERRORS,
-    Parser,
-    Shape,
-    make_job,
-    positive,
-    run,
-    stop_on_user_errors,
-    whole,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, USER_ERRORS, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.options import Shape, positive, whole
 from swin_backbone.outputs import check_outputs
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
@@ -148,9 +138,10 @@ def draw_masks(args: argparse.Namespace) -> 'Figure':
 
 def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
     from swin_backbone.workbench.data import media
+    from swin_backbone.workbench.job import open_predictor
 
     medium = media.find_media([args.image])[0]
-    predictor = make_job(args).open_predictor(args.checkpoint, args.device)
+    predictor = open_predictor(make_job(args), args.checkpoint)
     return predictor, next(media.read_frames(medium, load=predictor.load))
 
 

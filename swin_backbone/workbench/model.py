@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
+from ..options import Options, with_options
 from .predict.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
     from mmengine.config import Config
     from numpy.typing import NDArray
 
-    from .job import Job, Options
+    from .job import Job
 
 PathLike = Union[str, Path]
+# Options for a resolved config; the others are in the config
+OF_A_RUN = ('device', 'threads', 'amp', 'precision', 'compile', 'skip_unreadable', 'allow_missing', 'unsafe_load')
 
 
 class Model:
@@ -30,22 +33,21 @@ class Model:
             `test` and `export` build modules of their own, with the weights of the checkpoint.
     """
 
-    def __init__(self, config: str, options: Options, checkpoint: Optional[str], device: Optional[str]):
+    def __init__(self, config: str, options: Options, checkpoint: Optional[str]):
         from .export.predictor import is_exported
-        from .job import Options
         from .process import prepare_process
 
         prepare_process()
-        self._config, self._options, self.checkpoint, self._device = config, options, checkpoint, device
+        self._config, self._options, self.checkpoint = config, options, checkpoint
         self._opened: Any = None
         self.cfg: Optional[Config] = None
         self.work_dir: Optional[str] = None
         if is_exported(config):
-            if checkpoint is not None or options != Options():
-                raise ValueError(f'load({config!r}), an exported folder, takes no further argument but device')
+            if checkpoint is not None or replace(options, device=None, threads=None) != Options():
+                raise ValueError(f'load({config!r}), an exported folder, takes no further argument but device, threads')
             self.checkpoint = config
         else:
-            self.cfg = _make_job(config, options).cfg
+            self.cfg = _resolve(config, options).cfg
             self.work_dir = str(self.cfg.work_dir)
 
     @property
@@ -77,6 +79,7 @@ class Model:
         maps: list[NDArray[Any]] = predictor.features(predictor.prepare(frames[0][1]))
         return maps
 
+    @with_options('epochs batch lr auto_scale_lr balance patience val_loss')
     def train(
         self,
         epochs: Optional[int] = None,
@@ -84,22 +87,17 @@ class Model:
         img_scale: Optional[tuple[int, int]] = None,
         lr: Optional[float] = None,
         *,
-        balance: bool = False,
-        val_loss: bool = False,
         resume: bool = False,
+        **settings: Any,
     ) -> Model:
         """Train as tools/train.py, and use the last checkpoint from then on.
 
         None keeps the config's setting. Settings that depend on a changed setting follow, as in tools/train.py.
 
         Args:
-            epochs: passes over all pictures.
-            batch: pictures per step and device.
             img_scale: (width, height) in pixels.
-            lr: learning rate.
-            balance: let rare classes count more.
-            val_loss: compute the losses on the validation set too, at each validation.
             resume: continue from the last checkpoint in the working folder.
+            **settings: see the table.
 
         Returns:
             The model itself.
@@ -108,12 +106,12 @@ class Model:
             ValueError: for an error in the config or the data.
             TrainingStopped: if training ends early.
         """
-        from .configs.training_settings import TrainingSettings
+        from .job import train
 
         self._require_config('train')
-        settings = TrainingSettings(epochs, batch, img_scale, lr, balance=balance)
-        options = replace(self._options, settings=settings, val_loss=val_loss)
-        runner = _make_job(self._config, options).train(*((None, 'auto') if resume else (self.checkpoint, None)))
+        shape, begin = img_scale and img_scale[::-1], dict(resume='auto') if resume else dict(weights=self.checkpoint)
+        options = replace(self._options, epochs=epochs, batch=batch, shape=shape, lr=lr, **begin, **settings)
+        runner = train(_resolve(self._config, options))
         self.cfg, self._opened = runner.cfg, None
         self.checkpoint = runner.last_checkpoint or self.checkpoint
         return self
@@ -124,13 +122,12 @@ class Model:
         Raises:
             ValueError: without a checkpoint, or for an error in the checkpoint, the config or the data.
         """
-        cfg, checkpoint = self._require_config('test'), self._require_checkpoint('test')
-        return _make_job(cfg).test(checkpoint, device=self._device or 'cpu')
+        from .job import test
+
+        return test(self._job('test'), self._require_checkpoint('test'))
 
     def report(self, out_dir: PathLike, compare: Sequence[PathLike] = (), *, overwrite: bool = False) -> dict[str, Any]:
         """Test, and write out_dir/index.html, a page on what the model gets wrong, and out_dir/report.json.
-
-        The best threshold of a detector is stored with the checkpoint, and `predict` takes it.
 
         Args:
             compare: folders of other reports, shown beside this one.
@@ -143,8 +140,9 @@ class Model:
             ValueError: as `test`, and for a run to compare without a report of this task.
             FileExistsError: without `overwrite`, if there is a report.
         """
-        cfg, checkpoint = self._require_config('report'), self._require_checkpoint('report')
-        return _make_job(cfg).report(checkpoint, out_dir, compare, overwrite, device=self._device or 'cpu')
+        from .job import report
+
+        return report(self._job('report'), self._require_checkpoint('report'), out_dir, compare, overwrite)
 
     def predict(
         self,
@@ -183,19 +181,24 @@ class Model:
         Returns:
             The contents of deploy.json.
         """
-        cfg, checkpoint = self._require_config('export'), self._require_checkpoint('export')
-        return _make_job(cfg).export(checkpoint, Path(out), format, **options)
+        from .job import export
+
+        return export(self._job('export'), self._require_checkpoint('export'), Path(out), format, **options)
 
     @property
     def _predictor(self) -> Any:
-        from .job import open_exported
+        from .job import open_exported, open_predictor
 
         if self._opened is None:
             if self.cfg is None:
-                self._opened = open_exported(self._config, self._device)
+                self._opened = open_exported(self._config, self._options)
             else:
-                self._opened = _make_job(self.cfg).open_predictor(self.checkpoint, self._device)
+                self._opened = open_predictor(self._job('predict'), self.checkpoint)
         return self._opened
+
+    def _job(self, action: str) -> Job:
+        options = Options(**{name: getattr(self._options, name) for name in OF_A_RUN})
+        return _resolve(self._require_config(action), options)
 
     def _require_config(self, action: str) -> Config:
         if self.cfg is None:
@@ -208,34 +211,24 @@ class Model:
         return self.checkpoint
 
 
+@with_options(
+    'data backbone seed workers annotations classes at recipe amp precision compile device threads work_dir '
+    'skip_unreadable allow_missing unsafe_load'
+)
 def load(
     config: PathLike,
     checkpoint: Optional[PathLike] = None,
     *,
-    backbone: Optional[str] = None,
-    data: Optional[PathLike] = None,
-    annotations: Optional[PathLike] = None,
-    classes: Optional[Sequence[str]] = None,
-    work_dir: Optional[PathLike] = None,
     options: Optional[dict[str, Any]] = None,
-    recipe: str = 'swin',
-    at: Optional[str] = None,
-    device: Optional[str] = None,
+    **settings: Any,
 ) -> Model:
     """Return a model to train, test, predict with and export.
 
     Args:
         config: a path, or `mmdet::...`, `mmseg::...` or `swin_backbone::...`; or an exported folder, to predict.
         checkpoint: path or URL of the weights of the whole model; or an exported folder, to test and predict.
-        backbone: put this Swin in place of the config's backbone; see `swap_backbone`.
-        data: your own pictures with annotations: a folder, or a COCO JSON.
-        annotations: file or folder of the annotations, if they are not below `data`.
-        classes: names, if no file below `data` has them.
-        work_dir: folder of logs and checkpoints. Default: work_dirs/ and the config's name.
-        options: settings of the config by key, as --cfg-options: {'train_dataloader.num_workers': 0}.
-        recipe: with `backbone`: 'swin' for the optimizer of the Swin recipe, 'keep' for the config's own.
-        at: with `backbone`: key of the replaced backbone, if the config has several.
-        device: device of predictions. Default: the first CUDA device, or the CPU.
+        options: settings of the config by key, as --cfg-options: {'train_dataloader.batch_size': 4}.
+        **settings: see the table.
 
     Raises:
         ValueError: if the config is missing, or an argument does not fit the config.
@@ -245,25 +238,14 @@ def load(
         >>> model = load('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', backbone='swin-t')  # doctest: +SKIP
         >>> model.train(epochs=2).predict('street.jpg')  # doctest: +SKIP
     """
-    from .job import Options
-
-    given = Options(
-        backbone=backbone,
-        at=at,
-        recipe=recipe,
-        data=data,
-        annotations=annotations,
-        classes=classes,
-        cfg_options=options or {},
-        work_dir=None if work_dir is None else str(work_dir),
-    )
-    return Model(str(config), given, None if checkpoint is None else str(checkpoint), device)
+    given = Options(cfg_options=options, **settings)
+    return Model(str(config), given, None if checkpoint is None else str(checkpoint))
 
 
-def _make_job(*arguments: Any) -> Job:
-    from .job import Job
+def _resolve(*arguments: Any) -> Job:
+    from .job import resolve_job
 
-    return Job(*arguments)
+    return resolve_job(*arguments)
 
 
 def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:

@@ -6,16 +6,18 @@ have the last word. The result is a plain config of its toolbox, whose own tools
 """
 
 import copy
-from typing import Any, NamedTuple, Optional
+from pathlib import Path
+from typing import Any, Optional
 
 from mmengine.config import Config
 
 from ..openmmlab.config_files import OWN
 from ..openmmlab.errors import ConfigError, parts_of
 from ..openmmlab.swap.replace import swap_backbone
+from ..options import Options
 from .configs.cfg_options import apply_options, setting_of
 from .configs.paths import datasets_in
-from .configs.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule
+from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule, has_settings
 from .data.balance import Counted, apply_balance
 from .data.load_picture import OURS, name_loaders
 from .data.own_data.config import put_data
@@ -24,20 +26,10 @@ from .data.own_data.prepare import Dataset
 OWN_DATA = 'own_data is no key of a config: give --data D, and --classes NAMES for names (in Python data=, classes=)'
 
 
-class Swap(NamedTuple):
-    """A Swin in place of a config's backbone: see `swap_backbone`."""
-
-    backbone: str
-    at: Optional[str] = None
-    recipe: str = 'swin'
-
-
 def resolve(
     config: Config,
-    swap: Optional[Swap] = None,
+    options: Optional[Options] = None,
     data: Optional[Dataset] = None,
-    settings: Optional[TrainingSettings] = None,
-    options: Optional[dict[str, Any]] = None,
     counted: Optional[Counted] = None,
     processes: int = 1,
 ) -> Config:
@@ -45,33 +37,29 @@ def resolve(
 
     Args:
         config: of mmdet, mmseg or mmpretrain.
-        swap: of the backbone.
+        options: `backbone`, `at` and `recipe` of a swap, `cfg_options`, the settings of a training, `work_dir` and
+            `launcher`.
         data: takes the place of the config's data sets, evaluators and numbers of classes.
-        settings: of a training.
-        options: values by dotted keys: see `apply_options`.
-        counted: pictures of an epoch, and classes for `settings.balance`. Default: those of `data`; without
-            data, the schedule stays.
+        counted: pictures of an epoch, and classes for `balance`. Default: those of `data`; without data, the schedule
+            stays.
         processes: of the training.
 
     Raises:
-        ConfigError: if options contradict the data or the settings, or the config cannot take one of these.
+        ConfigError: if options contradict the data or each other, or the config cannot take one of these.
         ValueError: for an unknown backbone or key.
     """
-    return set_training(combine(config, swap, data, options), data, settings, options, counted, processes)
+    options = options or Options()
+    return set_training(combine(config, options, data), options, data, counted, processes)
 
 
-def combine(
-    config: Config,
-    swap: Optional[Swap] = None,
-    data: Optional[Dataset] = None,
-    options: Optional[dict[str, Any]] = None,
-) -> Config:
-    """Return a config with another backbone, other data, and options. Arguments and errors: see `resolve`."""
-    options = options or {}
-    if 'own_data' in config or any(key.lstrip('+').startswith('own_data') for key in options):
+def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
+    """Return a config with another backbone, other data, and `cfg_options`. Arguments and errors: see `resolve`."""
+    settings = options.cfg_options or {}
+    if 'own_data' in config or any(key.lstrip('+').startswith('own_data') for key in settings):
         raise ConfigError(OWN_DATA)
+    backbone = options.backbone
     cfg: Config = (
-        swap_backbone(config, swap.backbone, at=swap.at, recipe=swap.recipe) if swap else copy.deepcopy(config)
+        swap_backbone(config, backbone, at=options.at, recipe=options.recipe) if backbone else copy.deepcopy(config)
     )
     if 'type' in (cfg.get('train_cfg') or {}):
         cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
@@ -79,10 +67,13 @@ def combine(
         put_data(cfg, data)
         for _, dataset in datasets_in(cfg, 'train'):
             dataset.pop('filter_cfg', None)  # small pictures, and those without objects, are trained on
-    apply_options(cfg, options)
+    apply_options(cfg, settings)
     if data is not None:
-        _require_agreement(cfg, data, options)
+        _require_agreement(cfg, data, settings)
     _name_own_loaders(cfg)
+    name = Path(config.filename or 'config').stem + (f'_{backbone}' if backbone else '')
+    cfg.work_dir = str(options.work_dir or cfg.get('work_dir') or Path('work_dirs', name))
+    cfg.launcher = options.launcher
     return cfg
 
 
@@ -107,30 +98,29 @@ def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> N
 
 def set_training(
     config: Config,
+    options: Options,
     data: Optional[Dataset] = None,
-    settings: Optional[TrainingSettings] = None,
-    options: Optional[dict[str, Any]] = None,
     counted: Optional[Counted] = None,
     processes: int = 1,
 ) -> Config:
     """Return a config with the settings of a training. Arguments and errors: see `resolve`."""
     cfg: Config = copy.deepcopy(config)
-    settings, options = settings or TrainingSettings(), options or {}
+    given = options.cfg_options or {}
     if counted is None and data is not None:
         counted = Counted(data.splits['train'].pictures)
-    if settings == TrainingSettings() and counted is None:
+    if not has_settings(options) and counted is None:
         return cfg
-    apply_settings(cfg, settings, options)
-    if counted is not None and (settings.epochs is not None or data is not None):
-        fit_schedule(cfg, counted.pictures, processes, settings.epochs)
-    if settings.auto_scale_lr:
+    apply_settings(cfg, options)
+    if counted is not None and (options.epochs is not None or data is not None):
+        fit_schedule(cfg, counted.pictures, processes, options.epochs)
+    if options.auto_scale_lr:
         enable_auto_scale_lr(cfg)
-    kept = dict(options)
+    kept = dict(given)
     if len(cfg.get('param_scheduler') or ()) != len(config.get('param_scheduler') or ()):  # indices have moved
         kept = {key: value for key, value in kept.items() if not key.lstrip('+').startswith('param_scheduler.')}
     apply_options(cfg, kept)
-    if settings.balance and counted is not None:
-        twice = [key for key in options if 'class_weight' in key] if counted.weights else []
+    if options.balance and counted is not None:
+        twice = [key for key in given if 'class_weight' in key] if counted.weights else []
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
         apply_balance(cfg, counted)  # the keys of options are of the data set inside

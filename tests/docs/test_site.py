@@ -176,6 +176,13 @@ def test_the_python_reference_is_what_the_docstrings_make():
     assert {name for name in swin_backbone.__all__ if name != '__version__'} <= names
 
 
+@pytest.mark.parametrize('language', ['', 'zh_cn'])
+def test_the_pages_of_options_are_what_the_table_makes(language):
+    options = runpy.run_path(str(ROOT / 'docs' / 'options.py'))
+    written = options['PAGES'][language].read_text(encoding='utf-8')
+    assert written == options['page'](language), 'python docs/options.py writes the pages'
+
+
 @lru_cache(maxsize=1)
 def sentences():
     """Return a pattern for each string of the package and the tools with at least 20 fixed characters."""

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,14 +18,14 @@ from mmengine.utils import is_installed
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.options import Options
 from swin_backbone.workbench import job
 from swin_backbone.workbench.configs import amp
 from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.workbench.configs.published import find_weights, start_from
-from swin_backbone.workbench.configs.training_settings import TrainingSettings, apply_settings
+from swin_backbone.workbench.configs.training_settings import apply_settings
 from swin_backbone.workbench.cost import flops
 from swin_backbone.workbench.export import predictor
-from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.runner import build, testing
 
 CONFIGS = ROOT / 'configs'
@@ -104,20 +103,21 @@ def test_order_of_work_dirs(tmp_path):
     (RETINANET, 4, {'param_scheduler.1.gamma': 0.5, 'param_scheduler.0.end': 9}, 3),  # loses the warm-up
 ])  # fmt: skip
 def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, options, end):
-    data, settings = make_own_data(tmp_path / 'own'), TrainingSettings(epochs=3, batch=batch)  # 4 pictures
-    cfg = load_config(config, str(tmp_path), options, 'none', data=data, settings=settings)
+    data = make_own_data(tmp_path / 'own')  # 4 pictures
+    cfg = load_config(config, str(tmp_path), options, 'none', data=data, epochs=3, batch=batch)
     assert [cfg.train_cfg.get('max_iters', end), cfg.param_scheduler[0].end] == [end, end]
     assert all(setting_of(cfg, key) == value or cfg.param_scheduler[0].gamma == 0.5 for key, value in options.items())
     record_fault('bad_commands')
 
 
-@pytest.mark.parametrize(
-    'key', ['train_cfg.max_iters', '+train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr']
-)
+@pytest.mark.parametrize('key', [
+    'train_cfg.max_iters', '+train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr',
+    '+randomness.seed', 'val_dataloader.num_workers',
+])  # fmt: skip
 def test_an_option_is_no_second_value_of_a_setting(record_fault, key):
-    settings = TrainingSettings(epochs=3, batch=4, lr=0.1)
+    options = Options(epochs=3, batch=4, lr=0.1, seed=1, workers=2, cfg_options={key: 1})
     with pytest.raises(ConfigError, match=re.escape(f'and --cfg-options {key} are one setting: leave out one of them')):
-        apply_settings(read_config(FCN), settings, [key])
+        apply_settings(read_config(FCN), options)
     record_fault('bad_commands')
 
 
@@ -160,20 +160,24 @@ def test_what_amp_refuses(monkeypatch):
         amp.enable_amp(cfg)
 
 
+def training_with(**options):
+    return lambda made: job.build_training(made._replace(options=Options(**options)))
+
+
 @pytest.mark.parametrize(('start', 'expected'), [
-    (Job.build_training, (True, 'epoch_4.pth')),
-    (partial(Job.build_training, resume='auto'), (True, None)),
-    (partial(Job.build_training, resume='epoch_1.pth'), (True, 'epoch_1.pth')),
-    (partial(Job.build_training, weights=RECIPE), (False, find_weights(RECIPE))),
-    (lambda job: start_from(job.cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
-    (lambda job: predictor.set_exported(job.cfg, 'exported'), (False, None)),
+    (job.build_training, (True, 'epoch_4.pth')),
+    (training_with(resume='auto'), (True, None)),
+    (training_with(resume='epoch_1.pth'), (True, 'epoch_1.pth')),
+    (training_with(weights=RECIPE), (False, find_weights(RECIPE))),
+    (lambda made: start_from(made.cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
+    (lambda made: predictor.set_exported(made.cfg, 'exported'), (False, None)),
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     info = dict(classes=(), task='maps')
     monkeypatch.setattr(predictor, 'Model', lambda *_: SimpleNamespace(info=info))
     monkeypatch.setattr(job, 'build_runner', lambda *_, **__: None)
-    made = Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
+    made = job.resolve_job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
     start(made)
     assert (made.cfg.resume, made.cfg.load_from) == expected
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,11 +17,11 @@ from mmengine.config import Config
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.workbench.configs.training_settings import TrainingSettings
+from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import Counted
 from swin_backbone.workbench.data.own_data.prepare import prepare
-from swin_backbone.workbench.resolve import Swap, resolve
+from swin_backbone.workbench.resolve import resolve
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -28,12 +29,12 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASK2FORMER = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
-SETTINGS = TrainingSettings(epochs=3, batch=2, img_scale=(96, 64), lr=1e-3, auto_scale_lr=True)
+SETTINGS = Options(epochs=3, batch=2, shape=(64, 96), lr=1e-3, auto_scale_lr=True, patience=2, seed=1, workers=0)
 CASES = {
     RETINANET: {'optim_wrapper.optimizer.weight_decay': 0.1},
     MASK2FORMER: {},
     str(DETECTION): {'model.backbone.drop_path_rate': 0.4},
-    FCN: {'train_dataloader.num_workers': 0},
+    FCN: {'train_dataloader.dataset.pipeline.0.to_float32': False},
     str(SEGMENTATION): {'model.decode_head.loss_decode.class_weight': [0.5, 3.0]},
 }
 
@@ -53,12 +54,13 @@ def data_for(config, own):
 def test_a_config_is_resolved_once_and_for_all(own, name):
     config = read_config(name)
     before, data = config.to_dict(), data_for(config, own)
-    swap = None if 'own' in name else Swap('swin-nano')
-    resolved = resolve(config, swap, data, SETTINGS, CASES[name])
+    options = replace(SETTINGS, cfg_options=CASES[name])
+    swapping = options if 'own' in name else replace(options, backbone='swin-nano')
+    resolved = resolve(config, swapping, data)
     assert config.to_dict() == before
-    assert resolve(config, swap, data, SETTINGS, CASES[name]).to_dict() == resolved.to_dict()
+    assert resolve(config, swapping, data).to_dict() == resolved.to_dict()
     assert resolve(resolved).to_dict() == resolved.to_dict()
-    assert resolve(resolved, None, data, SETTINGS, CASES[name]).to_dict() == resolved.to_dict()
+    assert resolve(resolved, options, data).to_dict() == resolved.to_dict()
 
 
 def test_no_file_is_read_and_none_written(own, tmp_path, monkeypatch):
@@ -67,7 +69,7 @@ def test_no_file_is_read_and_none_written(own, tmp_path, monkeypatch):
     sys.addaudithook(lambda event, arguments: watched and event == 'open' and files.append(arguments[0]))
     monkeypatch.chdir(tmp_path)
     watched.append(True)
-    resolve(config, None, data, SETTINGS)
+    resolve(config, SETTINGS, data)
     watched.clear()
     assert not [file for file in files if str(own) in str(file) or str(tmp_path) in str(file)]
     assert not list(tmp_path.iterdir())
@@ -75,12 +77,11 @@ def test_no_file_is_read_and_none_written(own, tmp_path, monkeypatch):
 
 def test_weights_and_balance_are_one_setting(own):
     config, key = read_config(SEGMENTATION), 'model.decode_head.loss_decode.class_weight'
-    counted, settings = Counted(4, weights=[0.7, 1.8]), TrainingSettings(balance=True)
-    assert resolve(
-        config, None, data_for(config, own), settings, {}, counted
-    ).model.decode_head.loss_decode.class_weight
+    counted, options = Counted(4, weights=[0.7, 1.8]), Options(balance=True)
+    resolved = resolve(config, options, data_for(config, own), counted)
+    assert resolved.model.decode_head.loss_decode.class_weight
     with pytest.raises(ConfigError, match=f'--balance and --cfg-options {key} are one setting'):
-        resolve(config, None, data_for(config, own), settings, {key: [1.0, 2.0]}, counted)
+        resolve(config, replace(options, cfg_options={key: [1.0, 2.0]}), data_for(config, own), counted)
 
 
 def words(own, work, *more):

@@ -1,12 +1,14 @@
-"""--epochs, --batch, --shape and --lr, and all settings of a config that depend on these options."""
+"""--epochs, --batch, --shape, --lr, --patience, --seed and --workers, and all settings of a config that depend on these."""
 
 import math
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple, Optional
+from collections.abc import Iterator
+from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
 from ...openmmlab.errors import ConfigError, kind_of, parts_of, walk
+from ...options import TRAINING, Options
+from .paths import metrics_in
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 WARM_UP = 0.1  # largest share of a warm-up in a training
@@ -17,59 +19,93 @@ SAME_AS = {
     'epochs': ('train_cfg.max_epochs', 'train_cfg.max_iters'),
     'batch': ('train_dataloader.batch_size',),
     'lr': ('optim_wrapper.optimizer.lr',),
+    'seed': ('randomness', 'randomness.seed'),
+    'workers': tuple(f'{phase}_dataloader.num_workers' for phase in ('train', 'val', 'test')),
 }
 GRID = 32  # pixels: multiples of this number stay multiples
 
 
-class TrainingSettings(NamedTuple):
-    """The settings of a training; None keeps the config's.
-
-    Args:
-        epochs: passes over all training pictures, also of a config that counts iterations or repeats pictures. A pass
-            of `balance` has its repetitions.
-        batch: pictures of a step and process.
-        img_scale: width and height in pixels of the resized pictures.
-        lr: the learning rate; the other rates of the schedule follow.
-        auto_scale_lr: let mmengine scale the learning rate in proportion to the batch.
-        balance: let rare classes count more: see `data.balance`.
-    """
-
-    epochs: Optional[int] = None
-    batch: Optional[int] = None
-    img_scale: Optional[tuple[int, int]] = None
-    lr: Optional[float] = None
-    auto_scale_lr: bool = False
-    balance: bool = False
+def has_settings(options: Options) -> bool:
+    """Return whether options change the training of a config."""
+    return any(getattr(options, name) not in (None, False) for name in TRAINING.split())
 
 
-def apply_settings(cfg: Config, settings: TrainingSettings, options: Collection[str] = ()) -> None:
-    """Put settings into a config, in place, and change all settings that depend on them, except the schedule.
+def apply_settings(cfg: Config, options: Options) -> None:
+    """Put the settings of a training into a config, in place, and change all settings that depend on them.
 
-    The learning rate does not follow the batch: see `lr_line`. `epochs` follow by `fit_schedule`.
-
-    Args:
-        options: dotted keys that the user has set too.
+    The schedule does not follow: see `fit_schedule` for `epochs`, and `lr_line` for `batch`.
 
     Raises:
-        ConfigError: if the config lacks what a setting changes, naming the key, or `options` have the key.
+        ConfigError: if the config lacks what a setting changes, naming the key, or `cfg_options` have the key.
     """
     for name, keys in SAME_AS.items():
-        twice = [key for key in options if key.removeprefix('+') in keys]
-        if twice and getattr(settings, name) is not None:
+        twice = [key for key in options.cfg_options or () if key.removeprefix('+') in keys]
+        if twice and getattr(options, name) is not None:
             raise ConfigError(f'--{name} and --cfg-options {twice[0]} are one setting: leave out one of them')
-    if settings.batch is not None:
+    if options.batch is not None:
         loader: Any = cfg.get('train_dataloader')
         if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
             raise ConfigError('--batch sets train_dataloader.batch_size, and the config has none')
-        loader['batch_size'] = settings.batch
-    if settings.img_scale is not None:
-        _set_img_scale(cfg, settings.img_scale)
-    if settings.lr is not None:
-        _set_lr(cfg, settings.lr)
-    if settings.epochs is not None:
+        loader['batch_size'] = options.batch
+    if options.shape is not None:
+        _set_img_scale(cfg, options.shape[::-1])
+    if options.lr is not None:
+        _set_lr(cfg, options.lr)
+    if options.epochs is not None:
         for part in _steps(cfg.train_dataloader.get('dataset')):
             if kind_of(part) == 'RepeatDataset':
                 part['times'] = 1  # an epoch has each picture once
+    if options.seed is not None:
+        cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': options.seed}
+    if options.workers is not None:
+        _set_workers(cfg, options.workers)
+    if options.patience is not None:
+        _set_patience(cfg, options.patience)
+
+
+def _set_workers(cfg: Config, number: int) -> None:
+    for phase in ('train', 'val', 'test'):
+        loader: Any = cfg.get(f'{phase}_dataloader')
+        if isinstance(loader, dict):
+            loader['num_workers'] = number
+            if not number:  # torch refuses these without workers
+                loader['persistent_workers'] = False
+                loader.pop('prefetch_factor', None)
+
+
+# --- the end of a training that gets no better ------------------------------------------------------------------------
+
+STOPPING = 'EarlyStoppingHook'  # mmengine's
+LEAST_GAIN = 1e-4  # of a metric that is better
+# The main metric by the evaluator's class; with the kind of objects, boxes before masks
+MAIN_METRICS = dict(CocoMetric='coco/{}_mAP', VOCMetric='pascal_voc/mAP', IoUMetric='mIoU', Accuracy='accuracy/top1')
+
+
+def _set_patience(cfg: Config, validations: int) -> None:
+    """Let mmengine's EarlyStoppingHook end a training without a better metric; that of the config gets the number."""
+    hooks = list(cfg.get('custom_hooks') or [])
+    for hook in hooks:
+        if kind_of(hook) == STOPPING:
+            hook['patience'] = validations
+            return
+    monitor = _main_metric(cfg)
+    cfg.custom_hooks = [*hooks, dict(type=STOPPING, monitor=monitor, patience=validations, min_delta=LEAST_GAIN)]
+
+
+def _main_metric(cfg: Config) -> str:
+    """Return the metric of save_best, or the main metric of the first evaluator."""
+    best = ((cfg.get('default_hooks') or {}).get('checkpoint') or {}).get('save_best')
+    best = best[0] if isinstance(best, (list, tuple)) and best else best
+    if isinstance(best, str) and best != 'auto':
+        return best
+    for _, metric in metrics_in(cfg, 'val'):
+        if kind_of(metric) in MAIN_METRICS:
+            kinds = metric.get('metric', 'bbox')
+            return MAIN_METRICS[kind_of(metric)].format('bbox' if 'bbox' in kinds else 'segm')
+    raise ConfigError(
+        '--patience watches a metric of the validation: name it by --cfg-options '
+        '+default_hooks.checkpoint.save_best=NAME'
+    )
 
 
 # --- the learning rate ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from mmengine.dist import gather_object, get_rank
-from mmengine.hooks import EMAHook
+from mmengine.hooks import EarlyStoppingHook, EMAHook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapperDict
 from mmengine.runner import Runner
@@ -45,6 +45,7 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
             batches_a_step: number of accumulated batches.
             images: number of images in the data.
             validated_iter: iteration of the last finished validation, or -1.
+            stopping: best score and validations without a better one, of each EarlyStoppingHook.
             gradients: by parameter, for each rank, in the middle of an accumulation; None after a step.
     """
     loop = runner.train_loop
@@ -54,6 +55,7 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
         sampler_seed=getattr(_sampler(runner), 'seed', None),
         batches_done=loop.batches_done,
         validated_iter=loop.validated_iter,
+        stopping=[(hook.best_score, hook.wait_count) for hook in _stopping_hooks(runner)],
         **_units(runner),
         gradients=_gather_gradients(runner),
     )
@@ -121,6 +123,8 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
                 meta['epoch'], batches = divmod(batches, length)
             meta['iter'] = meta['epoch'] * length + batches
     loop.batches_done, loop.validated_iter = batches, state.get('validated_iter', -1)
+    for hook, stopping in zip(_stopping_hooks(runner), state.get('stopping', ())):
+        hook.best_score, hook.wait_count = stopping
     if state['sampler_seed'] is not None and hasattr(_sampler(runner), 'seed'):
         _sampler(runner).seed = state['sampler_seed']
     if state['gradients'] is not None and not changes:
@@ -194,6 +198,10 @@ def _gather_gradients(runner: Runner) -> Optional[list[dict[str, Tensor]]]:
 def _unwrapped(model: Any) -> nn.Module:
     inner: nn.Module = model.module if is_model_wrapper(model) else model
     return inner
+
+
+def _stopping_hooks(runner: Runner) -> list[EarlyStoppingHook]:
+    return [hook for hook in runner.hooks if isinstance(hook, EarlyStoppingHook)]
 
 
 def _sampler(runner: Runner) -> Any:

@@ -1,19 +1,21 @@
 """Configs, runners and predictors as jobs make them."""
 
 from swin_backbone import accelerate
-from swin_backbone.workbench.job import Job, Options
+from swin_backbone.options import Options
+from swin_backbone.workbench import job
 from swin_backbone.workbench.runner import build
 
 
 def load_config(config, work_dir=None, options=None, launcher='none', backbone=None, **more):
     """Return the config of a job. `more`: see `Options`."""
     given = dict(work_dir=work_dir, cfg_options=options or {}, launcher=launcher, backbone=backbone, **more)
-    return Job(str(config), Options(**{name: value for name, value in given.items() if value is not None})).cfg
+    given = {name: value for name, value in given.items() if value is not None}
+    return job.resolve_job(str(config), Options(**given)).cfg
 
 
 def build_runner(cfg, *args, **more):
     return build.build_runner(cfg, *args, accelerate=accelerate, **more)
 
 
-def open_predictor(cfg, *args, **more):
-    return Job(cfg).open_predictor(*args, **more)
+def open_predictor(cfg, checkpoint, device='cpu', **more):
+    return job.open_predictor(job.resolve_job(cfg, Options(device=device, **more)), checkpoint)

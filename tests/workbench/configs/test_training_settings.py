@@ -14,8 +14,8 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.options import Options
 from swin_backbone.workbench.configs.training_settings import (
-    TrainingSettings,
     apply_settings,
     enable_auto_scale_lr,
     fit_schedule,
@@ -37,7 +37,7 @@ SLIDE = 'mmseg::vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512.py'
 
 def put(cfg, pictures=100, **settings):
     """Put settings into a config as a job with as many pictures."""
-    apply_settings(cfg, TrainingSettings(**settings))
+    apply_settings(cfg, Options(**settings))
     if 'epochs' in settings:
         fit_schedule(cfg, pictures, epochs=settings['epochs'])
     return cfg
@@ -249,7 +249,7 @@ def test_few_pictures_shorten_a_warm_up_alone(kind):
     (SLIDE, (1024, 256), {'model.test_cfg.crop_size': None}),
 ])  # fmt: skip
 def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected):
-    cfg = set_(config, img_scale=scale)
+    cfg = set_(config, shape=scale[::-1])
     for key, value in expected.items():
         results = setting_of(cfg, key)
         assert (tuple(results) if results else results) == value, key
@@ -260,7 +260,7 @@ def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected
     (dict(), dict(batch=2), 'train_dataloader.batch_size'),
     (dict(), dict(lr=1.0), 'optim_wrapper.optimizer.lr'),
     (dict(optim_wrapper=dict(gen=dict(), disc=dict())), dict(lr=1.0), 'optim_wrapper.optimizer.lr'),
-    (dict(test_dataloader=dict(dataset=dict(pipeline=[]))), dict(img_scale=(8, 8)), 'test_dataloader'),
+    (dict(test_dataloader=dict(dataset=dict(pipeline=[]))), dict(shape=(8, 8)), 'test_dataloader'),
 ])  # fmt: skip
 def test_what_a_config_lacks_is_named(cfg, settings, key, record_fault):
     with pytest.raises(ValueError, match=key):

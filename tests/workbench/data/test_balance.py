@@ -1,6 +1,7 @@
 """`--balance`: repeated pictures of rare classes, and weights of a segmentor's loss."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,18 +13,18 @@ from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segm
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.options import Options
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.configs.training_settings import TrainingSettings
-from swin_backbone.workbench.job import Job, Options
+from swin_backbone.workbench.job import build_training, resolve_job
 
-BALANCED = TrainingSettings(epochs=3, batch=4, balance=True)
+BALANCED = Options(epochs=3, batch=4, balance=True)
 
 
-def job_of(tmp_path, words, change=lambda cfg: None, settings=BALANCED):
-    config, _, *given = (word for word in words if settings.epochs is None or 'max_epochs' not in str(word))
+def job_of(tmp_path, words, change=lambda cfg: None, options=BALANCED):
+    config, _, *given = (word for word in words if options.epochs is None or 'max_epochs' not in str(word))
     cfg = read_config(str(config))
     change(cfg)
-    return Job(cfg, Options(work_dir=str(tmp_path), cfg_options=parse_options(given), settings=settings))
+    return resolve_job(cfg, replace(options, work_dir=str(tmp_path), cfg_options=parse_options(given)))
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def in_repetition(cfg):
 
 def test_pictures_of_rare_classes_are_repeated(rare_bolts, tmp_path, capsys):
     """The limit is 4, half of the washer's 8 pictures: the bolt's picture repeats sqrt(4 / 1) times."""
-    runner = job_of(tmp_path, detection(rare_bolts)).build_training()
+    runner = build_training(job_of(tmp_path, detection(rare_bolts)))
     dataset = runner.cfg.train_dataloader.dataset
     assert (dataset.type, dataset.oversample_thr) == ('ClassBalancedDataset', 4 / 12)
     loader = runner.build_dataloader(runner.cfg.train_dataloader)
@@ -69,8 +70,8 @@ def test_epochs_count_the_repetitions(rare_bolts, tmp_path):
 
 
 def test_balanced_data_stays(tmp_path, capsys):
-    job = job_of(tmp_path, detection(make_own_data(tmp_path)), settings=TrainingSettings(balance=True))
-    job.print_settings()
+    job = job_of(tmp_path, detection(make_own_data(tmp_path)), options=Options(balance=True))
+    job.print(*job.changes)
     assert job.cfg.train_dataloader.dataset.type == 'CocoDataset'
     assert '--balance repeats nothing: ' in capsys.readouterr().out
 
@@ -78,22 +79,22 @@ def test_balanced_data_stays(tmp_path, capsys):
 def test_the_loss_of_a_segmentor_weighs_rare_classes_more(tmp_path, capsys):
     """A quarter of the pixels is a nut, none is a bolt. Weights 1 / log(1.02 + share), with a mean of 1."""
     words = segmentation(make_own_data(tmp_path), classes=('ground', 'nut', 'bolt'))
-    job = job_of(tmp_path, words, settings=TrainingSettings(balance=True))
+    job = job_of(tmp_path, words, options=Options(balance=True))
     losses = [job.cfg.model[head].loss_decode for head in ('decode_head', 'auxiliary_head')]
     for loss in losses:
         ground, nut, bolt = loss.class_weight
         assert 0.75 * ground + 0.25 * nut == pytest.approx(1, rel=1e-3)
         assert (nut / ground, bolt / ground) == (pytest.approx(2.389, rel=1e-3), pytest.approx(28.83, rel=1e-3))
-    job.print_settings()
+    job.print(*job.changes)
     line = 'by class: bolt 21.4 (0.00% of the pixels), nut 1.77 (25.00% of the pixels), ground 0.742 (75.00% of'
     assert f'--balance weighs the cross entropy {line}' in capsys.readouterr().out
-    assert job.build_training().model.decode_head.loss_decode.class_weight == [ground, nut, bolt]
+    assert build_training(job).model.decode_head.loss_decode.class_weight == [ground, nut, bolt]
 
 
 def test_labels_are_counted_as_training_loads_them(tmp_path):
     """With reduce_zero_label, 0 is ignored, and all other pixels are a nut."""
     words = segmentation(make_own_data(tmp_path), classes=('nut', 'bolt'), reduce_zero_label=True)
-    job = job_of(tmp_path, words, settings=TrainingSettings(balance=True))
+    job = job_of(tmp_path, words, options=Options(balance=True))
     assert job.cfg.model.decode_head.loss_decode.class_weight[0] == 1
 
 
@@ -105,4 +106,4 @@ def test_a_loss_without_weights_is_named(tmp_path, change):
 
     words = segmentation(make_own_data(tmp_path))
     with pytest.raises(ConfigError, match=r"needs loss_decode=dict\(type='CrossEntropyLoss'\)"):
-        job_of(tmp_path, words, edit, TrainingSettings(balance=True))
+        job_of(tmp_path, words, edit, Options(balance=True))

@@ -19,6 +19,7 @@ pytest.importorskip('shapely', reason='the extra tiles is not installed')
 
 import rasterio
 import tifffile
+from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone.workbench.data.guard import unreadable
 from swin_backbone.workbench.data.load_picture import LoadPicture, loads_annotations, loads_picture, name_loaders
@@ -33,7 +34,7 @@ from swin_backbone.workbench.data.media import (
 )
 from swin_backbone.workbench.data.rasters import read_tiff
 from swin_backbone.workbench.export import runtime
-from swin_backbone.workbench.job import Job
+from swin_backbone.workbench.job import resolve_job
 from swin_backbone.workbench.report.thumbnails import read_pixels
 from swin_backbone.workbench.tiles import open_picture
 from swin_backbone.workbench.tiles.grid import Window
@@ -44,7 +45,7 @@ CONFIG = f'{ROOT}/configs/demo/swin-nano_upernet_shapes.py'
 
 @pytest.fixture(scope='module')
 def predictor():
-    return Job(CONFIG).open_predictor(None, 'cpu')
+    return open_predictor(CONFIG, None)
 
 
 def by_rasterio(path, bands_CHW, photometric, planar, compression, tiled):
@@ -218,7 +219,7 @@ def test_every_loader_of_a_config_is_ours():
     """A name with a scope, a class, and steps inside other steps."""
     from mmcv.transforms import LoadImageFromFile
 
-    cfg = Job(CONFIG).cfg
+    cfg = resolve_job(CONFIG).cfg
     steps = cfg.train_dataloader.dataset.pipeline, cfg.test_dataloader.dataset.pipeline
     assert [pipeline[0].type for pipeline in steps] == ['swin_backbone.LoadPicture'] * 2
     cfg.train_pipeline = [
@@ -255,11 +256,11 @@ def test_inference_loads_as_the_test_pipeline_does(tmp_path, name, kind):
     rgb = cv2.resize(bands_of(np.uint8, 3).transpose(1, 2, 0), (96, 64))
     Image.fromarray(rgb).save(tmp_path / 'a.jpg', exif=exif, quality=70)
     step = dict(type=LoadImageFromFile if kind == 'class' else kind, **SETTINGS[name])
-    job = Job(CONFIG)
-    job.cfg.test_dataloader.dataset.pipeline[0] = step
-    job.cfg.model.backbone.in_channels = 1 if name == 'grey' else 3
-    job.cfg.model.data_preprocessor.update(mean=[100.0], std=[60.0], bgr_to_rgb=False)
-    predictor = job.open_predictor(None, 'cpu')
+    cfg = resolve_job(CONFIG).cfg
+    cfg.test_dataloader.dataset.pipeline[0] = step
+    cfg.model.backbone.in_channels = 1 if name == 'grey' else 3
+    cfg.model.data_preprocessor.update(mean=[100.0], std=[60.0], bgr_to_rgb=False)
+    predictor = open_predictor(cfg, None)
     (medium,) = find_media([str(tmp_path)])
     (frame,) = read_frames(medium, load=predictor.load)
     wanted = LoadImageFromFile(**SETTINGS[name]).transform(dict(img_path=str(tmp_path / 'a.jpg')))

@@ -16,11 +16,12 @@ pytest.importorskip('tifffile', reason='tifffile is not installed')
 
 import tifffile
 from helpers.export.small_exports import WIDTHS, Strided, randomise, require
+from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.workbench.data.media import find_media, read_frames
 from swin_backbone.workbench.export import export, predictor, runtime
-from swin_backbone.workbench.job import Job, build_runner
+from swin_backbone.workbench.job import build_runner
 from swin_backbone.workbench.process import prepare_process
 
 PAGE = ROOT / 'docs/guides/more_bands.md'
@@ -111,7 +112,7 @@ def test_a_recipe(name, tmp_path):
     assert not np.array_equal(result.get('scores', result['labels']), without.get('scores', without['labels']))
     cfg.update(test_settings)
     assert predictor.evaluate(cfg, out)
-    for shown_by in (Job(cfg).open_predictor(str(checkpoint), 'cpu'), Job(cfg).open_predictor(str(out))):
+    for shown_by in (open_predictor(cfg, str(checkpoint)), open_predictor(cfg, str(out), None)):
         (frame,) = read_frames(find_media([path])[0], load=shown_by.load)
         assert np.array_equal(frame.pixels, pixels)
         (sample,) = shown_by.predict([shown_by.prepare(frame)])

@@ -14,7 +14,6 @@ from helpers.openmmlab.jobs import build_runner, load_config
 
 from swin_backbone.openmmlab.errors import walk
 from swin_backbone.workbench import job
-from swin_backbone.workbench.configs.training_settings import TrainingSettings
 from swin_backbone.workbench.runner import build
 from swin_backbone.workbench.runner.monitor import ValLossHook
 
@@ -49,8 +48,8 @@ def takes(config):
 
 def metrics_after_an_epoch(config, data, work_dir):
     """Train swin-nano on a user's data for an epoch. Return the metrics of the validation, and the runner."""
-    settings, options = TrainingSettings(epochs=1, batch=2, img_scale=(64, 64)), {'model.backbone.init_cfg': None}
-    cfg = load_config(config, str(work_dir), options, 'none', 'swin-nano', data=data, settings=settings)
+    settings, options = dict(epochs=1, batch=2, shape=(64, 64)), {'model.backbone.init_cfg': None}
+    cfg = load_config(config, str(work_dir), options, 'none', 'swin-nano', data=data, **settings)
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
     for _, part in walk(cfg.model):  # after few steps all scores are low

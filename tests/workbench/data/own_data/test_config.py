@@ -10,9 +10,10 @@ from mmengine.config import Config
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.options import Options
 from swin_backbone.workbench.data.own_data.config import put_data, set_num_classes, weights_left_out
 from swin_backbone.workbench.data.own_data.prepare import prepare
-from swin_backbone.workbench.job import Job, Options
+from swin_backbone.workbench.job import resolve_job
 
 CITYSCAPES = 'mmseg::cgnet/cgnet_fcn_4xb4-60k_cityscapes-680x680.py'
 
@@ -52,7 +53,7 @@ def test_a_key_own_data_is_refused_with_what_to_give(own, record_fault):
     cfg = read_config(SEGMENTATION)
     cfg.own_data = dict(root='data')
     with pytest.raises(ConfigError, match=message):
-        Job(cfg)
+        resolve_job(cfg)
     record_fault('bad_commands', 2)
 
 
@@ -124,7 +125,7 @@ def test_weights_by_option_stay_and_a_wrong_number_is_an_error(own):
 
 
 def test_weights_of_another_toolboxs_classes_are_left_out_with_a_line(own, capsys):
-    cfg = Job(CITYSCAPES, Options(data=own, annotations=own / 'labels')).cfg
+    cfg = resolve_job(CITYSCAPES, Options(data=own, annotations=own / 'labels')).cfg
     assert cfg.model.decode_head.loss_decode.class_weight is None
     line = 'model.decode_head.loss_decode.class_weight of the config: its 19 weights are of other classes'
     assert line in capsys.readouterr().out

@@ -1,0 +1,311 @@
+"""The options that tools share: type, default, help and unit of each are a field of `Options`.
+
+Of these fields are made the command lines, the keywords of `load` and `Model.train`, and the tables of
+docs/reference/options.md in two languages (docs/options.py).
+"""
+
+# ruff: noqa: RUF009, `_option` returns a field of its own for each option
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from pathlib import Path
+from typing import Any, Optional, TypeVar, Union
+
+LARGEST_SIDE = 16384  # pixels of a picture
+LARGEST = 2**31 - 1  # limit of all numbers in options
+
+PathLike = Union[str, Path]
+Function = TypeVar('Function', bound=Callable[..., Any])
+
+
+def number(least: float, most: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
+    """Return the type of an option that takes a number from `least` to `most`.
+
+    Args:
+        kind: float, or int for whole numbers.
+    """
+
+    def parse(text: str) -> Any:
+        with suppress(ValueError):
+            value = kind(text)
+            if least <= value <= most:  # false for NaN
+                return value
+        words = 'a whole number' if kind is int else 'a number'
+        raise argparse.ArgumentTypeError(f'it takes {words} from {least} to {most}, got {text[:40]!r}')
+
+    return parse
+
+
+def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    return number(least, most, int)
+
+
+positive = whole(1)
+
+
+def import_package() -> None:
+    """Import torch, mmengine and the package, which takes seconds, and prepare the process."""
+    from swin_backbone.workbench.process import prepare_process
+
+    prepare_process()
+
+
+def _set_timeout(text: str) -> float:
+    import_package()
+    from swin_backbone.checkpoints.download import set_timeout
+
+    seconds: float = number(0.001)(text)
+    set_timeout(seconds)
+    return seconds
+
+
+def _score_thr(text: str) -> Any:
+    """Return a number from 0 to 1, or the thresholds in a report."""
+    if not os.path.exists(text):
+        return number(0, 1)(text)
+    import_package()
+    from swin_backbone.workbench.predict.thresholds import read_score_thr
+
+    try:
+        return read_score_thr(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+class Shape(argparse.Action):
+    """`--shape H [W]`: a tuple of height and width in pixels; one number is a square."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
+    ) -> None:
+        if len(values) > 2:
+            parser.error(f'{option} takes height and width, got {len(values)} numbers')
+        setattr(namespace, self.dest, (values[0], values[-1]))
+
+
+class CfgOptions(argparse.Action):
+    """`--cfg-options K=V ...`, once or several times: a dict of values by their keys."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
+    ) -> None:
+        import_package()
+        from swin_backbone.workbench.configs.cfg_options import parse_options
+
+        try:
+            options = parse_options(values)
+        except ValueError as error:
+            parser.error(str(error))
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
+
+
+def _names(text: str) -> list[str]:
+    import_package()
+    from swin_backbone.workbench.configs.cfg_options import parse_value
+
+    names = parse_value(f'[{text.strip().removeprefix("[").removesuffix("]")}]')
+    return [str(name) for name in names]
+
+
+def _export_local_rank(rank: str) -> int:
+    os.environ.setdefault('LOCAL_RANK', rank)
+    return int(rank)
+
+
+def _option(help: str, metavar: Any = None, default: Any = None, see: str = '', **settings: Any) -> Any:
+    """Return a field.
+
+    Args:
+        see: page of docs/ with more.
+        settings: of `add_argument`.
+    """
+    if default is False:
+        settings['action'] = 'store_true'
+    elif metavar is not None:
+        settings['metavar'] = metavar
+    return field(default=default, metadata=dict(see=see, settings=dict(help=help, default=default, **settings)))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The values of a command's options, in the order of every --help. None keeps the config's own setting."""
+
+    data: Optional[PathLike] = _option(
+        'your own pictures and annotations: a folder with a COCO or labelme JSON, YOLO text files, Pascal VOC or CVAT '
+        'XML, label PNGs or a folder for each class, or the JSON itself; replaces data sets, classes and metrics of '
+        'the config',
+        'D',
+        see='guides/own_data.md',
+    )
+    backbone: Optional[str] = _option(
+        "put this Swin in place of the config's backbone: swin-t, swinv2-b, ...", 'NAME', see='guides/swap.md'
+    )
+    epochs: Optional[int] = _option(
+        'passes over the training pictures; schedule and validation are adapted', 'N', type=positive
+    )
+    batch: Optional[int] = _option('pictures per step and process; the learning rate stays', 'N', type=positive)
+    shape: Optional[tuple[int, int]] = _option(
+        'height and width in pixels; one number is a square',
+        ('H', 'W'),
+        type=whole(1, LARGEST_SIDE),
+        nargs='+',
+        action=Shape,
+    )
+    lr: Optional[float] = _option('learning rate; later rates of the schedule scale with it', 'R', type=number(1e-12))
+    auto_scale_lr: bool = _option(
+        'learning rate in proportion to the batch, from auto_scale_lr.base_batch_size of the config', default=False
+    )
+    balance: bool = _option(
+        'let rare classes count more: repeat their pictures; of a segmentor, weigh the loss by class',
+        default=False,
+        see='guides/own_data.md',
+    )
+    patience: Optional[int] = _option(
+        'end the training after N validations without a better metric: that of save_best in the config, or its main '
+        'metric',
+        'N',
+        type=positive,
+    )
+    seed: Optional[int] = _option(
+        'random numbers of the training begin with N (default: other numbers in each training)', 'N', type=whole(0)
+    )
+    workers: Optional[int] = _option('processes that load pictures; 0 loads in the main process', 'N', type=whole(0))
+    annotations: Optional[PathLike] = _option(
+        'with --data: file or folder of annotations outside the folder of pictures', 'A'
+    )
+    classes: Optional[Sequence[str]] = _option(
+        'with --data: names of the classes, as "road,traffic light", if no file below D has them', 'NAMES', type=_names
+    )
+    at: Optional[str] = _option('with --backbone: the key of the backbone, if the config has several', 'KEY')
+    recipe: str = _option(
+        "with --backbone: the optimizer of the Swin recipe, or the config's own (default: swin)",
+        default='swin',
+        choices=('swin', 'keep'),
+    )
+    weights: Optional[str] = _option(
+        'path or URL of a checkpoint, or the name of published weights: docs/measurements/zoo.md',
+        'W',
+        see='measurements/zoo.md#published-weights',
+    )
+    resume: Optional[str] = _option(
+        'continue from CKPT, or from the last checkpoint in the working folder', 'CKPT', nargs='?', const='auto'
+    )
+    amp: Optional[str] = _option(
+        'mixed precision; auto, the default, is float16 on a GPU and bfloat16 on a CPU',
+        nargs='?',
+        const='auto',
+        choices=('auto', 'float16', 'bfloat16'),
+        see='explanation/mixed_precision.md',
+    )
+    precision: Optional[str] = _option(
+        'let the layers of a Swin multiply in eight bits, on a CPU; also together with --amp',
+        choices=('int8',),
+        see='explanation/eight_bits.md',
+    )
+    compile: bool = _option(
+        'compile backbone and neck by torch.compile, with free sizes of pictures; on a GPU',
+        default=False,
+        see='measurements/gpus.md#torchcompile',
+    )
+    val_loss: bool = _option(
+        'compute the losses on the validation set too, at each validation: val_loss',
+        default=False,
+        see='guides/own_data.md',
+    )
+    score_thr: Any = _option(
+        'leave out boxes with lower scores: 0 to 1, or the report.json of tools/report.py, with a threshold for each '
+        'class (default: 0.3)',
+        'S',
+        type=_score_thr,
+        see='guides/report.md',
+    )
+    device: Optional[str] = _option(
+        'cpu or cuda:0; without it the GPU if there is one, and the CPU for an exported model', 'DEV'
+    )
+    threads: Optional[int] = _option('threads on a CPU', 'N', type=positive)
+    first_label: int = _option(
+        "value of a segmentor's first class in label PNGs: 0 (default), or 1 as for ADE20K's server and in label files "
+        'with reduce_zero_label',
+        'N',
+        default=0,
+        type=whole(0, 1),
+        see='reference/tools.md#labels-and-ids',
+    )
+    work_dir: Optional[PathLike] = _option(
+        "folder of logs and checkpoints (default: work_dirs/ and the config's name)", 'D'
+    )
+    out_dir: Optional[Path] = _option('folder to write', 'D', type=Path)
+    out: Optional[Path] = _option('file to write', 'F', type=Path)
+    json: Optional[Path] = _option('write the figures to F', 'F', type=Path)
+    dpi: int = _option('pixels of a PNG per inch (default: 100)', 'N', default=100, type=whole(1, 1000))
+    overwrite: bool = _option(
+        'replace existing files', default=False, see='reference/tools.md#files-that-are-there-already'
+    )
+    cfg_options: Optional[dict[str, Any]] = _option(
+        'override settings of the config: key=value, key="[a,b]" or key=a,b; dots between nested keys; +key=value adds '
+        'a new key',
+        'K=V',
+        nargs='+',
+        action=CfgOptions,
+    )
+    skip_unreadable: bool = _option('skip pictures that cannot be read, and count them', default=False)
+    allow_missing: bool = _option('continue if the checkpoint lacks weights; these stay random', default=False)
+    unsafe_load: bool = _option('load a checkpoint that can run code; only from an author you trust', default=False)
+    timeout: float = _option(
+        'end a download after S seconds without data (default: 30)', 'S', default=30.0, type=_set_timeout
+    )
+    launcher: str = _option('job launcher', default='none', choices=('none', 'pytorch', 'slurm', 'mpi'))
+    local_rank: Optional[int] = _option(argparse.SUPPRESS, also=['--local_rank'], type=_export_local_rank)
+    debug: bool = _option('print the traceback of an error', default=False)
+    pictures: Any = _option('pictures', 'P')
+
+
+FIELDS = {one.name: one for one in fields(Options)}
+# Arguments of several tools, by their names, with the settings of `add_argument`
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    'image': dict(help='a picture'),
+    'config': dict(help='path of a config, or mmdet::..., mmseg::..., swin_backbone::...'),
+    'checkpoint': dict(help='path or URL of a checkpoint'),
+    **{f'--{name.replace("_", "-")}': one.metadata['settings'] for name, one in FIELDS.items()},
+}
+TRAINING = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
+
+
+def with_options(names: str) -> Callable[[Function], Function]:
+    """Give a function with `**settings` the parameters of the table, and their help in its docstring.
+
+    Args:
+        names: of fields, with a space between two. A parameter that the function has gets the help alone.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature, doc = inspect.signature(function), function.__doc__ or ''
+        parameters = {name: one for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
+        lines = []
+        for name in names.split():
+            option, kind = FIELDS[name], inspect.Parameter.KEYWORD_ONLY
+            made = inspect.Parameter(name, kind, default=option.default, annotation=option.type)
+            parameters.setdefault(name, made)
+            text = re.sub('--([a-z_-]+)', lambda word: word[1].replace('-', '_'), option.metadata['settings']['help'])
+            lines.append(f'{name}: {text}' + '.' * (not text.endswith('.')))
+        whole_signature = signature.replace(parameters=list(parameters.values()))
+
+        @wraps(function)
+        def checked(*given: Any, **settings: Any) -> Any:
+            whole_signature.bind(*given, **settings)  # raises TypeError for an unknown name
+            return function(*given, **settings)
+
+        indent = re.findall(r'( *)\*\*settings', doc)[0]
+        checked.__doc__ = doc.replace('**settings: see the table.', f'\n{indent}'.join(lines))
+        checked.__signature__ = whole_signature  # type: ignore[attr-defined]
+        return checked  # type: ignore[return-value]
+
+    return decorate
