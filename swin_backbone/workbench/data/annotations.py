@@ -153,7 +153,7 @@ def check_annotations(
     if key not in _known:
         if len(_known) >= MOST_FILES:
             _known.pop(next(iter(_known)))
-        _known[key] = _look_through(*(content or read_annotations(path, form)), form, with_masks)
+        _known[key] = look_through(*(content or read_annotations(path, form)), form, with_masks)
     return _known[key]
 
 
@@ -198,7 +198,8 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, 
     return None if short is None else (SHORT_POLYGON, f'has one of {len(short)} numbers')
 
 
-def _look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
+def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
+    """Return what is known of the content of an annotation file: see `read_annotations` and `check_annotations`."""
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
     images = _entries('images', data['images'], _check_image, errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}

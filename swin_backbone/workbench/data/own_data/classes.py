@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
-from .folder import DataFolder, OwnData, class_line, line
-from .splits import DRAWN, Split, draw_split, index_tails, match_name, read_split_lists, split_of, split_pictures
+from .folder import DataFolder, line
+from .records import Lists, Records
+from .splits import index_tails, match_name, read_split_lists, split_of
 
 Labels = dict[Path, Optional[str]]  # class by picture; None: the picture is in no folder of a class
 
 
-def find_classes(folder: DataFolder) -> Optional[OwnData]:
-    """Recognise a folder of pictures for each class, inside the folders of a split or not.
+def read(folder: DataFolder) -> Optional[Records]:
+    """Read a folder of pictures for each class, inside the folders of a split or not.
 
     Lists called train, val or test, with a name and a number in each line, take precedence.
     """
@@ -36,20 +37,13 @@ def find_classes(folder: DataFolder) -> Optional[OwnData]:
             raise DataError(f'{source} has no class {min(unknown)!r}, which is a folder of pictures')
     if len(names) < 2:
         return None
-    places = {name: place for place, name in enumerate(names)}
-    labels = {path: name for part in by_split.values() for path, name in part.items() if name in places}
+    labels = {path: name for part in by_split.values() for path, name in part.items() if name in names}
     left_out = [path for part in by_split.values() for path in part if path not in labels]
-    parts = _split(folder, by_split, labels)
-    lines = parts.lines
-    own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(names))
-    head = [f'data in {folder.root}: {"lists of pictures and classes" if lists else "a folder for each class"}']
-    for phase, pictures in parts.parts().items():
-        content = ''.join(f'{path.as_posix()} {places[labels[path]]}\n' for path in pictures)
-        own[phase] = dict(list=str(folder.write(f'{phase}.txt', content.encode())))
-        head.append(line(phase, f'{len(pictures)} pictures', own[phase]['list']))
-    if left_out:
-        lines.append(line('left out', f'{len(left_out)} pictures in no folder of a class, as {min(left_out)}'))
-    return OwnData(own, [*head, class_line(names), *lines])
+    lines = (
+        [line('left out', f'{len(left_out)} pictures in no folder of a class, as {min(left_out)}')] if left_out else []
+    )
+    layout = 'lists of pictures and classes' if lists else 'a folder for each class'
+    return Records(layout, names, {'': labels}, *_splits(folder, by_split, labels), lines)
 
 
 def _by_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
@@ -115,22 +109,10 @@ def _names_of(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path,
     return dict(zip(sorted(folders), names))
 
 
-def _split(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> Split:
-    """Return the split of pictures. Without one, a fifth of each class is drawn for validation."""
-    lists, source = read_split_lists(folder, list(labels))
-    if None not in by_split:
-        lists = {str(split): [path for path in part if path in labels] for split, part in by_split.items()}
-        lists, source = {split: part for split, part in lists.items() if part}, 'the names of folders or lists'
-        if set(lists) != {'train'}:
-            return split_pictures(list(labels), lists, source)
-    elif lists:
-        return split_pictures(list(labels), lists, source)
-    train, val = [], []
-    by_class: dict[str, list[Path]] = {}
-    for path, name in labels.items():
-        by_class.setdefault(name, []).append(path)
-    for pictures in by_class.values():
-        halves = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
-        train += halves[0]
-        val += halves[1]
-    return Split(*((train, val) if val else draw_split(train)), [line('split', DRAWN)])
+def _splits(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> tuple[Lists, str]:
+    """Return the pictures of each split, and the source; none if there are only pictures for training."""
+    if None in by_split:
+        return read_split_lists(folder, list(labels))
+    lists = {str(split): [path for path in part if path in labels] for split, part in by_split.items()}
+    lists = {split: part for split, part in lists.items() if part}
+    return ({}, '') if set(lists) == {'train'} else (lists, 'the names of folders or lists')

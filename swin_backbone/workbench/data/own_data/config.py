@@ -12,8 +12,9 @@ from ...configs.paths import metrics_in
 from ...pictures.colours import distinct_colours
 from ..annotations import uses_masks
 from .folder import line
+from .index import Index
 from .labels import IGNORED
-from .prepare import Dataset, Index
+from .prepare import Dataset
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
 SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-supervised, and of videos

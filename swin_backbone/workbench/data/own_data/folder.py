@@ -22,19 +22,6 @@ CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelmap.txt: name:R,G,B:parts:actions
 
 
-class OwnData(NamedTuple):
-    """A recognised layout.
-
-    Args:
-        own_data: a dict of `root`, of `classes`, and of each split, with its index: a file of `annotations` in COCO's
-            format, `pairs` of pictures and labels in mmengine's format, or a `list` of pictures and classes.
-        lines: report for the user.
-    """
-
-    own_data: dict[str, Any]
-    lines: list[str]
-
-
 class DataFolder(NamedTuple):
     """Files of a user, and the folder for converted data.
 

@@ -1,44 +1,32 @@
-"""Labels of pixels: values or colours of a user's files, their classes, and converted files."""
+"""Labels of pixels: values or colours of a user's files, and their classes."""
 
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Optional
 
-import cv2
 import numpy as np
 
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, OwnData, class_line, line, list_folders
+from .folder import DataFolder, line
 from .pairs import LABEL_SUFFIXES, pair_labels
-from .splits import read_split_lists, split_pictures
+from .records import Label, Records
+from .splits import read_split_lists
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
 IGNORED = 255  # the value of ignored pixels, which mmseg's transforms write too
 MOST_CLASSES = 255  # of 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
 LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
+# Names of classes; the class of each value of the files; whether values are colours, 0xRRGGBB; lines of the report
+Numbered = tuple[list[str], dict[int, int], bool, list[str]]
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
 
 
-class Classes(NamedTuple):
-    """The classes of labels.
-
-    Args:
-        names: in the order of the values.
-        places: class of each value of the files, or IGNORED.
-        in_colours: values of the files are colours, 0xRRGGBB.
-    """
-
-    names: list[str]
-    places: dict[int, int]
-    in_colours: bool = False
-
-
-def find_labels(folder: DataFolder) -> Optional[OwnData]:
-    """Recognise a file of labels for each picture, with lists of a split in ImageSets/Segmentation."""
+def read(folder: DataFolder) -> Optional[Records]:
+    """Read a file of labels for each picture, with lists of a split in ImageSets/Segmentation."""
     if folder.one_file is not None:
         return None
     labels, pictures = None, folder.pictures
@@ -50,36 +38,20 @@ def find_labels(folder: DataFolder) -> Optional[OwnData]:
     pairs, unlabelled, unused = pair_labels(pictures, labels)
     if not pairs:
         return None
-    classes, lines = _classes_of(folder, pairs)
+    names, places, in_colours, lines = _classes_of(folder, pairs)
     if unlabelled:
         lines.append(line('left out', f'{len(unlabelled)} pictures without labels, as {unlabelled[0]}'))
     if unused:
         lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
-    if any(value != place for value, place in classes.places.items()):
-        pairs = {picture: _write_label(folder, picture, label, classes) for picture, label in pairs.items()}
+    if any(value != place for value, place in places.items()):
         lines.append(line('written', f'{folder.outputs}/labels, the values of the classes'))
-    split = split_pictures(list(pairs), *read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation'))
-    own: dict[str, Any] = dict(root=str(folder.root), classes=tuple(classes.names))
-    head = [f'data in {folder.root}: pictures and labels']
-    for phase, half in split.parts().items():
-        items: list[dict[str, Any]] = [
-            dict(
-                img_path=picture.as_posix(),
-                seg_map_path=str((folder.ann_root / pairs[picture]).absolute()),
-                reduce_zero_label=False,
-                label_map=None,
-                seg_fields=[],
-            )
-            for picture in half
-        ]
-        own[phase] = dict(pairs=str(folder.write(f'{phase}.json', dict(metainfo={}, data_list=items))))
-        folders = list_folders([pairs[picture] for picture in half])
-        head.append(line(phase, f'{len(half)} pictures in {list_folders(half)}', f'labels in {folders}'))
-    return OwnData(own, [*head, class_line(classes.names), *lines, *split.lines])
+    lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
+    part = {picture: Label(label, places, in_colours) for picture, label in pairs.items()}
+    return Records('pictures and labels', names, {'': part}, *lists, lines)
 
 
-def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Classes, list[str]]:
-    """Return the classes of labels by their names or, without names, by their values; and lines of the report.
+def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
+    """Return the classes of labels by their names or, without names, by their values.
 
     Raises:
         DataError: if a value or colour has no name, values without names do not count from 0, or there are too many.
@@ -118,10 +90,8 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Classes, l
     return _number(names, source, lines)
 
 
-def _number(
-    names: dict[int, str], source: str, lines: list[str], in_colours: bool = False
-) -> tuple[Classes, list[str]]:
-    """Number the classes in the order of their values, without those called void, and return them and all lines.
+def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bool = False) -> Numbered:
+    """Number the classes in the order of their values, without those called void.
 
     Args:
         names: by value, or by colour.
@@ -144,7 +114,7 @@ def _number(
         lines = [*lines, line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
     if len(kept) == 1:
         lines = [*lines, line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
-    return Classes([names[value] for value in kept], places, in_colours), lines
+    return [names[value] for value in kept], places, in_colours, lines
 
 
 def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[int], int]:
@@ -162,23 +132,3 @@ def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[
             continue
         counts.update(np.unique(read_label(folder.ann_root / pairs[picture], ANY_VALUE, size)).tolist())
     return counts, len(drawn)
-
-
-def _write_label(folder: DataFolder, picture: Path, label: Path, classes: Classes) -> Path:
-    """Write the classes of a label file, and return the path; the same path for an unreadable picture."""
-    path, places = folder.ann_root / label, classes.places
-    try:
-        size = picture_size(folder.root / picture)
-    except OSError:  # named later, or left out by --skip-unreadable
-        return label
-    values = read_colours(path) if classes.in_colours else read_label(path, ANY_VALUE, size)
-    if values is None or values.shape != size:
-        raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
-    labels = np.zeros(size, np.uint8)
-    for value in np.unique(values).tolist():
-        if value not in places:
-            shown = f'colour {tuple(value.to_bytes(3, "big"))}' if classes.in_colours else f'value {value}'
-            raise DataError(f'the label {path} has the {shown}, which is that of no class')
-        labels[values == value] = places[value]
-    name = f'labels/{label.with_suffix(".png").as_posix()}'
-    return folder.write(name, cv2.imencode('.png', labels)[1].tobytes())

@@ -1,4 +1,4 @@
-"""Recognise the layout of a folder of pictures and annotations, and write its index.
+"""Recognise the layout of a folder of pictures and annotations, and read it.
 
 Layouts are COCO JSON, YOLO's text files, XML of Pascal VOC and CVAT, labelme's JSON, labels as pictures, and a folder
 for each class. A missing split into training and validation is drawn.
@@ -9,52 +9,48 @@ from pathlib import Path
 from typing import Optional
 
 from ....openmmlab.errors import DataError
-from .classes import find_classes
-from .folder import DataFolder, OwnData, count_suffixes, is_picture, line, list_files, list_folders
-from .labels import find_labels
-from .objects.coco import find_coco
-from .objects.cvat import find_cvat
-from .objects.labelme import SHAPES, find_labelme
-from .objects.voc import find_voc
-from .objects.yolo import find_yolo
+from . import classes, labels
+from .folder import DataFolder, count_suffixes, is_picture, line, list_files, list_folders
+from .objects import coco, cvat, labelme, voc, yolo
+from .records import Records
 
-Finder = Callable[[DataFolder], Optional[OwnData]]
-# By toolbox: what finds the data of a config among files with a suffix, and what is looked for
-FINDERS: dict[str, tuple[dict[Finder, str], str]] = {
+Reader = Callable[[DataFolder], Optional[Records]]
+# By toolbox: what reads the data of a config from files with a suffix, and what is looked for
+READERS: dict[str, tuple[dict[Reader, str], str]] = {
     'mmdet': (
-        {find_labelme: '.json', find_cvat: '.xml', find_coco: '.json', find_yolo: '', find_voc: '.xml'},
+        {labelme.read: '.json', cvat.read: '.xml', coco.read: '.json', yolo.read: '', voc.read: '.xml'},
         'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
     ),
-    'mmpretrain': ({find_classes: ''}, 'a folder of pictures for each class, or lists train.txt and val.txt'),
-    'mmseg': ({find_labels: ''}, 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
+    'mmpretrain': ({classes.read: ''}, 'a folder of pictures for each class, or lists train.txt and val.txt'),
+    'mmseg': ({labels.read: ''}, 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
 }
 
 
-def find_data(scope: str, folder: DataFolder) -> OwnData:
-    """Recognise pictures and annotations for a toolbox, a key of FINDERS, and write an index for each split.
+def read_data(scope: str, folder: DataFolder) -> Records:
+    """Recognise and read pictures and annotations for a toolbox, a key of READERS.
 
     Raises:
         DataError: if no layout fits.
     """
     left_out = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
-    if not (folder.pictures or folder.holding('.json', SHAPES)):  # labelme's files may hold the pictures
+    if not (folder.pictures or folder.holding('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
-    finders, layouts = FINDERS[scope]
+    readers, layouts = READERS[scope]
     files = folder.ann_files if folder.one_file is None else [folder.one_file]
     suffixes = {'', *(path.suffix.lower() for path in files)}
     first_error = None  # a broken file may be beside a whole layout
-    for find, suffix in finders.items():
+    for read, suffix in readers.items():
         try:
-            own = find(folder) if suffix in suffixes else None
+            records = read(folder) if suffix in suffixes else None
         except DataError as error:
             first_error = first_error or error
             continue
-        if own:
+        if records:
             if first_error:
-                own.lines.append(line('left out', str(first_error)))
+                records.lines.append(line('left out', str(first_error)))
             if folder.results:
-                own.lines.append(line('not read', f'results of earlier commands: {", ".join(folder.results)}'))
-            return own
+                records.lines.append(line('not read', f'results of earlier commands: {", ".join(folder.results)}'))
+            return records
     raise first_error or DataError(
         f'no annotations for a config of {scope} were found in {folder.ann_root}: looked for {layouts}; found '
         f'{count_suffixes(folder.ann_files)} in {list_folders(folder.ann_files)}{left_out}. datumaro and supervision '

@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Optional, Union
@@ -22,37 +22,15 @@ from filelock import FileLock, Timeout
 from ....openmmlab.errors import DataError
 from ....outputs import mark_folder
 from ....whole_files import write_whole
-from ..annotations import check_annotations
 from .folder import DataFolder, line
-from .layouts import FINDERS, find_data, list_data
+from .index import Index, write_index
+from .layouts import READERS, list_data, read_data
 
 VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
 NAME = 'dataset.json'  # in the folder of an index, written last
 DIGITS = 16  # of a digest in a name
 MOST_INDICES = 100
 MOST_BYTES = 20 * 2**30  # of all indices
-
-
-@dataclass(frozen=True)
-class Index:
-    """The pictures of a split.
-
-    Args:
-        file: in COCO's format for a detector; pairs of pictures and labels, in mmengine's format, for a segmentor; and
-            pictures with the numbers of their classes for a classifier.
-        images: folder of the pictures, relative to the root of the data set.
-        pictures: their number.
-        objects: number of objects by class, of a detector.
-        most: objects of a picture, of a detector.
-        has_rles: whether the mask of an object is an RLE.
-    """
-
-    file: str
-    images: str
-    pictures: int
-    objects: Mapping[str, int] = field(default_factory=dict)
-    most: int = 0
-    has_rles: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +79,7 @@ def prepare(
         DataError: if no layout fits, or the annotations are wrong.
         OSError: if the index cannot be written.
     """
-    if scope not in FINDERS:
+    if scope not in READERS:
         raise ValueError(f'--data takes a config of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
     for argument, given in (('--data', data), ('--annotations', annotations)):
         if given is not None and not Path(given).exists():
@@ -203,22 +181,11 @@ def _digest(folder: DataFolder, scope: str) -> str:
 
 def _write(scope: str, folder: DataFolder) -> None:
     folder.outputs.mkdir()
-    own, lines = find_data(scope, folder)
-    lines = [*lines, line('index', str(folder.outputs))]
-    splits = {split: asdict(_index_of(own[split], folder)) for split in ('train', 'val', 'test') if split in own}
-    content = dict(classes=own['classes'], splits=splits, lines=lines)
+    records = read_data(scope, folder)
+    splits, lines = write_index(scope, folder, records)
+    lines.append(line('index', str(folder.outputs)))
+    content = dict(classes=records.classes, splits={name: asdict(one) for name, one in splits.items()}, lines=lines)
     write_whole(folder.outputs / NAME, json.dumps(content).encode())
-
-
-def _index_of(part: Mapping[str, str], folder: DataFolder) -> Index:
-    if 'pairs' in part:
-        return Index(part['pairs'], '', len(json.loads(Path(part['pairs']).read_bytes())['data_list']))
-    if 'list' in part:
-        return Index(part['list'], '', len(Path(part['list']).read_bytes().splitlines()))
-    known = check_annotations(part['annotations'], 'COCO', folder.with_masks)
-    most = max((number for _, _, number in known.pictures.values()), default=0)
-    objects = dict(known.objects)
-    return Index(part['annotations'], part['images'], len(known.pictures), objects, most, bool(known.rles))
 
 
 def _read(outputs: Path, scope: str, root: str) -> Dataset:

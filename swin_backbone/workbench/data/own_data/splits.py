@@ -11,6 +11,7 @@ from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
 from ..media import PICTURES
 from .folder import DataFolder, is_yolo, line
+from .records import Lists
 
 SPLIT_OF = {  # by the words of names
     **dict.fromkeys(('train', 'training', 'trn'), 'train'),
@@ -23,8 +24,6 @@ SAME = 'names the same pictures for training and for validation'
 DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
-
-Lists = dict[str, list[Path]]  # pictures by split
 
 
 class Split(NamedTuple):
@@ -84,6 +83,19 @@ def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     val = set(order[: max(1, round(VAL_SHARE * len(order)))])
     train = [picture for picture, source in sources.items() if source not in val]
     return train, [picture for picture, source in sources.items() if source in val]
+
+
+def draw_by_class(classes: Mapping[Path, str]) -> Split:
+    """Return the split of pictures, by their classes: a fifth of each class is drawn for validation."""
+    train, val = [], []
+    by_class: dict[str, list[Path]] = {}
+    for path, name in classes.items():
+        by_class.setdefault(name, []).append(path)
+    for pictures in by_class.values():
+        halves = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
+        train += halves[0]
+        val += halves[1]
+    return Split(*((train, val) if val else draw_split(train)), [line('split', DRAWN)])
 
 
 def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> Split:

@@ -61,8 +61,8 @@ def test_names_sizes_and_times_of_all_files_decide(own, tmp_path, change):
 
 def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
     """Also by several processes or threads that start together."""
-    calls, find = [], preparing.find_data
-    monkeypatch.setattr(preparing, 'find_data', lambda *given: calls.append(1) or find(*given))
+    calls, find = [], preparing.read_data
+    monkeypatch.setattr(preparing, 'read_data', lambda *given: calls.append(1) or find(*given))
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: prepare(own, folder=tmp_path / 'indices'), range(8)))
     assert len(calls) == 1
@@ -117,6 +117,16 @@ def test_the_index_that_was_not_used_for_longest_is_removed(tmp_path, monkeypatc
 
 def prepared(root, place):
     return Path(prepare(root, folder=place).splits['train'].file).parent
+
+
+@pytest.mark.parametrize('layout', layouts.LAYOUTS)
+def test_a_reader_returns_records_and_writes_nothing(tmp_path, layout):
+    root = layouts.made(layout, tmp_path)
+    before, scope = contents(tmp_path), dict(labels='mmseg', classes='mmpretrain').get(layout, 'mmdet')
+    records = preparing.read_data(scope, preparing.list_data(root, None, tmp_path / 'outputs'))
+    assert sum(map(len, records.parts.values())) == sum(layouts.COUNTS.values())
+    assert {*layouts.NAMES} <= {*records.classes}
+    assert contents(tmp_path) == before
 
 
 def test_wrong_data_leave_nothing(own, tmp_path):

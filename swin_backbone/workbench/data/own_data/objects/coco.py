@@ -1,16 +1,17 @@
 """COCO JSON: annotation files for training and validation, and the folder of their pictures."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import unquote
 
 from .....openmmlab.errors import DataError, Faults
-from ...annotations import check_annotations, read_annotations
+from ...annotations import check_annotations, look_through, read_annotations
 from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, OwnData, class_line, line, list_folders, require_distinct
+from ..folder import UNREADABLE, DataFolder, line, list_folders, require_distinct
 from ..pairs import is_label
+from ..records import Image, Lists, Records
 from ..splits import (
     SAME,
     SPLITS,
@@ -21,85 +22,65 @@ from ..splits import (
     names_same,
     read_split_lists,
     split_of,
-    split_pictures,
 )
-from .shapes import angle_of, area_of, box_around, corners_of
 
 UPLOADED = re.compile(r'^[0-9a-f]{8}-')  # before the names of pictures in Label Studio's exports
-RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
 SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
 
 AnnotationFile = tuple[Path, dict[str, Any], bool]  # path, content, and whether it begins with a byte order mark
 
 
-def find_coco(folder: DataFolder) -> Optional[OwnData]:
-    """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
+def read(folder: DataFolder) -> Optional[Records]:
+    """Read annotation files in COCO's format."""
     files, lines = _annotation_files(folder)
     if not files:
         return None
     paths = [path for path, *_ in files.values()]
-    contents: list[dict[str, Any]] = []
-    images: list[str] = []
-    for path, data, has_mark in files.values():
+    places: dict[str, str] = {}
+    for split, (path, data, has_mark) in files.items():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
         lines += [line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
         _repair(data)
         if annotated.errors:  # of which some are repaired
-            repaired = check_annotations(folder.write('repaired.json', data), 'COCO', folder.with_masks, (data, False))
+            repaired = look_through(data, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
-        place, renamed = _find_pictures(folder, path, data)
+        places[split], renamed = _find_pictures(folder, path, data)
         if renamed:
             lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
-        contents.append(data)
-        images.append(place)
-    lines += _outline_boxes(contents, folder.with_masks)
+    contents = [data for _, data, _ in files.values()]
     _join_categories(contents)
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
-    by_file = [{Path(place, image['file_name']) for image in data['images']} for place, data in zip(images, contents)]
+    parts = {split: _images_of(data, places[split]) for split, (_, data, _) in files.items()}
+    named = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
-    if 'val' in files and names_same(by_file[0], by_file[1], source):
-        del contents[1], images[1], files['val']
+    if 'val' in parts and names_same(parts['train'], parts['val'], source):
+        del parts['val']
         lines.append(line('overruled', f'{source} {SAME}'))
-    named = set.union(*by_file)
     folders = {picture.parent for picture in named}
     if unnamed := [picture for picture in folder.pictures if picture.parent in folders and picture not in named]:
         lines.append(
             line('left out', f'{len(unnamed)} pictures without an entry in these annotation files, as {unnamed[0]}')
         )
-    if 'val' not in files:
-        parts, split_lines = _split(folder, contents[0], images[0])
-        contents[:1], images[:1] = parts, images[:1] * len(parts)
-        lines += split_lines
-    splits = {}
-    for split, place, data in zip(SPLITS, images, contents):
-        path = folder.write(f'{split}.json', data)
-        check_annotations(path, 'COCO', folder.with_masks, (data, False))
-        splits[split] = (path, place, len(data['images']))
-    return describe_boxes(folder, 'COCO JSON', splits, names, lines)
+    lists: tuple[Lists, str] = ({}, '')
+    if 'val' not in parts:
+        parts, places = {'': parts['train']}, {'': places['train']}
+        lists = read_split_lists(folder, [*parts['']])
+    return Records('COCO JSON', names, parts, *lists, lines, contents[0]['categories'], places)
 
 
-def describe_boxes(
-    folder: DataFolder,
-    layout: str,
-    splits: Mapping[str, tuple[Path, str, int]],
-    classes: Sequence[str],
-    lines: Sequence[str],
-) -> OwnData:
-    """Return the settings and the report of data in COCO's format.
-
-    Args:
-        splits: annotation file, folder of pictures, and number of pictures of 'train' and 'val'.
-        lines: of the report, at its end.
-    """
-    own: dict[str, Any] = dict(classes=list(classes))
-    head = [f'data in {folder.root}: {layout}']
-    for split, (path, images, number) in splits.items():
-        own[split] = dict(images=images, annotations=str(path))
-        head.append(line(split, f'{number} pictures in {images}'))
-    return OwnData(own, [*head, class_line(classes), *lines])
+def _images_of(data: dict[str, Any], place: str) -> dict[Path, list[Image]]:
+    """Return the images of a file with their objects, by the paths of the pictures."""
+    objects: dict[Any, list[dict[str, Any]]] = {image['id']: [] for image in data['images']}
+    for item in data['annotations']:
+        if item['image_id'] in objects:  # the check has named others
+            objects[item['image_id']].append(item)
+    pictures: dict[Path, list[Image]] = {}
+    for image in data['images']:
+        pictures.setdefault(Path(place, image['file_name']), []).append(Image(image, objects[image['id']]))
+    return pictures
 
 
 def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], list[str]]:
@@ -204,48 +185,8 @@ def _repair(data: dict[str, Any]) -> None:
         data['categories'] = kept
 
 
-def _outline_boxes(contents: Sequence[dict[str, Any]], with_masks: bool) -> list[str]:
-    """Turn CVAT's rotated boxes, and give boxes among outlines a mask, in place, and return lines of the report."""
-    objects = [item for data in contents for item in data['annotations']]
-    boxes = [item for item in objects if not item.get('segmentation')]
-    draws = with_masks and len(boxes) < len(objects)
-    sizes = [{image['id']: (image['height'], image['width']) for image in data['images']} for data in contents]
-    turned = 0
-    for data, by_image in zip(contents, sizes):
-        for item in data['annotations']:
-            size, attributes = by_image.get(item['image_id']), item.get('attributes')
-            degrees = angle_of(attributes.get('rotation')) if isinstance(attributes, dict) else 0
-            if size is None or item.get('segmentation') or not (degrees or draws):
-                continue
-            x, y, width, height = item['bbox']
-            corners = corners_of(x, y, x + width, y + height, degrees)
-            box = box_around('', corners, size, is_rectangle=True)
-            if degrees:
-                item.update(bbox=list(box.bbox), area=area_of(box, size))
-                turned += 1
-            if draws:  # outside of the picture: an outline without area at its edge
-                item['segmentation'] = box.mask or [corners.clip(0, size[::-1]).ravel().tolist()]
-    lines = [line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
-    return [*lines, line('masks', RECTANGLES.format(len(boxes), len(objects)))] if draws and boxes else lines
-
-
 def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(value, (int, float)) for value in values)
-
-
-def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the parts of a file for training and for validation, and lines of the report."""
-    by_picture: dict[Path, list[dict[str, Any]]] = {}
-    for image in data['images']:
-        by_picture.setdefault(Path(images, image['file_name']), []).append(image)
-    split = split_pictures(list(by_picture), *read_split_lists(folder, list(by_picture)))
-    parts = []
-    for pictures in split.parts().values():
-        chosen = [image for picture in pictures for image in by_picture[picture]]
-        ids = {image['id'] for image in chosen}
-        objects = [annotation for annotation in data['annotations'] if annotation['image_id'] in ids]
-        parts.append({**data, 'images': chosen, 'annotations': objects})
-    return parts, split.lines
 
 
 def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Optional[str]:

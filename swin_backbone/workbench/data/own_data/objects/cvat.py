@@ -12,10 +12,11 @@ import numpy as np
 
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
-from ..folder import DataFolder, OwnData, line
+from ..folder import DataFolder, line
 from ..pairs import is_label
-from ..splits import Lists, index_tails, match_name, read_split_lists, split_of
-from .convert import Part, write_converted
+from ..records import Lists, Records
+from ..splits import index_tails, match_name, read_split_lists, split_of
+from .convert import Part, read_objects
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 from .voc import parse_xml
 
@@ -29,8 +30,8 @@ FORMS = dict(
 WITH_AREA = ('any', 'rectangle', *FORMS)  # types of labels
 
 
-def find_cvat(folder: DataFolder) -> Optional[OwnData]:
-    """Recognise XML files with an element for each picture. Subsets called Train and Validation are the split."""
+def read(folder: DataFolder) -> Optional[Records]:
+    """Read XML files with an element for each picture. Subsets called Train and Validation are the split."""
     files = folder.holding('.xml', ROOT)
     if not files:
         return None
@@ -61,16 +62,16 @@ def find_cvat(folder: DataFolder) -> Optional[OwnData]:
                 lists.setdefault(split, []).append(picture)
     numbered, source = folder.class_names()
     left_out = Faults()
-    own = write_converted(
+    records = read_objects(
         folder, 'CVAT for images', parts,
         (lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
         lambda part, size: read_cvat(part, size, left_out),
         lambda used: list(numbered.values() if numbered else names) or sorted(used), left_out,
     )  # fmt: skip
     if unnamed := sorted({*pictures} - parts.keys()):
-        own.lines.append(line('left out', f'{len(unnamed)} pictures without an entry, as {unnamed[0]}'))
-    own.lines.append(line('', f'from {source or "the labels of the XML"}'))
-    return own
+        records.lines.append(line('left out', f'{len(unnamed)} pictures without an entry, as {unnamed[0]}'))
+    records.lines.append(line('', f'from {source or "the labels of the XML"}'))
+    return records
 
 
 def read_cvat(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tuple[int, int], list[Box]]:

@@ -18,10 +18,11 @@ import numpy as np
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.paths import read_text
-from ..folder import DataFolder, OwnData, line
+from ..folder import DataFolder, line
 from ..pairs import Set, is_label, pairable_sets, set_of
+from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
-from .convert import Part, write_converted
+from .convert import Part, read_objects
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 
 SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
@@ -34,8 +35,8 @@ FORMS = dict(
 NO_CLASSES = ('__ignore__', '_background_')  # begin the labels.txt of labelme's examples
 
 
-def find_labelme(folder: DataFolder) -> Optional[OwnData]:
-    """Recognise a JSON file for each picture, with `imagePath` or the name of the picture."""
+def read(folder: DataFolder) -> Optional[Records]:
+    """Read a JSON file for each picture, with `imagePath` or the name of the picture."""
     files = folder.holding('.json', SHAPES)
     if not files:
         return None
@@ -56,16 +57,16 @@ def find_labelme(folder: DataFolder) -> Optional[OwnData]:
         return [name for name in (numbered or {}).values() if name in used or name not in NO_CLASSES] or sorted(used)
 
     lists = read_split_lists(folder, pictures)
-    own = write_converted(
+    records = read_objects(
         folder, 'labelme JSON', parts, lists, lambda part, size: read_labelme(part, size, left_out), classes, left_out
     )
     others = {*folder.with_suffix('.json')} - {*files}
     for paths, kind in (({*pictures} - parts.keys(), 'pictures without a JSON file'), (others, 'other JSON files')):
         if paths:
-            own.lines.append(line('left out', f'{len(paths)} {kind}, as {min(paths)}'))
+            records.lines.append(line('left out', f'{len(paths)} {kind}, as {min(paths)}'))
     source = f'from {source}' if numbered else 'in the order of the alphabet: there is no classes.txt'
-    own.lines.append(line('', source))
-    return own
+    records.lines.append(line('', source))
+    return records
 
 
 def _parse(file: Path) -> dict[str, Any]:

@@ -10,15 +10,16 @@ from xml.etree import ElementTree
 
 from .....openmmlab.errors import DataError
 from ....configs.paths import MOST_TEXT, read_file
-from ..folder import DataFolder, OwnData, line
+from ..folder import DataFolder, line
 from ..pairs import Set, is_label, pairable_sets, set_of
+from ..records import Records
 from ..splits import folder_split, read_split_lists
-from .convert import write_converted
+from .convert import read_objects
 from .shapes import Box, angle_of, box_around, corners_of
 
 
-def find_voc(folder: DataFolder) -> Optional[OwnData]:
-    """Recognise an XML file for each picture, with lists of a split in ImageSets/Main."""
+def read(folder: DataFolder) -> Optional[Records]:
+    """Read an XML file for each picture, with lists of a split in ImageSets/Main."""
     files = folder.with_suffix('.xml') if folder.one_file is None else []
     if not files or parse_xml(files[0]).tag != 'annotation':
         return None
@@ -43,12 +44,12 @@ def find_voc(folder: DataFolder) -> Optional[OwnData]:
         return [name for name in names if name in used or name != 'background']
 
     lists = read_split_lists(folder, pictures, 'Main')
-    own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
+    records = read_objects(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
     without = [picture for picture in pictures if picture not in by_picture]
     if without:
-        own.lines.append(line('left out', f'{len(without)} pictures without an XML file, as {without[0]}'))
-    own.lines.append(line('', source))
-    return own
+        records.lines.append(line('left out', f'{len(without)} pictures without an XML file, as {without[0]}'))
+    records.lines.append(line('', source))
+    return records
 
 
 def _picture_of(file: Path, by_stem: dict[str, list[Path]], sets: dict[Set, set[Set]], folder: DataFolder) -> Path:

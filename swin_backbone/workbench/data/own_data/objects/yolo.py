@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from .....openmmlab.errors import DataError
 from ....configs.paths import read_text
-from ..folder import DataFolder, OwnData, is_yolo, line, numbers_of, require_distinct
+from ..folder import DataFolder, is_yolo, line, numbers_of, require_distinct
 from ..pairs import is_label, pairable_sets, set_of
-from ..splits import Lists, index_tails, match_lines, read_split_lists, split_of
-from .convert import write_converted
+from ..records import Lists, Records
+from ..splits import index_tails, match_lines, read_split_lists, split_of
+from .convert import read_objects
 from .shapes import Box, box_around, corners_of
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
@@ -40,8 +41,8 @@ class TextLoader(yaml.BaseLoader):
         return super().compose_node(parent, index)
 
 
-def find_yolo(folder: DataFolder) -> Optional[OwnData]:
-    """Recognise a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
+def read(folder: DataFolder) -> Optional[Records]:
+    """Read a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
     if folder.one_file is not None and folder.one_file.suffix.lower() in ('.json', '.xml'):
         return None
     yaml_path, settings = _read_settings(folder)
@@ -64,19 +65,21 @@ def find_yolo(folder: DataFolder) -> Optional[OwnData]:
     by_lists = (lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
     points = math.prod(settings.get('kpt_shape') or [0])
     has_tracks = not points and _have_tracks(chain(*samples))
-    own = write_converted(
+    records = read_objects(
         folder, 'YOLO', files, by_lists, lambda file, size: (size, read_yolo(file, size, names, points, has_tracks)),
         lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )  # fmt: skip
     without = [picture for picture, file in files.items() if file is None]
     if without:
-        own.lines.append(line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background'))
+        records.lines.append(
+            line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background')
+        )
     if has_tracks or any(0 < len(text.split()) - 5 - points <= _most_behind(points) for text in chain(*samples)):
-        own.lines.append(line('not read', "the numbers behind an object: a score or a track's id"))
+        records.lines.append(line('not read', "the numbers behind an object: a score or a track's id"))
     if unused:
-        own.lines.append(line('left out', f'{len(unused)} text files without a picture, as {unused[0]}'))
-    own.lines.extend(line('', text) for text in (source, *of_yaml) if text)
-    return own
+        records.lines.append(line('left out', f'{len(unused)} text files without a picture, as {unused[0]}'))
+    records.lines.extend(line('', text) for text in (source, *of_yaml) if text)
+    return records
 
 
 def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:

@@ -1,0 +1,190 @@
+"""The index of records: pictures are split, objects numbered and checked, and a file is written for each split."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ....openmmlab.errors import DataError
+from ..annotations import check_annotations
+from ..check_labels import ANY_VALUE, read_colours, read_label
+from ..media import picture_size
+from .folder import DataFolder, class_line, line, list_folders
+from .objects.shapes import angle_of, area_of, box_around, corners_of
+from .records import Image, Label, Records
+from .splits import draw_by_class, split_pictures
+
+RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
+
+
+@dataclass(frozen=True)
+class Index:
+    """The pictures of a split.
+
+    Args:
+        file: in COCO's format for a detector; pairs of pictures and labels, in mmengine's format, for a segmentor; and
+            pictures with the numbers of their classes for a classifier.
+        images: folder of the pictures, relative to the root of the data set.
+        pictures: their number.
+        objects: number of objects by class, of a detector.
+        most: objects of a picture, of a detector.
+        has_rles: whether the mask of an object is an RLE.
+    """
+
+    file: str
+    images: str
+    pictures: int
+    objects: Mapping[str, int] = field(default_factory=dict)
+    most: int = 0
+    has_rles: bool = False
+
+
+def write_index(scope: str, folder: DataFolder, records: Records) -> tuple[dict[str, Index], list[str]]:
+    """Write a file for each split into `folder.outputs`, and return the indices and the lines of the report.
+
+    Raises:
+        DataError: if pictures cannot be split, or annotations are wrong.
+    """
+    parts, lines = _split(records)
+    write: Any = dict(mmdet=_write_objects, mmseg=_write_labels, mmpretrain=_write_classes)[scope]
+    if scope == 'mmdet':
+        lines += _prepare_objects(
+            folder, [image for part in parts.values() for images in part.values() for image in images]
+        )
+    head, splits = [f'data in {folder.root}: {records.layout}'], {}
+    for split, part in parts.items():
+        splits[split], described = write(folder, split, part, records)
+        head.append(line(split, *described))
+    return splits, [*head, class_line(records.classes), *lines, *records.lines]
+
+
+def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
+    """Return the annotations of the pictures of each split, and lines of the report."""
+    pictures = records.parts.get('')
+    if pictures is None:
+        return dict(records.parts), []
+    is_classified = all(isinstance(one, str) for one in pictures.values())
+    split = (
+        draw_by_class(pictures)
+        if is_classified and not records.lists
+        else split_pictures(list(pictures), records.lists, records.source)
+    )
+    return {name: {path: pictures[path] for path in part} for name, part in split.parts().items()}, split.lines
+
+
+# --- detection --------------------------------------------------------------------------------------------------------
+
+
+def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
+    """Turn CVAT's rotated boxes, and give boxes among outlines a mask, in place, and return lines of the report."""
+    objects = [item for image in images for item in image.objects]
+    number = sum(not item.get('segmentation') for item in objects)  # of boxes
+    draws = folder.with_masks and number < len(objects)
+    turned = 0
+    for image in images:
+        size = image.image['height'], image.image['width']
+        for item in image.objects:
+            attributes, outline = item.get('attributes'), item.pop('outline', None)
+            degrees = angle_of(attributes.get('rotation')) if isinstance(attributes, dict) else 0
+            if item.get('segmentation') or not (degrees or draws):
+                continue
+            if outline is None:
+                x, y, width, height = item['bbox']
+                corners = corners_of(x, y, x + width, y + height, degrees)
+                box = box_around('', corners, size, is_rectangle=True)
+                outline = box.mask or [corners.clip(0, size[::-1]).ravel().tolist()]  # without area, at the edge
+                if degrees:
+                    item.update(bbox=list(box.bbox), area=area_of(box, size))
+                    turned += 1
+            if draws:
+                item['segmentation'] = outline
+    ignored = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
+    lines = [line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
+    if draws and number:
+        lines.append(line('masks', RECTANGLES.format(number, len(objects))))
+    if ignored:
+        lines.append(line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
+    return lines
+
+
+def _write_objects(
+    folder: DataFolder, split: str, part: Mapping[Path, list[Image]], records: Records
+) -> tuple[Index, list[str]]:
+    ids = {name: number for number, name in enumerate(records.classes, 1)}
+    categories = records.categories or [dict(id=number, name=name) for name, number in ids.items()]
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for one in (image for pictures in part.values() for image in pictures):
+        images.append({'id': len(images) + 1, **one.image})
+        for item in one.objects:
+            number = dict(
+                id=len(annotations) + 1, image_id=images[-1]['id'], category_id=ids.get(item.pop('category', ''))
+            )
+            annotations.append({**number, **item})
+    data = dict(images=images, annotations=annotations, categories=[*categories])
+    path = folder.write(f'{split}.json', data)
+    known = check_annotations(path, 'COCO', folder.with_masks, (data, False))
+    most = max((number for _, _, number in known.pictures.values()), default=0)
+    place = records.images.get(split, records.images.get('', '.'))
+    index = Index(str(path), place, len(images), dict(known.objects), most, bool(known.rles))
+    return index, [f'{len(images)} pictures in {place}']
+
+
+# --- segmentation -----------------------------------------------------------------------------------------------------
+
+
+def _write_labels(
+    folder: DataFolder, split: str, part: Mapping[Path, Label], records: Records
+) -> tuple[Index, list[str]]:
+    items: list[dict[str, Any]] = [
+        dict(
+            img_path=picture.as_posix(),
+            seg_map_path=str((folder.ann_root / _write_label(folder, picture, label)).absolute()),
+            reduce_zero_label=False,
+            label_map=None,
+            seg_fields=[],
+        )
+        for picture, label in part.items()
+    ]
+    path = folder.write(f'{split}.json', dict(metainfo={}, data_list=items))
+    folders = list_folders([label.path for label in part.values()])
+    return Index(str(path), '', len(items)), [
+        f'{len(items)} pictures in {list_folders([*part])}',
+        f'labels in {folders}',
+    ]
+
+
+def _write_label(folder: DataFolder, picture: Path, label: Label) -> Path:
+    """Write the classes of a label file whose values are others, and return the path."""
+    path, places = folder.ann_root / label.path, label.places
+    if all(value == place for value, place in places.items()):
+        return path
+    try:
+        size = picture_size(folder.root / picture)
+    except OSError:  # named later, or left out by --skip-unreadable
+        return path
+    values = read_colours(path) if label.in_colours else read_label(path, ANY_VALUE, size)
+    if values is None or values.shape != size:
+        raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
+    labels = np.zeros(size, np.uint8)
+    for value in np.unique(values).tolist():
+        if value not in places:
+            shown = f'colour {tuple(value.to_bytes(3, "big"))}' if label.in_colours else f'value {value}'
+            raise DataError(f'the label {path} has the {shown}, which is that of no class')
+        labels[values == value] = places[value]
+    name = f'labels/{label.path.with_suffix(".png").as_posix()}'
+    return folder.write(name, cv2.imencode('.png', labels)[1].tobytes())
+
+
+# --- classification ---------------------------------------------------------------------------------------------------
+
+
+def _write_classes(
+    folder: DataFolder, split: str, part: Mapping[Path, str], records: Records
+) -> tuple[Index, list[str]]:
+    content = ''.join(f'{path.as_posix()} {records.classes.index(name)}\n' for path, name in part.items())
+    path = folder.write(f'{split}.txt', content.encode())
+    return Index(str(path), '', len(part)), [f'{len(part)} pictures', str(path)]

@@ -1,0 +1,60 @@
+"""What the files of a format say: the result of every reader."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Lists = dict[str, list[Path]]  # pictures by split
+
+
+class Records(NamedTuple):
+    """The annotations of a user, before pictures are split, numbered and written.
+
+    Args:
+        layout: in words.
+        classes: names, in the order of their numbers.
+        parts: by split 'train', 'val' and 'test', the annotation of each picture, whose path is relative to the root;
+            a single part '', if its pictures are still to be split. An annotation is a list of `Image`, for a detector;
+            a `Label`, for a segmentor; the name of a class, for a classifier.
+        lists: pictures of the part '' by split, if files or folders name these.
+        source: of the lists, for errors and the report.
+        lines: of the report.
+        categories: of COCO's format, with ids; none: `classes` are numbered from 1.
+        images: folder of the pictures of each part, which the names of COCO's images are relative to; default: '.'.
+    """
+
+    layout: str
+    classes: list[str]
+    parts: Mapping[str, Mapping[Path, Any]]
+    lists: Lists
+    source: str
+    lines: list[str]
+    categories: Sequence[Any] = ()
+    images: Mapping[str, str] = {}
+
+
+class Image(NamedTuple):
+    """An image of COCO's format and its objects.
+
+    Args:
+        image: with height and width; without an id, it gets the next number.
+        objects: with `category`, the name of a class, or COCO's `category_id`; without an id, they get the next number.
+            An object without a segmentation is a box, with `outline` if this is no rectangle along the axes.
+    """
+
+    image: dict[str, Any]
+    objects: list[dict[str, Any]]
+
+
+class Label(NamedTuple):
+    """A file with the class of each pixel.
+
+    Args:
+        path: of the file.
+        places: class of each value of the file.
+        in_colours: values of the file are colours, 0xRRGGBB.
+    """
+
+    path: Path
+    places: Mapping[int, int]
+    in_colours: bool = False
