@@ -20,10 +20,9 @@ from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import Modules, calls_forward, is_changed, read_modules
 from ..native.availability import TINY, Stages, is_stored, products_of, why_not
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights, LayerCall, plan_layer
-from ..native.memory import Cache, Unfit, address, cache_of, cached_while_unchanged
+from ..native.memory import Unfit, address, cache_of
 from .structure import forward_by_torch
 
-CACHED_BIAS = 2**18  # numbers of the largest relative position bias in the cache, 1 MiB
 ATTENTION = 'attn.w_msa.'
 # Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
 LINEARS, NORMS = (f'{ATTENTION}qkv', f'{ATTENTION}proj', 'ffn.layers.0.0', 'ffn.layers.1'), ('norm1', 'norm2', 'norm3')
@@ -133,19 +132,18 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
     else:
         h, table_window = tensors[TABLE].shape[-1], attention.window_size
         shapes = [(math.prod(2 * side - 1 for side in table_window), h)]
-    cache, (dtype, has_gradients) = cache_of(block), products_of(block, x_BHWC, *tensors.values())
+    if any(one is not None and one.shape != shape for one, shape in zip([*tensors.values()][len(NAMES) :], shapes)):
+        return f'A table of position biases or a scale of {type(block).__name__} is not of the shape it was built with.'
+    dtype, has_gradients = products_of(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
     stores = has_gradients and not with_cp and is_stored(dtype, C, stages)
-    operator = BlockOperator(BlockSettings(attention.scale, eps), windows, dtype, cache, stores)
-    caches_bias = not torch.is_grad_enabled() and h * math.prod(windows.window_size) ** 2 <= CACHED_BIAS
     window_pair = windows.window_size, table_window or windows.window_size
     if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
         return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
-    derive = partial(_derive, [*tensors], window_pair, cache if caches_bias else None)
-    by_torch = partial(forward_by_torch, block, [*tensors])
+    settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
+    operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
+    derive, by_torch = partial(_derive, [*tensors], window_pair), partial(forward_by_torch, block, [*tensors])
     try:
-        for tensor, shape in zip([*tensors.values()][len(NAMES) :], shapes):
-            address('parameter', tensor, shape, copies=[])
         call = plan_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
     except Unfit as error:
         return str(error)
@@ -215,31 +213,21 @@ class StagePlan(NamedTuple):
         return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
 
 
-def _derive(
-    names: Sequence[str], window_pair: tuple[Size, Size], cache: Optional[Cache], *tensors: Any
-) -> BlockWeights:
+def _derive(names: Sequence[str], window_pair: tuple[Size, Size], *tensors: Any) -> BlockWeights:
     """Return the library's weights from the tensors of a block.
 
     Args:
         window_pair: the window in use, and the window of the table (V1) or of pre-training (V2).
-        cache: of the computed tensors; None: compute them anew, with gradients.
     """
     w = dict(zip(names, tensors))
-    own = [tensor for tensor in tensors[len(NAMES) :] if tensor is not None]
-    if cache is None:
-        derived = _compute(w, window_pair)
-    else:
-        derived = cached_while_unchanged(own, window_pair, partial(_compute, w, window_pair), cache, 'derived')
-    return BlockWeights(**{**dict(zip(BlockWeights._fields, tensors[: len(NAMES)])), **derived})
-
-
-def _compute(w: Mapping[str, Any], window_pair: tuple[Size, Size]) -> dict[str, Any]:
-    """Return the fields of `BlockWeights` computed from parameters; for V2 these include scale and `qkv_bias`."""
     if LOGIT_SCALE not in w:
-        return dict(position_bias_hNN=relative_position_bias(w[TABLE], *window_pair))
-    coordinates_R2 = log_spaced_coordinates(*window_pair, torch.device('cpu'), torch.float32)
-    bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2), window_pair[0])
-    return dict(position_bias_hNN=bias_hNN, cosine_scale_h=cosine_scale(w[LOGIT_SCALE]), qkv_bias=qkv_bias(w))
+        derived: dict[str, Any] = dict(position_bias_hNN=relative_position_bias(w[TABLE], *window_pair))
+    else:
+        coordinates_R2 = log_spaced_coordinates(*window_pair, torch.device('cpu'), torch.float32)
+        bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2), window_pair[0])
+        scale_h = cosine_scale(w[LOGIT_SCALE])
+        derived = dict(position_bias_hNN=bias_hNN, cosine_scale_h=scale_h, qkv_bias=qkv_bias(w))
+    return BlockWeights(**{**dict(zip(BlockWeights._fields, tensors[: len(NAMES)])), **derived})
 
 
 def continuous_table(w: Mapping[str, Any], coordinates_R2: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ...replace import Modules, methods_of, read_modules
 from ..native.availability import TINY, Stages, is_stored, products_of, why_not
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator, plan_layer
 from ..native.memory import Unfit, cache_of
-from .block import ATTENTION, FIELDS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
+from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
 from .calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin
 from .patches import NORM, plan_norm
@@ -118,14 +118,15 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     if windows is None or num_offsets != math.prod(2 * side - 1 for side in windows.window_size):
         return None
     derive = partial(_derive, origin.format, windows.window_size, [*tensors])
-    with torch.no_grad():
-        weights = derive(*tensors.values())
-    h = len(weights.position_bias_hNN)
+    h = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[TABLE].shape[-1]
+    hidden = len(tensors[f'{LINEARS[2]}.weight'])
     (dtype, has_gradients), C = products_of(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
     stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
-    operator = BlockOperator(BlockSettings(scale, eps), windows, dtype, cache_of(block), stores)
+    operator = BlockOperator(
+        BlockSettings(h, hidden, scale, eps, windows.window_size), windows, dtype, cache_of(block), stores
+    )
     (_, x), *others = values.items()
     by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape)
     call = plan_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)

@@ -7,7 +7,7 @@ Layout: B maps, H W height and width of a map, C channels, N output channels.
 
 from collections.abc import Sequence
 from ctypes import byref
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..native.availability import why_not, why_not_in
-from ..native.layers import plan_layer
+from ..native.layers import Derive, plan_layer
 from ..native.library import PRODUCTS, Convolution
 from ..native.limits import is_within
 from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
@@ -108,10 +108,10 @@ class _Convolution(NamedTuple):
     cache: Optional[Cache]
     is_trained: bool
 
-    def describe(self, _: Sequence[int], weight: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Optional[Tensor]]:
-        return weight, bias
+    def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
+        return parameters
 
-    def compute(self, x_BHWC: Tensor, described: tuple[Tensor, Optional[Tensor]]) -> Sequence[Tensor]:
+    def compute(self, x_BHWC: Tensor, described: Sequence[Any]) -> Sequence[Tensor]:
         weight, bias = described
         tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
         if self.cache is None:
@@ -122,8 +122,9 @@ class _Convolution(NamedTuple):
         return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
 
     def gradients(
-        self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]
+        self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, _: Any, weights: Sequence[Any], *stored: Tensor
     ) -> Sequence[Optional[Tensor]]:
+        weight = weights[0]
         of_x = of_weight = of_bias = None
         if needed[0]:
             tile = tile_for(grad_BHWN, False)

@@ -6,13 +6,13 @@ Layout: B batch, Q queries, S tokens of all maps of an image, h heads, d channel
 from collections.abc import Sequence
 from ctypes import byref
 from functools import partial
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..native.layers import plan_layer
+from ..native.layers import Derive, plan_layer
 from ..native.library import Deformable
 from ..native.limits import is_within
 from ..native.memory import address, empty, libswin
@@ -48,10 +48,10 @@ class _Deformable(NamedTuple):
 
     shapes_L2: Tensor
 
-    def describe(self, _: Sequence[int], places: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        return places, weights
+    def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
+        return parameters
 
-    def compute(self, values: Tensor, described: tuple[Tensor, Tensor]) -> Sequence[Tensor]:
+    def compute(self, values: Tensor, described: Sequence[Any]) -> Sequence[Tensor]:
         call, arrays, y_BQhd = self.locate(values, *described)
         libswin().deformable_forward(byref(call), *arrays, address('y', y_BQhd, y_BQhd.shape))
         return (y_BQhd,)
@@ -68,8 +68,15 @@ class _Deformable(NamedTuple):
         return Deformable(torch.get_num_threads(), B, Q, S, h, d, L, P, shapes), arrays, empty(B, Q, h, d)
 
     def gradients(
-        self, grad_BQhd: Tensor, _: Sequence[bool], values: Tensor, places: Tensor, weights: Tensor
+        self,
+        grad_BQhd: Tensor,
+        _: Sequence[bool],
+        values: Tensor,
+        described: Any,
+        parameters: Sequence[Any],
+        *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
+        places, weights = parameters
         call, arrays, y_BQhd = self.locate(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
         grad, to = address('gradient', grad_BQhd, y_BQhd.shape), [address('gradient', g, g.shape) for g in gradients]

@@ -7,10 +7,10 @@ Layout: B batch, H W height and width of a map, C channels, D hidden channels, h
 `ProjectionOperator`, K input channels and N output channels of the linear layer.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_int64, c_void_p
-from functools import lru_cache
 from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from .library import DTYPES, PRODUCTS
 from .memory import (
     LINE,
     Cache,
+    Packed,
     address,
     aligned,
     cached_while_unchanged,
@@ -38,8 +39,11 @@ from .memory import (
 class Operator(Protocol):
     """A computation by the library, with gradients."""
 
-    def describe(self, shape: Sequence[int], *weights: Any) -> Any:
+    def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: 'Derive') -> Any:
         """Return the library's description of the layer, for an input of a shape. The library then raises no error.
+
+        Args:
+            derive: makes the operator's weights from the parameters.
 
         Raises:
             Unfit: if the library does not take the shape or a weight.
@@ -48,13 +52,15 @@ class Operator(Protocol):
     def compute(self, x: Tensor, described: Any) -> Sequence[Tensor]:
         """Return the output, and tensors to store for `gradients` beside the arguments."""
 
-    def gradients(self, grad: Tensor, needed: Sequence[bool], x: Tensor, *stored: Any) -> Sequence[Optional[Tensor]]:
-        """Return the gradients for the arguments of `compute`.
+    def gradients(
+        self, grad: Tensor, needed: Sequence[bool], x: Tensor, described: Any, weights: Sequence[Any], *stored: Tensor
+    ) -> Sequence[Optional[Tensor]]:
+        """Return the gradients for `x` and for the operator's weights.
 
         Args:
             grad: of the output, contiguous.
             needed: whether the gradients of `x` and of the weights are needed. Unneeded gradients are ignored.
-            stored: the weights, then the stored tensors.
+            stored: of `compute`.
         """
 
 
@@ -85,7 +91,8 @@ class _Function(torch.autograd.Function):
             leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed_parameters)]
             weights = call.derive(*leaves)
         detached, needed_weights = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
-        of_x, *of_weights = call.operator.gradients(grad, [needed_x, *needed_weights], x, *detached, *more)
+        described = call.operator.describe(x.shape, parameters, call.derive)
+        of_x, *of_weights = call.operator.gradients(grad, [needed_x, *needed_weights], x, described, detached, *more)
         pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, needed_weights) if is_needed]
         inputs = [leaf for leaf, n in zip(leaves, needed_parameters) if n]
         of_inputs = iter(_apply_chain_rule(pairs, inputs))
@@ -131,7 +138,6 @@ class LayerCall(NamedTuple):
         return output
 
 
-@torch.no_grad()
 def plan_layer(
     operator: Operator,
     by_torch: Callable[..., Tensor],
@@ -141,7 +147,7 @@ def plan_layer(
     is_cast: bool = True,
 ) -> LayerCall:
     """Return a layer for maps of a shape, see `LayerCall`; or raise `Unfit`."""
-    described = operator.describe(shape, *derive(*parameters))
+    described = operator.describe(shape, parameters, derive)
     return LayerCall(operator, described, by_torch, parameters, derive, is_cast)
 
 
@@ -198,15 +204,11 @@ class BlockWeights(NamedTuple):
 class BlockSettings(NamedTuple):
     """The numbers of a Swin block beside the tensors."""
 
+    heads: int
+    hidden: int  # channels
     scale: float  # the factor on q k^T
     eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
-
-
-@lru_cache(maxsize=256)
-def _block_shapes(C: int, D: int, h: int, window: Size) -> Sequence[tuple[int, ...]]:
-    """Return the shapes of the tensors of `BlockWeights`."""
-    N = window[0] * window[1]
-    return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
+    table_window: Size  # of the table of position biases (V1), or of pre-training (V2)
 
 
 class BlockOperator(NamedTuple):
@@ -228,38 +230,39 @@ class BlockOperator(NamedTuple):
     drop_path_2B: Optional[Tensor] = None
     out: Optional[Tensor] = None
 
-    def describe(self, shape: Sequence[int], *weights: Any) -> c_structures.Block:
-        w: Any = BlockWeights(*weights)
-        copies: list[Any] = []
-        windows, (scale, eps) = self.windows, self.settings
-        (B, H, W, C), h = shape, len(w.position_bias_hNN)
-        D = w.fc1_weight.shape[0] if w.fc1_weight.dim() else 0
-        sizes = B, H, W, C, D, h, *windows.window_size, *windows.shift
+    def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> c_structures.Block:
+        (h, D, scale, eps, table_window), windows, C = self.settings, self.windows, shape[3]
+        sizes = *shape, D, h, *windows.window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
-        named = zip(w._fields, w, _block_shapes(C, D, h, windows.window_size))
-        p = [address(name, one, of_one, copies=copies) for name, one, of_one in named]
-
-        def make() -> list[Tensor]:
-            return [pack_linear(weight, self.dtype, unit) for weight, unit in zip(w, (C // h, 1, 1, 1))]
-
-        packed = cached_while_unchanged(w[:4], (self.dtype, h), make, self.cache)
-        product, padding = PRODUCTS[self.dtype], 1 if windows.mask_padding else 0 if windows.pads_first else 2
-        described = c_structures.Block(
-            *(
-                DTYPES.index(product),
-                torch.get_num_threads(),
-                *sizes,
-                padding,
-                len(eps) == 3,
-                scale,
-                *eps,
-                *[0.0] * (3 - len(eps)),
-            ),
-            tuple(address('packed weight', panels, panels.shape, product) for panels in packed),
-            *(tuple(p[4:8]), *p[8:], address('drop_path', self.drop_path_2B, (2, B))),
+        settings = self.dtype, C, h, D, windows.window_size, table_window
+        tensors, addresses = cached_while_unchanged(
+            parameters, settings, lambda: self.pack(C, derive(*parameters)), self.cache
         )
-        described.copies = [*packed, *copies, *w[4:], self.drop_path_2B]
+        padding = 1 if windows.mask_padding else 0 if windows.pads_first else 2
+        described = c_structures.Block(
+            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
+            *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses, address('drop_path', self.drop_path_2B, (2, shape[0]))),
+        )
+        described.memory = tensors, self.drop_path_2B
         return described
+
+    def pack(self, C: int, weights: Sequence[Any]) -> Packed:
+        """Return `BlockWeights` in the library's order, from the field `linear` of its structure on."""
+        h, product = self.settings.heads, PRODUCTS[self.dtype]
+        for name, one, shape in zip(BlockWeights._fields, weights, self.shapes(C)):
+            address(name, one, shape, copies=[])
+        panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(weights, (C // h, 1, 1, 1))]
+        vectors = [one if one is None else one.clone(memory_format=torch.contiguous_format) for one in weights[4:]]
+        linear = tuple(address('packed weight', one, one.shape, product) for one in panels)
+        p = [
+            address(name, one, () if one is None else one.shape) for name, one in zip(BlockWeights._fields[4:], vectors)
+        ]
+        return Packed([*panels, *vectors], (linear, tuple(p[:4]), *p[4:]))
+
+    def shapes(self, C: int) -> Sequence[tuple[int, ...]]:
+        """Return the shapes of the tensors of `BlockWeights`."""
+        (h, D, *_), N = self.settings, math.prod(self.windows.window_size)
+        return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
     def compute(self, x_BHWC: Tensor, described: c_structures.Block) -> Sequence[Tensor]:
         copies: list[Any] = []
@@ -274,22 +277,24 @@ class BlockOperator(NamedTuple):
         return y_BHWC, *memory
 
     def gradients(
-        self, grad_BHWC: Tensor, _: Sequence[bool], x_BHWC: Tensor, *stored: Any
+        self,
+        grad_BHWC: Tensor,
+        _: Sequence[bool],
+        x_BHWC: Tensor,
+        described: c_structures.Block,
+        weights: Sequence[Any],
+        *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
-        w: Any = BlockWeights(*stored[: len(BlockWeights._fields)])
         copies: list[Any] = []
-        shape = x_BHWC.shape
-        C, h = shape[3], len(w.position_bias_hNN)
-        shapes, units = _block_shapes(C, len(w.fc1_weight), h, self.windows.window_size), (1, C // h, 1, 1)
-        described = self.describe(shape, *w)
-        transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(w, units)]
+        (C, shape), units = (x_BHWC.shape[3], x_BHWC.shape), (1, x_BHWC.shape[3] // self.settings.heads, 1, 1)
+        transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
         groups, saved = 0, None
         if self.stores:
-            groups, memory = len(stored[-1]), stored[-1]
+            groups, memory = len(stored[0]), stored[0]
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = aligned(memory.nbytes).copy_(memory.flatten()).view(memory.shape)
             saved = address('saved', memory, _saved_size(described, groups), torch.uint8)
-        of_x, *of_weights = results = [empty(one) for one in (shape, *shapes)]
+        of_x, *of_weights = results = [empty(one) for one in (shape, *self.shapes(C))]
         to_x, *to = [address('gradient', one, one.shape) for one in results]
         panels = [address('packed weight', one, one.shape, PRODUCTS[self.dtype]) for one in transposed]
         libswin().block_backward(
@@ -330,36 +335,38 @@ class ProjectionOperator(NamedTuple):
     has_gradients: bool
 
     def describe(
-        self, shape: Sequence[int], weight: Tensor, *vectors: Optional[Tensor]
+        self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive
     ) -> tuple[Any, Any, tuple[int, ...]]:
         """Return the library's descriptions of the input and of the layer, and the shape of the output."""
-        N, patch = len(weight), (2, 2) if self.merges else tuple(weight.shape[2:])
+        N, patch = len(parameters[0]), (2, 2) if self.merges else tuple(parameters[0].shape[2:])
         B, H, W, C = shape if self.merges else (shape[0], *shape[2:], shape[1])
         sizes = (*shape, N) if self.merges else (*shape, *patch, N)
         require_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, self.has_gradients)
-        lengths = (N, *[N if self.post_norm else 4 * C] * 2)
-        address('weight', weight, (N, 4 * C) if self.merges else (N, C, *patch), copies=[])
-        for vector, length in zip(vectors, lengths):
-            address('vector', vector, (length,), copies=[])
-        order = neighbours_first if self.merges and not self.post_norm else Tensor.contiguous
-
-        def make() -> list[Any]:
-            return [self.pack(weight), vectors[0], *(one if one is None else order(one) for one in vectors[1:])]
-
-        present = [one for one in (weight, *vectors) if one is not None]
-        packed = cached_while_unchanged(present, (self.dtype, *(one is None for one in vectors)), make, self.cache)
-        panels, copies = packed[0], [*packed]
-        bias, *norm = (address('vector', one, (n,), copies=copies) for one, n in zip(packed[1:], lengths))
+        tensors, addresses = cached_while_unchanged(
+            parameters, (self.dtype, C, self.post_norm), lambda: self.pack(C, derive(*parameters)), self.cache
+        )
+        linear, bias, *norm = addresses
         projection = c_structures.Projection(
-            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), N),
-            *(address('packed weight', panels, panels.shape, PRODUCTS[self.dtype]), bias),
+            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), N, linear, bias),
             *(self.eps is not None, self.eps or 0.0, *norm),
         )
-        projection.copies = copies
+        projection.memory = tensors
         places: Any = c_structures.Maps(None, *shape, self.post_norm)
         if not self.merges:
             places = c_structures.Images(None, *shape, (0, 0, 0, 0), *patch)
         return places, projection, (B, -(-H // patch[0]), -(-W // patch[1]), N)
+
+    def pack(self, C: int, weights: Sequence[Any]) -> Packed:
+        """Return weight, bias and norm in the library's order."""
+        (weight, *vectors), N = weights, len(weights[0])
+        address('weight', weight, (N, 4 * C) if self.merges else (N, C, *weight.shape[2:]), copies=[])
+        for vector, length in zip(vectors, (N, *[N if self.post_norm else 4 * C] * 2)):
+            address('vector', vector, (length,), copies=[])
+        panels, (bias, *norm) = self.pack_weight(weight), vectors
+        order = neighbours_first if self.merges and not self.post_norm else Tensor.clone
+        tensors = [one if one is None else turn(one) for turn, one in zip((Tensor.clone, order, order), (bias, *norm))]
+        p = [address('vector', one, () if one is None else one.shape) for one in tensors]
+        return Packed([panels, *tensors], (address('packed weight', panels, panels.shape, panels.dtype), *p))
 
     def compute(self, x: Tensor, described: tuple[Any, Any, Size4]) -> Sequence[Tensor]:
         copies: list[Any] = []
@@ -373,22 +380,28 @@ class ProjectionOperator(NamedTuple):
         forward(byref(places), byref(projection), address('y', y_BHWN, shape))
         return (y_BHWN,)
 
-    def pack(self, weight: Tensor, transposed: bool = False) -> Tensor:
+    def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:
         """Return the packed weight, with inputs in the library's order."""
         return pack_linear(neighbours_first(weight) if self.merges else weight, self.dtype, 1, transposed)
 
     def gradients(
-        self, grad_BHWN: Tensor, needed: Sequence[bool], x: Tensor, weight: Tensor, *vectors: Any
+        self,
+        grad_BHWN: Tensor,
+        needed: Sequence[bool],
+        x: Tensor,
+        described: Any,
+        weights: Sequence[Any],
+        *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
         copies: list[Any] = []
-        places, projection, shape = self.describe(x.shape, weight, *vectors)
+        (places, projection, shape), weight = described, weights[0]
         if self.merges:
             places.x = address('x', x, x.shape, copies=copies)
         else:  # an image may have any strides
             places.pixels, places.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
         (N, K), needs_of_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
         normed = 0 if self.eps is None else N if self.post_norm else K
-        transposed = self.pack(weight, transposed=True) if needs_of_x else empty(0)
+        transposed = self.pack_weight(weight, transposed=True) if needs_of_x else empty(0)
         of_x = empty(x.shape) if needs_of_x else empty(0)  # a norm before the projection needs `of_x` too
         of_weight, of_bias, of_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
         to = [address('gradient', one, one.shape) or None for one in (of_x, of_weight, of_bias, *of_norm)]
@@ -411,34 +424,38 @@ class OutputNormOperator(NamedTuple):
 
     eps: float
 
-    def describe(self, shape: Sequence[int], *vectors: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
-        """Return weight and bias without gaps."""
+    def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:
+        """Return the addresses of weight and bias, and their memory."""
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
-        for one in vectors:
-            address('vector', one, (C,), copies=[])
-        return [one if one is None else one.contiguous() for one in vectors]
+        copies = [*parameters]
+        return [address('vector', one, (C,), copies=copies) for one in parameters], copies
 
-    def compute(self, x_BHWC: Tensor, described: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+    def compute(self, x_BHWC: Tensor, described: tuple[Any, Any]) -> Sequence[Tensor]:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
         libswin().output_norm_forward(
-            *(address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C),
-            *(address('vector', one, (C,)) for one in described),
+            *(address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C, *described[0]),
             *(self.eps, torch.get_num_threads(), address('y', y_BCHW, (B, C, H, W))),
         )
         return (y_BCHW,)
 
     def gradients(
-        self, grad_BCHW: Tensor, _: Sequence[bool], x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
+        self,
+        grad_BCHW: Tensor,
+        _: Sequence[bool],
+        x_BHWC: Tensor,
+        described: Any,
+        weights: Sequence[Any],
+        *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         gradients = empty(B, H, W, C), empty(C), empty(C)
         libswin().output_norm_backward(
             *(address('x', x_BHWC, (B, H, W, C), copies=copies), address('gradient', grad_BCHW, (B, C, H, W))),
-            *(B, H * W, C, address('weight', weight, (C,), copies=copies), self.eps, torch.get_num_threads()),
+            *(B, H * W, C, described[0][0], self.eps, torch.get_num_threads()),
             *(address('gradient', one, one.shape) for one in gradients),
         )
         return gradients

@@ -32,7 +32,7 @@ def _fields(**of_type: str) -> list[tuple[str, Any]]:
 class Block(ctypes.Structure):
     """`swin_block`."""
 
-    copies: list[Any]  # tensors, whose addresses the structure has
+    memory: Any  # tensors, whose addresses the structure has
     _fields_ = [
         *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
         *_fields(i64='window_height window_width shift_height shift_width', i32='padding has_norm3'),
@@ -55,7 +55,7 @@ class BlockGradients(ctypes.Structure):
 class Projection(ctypes.Structure):
     """`swin_projection`."""
 
-    copies: list[Any]  # as in `Block`
+    memory: Any  # as in `Block`
     _fields_ = [
         *_fields(i32='dtype threads', i64='outputs', p='linear bias'),
         *_fields(i32='has_norm', f32='eps', p='norm_weight norm_bias'),
@@ -86,7 +86,6 @@ class Maps(ctypes.Structure):
 class Convolution(ctypes.Structure):
     """`swin_convolution`."""
 
-    copies: list[Any]  # as in `Block`
     _fields_ = _fields(i32='dtype threads tile', i64='batch height width channels outputs', p='weight bias')
 
 

@@ -9,7 +9,7 @@ Layout: N outputs and K inputs of a linear layer.
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int64, c_void_p
 from functools import lru_cache, partial
-from typing import Any, Optional, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,9 +19,9 @@ from torch.nn import Parameter
 from .library import DTYPES, PRODUCTS, Library, load
 from .limits import find_excess
 
-Made = TypeVar('Made')  # tensors
-# By role: a key, and tensors that are up to date if the key is unchanged
-Cache = dict[str, tuple[tuple[Any, ...], Any]]
+Made = TypeVar('Made')
+# By role: a key, and what `make` returned, up to date if the key is unchanged; see `cached_while_unchanged`
+Cache = dict[str, tuple[Any, Any]]
 LINE = 64  # bytes of a cache line
 float32 = torch.float32
 # Return memory on the CPU, under any default dtype and device.
@@ -152,8 +152,20 @@ def drop_cache(module: nn.Module) -> None:
     _caches.pop(module, None)
 
 
+class Packed(NamedTuple):
+    """Weights in the library's order.
+
+    Attributes:
+        tensors: hold the memory.
+        addresses: of the tensors, as fields of a structure of the library.
+    """
+
+    tensors: Sequence[Optional[Tensor]]
+    addresses: Sequence[Any]
+
+
 def cached_while_unchanged(
-    weights: Sequence[Tensor],
+    weights: Sequence[Optional[Tensor]],
     settings: tuple[Any, ...],
     make: Callable[[], Made],
     cache: Cache,
@@ -162,19 +174,20 @@ def cached_while_unchanged(
     """Return `make()`, from the cache if the settings and all numbers of the weights are unchanged.
 
     Fused optimizers, `.data` and numpy leave no trace in a tensor. Therefore every call computes a checksum of the
-    weights, in less than a seventh of the time of packing.
+    weights, in less than a seventh of the time of packing. `make` checks what it reads: equal weights need no check.
 
     Raises:
         Unfit: if the library cannot read a weight.
     """
-    key = *settings, *(w.shape for w in weights), checksum(weights)
+    present = [weight for weight in weights if weight is not None]
+    key = settings, [w if w is None else (w.shape, w.dtype) for w in weights], checksum(present)
     made = cache.get(role)  # read once: a second thread may replace the entry
     if made is not None and made[0] == key:
-        tensors: Made = made[1]
-        return tensors
+        result: Made = made[1]
+        return result
     cache.pop(role, None)  # frees the old tensors before `make` allocates
     with torch.no_grad():
-        tensors = make()
-    if checksum(weights) == key[-1]:  # a second thread may write the weights meanwhile
-        cache[role] = key, tensors
-    return tensors
+        result = make()
+    if checksum(present) == key[-1]:  # a second thread may write the weights meanwhile
+        cache[role] = key, result
+    return result
