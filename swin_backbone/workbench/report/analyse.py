@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ..data.media import read_picture
 from .confusion import WORST, triples
 from .detection import FOUND_IOU, Evaluation, mean_precision, stats_of, track
 from .errors import KINDS, Errors, costs, doubtful_labels, find_errors
-from .thumbnails import Shape, draw, outline
+from .thumbnails import Load, Shape, draw, outline
 
 SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
 STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # of `stats_of`
@@ -17,13 +18,14 @@ CHECKED = 12  # labels of a kind with a thumbnail
 
 
 def detection_report(
-    evaluations: Sequence[Evaluation], files: Mapping[Any, str]
+    evaluations: Sequence[Evaluation], files: Mapping[Any, str], load: Load = read_picture
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the report, and thumbnails of the first of its pictures and of each kind of its labels.
 
     Args:
         evaluations: of boxes, masks or both. The errors are those of the last.
         files: paths of the tested pictures, by image_id. Others are not listed.
+        load: reads a picture in the orientation of the boxes.
     """
     main = evaluations[-1]
     best, curves, errors = _compare(main)
@@ -63,8 +65,9 @@ def detection_report(
         errors=[dict(kind=kind, count=number[kind], cost=gains[kind]) for kind in costliest],
         confusion=triples(errors.confusion, [*main.names, 'background']),
     )  # fmt: skip
-    drawn = [_draw_picture(main, threshold, row) for row in track(pictures[:WORST], 'drawing')]
-    return report, {kind: [*map(_draw_label, rows[:CHECKED])] for kind, rows in tested.items()} | dict(pictures=drawn)
+    drawn = [_draw_picture(main, threshold, row, load) for row in track(pictures[:WORST], 'drawing')]
+    labels_drawn = {kind: [_draw_label(row, load) for row in rows[:CHECKED]] for kind, rows in tested.items()}
+    return report, labels_drawn | dict(pictures=drawn)
 
 
 def _compare(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, Any], Errors]:
@@ -112,7 +115,7 @@ def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
     ]
 
 
-def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any]) -> dict[str, Any]:
+def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any], load: Load) -> dict[str, Any]:
     """Draw labels and predictions of a picture."""
     objects, found, names = evaluation.objects, evaluation.found, evaluation.names
     number, strong = evaluation.params.imgIds.index(row['image_id']), found.score >= threshold
@@ -128,10 +131,10 @@ def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, An
     for one in np.flatnonzero((found.picture == number) & strong):
         text = f'{names[found.label[one]]} {found.score[one]:.2f}'
         add(1, evaluation.results[found.result[one]], text, found.match[one] >= 0)
-    return draw(row['file'], panels)
+    return draw(row['file'], load, panels)
 
 
-def _draw_label(row: Mapping[str, Any]) -> dict[str, Any]:
+def _draw_label(row: Mapping[str, Any], load: Load) -> dict[str, Any]:
     """Draw a label, a prediction or both, with their surroundings."""
     shapes = [Shape(row[f'{part}_box'], row[part], part == 'label') for part in ('predicted', 'label') if part in row]
-    return draw(row['file'], (shapes,), is_cropped=True)
+    return draw(row['file'], load, (shapes,), is_cropped=True)

@@ -16,6 +16,9 @@ from ...openmmlab.errors import kind_of
 from ...outputs import check_outputs, claim_folder, make_folder, only_process
 from ...whole_files import write_whole
 from ..configs.paths import tested_set
+from ..data.datasets import base_datasets
+from ..data.load_picture import load_of
+from ..data.media import read_picture
 from ..pictures.colours import COLOURS, distinct_colours, encode_labels
 from ..pictures.curves import read_log
 from .files import CLASSES, encode_csv, encode_objects
@@ -85,7 +88,9 @@ def report_on_test(
         def differences(before: Any, after: Any) -> str:
             return summarize(Config(before), Config(after))
 
-        return write_report(folder, labels, results, pictures, None, others, True, about, differences)
+        base = next(base_datasets(runner.test_dataloader.dataset), None)
+        read = read_picture if base is None else load_of(base)
+        return write_report(folder, labels, results, pictures, None, others, True, about, differences, read)
 
 
 class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures

@@ -8,13 +8,14 @@ from typing import Any, Optional, Union
 
 from ...outputs import check_outputs, make_folder, only_process
 from ...whole_files import write_whole
+from ..data.media import read_picture
 from ..pictures.colours import distinct_colours
 from .analyse import detection_report
 from .confusion import WORST, classification_report
 from .detection import track
 from .files import IGNORED, find_pictures, find_task, read_objects, read_pixels, read_scores, tested_pictures
 from .page import common_kind, main_metric, render
-from .thumbnails import draw, draw_labels
+from .thumbnails import Load, draw, draw_labels
 
 NAME, PAGE = 'report.json', 'index.html'
 Part = tuple[dict[str, Any], dict[str, list[Any]]]  # of a report, and thumbnails
@@ -31,6 +32,7 @@ def write_report(
     overwrite: bool = False,
     about: Optional[Mapping[str, Any]] = None,
     summarize: Optional[Callable[[Any, Any], str]] = None,
+    load: Load = read_picture,
 ) -> dict[str, Any]:
     """Write `out_dir`/report.json and index.html. Equal files give equal bytes.
 
@@ -41,6 +43,7 @@ def write_report(
         others: reports to compare, by name: see `read_reports`.
         about: further entries of the report: `title`, `checkpoint`, `tested_on`, `metrics`, `config` and `log`.
         summarize: returns the differences of two configs; None: settings are not compared.
+        load: reads a picture in the orientation of labels and results. Default: turned by the orientation tag.
 
     Returns:
         The contents of report.json.
@@ -54,7 +57,7 @@ def write_report(
     task = find_task(labels, results)
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_part = dict(detection=_of_objects, segmentation=_of_pixels, classification=_of_scores)[task]
-    report, thumbnails = make_part(labels, results, None if pictures is None else Path(pictures), classes)
+    report, thumbnails = make_part(labels, results, None if pictures is None else Path(pictures), classes, load)
     report.update(title=results.name, checkpoint=str(results), metrics={}, config={}, log=None)
     report.update(about or {})
     kind = report['compared_kind'] = common_kind([report, *others.values()])
@@ -74,16 +77,18 @@ def write_report(
     return report
 
 
-def _of_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any) -> Part:
+def _of_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Part:
     """Return the report on a detector."""
     evaluations = read_objects(labels, results)
     names = tested_pictures(evaluations[-1].truth)
     files = dict(zip(names, find_pictures(pictures, names.values())))
-    report, thumbnails = detection_report(evaluations, files)
+    report, thumbnails = detection_report(evaluations, files, load)
     return dict(report, tested=len(names)), thumbnails
 
 
-def _of_pixels(labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]]) -> Part:
+def _of_pixels(
+    labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], load: Load
+) -> Part:
     """Return the report on a segmentor."""
     counts, palette = read_pixels(labels, results, classes)
     report = counts.report()
@@ -91,15 +96,17 @@ def _of_pixels(labels: Path, results: Path, pictures: Optional[Path], classes: O
         row['file'] = file
     colours = distinct_colours(len(counts.classes)) if palette is None else palette
     worst = zip(report['pictures'], track(counts.worst, 'drawing'))
-    drawn = [draw_labels(row['file'], label, predicted, colours, IGNORED) for row, (_, _, label, predicted) in worst]
+    drawn = [
+        draw_labels(row['file'], label, predicted, colours, IGNORED, load) for row, (_, _, label, predicted) in worst
+    ]
     return dict(report, tested=len(counts.pictures)), dict(pictures=drawn)
 
 
-def _of_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any) -> Part:
+def _of_scores(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Part:
     """Return the report on a classifier."""
     names, truth, scores, classes = read_scores(labels, results)
     report = classification_report([*find_pictures(pictures, names)], truth, scores, classes)
-    drawn = [draw(row['file']) for row in track(report['pictures'][:WORST], 'drawing')]
+    drawn = [draw(row['file'], load) for row in track(report['pictures'][:WORST], 'drawing')]
     return dict(report, tested=len(names)), dict(pictures=drawn)
 
 

@@ -1,7 +1,7 @@
 """Small pictures for the page, and what the page draws over them."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -18,6 +18,7 @@ WRONG = (0, 94, 213)  # BGR
 SIDE = 320  # pixels of the longer side
 QUALITY = 60  # of WebP
 POINT = 2  # pixels between an outline and a mask
+Load = Callable[[Path], Array]  # the pixels of a file; of `read_picture` or of a config's loader
 
 
 class Shape(NamedTuple):
@@ -36,23 +37,25 @@ def outline(mask: Any) -> str:
     return ' '.join('M' + ' '.join(f'{x} {y}' for x, y in line) + 'Z' for line in lines)
 
 
-def read_pixels(file: str) -> Optional[Array]:
+def read_pixels(file: str, load: Load = read_picture) -> Optional[Array]:
     """Return a picture as (H, W, 3) uint8 BGR; None if it cannot be read. Of many bands, the first three or one."""
     with suppress(OSError, ValueError):
-        return read_picture(file)
+        return shown(load(Path(file)))
     with suppress(OSError, ValueError):
         return shown(read_tiff(Path(file).read_bytes(), file, 'unchanged'))
     return None
 
 
-def draw(file: str, panels: Sequence[Sequence[Shape]] = ((),), is_cropped: bool = False) -> dict[str, Any]:
+def draw(
+    file: str, load: Load = read_picture, panels: Sequence[Sequence[Shape]] = ((),), is_cropped: bool = False
+) -> dict[str, Any]:
     """Return address, part (x, y, width, height) and panels of a picture; {} if it cannot be read.
 
     Args:
         panels: objects to draw over the picture, which stands beside itself for each panel.
         is_cropped: the part is that of the objects.
     """
-    pixels = read_pixels(file)
+    pixels = read_pixels(file, load)
     if pixels is None:
         return {}
     low, high = np.zeros(2, int), np.array(pixels.shape[1::-1])
@@ -67,10 +70,10 @@ def draw(file: str, panels: Sequence[Sequence[Shape]] = ((),), is_cropped: bool 
 
 
 def draw_labels(
-    file: str, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int
+    file: str, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int, load: Load = read_picture
 ) -> dict[str, Any]:
     """Return the address of labels, prediction and wrong pixels of a segmentor, side by side."""
-    pixels = read_pixels(file)
+    pixels = read_pixels(file, load)
     pixels = np.full((1, 1, 3), 128, np.uint8) if pixels is None else pixels  # grey
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
     colours, panels = np.array(palette, float)[:, ::-1], []  # BGR

@@ -1,7 +1,9 @@
 """The report of a tested model: its AP is the evaluator's, and tools, Python and trainings write it."""
 
+import base64
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from PIL import ExifTags, Image
 
 from swin_backbone import load
 from swin_backbone.openmmlab.swap.diff import summarize
@@ -112,6 +115,21 @@ def test_one_kind_alone_is_drawn(detector, tmp_path, kind):
     page = (tmp_path / 'out/index.html').read_text()
     assert (page.count('<path') > 0) == (kind == 'segm')
     assert ' width="0' not in page
+
+
+@pytest.mark.parametrize('is_turned', [True, False])
+def test_thumbnails_are_read_as_the_config_reads_pictures(detector, tmp_path, is_turned):
+    """Boxes of pictures that the config does not turn were drawn on turned pictures."""
+    for path in (tmp_path / 'own').rglob('*.png'):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6
+        with Image.open(path) as picture:
+            picture.crop((0, 0, SIZE, SIZE - 6)).save(path, exif=exif)
+    detector.test_dataloader.dataset.pipeline[0].color_type = 'color' if is_turned else 'color_ignore_orientation'
+    guessed(detector, tmp_path / 'out')
+    addresses = re.findall(r'data:image/webp;base64,([^"]+)', (tmp_path / 'out/index.html').read_text())
+    (first, *_) = [cv2.imdecode(np.frombuffer(base64.b64decode(one), np.uint8), 1).shape[:2] for one in addresses]
+    assert first == ((SIZE, SIZE - 6) if is_turned else (SIZE - 6, SIZE))
 
 
 def test_runs_are_compared_by_class_and_setting(detector, tmp_path, monkeypatch):
