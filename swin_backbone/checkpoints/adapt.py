@@ -254,7 +254,7 @@ def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], before:
 
 
 def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Compare width, depths and heads of a Swin in a checkpoint and of a backbone.
+    """Compare width, depths and heads of a Swin in a checkpoint and of a backbone. A file may lack what tells heads.
 
     Raises:
         CheckpointError: if they differ, or the patch embedding is no single convolution.
@@ -267,7 +267,8 @@ def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: di
             'it has no patch_embed.projection.weight, the one convolution of the patch embedding; it has '
             f'{first_of(stem) or "no patch embedding"}'
         )
-    if in_checkpoint != in_model:
+    known = tuple(heads or of_model for heads, of_model in zip(in_checkpoint.heads, in_model.heads))
+    if in_checkpoint._replace(heads=known) != in_model:
         raise CheckpointError(f'it is a Swin of {in_checkpoint}; the backbone has {in_model}')
 
 

@@ -39,7 +39,7 @@ Rows = tuple[tuple[str, str], ...]
 V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
 # Saved by some implementations, computed here.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
-# A name in every backbone of a family, which tells the place of the backbone in a model.
+# A name in every backbone of a family, which tells the place of the backbone in a model and the heads of a stage.
 ANCHORS = {
     V1: 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table',
     V2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
@@ -229,12 +229,12 @@ def to_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
         weights = fuse(weights, _QKV, 'qkv.')
     if format is TORCHVISION_V2:
         weights = _split_bias(weights)
-    return reorder_merging(weights, format.merging, 'channels')
+    return reorder_merging(weights, format.merging, 'channels', format.family)
 
 
 def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     """Convert our weights, and a classifier's `norm` and `head`, to the names and orders of an origin."""
-    weights = reorder_merging(weights, 'channels', format.merging)
+    weights = reorder_merging(weights, 'channels', format.merging, format.family)
     if format.separate_qkv:
         weights = _split_qkv(weights)
     if format is TORCHVISION_V2:
@@ -249,15 +249,19 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
 
 
 def fuse(weights: dict[str, Tensor], parts: tuple[str, str, str], fused: str) -> dict[str, Tensor]:
-    """Concatenate the weights of three layers, PARTS.weight and PARTS.bias, under names that begin with `fused`."""
+    """Concatenate the weights of three layers, PARTS.weight and PARTS.bias, under names that begin with `fused`.
+
+    Where one of the three is missing, the others keep their names.
+    """
     name = re.compile(rf'(.*\.)({"|".join(parts)})\.(\w+)')
     result = {}
     for key, value in weights.items():
         match = name.fullmatch(key)
-        if not match:
+        names = [f'{match[1]}{part}.{match[3]}' for part in parts] if match else []
+        if not match or not all(one in weights for one in names):
             result[key] = value
-        elif match[2] == parts[0]:
-            values = [weights[name] for name in (f'{match[1]}{part}.{match[3]}' for part in parts) if name in weights]
+        elif key == names[0]:
+            values = [weights[one] for one in names]
             if any(value.dim() == 0 for value in values):
                 raise CheckpointError(f'{key}, or its key or value, has shape (): the file is damaged')
             result[f'{match[1]}{fused}{match[3]}'] = torch.cat(values)
@@ -337,7 +341,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(''.join(a + b for a, b in zip(literals, [*numbers, ''])) + r'(?=\.|$)')
 
 
-def reorder_merging(weights: dict[str, Tensor], source: str, target: str) -> dict[str, Tensor]:
+def reorder_merging(weights: dict[str, Tensor], source: str, target: str, family: str) -> dict[str, Tensor]:
     """Permute the channels that patch merging concatenates, from order `source` to `target`.
 
     Four neighbours (dy, dx) with C channels each become 4 C channels:
@@ -351,14 +355,18 @@ def reorder_merging(weights: dict[str, Tensor], source: str, target: str) -> dic
     if source == target:
         return weights
     reorder = columns_to_channels if target == 'channels' else _channels_to_columns
-    return {key: reorder(value) if _sees_merged_channels(key, weights) else value for key, value in weights.items()}
+    return {
+        key: reorder(value) if _sees_merged_channels(key, weights, family) else value for key, value in weights.items()
+    }
 
 
-def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
+def _sees_merged_channels(key: str, weights: dict[str, Tensor], family: str) -> bool:
     owner, downsample, leaf = key.rpartition('.downsample.')
     reduction = weights.get(f'{owner}.downsample.reduction.weight')
-    if not downsample or reduction is None:
+    if not downsample:
         return False
+    if reduction is None:  # of a file that lacks weights
+        return family != V2 and weights[key].shape[-1] % 4 == 0
     if leaf == 'reduction.weight' and (reduction.dim() != 2 or reduction.shape[1] % 4):
         raise CheckpointError(
             f'{key} has shape {tuple(reduction.shape)}, and its columns are four neighbours: the file is damaged'

@@ -26,6 +26,7 @@ DEPTH = 2  # of dicts around the weights, inside an entry of a checkpoint
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
 _ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
+_NUMBERS = re.compile(r'(?<=\.)\d+(?=\.)')  # of stages and blocks in names
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
 
@@ -222,16 +223,21 @@ def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
 
 
 def swins_in(names: Iterable[str]) -> dict[str, Format]:
-    """Return the format of each Swin backbone by the prefix of its names."""
+    """Return the format of each Swin backbone by the prefix of its names.
+
+    Anchors of other blocks tell the place of a backbone that lacks the anchor of its first block.
+    """
     swins: dict[str, Format] = {}
+    lacking: dict[str, Format] = {}
     for key in names:
         if key.endswith(_ANCHOR_ENDS):
             starts = [0, *(dot.end() for dot in re.finditer(r'\.', key))]
             for start, format in itertools.product(starts, ALL):
-                if name_here(key[start:], format) == ANCHORS[format.family]:
-                    swins[key[:start]] = format
+                here, anchor = name_here(key[start:], format), ANCHORS[format.family]
+                if here and _NUMBERS.sub('0', here) == anchor:
+                    (swins if here == anchor else lacking)[key[:start]] = format
                     break
-    return swins
+    return swins or lacking
 
 
 def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:

@@ -30,14 +30,16 @@ class Sizes(NamedTuple):
 def swin_sizes(weights: Mapping[str, Tensor], family: str) -> Sizes:
     """Return the sizes of a backbone, 0 for an unknown size."""
     depths: dict[int, int] = {}
+    heads: dict[int, int] = {}
     for match in filter(None, map(_BLOCK.match, weights)):
         stage, block = int(match[1]), int(match[2])
         depths[stage] = max(depths.get(stage, 0), block + 1)
+        if not heads.get(stage):  # of the first block that has the weight
+            heads[stage] = _heads(weights.get(_BLOCK.sub(match[0], ANCHORS[family])), family)
     stages = range(max(depths, default=-1) + 1)
-    heads = (_heads(weights.get(ANCHORS[family].replace('stages.0', f'stages.{stage}')), family) for stage in stages)
     projection = weights.get('patch_embed.projection.weight')
     width = 0 if projection is None or projection.dim() != 4 else projection.shape[0]
-    return Sizes(width, tuple(depths.get(stage, 0) for stage in stages), tuple(heads))
+    return Sizes(width, *(tuple(of.get(stage, 0) for stage in stages) for of in (depths, heads)))
 
 
 def _heads(anchor: Optional[Tensor], family: str) -> int:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.checkpoints import origins
 from helpers.models.small_models import Detector
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
+from swin_backbone.checkpoints import CheckpointError
 
 X = torch.linspace(-1, 1, 2 * 4 * 45 * 70).view(2, 4, 45, 70).sin()
 FAMILIES = {  # functions that write an origin's weights, independent of the package
@@ -62,6 +64,11 @@ def draw(choose):
     )  # fmt: skip
 
 
+# What a backbone computes or lacks.
+NOT_LOADED = re.compile(r'relative_position_index|attn_mask|relative_coords_table|(^|\.)head\.')
+ENTRIES = 'state_dict_ema', 'state_dict', 'model'  # of the origins with weights
+
+
 def insert(key, wrapper):
     """Insert the name of a wrapped layer before the name of its weight."""
     layer, dot, leaf = key.rpartition('.')
@@ -70,7 +77,7 @@ def insert(key, wrapper):
 
 def write(folder, case, loaded):
     """Write the contents of a checkpoint in a kind of file."""
-    state = next((loaded[name] for name in ('state_dict_ema', 'state_dict', 'model') if name in loaded), loaded)
+    state = next((loaded[name] for name in ENTRIES if name in loaded), loaded)
     state = {case.prefix + insert(key, case.inside): value for key, value in state.items()}
     if case.extra:
         state |= {'steps': torch.tensor(3), f'{case.prefix}head.bn.num_batches_tracked': torch.tensor(1)}
@@ -104,15 +111,49 @@ def test_weights_and_outputs_are_those_that_were_saved(tmp_path, seed):
     check(tmp_path, seed)
 
 
-def check(folder, seed):
-    torch.manual_seed(seed)
-    case = draw(random.Random(seed).choice)
+def generate(rng):
+    """Draw a case; return it with its backbone, and what its origin saves."""
+    torch.manual_seed(rng.randrange(2**31))
+    case = draw(rng.choice)
     source = case.kind(**case.arguments).eval()
     for parameter in source.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     state = {key: value.to(case.dtype) for key, value in source.state_dict().items()}
     source.load_state_dict({key: value.float() for key, value in state.items()})
-    loaded = FAMILIES[case.kind][case.origin](dict(state))
+    return case, source, FAMILIES[case.kind][case.origin](dict(state))
+
+
+@pytest.mark.parametrize('seed', [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 100))])
+@torch.no_grad()
+def test_a_file_that_lacks_weights_names_them(tmp_path, caplog, record_fault, seed):
+    rng = random.Random(seed)
+    case, source, loaded = generate(rng)
+    entry = next((name for name in ENTRIES if name in loaded), None)
+    inside = loaded[entry] if entry else loaded
+    inside = {key: value for key, value in inside.items() if not key.startswith('student.')}  # complete
+    names = [key for key, value in inside.items() if value.dim() and not NOT_LOADED.search(key)]
+    lacking = rng.sample(names, rng.choice([1, 1, 2, 5, 20]))
+    rest = {key: value for key, value in inside.items() if key not in lacking}
+    path = write(tmp_path, case, {entry: rest} if entry else rest)
+    backbone = case.kind(**case.arguments).eval()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    record_fault('damages')
+    if any(inside[key].shape[2:] == (4, 4) and 'absolute' not in key for key in lacking):  # of patches
+        with pytest.raises(CheckpointError, match=r'it has no patch_embed\.projection\.weight'):
+            load_checkpoint(MODELS[case.into](backbone), path)
+        return
+    report = load_checkpoint(MODELS[case.into](backbone), path)
+    missing, after = {name.rpartition('backbone.')[2] for name in report.missing}, backbone.state_dict()
+    assert missing, (case, lacking)
+    assert all(name in caplog.text for name in missing), 'Left at their initialisation'
+    for key, value in source.state_dict().items():
+        assert torch.equal(after[key], before[key] if key in missing else value), (case, lacking, key)
+    stages = {name for name in missing if not name.startswith('norm')}
+    assert ('missing' in convert_checkpoint(path, tmp_path / 'converted.pth', case.to)) >= bool(stages), (case, lacking)
+
+
+def check(folder, seed):
+    case, source, loaded = generate(random.Random(seed))
     path = write(folder, case, loaded)
     backbone, again = (case.kind(**case.arguments).eval() for _ in 'ab')
     report = load_checkpoint(MODELS[case.into](backbone), path)
