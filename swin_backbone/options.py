@@ -300,7 +300,10 @@ def with_options(names: str) -> Callable[[Function], Function]:
 
         @wraps(function)
         def checked(*given: Any, **settings: Any) -> Any:
-            whole_signature.bind(*given, **settings)  # raises TypeError for an unknown name
+            try:
+                whole_signature.bind(*given, **settings)
+            except TypeError as error:  # an unknown name
+                raise TypeError(f'{function.__name__}() {error}') from None
             return function(*given, **settings)
 
         indent = re.findall(r'( *)\*\*settings', doc)[0]

@@ -74,7 +74,7 @@ def test_keywords_of_python_are_those_of_the_table():
     parameters = inspect.signature(load).parameters
     assert {*parameters} - {*FIELDS} == {'config', 'checkpoint', 'options'}
     assert all(parameters[name].default == FIELDS[name].default for name in {*parameters} & {*FIELDS})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'out_dir'"):
+    with pytest.raises(TypeError, match=r"load\(\) got an unexpected keyword argument 'out_dir'"):
         load('a.py', out_dir='b')
     assert f'recipe: {ARGUMENTS_OF["recipe"].replace("--", "")}.' in load.__doc__
 

@@ -119,6 +119,16 @@ def prepared(root, place):
     return Path(prepare(root, folder=place).splits['train'].file).parent
 
 
+def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
+    coco = read_coco(own)
+    coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))
+    write_coco(own, 'train', coco)
+    data = prepare(own, folder=tmp_path / 'indices')
+    (line,) = [line for line in data.lines if 'that of no image' in line]
+    assert line.endswith("objects whose 'image_id' is that of no image: 1, as 99 has 1234")
+    assert sum(data.splits['train'].objects.values()) == 4
+
+
 @pytest.mark.parametrize('layout', layouts.LAYOUTS)
 def test_a_reader_returns_records_and_writes_nothing(tmp_path, layout):
     root = layouts.made(layout, tmp_path)

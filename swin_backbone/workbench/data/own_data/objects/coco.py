@@ -53,7 +53,9 @@ def read(folder: DataFolder) -> Optional[Records]:
     _join_categories(contents)
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
-    parts = {split: _images_of(data, places[split]) for split, (_, data, _) in files.items()}
+    strays = Faults()
+    parts = {split: _images_of(data, places[split], strays) for split, (_, data, _) in files.items()}
+    lines += [line('left out', sentence) for sentence in strays.sentences()]
     named = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
     if 'val' in parts and names_same(parts['train'], parts['val'], source):
@@ -71,12 +73,18 @@ def read(folder: DataFolder) -> Optional[Records]:
     return Records('COCO JSON', names, parts, *lists, lines, contents[0]['categories'], places)
 
 
-def _images_of(data: dict[str, Any], place: str) -> dict[Path, list[Image]]:
-    """Return the images of a file with their objects, by the paths of the pictures."""
+def _images_of(data: dict[str, Any], place: str, left_out: Faults) -> dict[Path, list[Image]]:
+    """Return the images of a file with their objects, by the paths of the pictures.
+
+    Args:
+        left_out: gets the objects of no image.
+    """
     objects: dict[Any, list[dict[str, Any]]] = {image['id']: [] for image in data['images']}
     for item in data['annotations']:
-        if item['image_id'] in objects:  # the check has named others
+        if item['image_id'] in objects:
             objects[item['image_id']].append(item)
+        else:
+            left_out.add("objects whose 'image_id' is that of no image", f'{item["id"]} has {item["image_id"]!r}')
     pictures: dict[Path, list[Image]] = {}
     for image in data['images']:
         pictures.setdefault(Path(place, image['file_name']), []).append(Image(image, objects[image['id']]))
