@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .compat import constant_when_compiled, fake_mode, is_exporting
+from .compat import constant_when_compiled, fake_mode, is_exporting, num_dispatch_modes
 
 CACHED_BYTES = 2**26  # of each kind of tables: 40 sizes of pictures about 800x1344
 CACHED_TABLES = 16  # kept in any case: one size of pictures has 8 grids, two shifts in each of four stages
@@ -36,6 +36,17 @@ def recorder_of(x: Tensor) -> Optional[str]:
         return 'the meta device'
     has_tangents = getattr(torch.autograd.forward_ad, '_current_level', -1) >= 0
     return 'torch.func' if has_tangents or _peek_transform() is not None else None
+
+
+def is_recorded() -> bool:
+    """Return whether a graph or a `TorchDispatchMode` records operations: the library is an operator of torch then."""
+    return torch.compiler.is_compiling() or num_dispatch_modes() > 0
+
+
+def is_recordable(tensor: Tensor) -> bool:
+    """Return whether a tensor has its numbers in its own memory, or stands for such a tensor in a graph."""
+    kind: Any = type(tensor)
+    return kind is Tensor or kind is nn.Parameter or kind.__module__.startswith('torch._subclasses.')
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -12,7 +12,10 @@ from functools import lru_cache, wraps
 from inspect import signature
 from typing import Any, NamedTuple, TypeVar, Union
 
+import torch
 from torch import nn
+
+from .compat import constant_when_compiled
 
 Forward = TypeVar('Forward', bound=Callable[..., Any])
 Modules = dict[str, Any]  # inside a layer, by name
@@ -117,8 +120,16 @@ def is_hooked(module: nn.Module) -> bool:
 def is_changed(module: nn.Module) -> bool:
     """Return whether a call runs other code than the methods of the module's class; a compiled call is a wish too."""
     kind: Any = type(module)
-    is_called = not is_hooked(module) and module._compiled_call_impl is None
-    return not (is_called and module.__dict__.keys().isdisjoint(methods_of(kind)))
+    if is_hooked(module) or module._compiled_call_impl is not None:
+        return True
+    if torch.compiler.is_dynamo_compiling():  # traces neither `isdisjoint` nor a cache; `getattr` is a guard
+        return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(kind))
+    return not module.__dict__.keys().isdisjoint(methods_of(kind))
+
+
+@constant_when_compiled
+def _methods_when_compiled(kind: Any) -> tuple[str, ...]:
+    return tuple(sorted(methods_of(kind)))
 
 
 @lru_cache(maxsize=256)
@@ -129,7 +140,7 @@ def methods_of(kind: Any) -> frozenset[str]:
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
 
 
-@lru_cache(maxsize=256)
+@constant_when_compiled
 def calls_forward(kind: Any, forward: Callable[..., Any]) -> bool:
     """Return whether a call of a class runs a forward, and nothing else but hooks."""
     calls = '__call__', '_call_impl'

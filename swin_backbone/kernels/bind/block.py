@@ -3,7 +3,6 @@
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional, Union
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 from ...models.layers.mlp import MLP, DropPath
 from ...models.layers.swin_block import ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
-from ...modes import without_autocast
+from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import Modules, calls_forward, is_changed, read_modules
 from ..native.availability import TINY, Stages, is_stored, products_of, why_not
-from ..native.layers import BlockOperator, BlockSettings, BlockWeights, LayerCall, plan_layer
+from ..native.layers import BlockOperator, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of
+from ..native.operators import Call, OperatorCall, plan_swin_layer
 from .structure import forward_by_torch
 
 ATTENTION = 'attn.w_msa.'
@@ -60,7 +60,7 @@ class BlockPlan(NamedTuple):
     """A block that is ready to run; see `replace.Plan`."""
 
     block: Any
-    call: LayerCall
+    call: Call
 
     def __call__(self, x_BHWC: Tensor, out: Optional[Tensor] = None) -> Tensor:
         """Run the block, see `SwinBlock.forward`.
@@ -71,14 +71,15 @@ class BlockPlan(NamedTuple):
         block, call = self
         drop_path = block.drop_path
         if drop_path.training and drop_path.drop_prob > 0:
-            random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
+            is_repeated = torch.is_grad_enabled() and not is_recorded()
+            random_state = torch.get_rng_state() if is_repeated else None
             call = with_drop_path(call, _draw_drop_path(drop_path.drop_prob, len(x_BHWC)), random_state)
         if out is not None:
             call = call._replace(operator=call.operator._replace(out=out))
         return call(x_BHWC)
 
 
-def with_drop_path(call: LayerCall, factors_2B: Optional[Tensor], random_state: Optional[Tensor]) -> LayerCall:
+def with_drop_path(call: Any, factors_2B: Optional[Tensor], random_state: Optional[Tensor]) -> Any:
     """Return the call of a block that multiplies the branches by factors.
 
     Args:
@@ -86,6 +87,8 @@ def with_drop_path(call: LayerCall, factors_2B: Optional[Tensor], random_state: 
     """
     if factors_2B is None:
         return call
+    if isinstance(call, OperatorCall):
+        return call._replace(operator=call.operator._replace(drop_path_2B=factors_2B))
     call.described.drop_path = address('drop_path', factors_2B, tuple(factors_2B.shape))
     by_torch = partial(call.by_torch, random_state=random_state)
     return call._replace(operator=call.operator._replace(drop_path_2B=factors_2B), by_torch=by_torch)
@@ -131,7 +134,7 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
         shapes = [(h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)]
     else:
         h, table_window = tensors[TABLE].shape[-1], attention.window_size
-        shapes = [(math.prod(2 * side - 1 for side in table_window), h)]
+        shapes = [((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h)]
     if any(one is not None and one.shape != shape for one, shape in zip([*tensors.values()][len(NAMES) :], shapes)):
         return f'A table of position biases or a scale of {type(block).__name__} is not of the shape it was built with.'
     dtype, has_gradients = products_of(block, x_BHWC, *tensors.values())
@@ -144,7 +147,7 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
     operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
     derive, by_torch = partial(_derive, [*tensors], window_pair), partial(forward_by_torch, block, [*tensors])
     try:
-        call = plan_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
+        call = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
     except Unfit as error:
         return str(error)
     return BlockPlan(block, call)
@@ -209,7 +212,7 @@ class StagePlan(NamedTuple):
         out = None
         for block in self.blocks:
             x_BHWC = block(x_BHWC, out)
-            out = None if torch.is_grad_enabled() else x_BHWC
+            out = None if torch.is_grad_enabled() or is_recorded() else x_BHWC
         return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
 
 

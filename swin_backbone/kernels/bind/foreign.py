@@ -20,8 +20,9 @@ from ...modes import linear_dtype
 from ...positions import Size, relative_position_bias
 from ...replace import Modules, methods_of, read_modules
 from ..native.availability import TINY, Stages, is_stored, products_of, why_not
-from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator, plan_layer
+from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator
 from ..native.memory import Unfit, cache_of
+from ..native.operators import plan_swin_layer
 from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
 from .calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin
@@ -129,7 +130,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     )
     (_, x), *others = values.items()
     by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape)
-    call = plan_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
+    call = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
     random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
     factors_2B = _drop_path_factors(block, origin, x_BHWC)
     y_BHWC = with_drop_path(call, factors_2B, random_state)(x_BHWC)
@@ -181,7 +182,7 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
     names, (dtype, has_gradients) = ['reduction.weight', 'reduction.bias', *NORM], products_of(module, x_BHWC, *tensors)
     operator = ProjectionOperator(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
     by_torch = partial(_by_torch, module, names, dict(others), x.shape)
-    y_BHWC = plan_layer(operator, by_torch, x_BHWC.shape, *tensors, derive=derive)(x_BHWC)
+    y_BHWC = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors, derive=derive)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
@@ -195,7 +196,7 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     dtype, has_gradients = products_of(module, x, *tensors)
     operator = ProjectionOperator(False, eps, True, dtype, cache_of(module), has_gradients)
     by_torch = partial(_by_torch, module, names, {}, x.shape)
-    y_BHWC = plan_layer(operator, by_torch, x.shape, *tensors)(x)
+    y_BHWC = plan_swin_layer(operator, by_torch, x.shape, *tensors)(x)
     # OpenMMLab's output norms round
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from ...models.layers import PatchMerging
 from ...replace import is_changed, read_modules
 from ..native.availability import products_of, why_not
-from ..native.layers import LayerCall, OutputNormOperator, ProjectionOperator, plan_layer
+from ..native.layers import OutputNormOperator, ProjectionOperator
 from ..native.memory import Unfit, cache_of
+from ..native.operators import Call, plan_swin_layer
 from .structure import forward_by_torch
 
 NORM = ['norm.weight', 'norm.bias']
 
 
-def plan_projection(layer: Any, x: Tensor) -> Union[LayerCall, str]:
+def plan_projection(layer: Any, x: Tensor) -> Union[Call, str]:
     """See `replace.Replacement`; `x` is an image or a map."""
     reason, merges = why_not(x, layer), isinstance(layer, PatchMerging)
     if reason is not None:
@@ -49,12 +50,12 @@ def plan_projection(layer: Any, x: Tensor) -> Union[LayerCall, str]:
     operator = ProjectionOperator(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
     by_torch = partial(forward_by_torch, layer, [f'{name}.weight', f'{name}.bias', *NORM])
     try:
-        return plan_layer(operator, by_torch, x.shape, *parameters)
+        return plan_swin_layer(operator, by_torch, x.shape, *parameters)
     except Unfit as error:
         return str(error)
 
 
-def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> Union[LayerCall, str, None]:
+def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> Union[Call, str, None]:
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
     if type(norm) is nn.Identity:
         return None
@@ -67,7 +68,7 @@ def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> Union[LayerCall, 
     return plan_norm(x_BHWC, norm)
 
 
-def plan_norm(x_BHWC: Tensor, norm: nn.LayerNorm) -> Union[LayerCall, str]:
+def plan_norm(x_BHWC: Tensor, norm: nn.LayerNorm) -> Union[Call, str]:
     """Return the plan of a norm of tokens with a map as its output, or in a sentence why there is none."""
 
     def forward(x: Tensor) -> Tensor:
@@ -75,6 +76,6 @@ def plan_norm(x_BHWC: Tensor, norm: nn.LayerNorm) -> Union[LayerCall, str]:
 
     by_torch = partial(forward_by_torch, norm, ['weight', 'bias'], forward=forward)
     try:
-        return plan_layer(OutputNormOperator(norm.eps), by_torch, x_BHWC.shape, norm.weight, norm.bias)
+        return plan_swin_layer(OutputNormOperator(norm.eps), by_torch, x_BHWC.shape, norm.weight, norm.bias)
     except Unfit as error:
         return str(error)

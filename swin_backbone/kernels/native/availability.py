@@ -3,6 +3,7 @@
 Letters: C channels.
 """
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from ...compat import changes_functions, has_global_hooks, num_dispatch_modes, num_function_modes
-from ...modes import recorder_of
+from ...compat import changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
+from ...modes import is_recordable, is_recorded, recorder_of
 from . import memory
 from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load
 from .memory import empty, is_readable, pack_linear
@@ -56,22 +57,24 @@ def why_not(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
         if layer is not None and not torch.compiler.is_compiling():
             memory.drop_cache(layer)
         return f'The compiled library is for CPUs, not {x.device.type}.'
-    if recorder is not None:
+    if recorder not in (None, 'torch.compile', 'torch.export') or (recorder and _is_onnx_export()):
         return f'The compiled library is no part of what {recorder} records.'
     is_cast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
+    if layer is None and is_recorded():
+        return 'The compiled library is an operator of torch for layers of a Swin alone.'
     if layer is not None and x.dtype is not torch.float32 and not is_cast:
         return f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
     if has_global_hooks():
         return 'The compiled library calls no modules, and a hook on all modules is registered.'
-    if num_dispatch_modes() or (num_function_modes() and changes_functions()):
-        return 'The compiled library calls no operators of torch, and a mode of torch receives them.'
-    if not torch.backends.mkldnn.enabled:
+    if recorder is None and num_function_modes() and changes_functions():
+        return 'The compiled library calls no functions of torch, and a mode of torch receives them.'
+    if recorder != 'torch.export' and not _has_mkldnn():  # torch.export switches it off
         return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
-    if not is_readable(x):
+    if not (is_recordable(x) if is_recorded() else is_readable(x)):
         return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
-    if getattr(_torch_alone, 'depth', 0):
+    if _is_switched_off():
         return 'The compiled library has no second derivatives.'
-    return why_not_in(torch.get_autocast_dtype('cpu') if is_cast else x.dtype)
+    return _reason_of(torch.get_autocast_dtype('cpu') if is_cast else x.dtype)
 
 
 def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
@@ -89,6 +92,21 @@ def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dty
 _torch_alone = local()
 
 
+@constant_when_compiled
+def _is_onnx_export() -> bool:
+    return 'torch.onnx' in sys.modules and torch.onnx.is_in_onnx_export()
+
+
+@constant_when_compiled
+def _is_switched_off() -> bool:
+    return getattr(_torch_alone, 'depth', 0) > 0
+
+
+@constant_when_compiled
+def _has_mkldnn() -> bool:
+    return bool(torch.backends.mkldnn.enabled)
+
+
 @contextmanager
 def torch_alone() -> Iterator[None]:
     """Let the library compute nothing in this thread."""
@@ -97,6 +115,11 @@ def torch_alone() -> Iterator[None]:
         yield
     finally:
         _torch_alone.depth -= 1
+
+
+@constant_when_compiled
+def _reason_of(dtype: torch.dtype) -> Optional[str]:
+    return why_not_in(dtype)
 
 
 @lru_cache(maxsize=len(PRODUCTS) + 1)
@@ -138,6 +161,7 @@ def _multiplies(dtype: torch.dtype) -> bool:
     return bool(error < (1e-5 if PRODUCTS[dtype] is torch.float32 else 2e-2))
 
 
+@constant_when_compiled
 def is_stored(dtype: torch.dtype, channels: int, stages: Stages = TINY) -> bool:
     """Return whether a training step without `with_cp` stores a block's values, or computes the values again."""
     return channels >= storage_for(dtype, stages).least_channels

@@ -25,6 +25,7 @@ from .memory import (
     LINE,
     Cache,
     Packed,
+    Unfit,
     address,
     aligned,
     cached_while_unchanged,
@@ -32,6 +33,8 @@ from .memory import (
     is_readable,
     libswin,
     pack_linear,
+    require,
+    require_any_sizes,
     require_sizes,
 )
 
@@ -62,6 +65,23 @@ class Operator(Protocol):
             needed: whether the gradients of `x` and of the weights are needed. Unneeded gradients are ignored.
             stored: of `compute`.
         """
+
+
+class SwinOperator(Operator, Protocol):
+    """A layer of a Swin, which is an operator of torch too, see `operators.py`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the operator of torch."""
+
+    def check(self, shape: Sequence[int], *weights: Any) -> None:
+        """Raise `Unfit` if the library does not take the weights, for maps of any size. Nothing reads memory."""
+
+    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
+        """Return the arguments of the operator of torch after the input: tensors, then settings."""
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        """Return the shape of the output, and the shapes of all gradients."""
 
 
 Size4 = tuple[int, int, int, int]
@@ -230,6 +250,24 @@ class BlockOperator(NamedTuple):
     drop_path_2B: Optional[Tensor] = None
     out: Optional[Tensor] = None
 
+    @property
+    def name(self) -> str:
+        return 'block'
+
+    def check(self, shape: Sequence[int], *weights: Any) -> None:
+        (h, D, *_), C = self.settings, weights[1].shape[0]
+        require_any_sizes('block', self.dtype, 1, 1, 1, C, D, h, *self.windows.window_size, *self.windows.shift)
+        for name, one, of_one in zip(BlockWeights._fields, weights, self.shapes(C)):
+            require(name, one, of_one)
+
+    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
+        windows, settings = self.windows, self.settings
+        of_windows = [*windows.window_size], [*windows.shift], windows.mask_padding, windows.pads_first
+        return *weights, self.drop_path_2B, *of_windows, settings.scale, [*settings.eps], self.dtype, self.stores
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        return shape, [shape, *self.shapes(weights[1].shape[0])]
+
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> c_structures.Block:
         (h, D, scale, eps, table_window), windows, C = self.settings, self.windows, shape[3]
         sizes = *shape, D, h, *windows.window_size, *windows.shift
@@ -334,6 +372,33 @@ class ProjectionOperator(NamedTuple):
     cache: Cache
     has_gradients: bool
 
+    @property
+    def name(self) -> str:
+        return 'project'
+
+    def check(self, shape: Sequence[int], *weights: Any) -> None:
+        (weight, *vectors), (N, C, *patch) = weights, weights[0].shape  # numbers, but the sizes of a map may be free
+        if self.merges:
+            C //= 4
+        if shape[3 if self.merges else 1] != C:
+            raise Unfit(f'The compiled library takes {C} channels, not {shape[3 if self.merges else 1]}.')
+        sizes = (1, 1, 1, C) if self.merges else (1, C, 1, 1, *patch)
+        require_any_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, N, self.has_gradients)
+        require('weight', weight, (N, 4 * C) if self.merges else (N, C, *patch))
+        for vector, length in zip(vectors, (N, *[N if self.post_norm else 4 * C] * 2)):
+            require('vector', vector, (length,))
+
+    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
+        return *weights, self.merges, self.eps, self.post_norm, self.dtype, self.has_gradients
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        (weight, *_), (N, K) = weights, weights[0].flatten(1).shape
+        B, H, W = shape[:3] if self.merges else (shape[0], *shape[2:])
+        down, across = (2, 2) if self.merges else weight.shape[2:]
+        normed = 0 if self.eps is None else N if self.post_norm else K
+        y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
+        return y_shape, [shape, weight.shape, (N,), (normed,), (normed,)]
+
     def describe(
         self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive
     ) -> tuple[Any, Any, tuple[int, ...]]:
@@ -423,6 +488,21 @@ class OutputNormOperator(NamedTuple):
     """Layer norm from tokens (B, H, W, C) to a contiguous map (B, C, H, W); see `Operator`."""
 
     eps: float
+
+    @property
+    def name(self) -> str:
+        return 'normalise_output'
+
+    def check(self, shape: Sequence[int], *weights: Any) -> None:
+        for one in weights:
+            require('vector', one, (shape[3],))
+
+    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
+        return *weights, self.eps
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        B, H, W, C = shape
+        return (B, C, H, W), [shape, (C,), (C,)]
 
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:
         """Return the addresses of weight and bias, and their memory."""

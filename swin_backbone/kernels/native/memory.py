@@ -14,8 +14,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
+from ...compat import constant_when_compiled
+from ...modes import is_recordable, is_recorded
 from .library import DTYPES, PRODUCTS, Library, load
 from .limits import find_excess
 
@@ -72,6 +75,22 @@ def require_sizes(function: str, *sizes: Any) -> None:
     excess = find_excess(function, torch.get_num_threads(), *sizes)
     if excess is not None:
         raise Unfit(excess)
+
+
+@constant_when_compiled
+def require_any_sizes(function: str, *sizes: Any) -> None:
+    """Raise `Unfit` for numbers of a layer that the library does not take with maps of the smallest size."""
+    excess = find_excess(function, 1, *sizes)
+    if excess is not None:
+        raise Unfit(excess)
+
+
+def require(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
+    """Raise `Unfit` for a tensor of a graph that the library does not take; see `address`."""
+    if tensor is not None:
+        is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_recordable(tensor)
+        if not is_taken or tuple(tensor.shape) != tuple(sizes):
+            raise Unfit(describe_unfit(name, tensor, sizes, float32))
 
 
 def describe_unfit(name: str, tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> str:
@@ -139,12 +158,24 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return hashed.value
 
 
+def cache_of_weight(weight: Tensor) -> Cache:
+    """Return the tensors made from a weight and its neighbours, while the memory of the weight is not freed."""
+    for address, (storage, _) in [*_caches_of_weights.items()]:
+        if storage.expired():
+            _caches_of_weights.pop(address, None)
+    found = _caches_of_weights.get(weight.data_ptr())
+    if found is None:
+        found = _caches_of_weights[weight.data_ptr()] = StorageWeakRef(weight.untyped_storage()), {}
+    return found[1]
+
+
+_caches_of_weights: dict[int, tuple[StorageWeakRef, Cache]] = {}
 _caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
 
 
 def cache_of(module: nn.Module) -> Cache:
     """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
-    return _caches.setdefault(module, {})
+    return {} if is_recorded() else _caches.setdefault(module, {})
 
 
 def drop_cache(module: nn.Module) -> None:

@@ -157,7 +157,7 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
 
 
 def block_node(_: SwinBlock, precision: str, planned: BlockPlan) -> Node:
-    call = planned.call
+    call: Any = planned.call
     w: Any = call.derive(*call.parameters)
     windows, settings = call.operator.windows, call.operator.settings
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)

@@ -1,0 +1,52 @@
+"""Numbers of operations of the library's operators, for `torch.utils.flop_counter`, which counts matrix products.
+
+Layout: see `layers.py`; T tokens of all maps, P places of all windows.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .layers import BlockOperator, BlockWeights
+from .operators import SCHEMAS, Schema
+
+Counts = tuple[list[int], int]  # of the product with each weight, and of the products in attention
+
+
+def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
+    """Return the operations of a forward."""
+    operator, weights = schema.make_operator(x, arguments)
+    if isinstance(operator, BlockOperator):
+        tensors: Any = weights
+        w = BlockWeights(*tensors)
+        rows, columns = operator.windows.counts()
+        N, C = math.prod(operator.windows.window_size), x.shape[3]
+        T, P = math.prod(x.shape[:3]), x.shape[0] * rows * columns * N
+        linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
+        return [2 * tokens * weight.numel() for tokens, weight in zip((P, T, T, T), linear)], 2 * 2 * P * N * C
+    y_shape, _ = operator.shapes_of_results(x.shape, *weights)
+    is_projection = len(weights) > 2
+    return [2 * math.prod(y_shape[:3]) * weights[0].numel()] if is_projection and weights[0] is not None else [], 0
+
+
+def _forward(schema: Schema, x: Tensor, *arguments: Any, **_: Any) -> int:
+    products, attention = _count(schema, x, arguments)
+    return sum(products) + attention
+
+
+def _backward(
+    schema: Schema, grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any, **_: Any
+) -> int:
+    products, attention = _count(schema, x, arguments)
+    of_weights = sum(product for product, is_needed in zip(products, needed[1:]) if is_needed)
+    return of_weights + (sum(products) + 2 * attention if needed[0] or attention else 0)
+
+
+for _name, _schema in SCHEMAS.items():
+    for _operator, _formula in ((_name, _forward), (f'{_name}_backward', _backward)):
+        register_flop_formula(getattr(torch.ops.swin_backbone, _operator), get_raw=True)(partial(_formula, _schema))

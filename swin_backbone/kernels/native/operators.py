@@ -1,0 +1,218 @@
+"""The library's layers as operators of torch: what graphs and dispatch modes record in the place of a call.
+
+torch.compile, torch.export and AOTInductor do not look inside an operator. An operator has a kernel for CPUs, shapes
+for fake tensors, a backward pass, which is an operator too, and a number of operations for torch's counter.
+
+Layout: see `layers.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor
+
+from ...compat import constant_when_compiled
+from ...models.windows import Windows
+from ...modes import is_recorded
+from .layers import (
+    BlockOperator,
+    BlockSettings,
+    BlockWeights,
+    Derive,
+    LayerCall,
+    OutputNormOperator,
+    ProjectionOperator,
+    SwinOperator,
+    plan_layer,
+)
+from .memory import Cache, cache_of_weight
+
+Weights = Sequence[Optional[Tensor]]
+LIBRARY = torch.library.Library('swin_backbone', 'FRAGMENT')
+
+
+class OperatorCall(NamedTuple):
+    """A layer that is ready to run as an operator of torch; see `replace.Plan`.
+
+    Attributes:
+        weights: of the operator, made from the parameters in torch operations.
+    """
+
+    operator: Any
+    weights: Weights
+
+    def __call__(self, x: Tensor, *_: Any) -> Tensor:
+        run = getattr(torch.ops.swin_backbone, self.operator.name)
+        y: Tensor = run(x.float(), *self.operator.arguments(self.weights))[0]
+        return y
+
+
+Call = Union[LayerCall, OperatorCall]
+
+
+def plan_swin_layer(
+    operator: SwinOperator,
+    by_torch: Callable[..., Tensor],
+    shape: Sequence[int],
+    *parameters: Optional[Tensor],
+    derive: Derive = lambda *parameters: parameters,
+) -> Call:
+    """Return a layer for maps of a shape, as an operator of torch where a graph or a mode records; or raise `Unfit`."""
+    if not is_recorded():
+        return plan_layer(operator, by_torch, shape, *parameters, derive=derive)
+    _register_formulas()
+    weights = derive(*parameters)
+    operator.check(shape, *weights)
+    return OperatorCall(operator, weights)
+
+
+@constant_when_compiled
+def _register_formulas() -> None:
+    from . import flops as flops  # torch's counter imports sympy, which takes half a second
+
+
+class Schema(NamedTuple):
+    """The arguments of an operator of torch after the input.
+
+    Attributes:
+        weights: names, in the order of the operator's gradients. Those behind have no gradient.
+        settings: in torch's language of schemas.
+        make: takes the shape of the input, a cache of packed weights, and the arguments. Returns the computation, and
+            the weights that have gradients.
+    """
+
+    weights: Sequence[str]
+    settings: str
+    make: Callable[..., tuple[SwinOperator, Weights]]
+
+    def make_operator(
+        self, x: Tensor, arguments: Sequence[Any], cache: Optional[Cache] = None
+    ) -> tuple[SwinOperator, Weights]:
+        """Return the computation for the arguments after the input, and the weights that have gradients."""
+        count = len(self.weights)
+        return self.make(x.shape, {} if cache is None else cache, arguments[:count], *arguments[count:])
+
+
+def _make_block(
+    shape: Sequence[int],
+    cache: Cache,
+    weights: Weights,
+    window: Sequence[int],
+    shift: Sequence[int],
+    mask_padding: bool,
+    pads_first: bool,
+    scale: float,
+    eps: Sequence[float],
+    dtype: torch.dtype,
+    stores: bool,
+) -> tuple[SwinOperator, Weights]:
+    tensors: Any = weights[:-1]
+    w = BlockWeights(*tensors)
+    window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
+    windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding, pads_first)
+    settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size)
+    return BlockOperator(settings, windows, dtype, cache, stores, weights[-1]), w
+
+
+def _make_projection(
+    _: Sequence[int],
+    cache: Cache,
+    weights: Weights,
+    merges: bool,
+    eps: Optional[float],
+    post_norm: bool,
+    dtype: torch.dtype,
+    has_gradients: bool,
+) -> tuple[SwinOperator, Weights]:
+    return ProjectionOperator(merges, eps, post_norm, dtype, cache, has_gradients), weights
+
+
+SCHEMAS = {
+    'block': Schema(
+        [*BlockWeights._fields, 'drop_path_2B'],
+        'int[] window, int[] shift, bool mask_padding, bool pads_first, float scale, float[] eps, ScalarType dtype, '
+        'bool stores',
+        _make_block,
+    ),
+    'project': Schema(
+        ['weight', 'bias', 'norm_weight', 'norm_bias'],
+        'bool merges, float? eps, bool post_norm, ScalarType dtype, bool has_gradients',
+        _make_projection,
+    ),
+    'normalise_output': Schema(
+        ['weight', 'bias'], 'float eps', lambda _, cache, weights, eps: (OutputNormOperator(eps), weights)
+    ),
+}
+
+
+def _register(name: str, schema: Schema) -> None:
+    """Register an operator of torch and its backward pass."""
+    count, full_name, backward_name = len(schema.weights), f'swin_backbone::{name}', f'{name}_backward'
+    arguments = f'Tensor x, {"".join(f"Tensor? {weight}, " for weight in schema.weights)}{schema.settings}'
+    LIBRARY.define(f'{name}({arguments}) -> (Tensor, Tensor)')
+    LIBRARY.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
+
+    def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
+        y, *saved = operator.compute(x, operator.describe(x.shape, weights, _as_given))
+        return y, saved[0] if saved else x.new_empty((0, 0), dtype=torch.uint8)
+
+    def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
+        operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
+        stored = [saved] if stores(operator) else []
+        described = operator.describe(x.shape, weights, _as_given)
+        of_x, *of_weights = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
+        return [of_x if needed[0] else x.new_empty(0), *of_weights]
+
+    def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        operator, weights = schema.make_operator(x, arguments)
+        new_size: Any = torch.library.get_ctx().new_dynamic_size if stores(operator) else int  # the processor decides
+        y_shape, _ = operator.shapes_of_results(x.shape, *weights)
+        saved = x.new_empty((new_size(), new_size()), dtype=torch.uint8)
+        return x.new_empty(y_shape, dtype=torch.float32), saved
+
+    def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
+        operator, weights = schema.make_operator(x, arguments)
+        of_x, *of_weights = operator.shapes_of_results(x.shape, *weights)[1]
+        return [x.new_empty(one, dtype=torch.float32) for one in (of_x if needed[0] else (0,), *of_weights)]
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs[: 1 + count], output[1])
+        ctx.settings = inputs[1 + count :]
+
+    def differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Optional[Tensor], ...]:
+        *tensors, saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        run = getattr(torch.ops.swin_backbone, backward_name)
+        gradients = run(grad, saved, needed[: 1 + count], *tensors, *ctx.settings)
+        missing = [None] * (len(needed) - len(gradients))
+        return tuple(one if is_needed else None for one, is_needed in zip([*gradients, *missing], needed))
+
+    LIBRARY.impl(name, forward, 'CPU')
+    LIBRARY.impl(backward_name, backward, 'CPU')
+    torch.library.register_fake(full_name, fake_forward, lib=LIBRARY)
+    torch.library.register_fake(f'{full_name}_backward', fake_backward, lib=LIBRARY)
+    torch.library.register_autograd(full_name, differentiate, setup_context=keep, lib=LIBRARY)
+    torch.library.register_autograd(f'{full_name}_backward', _refuse, lib=LIBRARY)
+
+
+def _as_given(*weights: Optional[Tensor]) -> Weights:
+    return weights
+
+
+def _cache_of(weight: Optional[Tensor]) -> Cache:
+    return {} if weight is None else cache_of_weight(weight)
+
+
+def stores(operator: SwinOperator) -> bool:
+    """Return whether an operator returns memory for the backward pass, beside the output."""
+    return isinstance(operator, BlockOperator) and operator.stores
+
+
+def _refuse(*_: Any) -> Any:
+    raise RuntimeError("The compiled library has no second derivatives in a graph: set backend='torch'.")
+
+
+for _name, _schema in SCHEMAS.items():
+    _register(_name, _schema)

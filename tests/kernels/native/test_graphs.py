@@ -1,0 +1,292 @@
+"""Graphs and dispatch modes record the library's layers as operators of torch, with the results of eager mode.
+
+tests/models/modes compile whole backbones, and tests/kernels/bind layers of other packages.
+"""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from helpers.models.blocks import autocast_to, cases
+from helpers.models.small_models import TWO_STAGES, randomised
+from hypothesis import given, settings
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import swin_backbone
+from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.kernels.bind import block as block_binding
+from swin_backbone.kernels.native import memory
+
+KINDS = [SwinBackbone, SwinV2Backbone]
+LAYERS = {'project': 2, 'block': 3, 'normalise_output': 2}  # of TWO_STAGES
+X = torch.linspace(-1, 1, 2 * 3 * 40 * 90).view(2, 3, 40, 90).sin()
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    yield
+    torch._dynamo.reset()
+
+
+def layers_in(graph):
+    """Count the operators of the library in a graph."""
+    names = (str(node.target).split('.') for node in graph.nodes if node.op == 'call_function')
+    return Counter(name[1] for name in names if name[0] == 'swin_backbone')
+
+
+def graphs_of(model, x, **options):
+    """Return the outputs of the compiled model, and the layers in each graph."""
+    graphs = []
+
+    def record(graph, _):
+        graphs.append(layers_in(graph.graph))
+        return graph
+
+    return torch.compile(model, backend=record, fullgraph=True, **options)(x), graphs
+
+
+def close(outputs, expected, bound=1e-6):
+    return all((a - b).abs().max() <= bound * b.abs().max().clamp(min=1e-3) for a, b in zip(outputs, expected))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_graph_has_an_operator_for_each_layer(kind):
+    model = randomised(kind=kind, **TWO_STAGES)
+    with torch.no_grad():
+        outputs, graphs = graphs_of(model, X)
+        assert graphs == [LAYERS]
+        assert close(outputs, model(X))
+        model.backend = 'native'
+        assert graphs_of(model, X)[1] == [LAYERS]
+        model.backend = 'torch'
+        assert graphs_of(model, X)[1] == [{}]
+
+
+@pytest.mark.parametrize(('kind', 'stored'), [(SwinBackbone, True), (SwinV2Backbone, False)])
+def test_a_training_step_of_three_sizes_is_one_compilation(kind, stored, monkeypatch):
+    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: stored)
+    counters['stats'].clear()
+    model = randomised(kind=kind, **TWO_STAGES)
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True, dynamic=True)
+    for height, width in ((64, 80), (58, 121), (75, 58)):
+        x = torch.randn(2, 3, height, width)
+        results = []
+        for run in (compiled, model):
+            outputs = run(x)
+            loss = sum((y * y.detach().sin()).sum() for y in outputs)
+            results.append((outputs, torch.autograd.grad(loss, [*model.parameters()])))
+        assert close(results[0][0], results[1][0])
+        assert close(results[0][1], results[1][1], 1e-5)
+    assert counters['stats']['unique_graphs'] == 1
+
+
+@given(case=cases())
+@settings(max_examples=25)
+def test_drawn_blocks_as_operators_are_the_library(case):
+    """A dispatch mode records an operator; without a mode, the same block calls the library itself."""
+    block, x = case
+    block.train()
+    for dtype in (torch.float32, torch.bfloat16):
+        results = []
+        for mode in (Layers(), None):
+            leaf = x.clone().requires_grad_()
+            with autocast_to(dtype):
+                if mode is None:
+                    y = block(leaf)
+                    grads = torch.autograd.grad(y.square().sum(), [leaf, *block.parameters()], allow_unused=True)
+                else:
+                    with mode:
+                        y = block(leaf)
+                        grads = torch.autograd.grad(y.square().sum(), [leaf, *block.parameters()], allow_unused=True)
+                    assert mode.seen == {'block': 1, 'block_backward': 1}
+            results.append((y, grads))
+        assert torch.equal(results[0][0], results[1][0])
+        for ours, expected in zip(results[0][1], results[1][1]):
+            assert (ours is None) == (expected is None)
+            assert ours is None or close([ours], [expected], 1e-5)
+
+
+class Layers(TorchDispatchMode):
+    """Count the library's operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == 'swin_backbone':
+            self.seen[func._schema.name.split('::')[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_opcheck():
+    block = randomised(**TWO_STAGES).stages[0].blocks[0]
+    x = torch.randn(2, 9, 8, block.norm1.weight.numel(), requires_grad=True)
+    call = block_binding.plan_block(block, x).call
+    weights = [w if w is None else w.detach().requires_grad_() for w in call.derive(*call.parameters)]
+    windows = [7, 7], [3, 3], False, True
+    for stores in (False, True):
+        arguments = x, *weights, None, *windows, 0.25, [1e-5, 1e-5], torch.float32, stores
+        tests = ['test_schema', 'test_autograd_registration', 'test_faketensor']
+        opcheck(torch.ops.swin_backbone.block.default, arguments, test_utils=tests)
+    norm = randomised(**TWO_STAGES).norm0
+    opcheck(torch.ops.swin_backbone.normalise_output.default, (x, norm.weight, norm.bias, 1e-5))
+    embed = randomised(**TWO_STAGES).patch_embed
+    image = torch.randn(1, 3, 15, 22, requires_grad=True)
+    vectors = embed.projection.weight, embed.projection.bias, embed.norm.weight, embed.norm.bias
+    opcheck(torch.ops.swin_backbone.project.default, (image, *vectors, False, 1e-5, True, torch.float32, True))
+
+
+def test_weights_may_change_between_calls():
+    model = randomised(**TWO_STAGES)
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert close(compiled(X), model(X))
+            for parameter in model.parameters():
+                parameter.data.mul_(1.5)  # leaves no trace in the tensor
+
+
+def test_weights_are_packed_once(monkeypatch):
+    packed = []
+    pack = memory.libswin().pack
+    monkeypatch.setattr(memory.libswin(), 'pack', lambda *args: packed.append(args) or pack(*args))
+    model = randomised(**TWO_STAGES)
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    with torch.no_grad():
+        compiled(X)
+        number = len(packed)
+        compiled(X)
+    assert number == len(packed) == 4 * LAYERS['block'] + LAYERS['project']
+
+
+def test_packed_weights_end_with_the_weights():
+    with torch.no_grad():
+        memory.cache_of_weight(torch.zeros(3))['packed'] = ((), [])
+        number = len(memory._caches_of_weights)
+        weight = torch.zeros(5)
+        memory.cache_of_weight(weight)
+    assert len(memory._caches_of_weights) == number
+    assert memory.cache_of_weight(weight) is memory.cache_of_weight(weight[:2])
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_export_records_the_operators_for_every_size(kind):
+    model = randomised(kind=kind, **TWO_STAGES)
+    free = torch.export.Dim.DYNAMIC
+    with torch.no_grad():
+        program = torch.export.export(model, (X,), dynamic_shapes=({0: free, 2: free, 3: free},), strict=False)
+        assert layers_in(program.graph) == LAYERS
+        for x in (X, torch.randn(1, 3, 63, 77)):
+            assert close(program.module()(x), model(x))
+        model.backend = 'torch'
+        assert not layers_in(torch.export.export(model, (X,)).graph)
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('kind', KINDS)
+def test_operations_are_those_of_the_torch_path(kind, training):
+    model = randomised(kind=kind, **TWO_STAGES)
+    counts = []
+    for backend in ('auto', 'torch'):
+        model.backend = backend
+        with torch.set_grad_enabled(training):
+            program = torch.export.export(model, (X,)).module()
+        with FlopCounterMode(display=False) as counter:
+            outputs = program(X)
+            if training:
+                sum(y.sum() for y in outputs).backward()
+        counts.append(counter.get_total_flops())
+        assert layers_in(program.graph) == (LAYERS if backend == 'auto' else {})
+    assert counts[0] == counts[1] > 1e6
+
+
+def test_fake_tensors_and_modes_see_operators():
+    model = randomised(**TWO_STAGES)
+    with Layers() as mode, torch.no_grad():
+        outputs = model(X)
+    assert mode.seen == LAYERS
+    assert close(outputs, model(X))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+        shapes = [y.shape for y in copy.deepcopy(model)(fake.from_tensor(X))]
+    assert shapes == [y.shape for y in outputs]
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    model = randomised(**TWO_STAGES)
+    with torch.no_grad(), torch.autocast('cpu', dtype):
+        outputs, graphs = graphs_of(model, X)
+        expected = model(X)
+    assert graphs == [LAYERS]
+    assert [y.dtype for y in outputs] == [y.dtype for y in expected]
+    assert close(outputs, expected)
+
+
+def test_eight_bits():
+    model = swin_backbone.accelerate(randomised(**TWO_STAGES), precision='int8')
+    with torch.no_grad():
+        outputs, graphs = graphs_of(model, X)
+        assert graphs == [LAYERS]
+        assert close(outputs, model(X))
+    outputs, graphs = graphs_of(model, X)  # in training, float32
+    assert close(outputs, model(X))
+
+
+def test_drop_path_draws_in_the_graph():
+    model = randomised(**{**TWO_STAGES, 'drop_path_rate': 0.5}).train()
+    results = []
+    for run in (torch.compile(model, backend='aot_eager', fullgraph=True), model):
+        torch.manual_seed(3)
+        results.append(run(X))
+    assert close(*results)
+
+
+def test_changes_of_a_user_are_obeyed():
+    model = randomised(**TWO_STAGES)
+    compiled = torch.compile(model, backend='eager', fullgraph=True)
+    with torch.no_grad():
+        compiled(X)
+        model.stages[0].blocks[0].attn.forward = lambda x, windows: x  # torch.compile compiles again
+        assert close(compiled(X), model(X), 1e-5)
+        model.stages[1].blocks[0].norm1.register_forward_hook(lambda module, args, y: 2 * y)
+        outputs, graphs = graphs_of(model, X)
+        assert graphs == [{'project': 2, 'block': 1, 'normalise_output': 2}]
+        assert close(outputs, model(X), 1e-5)
+
+
+def test_transforms_are_torchs():
+    """`torch.func` needs rules that an operator lacks, as second derivatives and batches."""
+    model = randomised(**TWO_STAGES)
+
+    def first(x):
+        return model(x)[0]
+
+    batched = torch.vmap(first)
+    x = torch.randn(2, 1, 3, 40, 48)
+    with torch.no_grad():
+        expected = batched(x)
+        assert close([torch.compile(batched, backend='eager')(x)], [expected], 1e-5)
+
+
+def test_onnx_export_has_no_operators_of_the_library():
+    pytest.importorskip('onnxscript')
+    model = randomised(**TWO_STAGES)
+    program = torch.onnx.export(model, (X,), dynamo=True, verbose=False)
+    assert {node.domain for node in program.model.graph} <= {'', 'pkg.onnxscript.torch_lib'}
+
+
+@pytest.mark.slow
+def test_inductor_and_aot_inductor():
+    model = randomised(**TWO_STAGES)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, dynamic=True)
+        for x in (X, torch.randn(1, 3, 63, 77)):
+            assert close(compiled(x), model(x))
+        package = torch._inductor.aoti_compile_and_package(torch.export.export(model, (X,)))
+        assert close(torch._inductor.aoti_load_package(package)(X), model(X))
