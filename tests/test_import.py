@@ -3,6 +3,7 @@
 import builtins
 import importlib
 import json
+import os
 import re
 import sys
 
@@ -70,16 +71,20 @@ def snapshot():
     )
 
 
-def result():
-    print(json.dumps(snapshot()))
+def in_a_fork(*calls):
+    '''Print the snapshot after each call.'''
+    process = os.fork()
+    if process == 0:
+        for call in calls:
+            call()
+            print(json.dumps(snapshot()), flush=True)
+        os._exit(0)
+    return os.waitpid(process, 0)[1] == 0
+
+
+import matplotlib, torch, yaml  # once for both
+sys.exit(not (in_a_fork(import_others, import_ours) and in_a_fork(import_ours, import_others)))
 """
-
-
-def snapshots(*calls):
-    """Return the snapshots of a process that makes these calls in turn."""
-    code = SNAPSHOT + '\n'.join(f'{call}()' for call in calls)
-    pytest.importorskip('matplotlib')
-    return [json.loads(line) for line in run_python('-c', code).stdout.splitlines() if line.startswith('{')]
 
 
 ADD = 'modules', 'levels', 'backends'  # kinds that an import may add to
@@ -98,9 +103,15 @@ def differences(before, after):
     return {kind: names for kind, names in changed.items() if names}
 
 
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork')
 def test_an_import_changes_nothing_of_others():
-    alone, after = snapshots('import_others', 'result', 'import_ours', 'result')
-    (before,) = snapshots('import_ours', 'import_others', 'result')
+    pytest.importorskip('matplotlib')
+    process = run_python('-c', SNAPSHOT, status=None)
+    found = [json.loads(line) for line in process.stdout.splitlines() if line.startswith('{')]
+    if not found and 'torchvision' in process.stderr.splitlines()[-1]:
+        pytest.skip('mmdet does not import beside this torchvision, which is built for another torch')
+    assert process.returncode == 0, process.stderr
+    alone, after, _, before = found
     assert differences(alone, after) == {}
     assert differences(alone, before) == {}
 

@@ -44,8 +44,8 @@ def test_a_compiled_forward_fuses():
 
 
 def test_the_table(tmp_path, monkeypatch, capsys):
-    arguments = ['--paper', '--peers', 'mmdet', '--shape', '200', '332', '--json', str(tmp_path / 'gpu.json')]
-    monkeypatch.setattr(sys, 'argv', ['gpu.py', *arguments])
+    words = ['--paper', '--arch', 'nano', '--peers', 'mmdet', '--shape', '200', '--json', str(tmp_path / 'gpu.json')]
+    monkeypatch.setattr(sys, 'argv', ['gpu.py', *words])
     assert gpu.main() == 0
     ours, _, mmdet = json.loads((tmp_path / 'gpu.json').read_text())
     assert ours['name'] == 'on paper, swin_backbone'

@@ -1,13 +1,13 @@
 """mmdet computes panoptic quality, and reads panoptic labels, without panopticapi."""
 
 import json
-import os
+import sys
+from importlib import import_module
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from helpers import PYTHONPATH, run_python
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 
@@ -69,33 +69,28 @@ def test_a_category_without_segments_does_not_count():
     assert first.pq_average(categories, False)[0] == dict(pq=0, sq=0, rq=0, n=0)  # panopticapi divides by 0
 
 
-ASK_MMDET = """
-import sys
-from importlib import import_module
-from swin_backbone.workbench.process import prepare_process
-
-prepare_process()
-import mmdet.datasets.transforms
-names = 'evaluation.functional.panoptic_utils', 'evaluation.metrics.coco_panoptic_metric'
-functions = [import_module(f'mmdet.{name}').rgb2id for name in names]
-functions.append(mmdet.datasets.transforms.LoadPanopticAnnotations().rgb2id)
-print([function.__module__ for function in functions], 'panopticapi' in sys.modules)
-"""
-PANOPTICAPI = 'VOID, OFFSET, PQStat = 0, 1 << 24, 0\ndef rgb2id(pixels): ...\ndef id2rgb(ids): ...\n'
-
-
-def test_mmdet_takes_the_functions_and_no_module_is_called_panopticapi(tmp_path):
+def test_mmdet_takes_the_functions_and_no_module_is_called_panopticapi():
     pytest.importorskip('mmdet', reason='mmdet is not installed')
-    assert run_python('-c', ASK_MMDET).stdout.splitlines()[-1] == f'{["swin_backbone.openmmlab.panoptic"] * 3} False'
-    off = run_python('-c', ASK_MMDET, status=1, SWIN_BACKBONE_STAND_INS='0')
-    assert 'panopticapi is not installed' in off.stderr
-    package = tmp_path / 'panopticapi'
-    package.mkdir()
-    (package / '__init__.py').touch()
-    for name in ('utils', 'evaluation'):
-        (package / f'{name}.py').write_text(PANOPTICAPI)
-    itself = run_python('-c', ASK_MMDET, path=os.pathsep.join([str(tmp_path), PYTHONPATH]))
-    assert itself.stdout.splitlines()[-1] == f'{["panopticapi.utils"] * 3} True'
+    names = 'evaluation.functional.panoptic_utils', 'evaluation.metrics.coco_panoptic_metric'
+    functions = [import_module(f'mmdet.{name}').rgb2id for name in names]
+    functions.append(import_module('mmdet.datasets.transforms').LoadPanopticAnnotations().rgb2id)
+    assert {function.__module__ for function in functions} == {panoptic.__name__}
+    assert 'panopticapi' not in sys.modules
+
+
+@pytest.mark.parametrize(('switch', 'is_installed', 'count'), [('', False, 3), ('0', False, 0), ('', True, 0)])
+def test_mmdet_keeps_its_own_if_panopticapi_is_installed_or_by_the_switch(
+    switch, is_installed, count, tmp_path, monkeypatch
+):
+    if is_installed:
+        (tmp_path / 'panopticapi').mkdir()
+        (tmp_path / 'panopticapi' / '__init__.py').touch()
+    calls = []
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv('SWIN_BACKBONE_STAND_INS', switch)
+    monkeypatch.setattr(panoptic, 'call_after_import', lambda *words: calls.append(words))
+    panoptic.give_functions_to_mmdet()
+    assert len(calls) == count
 
 
 def test_panoptic_labels_are_read(labels):

@@ -6,6 +6,7 @@ import torch
 from helpers import ROOT, run_python
 from helpers.in_process import run_well
 from helpers.openmmlab import layouts
+from helpers.openmmlab.jobs import SMALL_RETINANET
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -17,6 +18,7 @@ from swin_backbone.workbench.pictures.curves import read_log
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 SMALL = {
+    **SMALL_RETINANET,
     'model.backbone.init_cfg': None,
     'model.test_cfg.score_thr': 0.0,
     **{f'{phase}_dataloader.num_workers': 0 for phase in ('train', 'val', 'test')},

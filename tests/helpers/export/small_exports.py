@@ -265,8 +265,11 @@ def _level_classes(model, head):
         head.conv_seg.bias -= logits_BKHW.mean((0, 2, 3))
 
 
-def compare_captured(cfg: Config, checkpoint: Path, texts=()):
-    """Compare the captured graph of a model, with free sizes, with the toolbox's model on pictures of two sizes.
+def compare_graph(cfg: Config, checkpoint: Path, texts=(), is_captured=False):
+    """Compare the graph of a model, with free sizes, with the toolbox's model on pictures of two sizes.
+
+    Args:
+        is_captured: run what `torch.export` captures. A capture takes most of the time.
 
     Yields:
         The figures of `verify.compare` for each picture of a batch, and the toolbox's result.
@@ -276,7 +279,9 @@ def compare_captured(cfg: Config, checkpoint: Path, texts=()):
         pipeline = predictor.pipeline
         predictor.pipeline = lambda given: pipeline({**given, 'text': texts, 'custom_entities': True})
     graph = export.graph_of(predictor.model, cfg, 'model', None, texts)
-    program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # a file has no guards
+    program = graph.module
+    if is_captured:
+        program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # a file has no guards
     names = [port.name for port in graph.outputs]
     batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
     for _, picture, _ in export.made_pictures(graph)[1:]:

@@ -5,6 +5,12 @@ from swin_backbone.options import Options
 from swin_backbone.workbench import job
 from swin_backbone.workbench.runner import build
 
+# Options for a small RetinaNet of mmdet
+SMALL_RETINANET = {
+    **{f'model.{part}': 16 for part in ('neck.out_channels', 'bbox_head.in_channels', 'bbox_head.feat_channels')},
+    'model.bbox_head.stacked_convs': 1,
+}
+
 
 def load_config(config, work_dir=None, options=None, launcher='none', backbone=None, **more):
     """Return the config of a job. `more`: see `Options`."""

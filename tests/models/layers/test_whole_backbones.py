@@ -23,6 +23,8 @@ CASES = {
     'position embedding': dict(use_abs_pos_embed=True, pretrain_img_size=32),
 }
 OF_ATTENTION = ('mask_padding', 'qkv_bias')
+# Cases that differ in the attention, Triton's part. Slow tests have the others: Triton's interpreter is slow.
+BY_TRITON = 'rectangular windows, masked padding', 'small maps', 'no biases, no norm of patches'
 
 
 def device_of(backend):
@@ -67,9 +69,15 @@ def drop_path_factors(model, batch):
     return factors
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize(
+    ('backend', 'case'),
+    [
+        pytest.param(backend, case, marks=pytest.mark.slow if backend == 'triton' and case not in BY_TRITON else ())
+        for backend in BACKENDS
+        for case in CASES
+    ],
+)
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
-@pytest.mark.parametrize('backend', BACKENDS)
 def test_it_computes_what_the_reference_does(backend, backbone, case):
     x, model = torch.randn(2, 3, 30, 37, device=device_of(backend)), build(backbone, backend, CASES[case])
     if backend in ('native', 'triton') and backbone is SwinMLPBackbone:

@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
 from helpers.adapters.frameworks import original
-from helpers.export.small_exports import compare_captured, judge, require, save_checkpoint, small_config
+from helpers.export.small_exports import compare_graph, judge, require, save_checkpoint, small_config
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone.workbench.export import export, runtime
@@ -80,7 +80,7 @@ class Words(nn.Module):
 
 def check_free_sizes(cfg, folder, texts=()):
     """Test the graph without a file, like test_families.py."""
-    results = list(compare_captured(cfg, save_checkpoint(cfg, folder / 'x.pth'), texts))
+    results = list(compare_graph(cfg, save_checkpoint(cfg, folder / 'x.pth'), texts))
     assert len(results) == 4
     judge([figures for figures, _ in results])
 
@@ -116,6 +116,17 @@ def test_grounding_dino_of_free_sizes(grounding_dino, tmp_path):
     check_free_sizes(grounding_dino, tmp_path, ('cat', 'green apple', 'dog'))
 
 
+def test_texts_are_the_classes_and_the_language_model_stays_outside(grounding_dino, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(export, 'write', lambda *words: seen.extend(words))
+    checkpoint = str(save_checkpoint(grounding_dino, tmp_path / 'x.pth'))
+    export.export(grounding_dino, checkpoint, tmp_path / 'out', shape=(96, 130), texts=['cat', 'green apple', 'dog'])
+    graph, *_ = seen
+    assert seen[4]['classes'] == ['cat', 'green apple', 'dog']
+    assert (64, 24) not in [tuple(one.shape) for one in graph.module.parameters()]
+
+
+@pytest.mark.slow
 def test_grounding_dino_of_one_size(grounding_dino, tmp_path):
     manifest = export_checked(grounding_dino, tmp_path, texts=['cat', 'green apple', 'dog'])
     assert manifest['classes'] == ['cat', 'green apple', 'dog']

@@ -69,8 +69,8 @@ def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
 def test_a_file_of_one_size_has_no_expanded_masks(tmp_path):
     """The runtime computes the masks and the index tables of all windows, from small tables."""
     require('openvino')
-    model = SwinBackbone(embed_dims=32, depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(1,)).eval()
-    export.write_model(graph.maps_graph(model, 'backbone', (160, 256)), tmp_path, 'openvino', 'fp32')
+    model = small_swin(SwinBackbone)
+    export.write_model(graph.maps_graph(model, 'backbone', (96, 160)), tmp_path, 'openvino', 'fp32')
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert weights < (tmp_path / 'model.bin').stat().st_size < 1.2 * weights
 

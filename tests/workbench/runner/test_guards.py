@@ -12,6 +12,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import forget_instances
 from helpers.openmmlab import layouts
+from helpers.openmmlab.jobs import SMALL_RETINANET
 from helpers.openmmlab.toy_training import differing
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, MODELS
@@ -22,11 +23,14 @@ from swin_backbone.options import Options
 from swin_backbone.workbench.job import build_training, resolve_job
 from swin_backbone.workbench.runner.validation import predict_by_shape
 
-# config: the layout of the data
+# config: the layout of the data, and options that make the model small
 CONFIGS = {
-    'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py': 'coco',
-    'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py': 'labels',
-    'mmpretrain::resnet/resnet50_8xb32_in1k.py': 'classes',
+    'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py': ('coco', SMALL_RETINANET),
+    'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py': (
+        'labels',
+        {'model.decode_head.channels': 16, 'model.auxiliary_head.channels': 16},
+    ),
+    'mmpretrain::resnet/resnet50_8xb32_in1k.py': ('classes', {}),
 }
 NAN_AT, STOP_AT, LAST = 2, 3, 4  # iterations, counted from 1
 
@@ -65,7 +69,8 @@ def train(config, data, work_dir, *hooks, resume=False):
     """Train four steps by `load`, and return the model."""
     forget_instances()
     checkpoint = {'default_hooks.checkpoint.max_keep_ckpts': -1, 'default_hooks.checkpoint.interval': 1}
-    model = load(config, backbone='swin-nano', data=data, work_dir=work_dir, options={**options(*hooks), **checkpoint})
+    given = {**options(*hooks), **checkpoint, **CONFIGS[config][1]}
+    model = load(config, backbone='swin-nano', data=data, work_dir=work_dir, options=given)
     sides = None if 'mmpretrain' in config else (64, 64)  # a classifier's pipeline has no Resize
     return model.train(epochs=2, batch=2, img_scale=sides, resume=resume)
 
@@ -76,7 +81,7 @@ def train(config, data, work_dir, *hooks, resume=False):
 def test_each_toolbox_has_the_guards(tmp_path, config, record_fault):
     if 'mmpretrain' in config:
         pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install EXTRAS=cls')
-    root = layouts.made(CONFIGS[config], tmp_path)
+    root = layouts.made(CONFIGS[config][0], tmp_path)
     spoil = dict(type='NotFinite', at=NAN_AT)
     stop = dict(type='SendSignal', number=int(signal.SIGTERM), after=[STOP_AT])
     whole = train(config, root, tmp_path / 'whole', spoil).checkpoint

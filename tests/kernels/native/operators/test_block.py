@@ -47,7 +47,7 @@ def saving(value):
         yield
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases())
 def test_float32_is_the_reference(case):
     block, x = case
@@ -66,7 +66,7 @@ def test_float32_is_the_reference(case):
         assert relative(ours[name], truth[name]) < max(limit, 3 * relative(plain[name], truth[name])), name
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cases())
 def test_saved_values_equal_recomputed_values(case):
     block, x = case
@@ -111,7 +111,7 @@ def test_wide_blocks_store_values_unless_with_cp(with_cp):
 
 
 @pytest.mark.usefixtures('_bf16')
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(cases())
 def test_bfloat16_is_nearer_to_float32_than_autocast(case):
     block, x = case
