@@ -79,7 +79,8 @@ def drop_path_factors(model, batch):
 )
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 def test_it_computes_what_the_reference_does(backend, backbone, case):
-    x, model = torch.randn(2, 3, 30, 37, device=device_of(backend)), build(backbone, backend, CASES[case])
+    shape = (1, 3, 18, 21) if backend == 'triton' else (2, 3, 30, 37)  # the interpreter's time grows with the windows
+    x, model = torch.randn(shape, device=device_of(backend)), build(backbone, backend, CASES[case])
     if backend in ('native', 'triton') and backbone is SwinMLPBackbone:
         with pytest.raises(ValueError, match=f"'{backend}' cannot compute this: .* Swin-MLP"):
             model(x)
@@ -87,7 +88,7 @@ def test_it_computes_what_the_reference_does(backend, backbone, case):
     torch.manual_seed(1)
     results = with_gradients(model, model(x))
     torch.manual_seed(1)
-    factors = [f.double() for f in drop_path_factors(model, 2)]
+    factors = [f.double() for f in drop_path_factors(model, len(x))]
     truth = with_gradients(model.double(), reference.maps(model, x.double(), factors))
     largest = max(float(y.abs().max()) for name, y in truth.items() if not name.startswith('map'))
     for name, y in truth.items():

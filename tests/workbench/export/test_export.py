@@ -69,7 +69,7 @@ def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
 def test_a_file_of_one_size_has_no_expanded_masks(tmp_path):
     """The runtime computes the masks and the index tables of all windows, from small tables."""
     require('openvino')
-    model = small_swin(SwinBackbone)
+    model = small_swin(SwinBackbone, embed_dims=64)
     export.write_model(graph.maps_graph(model, 'backbone', (96, 160)), tmp_path, 'openvino', 'fp32')
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert weights < (tmp_path / 'model.bin').stat().st_size < 1.2 * weights

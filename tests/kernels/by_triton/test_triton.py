@@ -44,26 +44,33 @@ def assert_equal_with_gradients(qkv_T3C, padding_3C, bias_hNN, settings, toleran
         assert error < tolerance, f'{name} is off by {error:.1e}'
 
 
-@pytest.mark.parametrize('mask_padding', [False, True])
-@pytest.mark.parametrize('shifted', [False, True])
+# batch, height, width, window size, heads, channels of a head
+MAPS = [
+    (1, 14, 7, (7, 7), 2, 32),  # whole windows
+    (2, 9, 9, (7, 7), 1, 16),  # padding beyond half a window: padding reaches into the second-last window
+    (1, 13, 14, (7, 7), 1, 24),  # padding of less than half a window
+    (2, 9, 5, (4, 6), 2, 40),  # rectangular
+    (1, 7, 4, (4, 4), 1, 16),  # padding below alone
+    (1, 4, 7, (4, 4), 1, 16),  # padding at the right alone
+    (1, 3, 2, (7, 7), 2, 16),  # a map smaller than the window
+    (1, 5, 4, (1, 3), 2, 16),  # hardly a window
+    (1, 13, 8, (8, 8), 1, 64),  # of a tile's size
+    (1, 20, 7, (12, 12), 1, 32),  # several tiles
+    (1, 16, 17, (16, 16), 1, 24),
+    (1, 9, 20, (6, 16), 1, 16),
+]
+
+
 @pytest.mark.parametrize(
-    ('batch', 'height', 'width', 'window_size', 'heads', 'head_dim'),
-    [
-        (1, 14, 7, (7, 7), 2, 32),  # whole windows
-        (2, 9, 9, (7, 7), 1, 16),  # padding beyond half a window: padding reaches into the second-last window
-        (1, 13, 14, (7, 7), 1, 24),  # padding of less than half a window
-        (2, 9, 5, (4, 6), 2, 40),  # rectangular
-        (1, 7, 4, (4, 4), 1, 16),  # padding below alone
-        (1, 4, 7, (4, 4), 1, 16),  # padding at the right alone
-        (1, 3, 2, (7, 7), 2, 16),  # a map smaller than the window
-        (1, 5, 4, (1, 3), 2, 16),  # hardly a window
-        (1, 13, 8, (8, 8), 1, 64),  # of a tile's size
-        (1, 20, 7, (12, 12), 1, 32),  # several tiles
-        (1, 16, 17, (16, 16), 1, 24),
-        (1, 9, 20, (6, 16), 1, 16),
+    ('map', 'shifted', 'mask_padding'),
+    [  # in every run one of four settings for each map, in turn
+        pytest.param(MAPS[i], *setting, marks=() if i % 4 == j else pytest.mark.slow)
+        for i in range(len(MAPS))
+        for j, setting in enumerate([(True, True), (True, False), (False, True), (False, False)])
     ],
 )
-def test_outputs_and_gradients_equal_torchs(batch, height, width, window_size, heads, head_dim, shifted, mask_padding):
+def test_outputs_and_gradients_equal_torchs(map, shifted, mask_padding):
+    batch, height, width, window_size, heads, head_dim = map
     case = make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim)
     assert_equal_with_gradients(*case, TOLERANCE[torch.float32])
 
