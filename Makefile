@@ -66,7 +66,7 @@ extra_stamps = $(addprefix $(STAMP)-,$(subst $(comma), ,$(1)))
 install: $(STAMP) $(call extra_stamps,$(EXTRAS))
 
 # What the core needs beside torch, what compiles the library, and what tests
-CORE := numpy safetensors filelock setuptools ninja pytest hypothesis
+CORE := numpy safetensors filelock setuptools ninja pytest pytest-xdist hypothesis
 ifneq ($(filter core wheel,$(ENV)),)
 $(STAMP): FORCE
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -103,7 +103,7 @@ tests_toolboxes = $(RUN) -m pytest -m 'toolboxes and not slow'
 tests_ray = $(RUN) -m pytest -m 'ray and not slow'
 tests_mmcv = $(RUN) -m pytest tests/openmmlab/mmcv_ops
 # Files that import the toolboxes are left out without mmengine: see tests/conftest.py.
-tests_core = $(RUN) setup.py --quiet build_ext --inplace && PYTHONPATH=. OMP_NUM_THREADS=1 $(RUN) -m pytest \
+tests_core = $(RUN) setup.py --quiet build_ext --inplace && PYTHONPATH=. $(IN_TWO) --no-loadscope-reorder \
 	$(addprefix tests/,test_core.py test_checks.py test_positions.py test_replace.py test_devices.py models checkpoints kernels adapters)
 # The wheel as a user has it, without a compiler on the PATH. Without the library the tests would skip.
 define LIBRARY_COMPUTES

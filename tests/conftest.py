@@ -46,7 +46,8 @@ settings.load_profile('same')
 
 # What only an environment with OpenMMLab's packages can import
 OF_OPENMMLAB = re.compile(
-    r'^(?:from|import) (?:mm\w+|swin_backbone\.(?:openmmlab|workbench)|helpers\.(?:openmmlab|in_process))\b',
+    r'^(?:from|import) (?:mm(?:engine|cv|det|seg|pretrain|rotate)|swin_backbone\.(?:openmmlab|workbench)|'
+    r'helpers\.(?:openmmlab|in_process))\b',
     re.MULTILINE,
 )
 

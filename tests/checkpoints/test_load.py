@@ -15,7 +15,6 @@ from helpers.models.small_models import Detector, lines, randomised
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.checkpoints.adapt import adapt_weights
-from swin_backbone.workbench.resume.checkpoint_hook import WholeCheckpointHook
 
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 
@@ -99,6 +98,9 @@ def test_a_rectangle_without_its_window_is_an_error(weights):
 
 
 def saved_by_the_tools(model, path):
+    pytest.importorskip('mmengine', reason='mmengine is not installed')
+    from swin_backbone.workbench.resume.checkpoint_hook import WholeCheckpointHook
+
     checkpoint = dict(state_dict=model.state_dict())
     runner = SimpleNamespace(model=model, train_dataloader=SimpleNamespace(dataset=None))
     WholeCheckpointHook().before_save_checkpoint(runner, checkpoint)

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, accelerate
 from swin_backbone.models.layers import PatchEmbed, PatchMerging
-from swin_backbone.openmmlab.mmcv_ops.roi import roi_align_forward
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 AROUND = ['autocast', 'no_grad', 'inference', 'vmap', 'functional', 'mode', 'device', 'default', 'thread', 'hooks']
@@ -378,6 +377,9 @@ def test_more_threads_than_the_library_takes(monkeypatch):
 
 def test_regions_of_fake_maps():
     """A graph is made with maps that have no memory."""
+    pytest.importorskip('mmengine', reason='mmengine is not installed')
+    from swin_backbone.openmmlab.mmcv_ops.roi import roi_align_forward
+
     rois, output, unused = torch.tensor([[0.0, 0, 0, 9, 9]]), torch.empty(1, 4, 2, 2), torch.empty(0)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         maps, rois, output = (mode.from_tensor(one) for one in (torch.rand(1, 4, 12, 12), rois, output))
