@@ -66,13 +66,11 @@ def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
     pictures = records.parts.get('')
     if pictures is None:
         return dict(records.parts), []
-    is_classified = all(isinstance(one, str) for one in pictures.values())
-    split = (
-        draw_by_class(pictures)
-        if is_classified and not records.lists
-        else split_pictures(list(pictures), records.lists, records.source)
-    )
-    return {name: {path: pictures[path] for path in part} for name, part in split.parts().items()}, split.lines
+    if records.lists or not all(isinstance(one, str) for one in pictures.values()):
+        lists, lines = split_pictures(list(pictures), records.lists, records.source)
+    else:
+        lists, lines = draw_by_class(pictures)
+    return {split: {path: pictures[path] for path in part} for split, part in lists.items()}, lines
 
 
 # --- detection --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 from unicodedata import normalize
 
 from ....openmmlab.errors import DataError
@@ -24,19 +24,6 @@ SAME = 'names the same pictures for training and for validation'
 DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
-
-
-class Split(NamedTuple):
-    """Pictures for training, for validation and for a test, maybe none, and lines of the report about them."""
-
-    train: list[Path]
-    val: list[Path]
-    lines: list[str]
-    test: Sequence[Path] = ()
-
-    def parts(self) -> dict[str, Sequence[Path]]:
-        """Return the pictures of each split that has some."""
-        return {'train': self.train, 'val': self.val, **({'test': self.test} if self.test else {})}
 
 
 def words_of(name: str) -> list[str]:
@@ -85,9 +72,10 @@ def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return train, [picture for picture, source in sources.items() if source in val]
 
 
-def draw_by_class(classes: Mapping[Path, str]) -> Split:
-    """Return the split of pictures, by their classes: a fifth of each class is drawn for validation."""
-    train, val = [], []
+def draw_by_class(classes: Mapping[Path, str]) -> tuple[Lists, list[str]]:
+    """Return pictures by split, and lines of the report. A fifth of each class is drawn for validation."""
+    train: list[Path] = []
+    val: list[Path] = []
     by_class: dict[str, list[Path]] = {}
     for path, name in classes.items():
         by_class.setdefault(name, []).append(path)
@@ -95,11 +83,14 @@ def draw_by_class(classes: Mapping[Path, str]) -> Split:
         halves = draw_split(pictures) if len(pictures) > 1 else (pictures, [])
         train += halves[0]
         val += halves[1]
-    return Split(*((train, val) if val else draw_split(train)), [line('split', DRAWN)])
+    train, val = (train, val) if val else draw_split(train)
+    return dict(train=train, val=val), [line('split', DRAWN)]
 
 
-def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> Split:
-    """Split pictures by lists. Without lists, the names of folders decide, and without these a checksum.
+def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> tuple[Lists, list[str]]:
+    """Return pictures by split, and lines of the report. A test split is optional.
+
+    Without lists, the names of folders decide, and without these a checksum.
 
     Args:
         pictures: those with annotations.
@@ -140,7 +131,7 @@ def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> 
         lines.append(
             line('warning', f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}')
         )
-    return Split(train, val, lines, test)
+    return dict(train=train, val=val, **(dict(test=test) if test else {})), lines
 
 
 def names_same(train: Iterable[Path], val: Iterable[Path], source: str) -> bool:
