@@ -7,6 +7,7 @@ shows loss terms, learning rate and validation metrics.
 """
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
@@ -38,15 +39,16 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
-    from swin_backbone.workbench.job import build_training, report, resolve_job
+    from swin_backbone.workbench.job import build_training, only_training, report, resolve_job
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run
     from swin_backbone.workbench.runner.monitor import enable_vis
 
-    with stop_on_user_errors(RUN_ERRORS, args.debug):
+    with stop_on_user_errors(RUN_ERRORS, args.debug), ExitStack() as stack:
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             job = make_job(args)
             if args.vis:
                 enable_vis(job.cfg, args.vis)
+            stack.enter_context(only_training(job))
             runner = build_training(job)
             if args.report:
                 require_data(job.cfg, ('test',))

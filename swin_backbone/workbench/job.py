@@ -5,7 +5,7 @@ function of its result.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -37,6 +37,7 @@ from .process import prepare_process
 from .resolve import combine, set_training
 from .runner.build import build_runner, run
 from .runner.launchers import processes, rank
+from .runner.lock import only_training_in
 from .runner.monitor import ValLossHook
 from .runner.safe_runner import SafeRunner
 from .runner.testing import OutputOptions, enable_tta, write_outputs
@@ -143,10 +144,20 @@ def build_training(job: Job) -> SafeRunner:
 
 
 def train(job: Job) -> SafeRunner:
-    """Train, and return the runner. Errors: see `build_training` and `run`."""
-    runner = build_training(job)
-    run(runner, 'train')
+    """Train, and return the runner. Errors: see `build_training`, `run` and `only_training`."""
+    with only_training(job):
+        runner = build_training(job)
+        run(runner, 'train')
     return runner
+
+
+def only_training(job: Job) -> AbstractContextManager[None]:
+    """Keep other trainings out of the working folder, before the runner writes its first files: log and config.
+
+    Raises:
+        TrainingStopped: see `only_training_in`.
+    """
+    return only_training_in(job.cfg.work_dir, rank(job.options.launcher))
 
 
 @contextmanager
