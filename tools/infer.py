@@ -162,7 +162,7 @@ def reduced(frame: 'Frame') -> str:
 Prepared = tuple['Frame', dict[str, Any]]
 
 
-class Job:
+class Inference:
     """Predictions for media, one after the other. An error with one is printed, and the others follow.
 
     Args:
@@ -279,25 +279,25 @@ def infer_tiles(args: argparse.Namespace) -> int:
 
         args.out_dir.mkdir(parents=True, exist_ok=True)
         given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
-        job = TiledInference(
+        tiled = TiledInference(
             open_predictor(args), args.inputs[0], args.out_dir, skip_blank=args.skip_blank, score_thr=args.score_thr,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
-    for note in job.notes:
+    for note in tiled.notes:
         print(note, file=sys.stderr)
     begin = time.monotonic()
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         if args.merge:
-            files = job.merge(args.overwrite)
+            files = tiled.merge(args.overwrite)
             print(f'merged; see {", ".join(map(str, files))}')
             return 0
-        with tile_bar(job.grid.step) as show:
-            progress, files = job.run(args.shard, args.resume, args.overwrite, show)
-    height, width = job.grid.size
+        with tile_bar(tiled.grid.step) as show:
+            progress, files = tiled.run(args.shard, args.resume, args.overwrite, show)
+    height, width = tiled.grid.size
     print(
-        f'{progress.done} of {len(job.grid)} tiles of a picture of {width}x{height} pixels in '
+        f'{progress.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '
         f'{time.monotonic() - begin:.1f} s, {progress.blank} of them blank and skipped; see '
-        f'{", ".join(map(str, files)) or f"{job.manifest.folder}, and merge the shards by --merge"}'
+        f'{", ".join(map(str, files)) or f"{tiled.manifest.folder}, and merge the shards by --merge"}'
     )
     return 0
 
@@ -353,28 +353,28 @@ def main() -> int:
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))
     with stop_on_user_errors((OSError,), args.debug), progress:
-        job = Job(predictor, results, progress, args.max_pixels, args.batch, args.debug)
-        before = signal.signal(signal.SIGINT, job.stop)
+        inference = Inference(predictor, results, progress, args.max_pixels, args.batch, args.debug)
+        before = signal.signal(signal.SIGINT, inference.stop)
         try:
-            job.over(inputs)
+            inference.over(inputs)
         finally:
             signal.signal(signal.SIGINT, before)
-    seconds = time.monotonic() - begin
+    seconds, bad = time.monotonic() - begin, len(inference.bad)
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
         for picture in results.objects:
             print(f'{picture["file_name"]}: {picture["class"]} {picture["score"]:.3f}')
     print(
-        f'{len(results.images)} pictures and frames of {len(inputs) - len(job.bad)} files in {seconds:.1f} s, {seen}'
-        f'{len(job.bad)} files unreadable; see {args.out_dir}'
+        f'{len(results.images)} pictures and frames of {len(inputs) - bad} files in {seconds:.1f} s, {seen}'
+        f'{bad} files unreadable; see {args.out_dir}'
     )
     if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if predictor.scope == 'mmdet' and not args.ids_of:
         print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')
-    if job.bad:
+    if bad:
         return 1
-    return 128 + signal.SIGINT if job.is_stopped else 0
+    return 128 + signal.SIGINT if inference.is_stopped else 0
 
 
 if __name__ == '__main__':

@@ -112,7 +112,9 @@ def _write_objects(
     folder: DataFolder, split: str, part: Mapping[Path, list[Image]], records: Records
 ) -> tuple[Index, list[str]]:
     ids = {name: number for number, name in enumerate(records.classes, 1)}
-    categories = records.categories or [dict(id=number, name=name) for name, number in ids.items()]
+    numbered = [dict(id=number, name=name) for name, number in ids.items()]
+    categories = records.categories.get(split, records.categories.get('', numbered))
+    place = records.images.get(split, records.images.get('', '.'))
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for one in (image for pictures in part.values() for image in pictures):
@@ -122,11 +124,10 @@ def _write_objects(
                 id=len(annotations) + 1, image_id=images[-1]['id'], category_id=ids.get(item.pop('category', ''))
             )
             annotations.append({**number, **item})
-    data = dict(images=images, annotations=annotations, categories=[*categories])
+    data = dict(images=images, annotations=annotations, categories=categories)
     path = folder.write(f'{split}.json', data)
     known = check_annotations(path, 'COCO', folder.with_masks, (data, False))
     most = max((number for _, _, number in known.pictures.values()), default=0)
-    place = records.images.get(split, records.images.get('', '.'))
     index = Index(str(path), place, len(images), dict(known.objects), most, bool(known.rles))
     return index, [f'{len(images)} pictures in {place}']
 

@@ -1,6 +1,6 @@
 """What the files of a format say: the result of every reader."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ class Records(NamedTuple):
         lists: pictures of the part '' by split, if files or folders name these.
         source: of the lists, for errors and the report.
         lines: of the report.
-        categories: of COCO's format, with ids; none: `classes` are numbered from 1.
+        categories: of each part, of COCO's format with ids; default: `classes`, numbered from 1.
         images: folder of the pictures of each part, which the names of COCO's images are relative to; default: '.'.
     """
 
@@ -29,7 +29,7 @@ class Records(NamedTuple):
     lists: Lists
     source: str
     lines: list[str]
-    categories: Sequence[Any] = ()
+    categories: Mapping[str, list[Any]] = {}
     images: Mapping[str, str] = {}
 
 

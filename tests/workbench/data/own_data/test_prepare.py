@@ -119,6 +119,21 @@ def prepared(root, place):
     return Path(prepare(root, folder=place).splits['train'].file).parent
 
 
+def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
+    """Results of a test have the ids of the user's test data."""
+    coco = read_coco(own, 'val')
+    for item in (*coco['categories'], *coco['annotations']):
+        key = 'category_id' if 'image_id' in item else 'id'
+        item[key] += 10
+    write_coco(own, 'val', coco)
+    splits = prepare(own, folder=tmp_path / 'indices').splits
+    written = {split: json.loads(Path(splits[split].file).read_text()) for split in splits}
+    for split, ids in (('train', [3, 7]), ('val', [13, 17])):
+        assert [category['id'] for category in written[split]['categories']] == ids
+        assert {item['category_id'] for item in written[split]['annotations']} == {*ids}
+    assert splits['val'].objects == dict(nut=1, bolt=1)
+
+
 def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
     coco = read_coco(own)
     coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))

@@ -67,10 +67,11 @@ def read(folder: DataFolder) -> Optional[Records]:
             line('left out', f'{len(unnamed)} pictures without an entry in these annotation files, as {unnamed[0]}')
         )
     lists: tuple[Lists, str] = ({}, '')
+    categories = {split: data['categories'] for split, (_, data, _) in files.items()}
     if 'val' not in parts:
-        parts, places = {'': parts['train']}, {'': places['train']}
+        parts, places, categories = {'': parts['train']}, {'': places['train']}, {'': categories['train']}
         lists = read_split_lists(folder, [*parts['']])
-    return Records('COCO JSON', names, parts, *lists, lines, contents[0]['categories'], places)
+    return Records('COCO JSON', names, parts, *lists, lines, categories, places)
 
 
 def _images_of(data: dict[str, Any], place: str, left_out: Faults) -> dict[Path, list[Image]]:
