@@ -86,7 +86,7 @@ def train(cfg, root):
     return root / 'model.pth'
 
 
-@pytest.mark.parametrize('name', ['bands_seg.py', 'bands_det.py'])
+@pytest.mark.parametrize('name', ['bands_seg.py', pytest.param('bands_det.py', marks=pytest.mark.slow)])
 def test_a_recipe(name, tmp_path):
     require('onnx')
     write_folder(tmp_path)
@@ -114,11 +114,24 @@ def test_a_recipe(name, tmp_path):
     cfg.update(test_settings)
     assert predictor.evaluate(cfg, out)
     for shown_by in (open_predictor(cfg, str(checkpoint)), open_predictor(cfg, str(out), None)):
-        (frame,) = read_frames(find_media([path])[0], load=shown_by.load)
-        assert np.array_equal(frame.pixels, pixels)
-        (sample,) = shown_by.predict([shown_by.prepare(frame)])
-        assert shown_by.draw(frame, sample, 0.3).shape == (*SIZE, 3)
+        check_drawn(shown_by, path)
     assert not multiprocessing.active_children()
+
+
+def check_drawn(predictor, path):
+    """Predict on a TIFF, and draw the results."""
+    (frame,) = read_frames(find_media([path])[0], load=predictor.load)
+    assert np.array_equal(frame.pixels, tifffile.imread(path))
+    (sample,) = predictor.predict([predictor.prepare(frame)])
+    assert predictor.draw(frame, sample, 0.3).shape == (*SIZE, 3)
+
+
+def test_the_recipe_of_a_detector_trains_and_predicts(tmp_path):
+    write_folder(tmp_path)
+    cfg = config_of_page('bands_det.py', tmp_path)
+    predictor = open_predictor(cfg, str(train(cfg, tmp_path)))
+    assert predictor.model.backbone.in_channels == BANDS
+    check_drawn(predictor, str(tmp_path / 'images/val/0.tif'))
 
 
 def test_a_picture_of_other_bands_is_refused(tmp_path):
