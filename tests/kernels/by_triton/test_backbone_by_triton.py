@@ -83,7 +83,7 @@ def test_padding_costs_no_copy_of_a_map_and_no_product():
 
 
 @needs_triton
-@pytest.mark.parametrize('dynamic', [False, True])
+@pytest.mark.parametrize('dynamic', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiles_whole(dynamic):
     model = make_backbone('triton', depths=(1,))
     x = torch.randn(1, 3, 40, 50, device=DEVICE)
