@@ -120,8 +120,11 @@ def is_hooked(module: nn.Module) -> bool:
 def is_changed(module: nn.Module) -> bool:
     """Return whether a call runs other code than the methods of the module's class; a compiled call is a wish too."""
     kind: Any = type(module)
-    if is_hooked(module) or module._compiled_call_impl is not None:
-        return True
+    return is_hooked(module) or module._compiled_call_impl is not None or hides_methods(module, kind)
+
+
+def hides_methods(module: nn.Module, kind: Any) -> bool:
+    """Return whether an attribute of a module hides a method of the class that a call may run."""
     if torch.compiler.is_dynamo_compiling():  # traces neither `isdisjoint` nor a cache; `getattr` is a guard
         return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(kind))
     return not module.__dict__.keys().isdisjoint(methods_of(kind))

@@ -10,6 +10,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from ...compat import constant_when_compiled
+
 Values = dict[str, Any]  # arguments of a call, by name
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 
@@ -31,10 +33,17 @@ def modules_inside(layer: nn.Module) -> dict[str, Any]:
 
 def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Values:
     """Return the arguments of a call by name, with defaults and with those of `**kwargs`."""
-    bound = _signature_of(type(module).forward).bind(module, *args, **kwargs)
-    bound.apply_defaults()
-    _, *values = bound.arguments.items()
-    return {**{name: value for name, value in values if name != 'kwargs'}, **bound.arguments.get('kwargs', {})}
+    names, defaults = _parameters_of(type(module).forward)
+    given: Values = {**dict(zip(names, args)), **kwargs}
+    return {**{name: given.get(name, default) for name, default in zip(names, defaults)}, **given}
+
+
+@constant_when_compiled
+def _parameters_of(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Return the names of the arguments of a forward, in order, and the defaults; None: there is no default."""
+    _, *parameters = _signature_of(forward).parameters.values()
+    named = [one for one in parameters if one.kind is not one.VAR_KEYWORD]
+    return tuple(one.name for one in named), tuple(None if one.default is one.empty else one.default for one in named)
 
 
 def find_map(module: Any, values: Values) -> Optional[Tensor]:

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_here
 from ...models.layers.swin_v2_block import cosine_scale
-from ...modes import linear_dtype
+from ...modes import is_recorded, linear_dtype
 from ...positions import Size, relative_position_bias
-from ...replace import Modules, methods_of, read_modules
+from ...replace import Modules, hides_methods, read_modules
 from ..native.availability import TINY, Stages, is_stored, products_of, why_not
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator
 from ..native.memory import Unfit, cache_of
@@ -74,7 +74,7 @@ def find_obstacle(layer: Any, x: Any) -> Optional[str]:
     modules = reason or read_modules(layer, record.kinds)
     if isinstance(modules, str):
         return modules
-    if not vars(layer).keys().isdisjoint(methods_of(kind)):
+    if hides_methods(layer, kind):
         return 'A method of the layer has changed.'
     if _settings(modules) != record.settings:
         return f'One of {", ".join(SETTINGS)} has changed.'
@@ -116,7 +116,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
     num_offsets = tensors[COORDINATES].numel() // 2 if LOGIT_SCALE in tensors else len(tensors[TABLE])
-    if windows is None or num_offsets != math.prod(2 * side - 1 for side in windows.window_size):
+    if windows is None or num_offsets != math.prod([2 * side - 1 for side in windows.window_size]):
         return None
     derive = partial(_derive, origin.format, windows.window_size, [*tensors])
     h = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[TABLE].shape[-1]
@@ -131,7 +131,7 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     (_, x), *others = values.items()
     by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape)
     call = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
-    random_state = torch.get_rng_state() if torch.is_grad_enabled() else None
+    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not is_recorded() else None
     factors_2B = _drop_path_factors(block, origin, x_BHWC)
     y_BHWC = with_drop_path(call, factors_2B, random_state)(x_BHWC)
     y = y_BHWC.view(x.shape).to(x_BHWC.dtype)

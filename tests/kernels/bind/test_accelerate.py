@@ -4,6 +4,7 @@ import copy
 import logging
 import pickle
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -321,10 +322,18 @@ def test_a_layer_whose_class_another_library_changes_is_restored():
     assert not accelerated(model)
 
 
-def test_torch_compile_records_the_original():
-    model = swin_backbone.accelerate(build('mmdet', eval=True))
+def test_torch_compile_keeps_the_library_and_a_trace_has_the_original():
+    model, graphs = swin_backbone.accelerate(build('mmdet', eval=True)), []
     expected = swin_backbone.restore(copy.deepcopy(model))(X)
-    assert_close(torch.compile(model, backend='eager')(X), expected)
+
+    def record(graph, _):
+        graphs.append(Counter(str(node.target) for node in graph.graph.nodes if 'swin_backbone' in str(node.target)))
+        return graph
+
+    with torch.no_grad():
+        assert_close(torch.compile(model, backend=record, fullgraph=True)(X), expected)
+    layers = dict(block=4, project=2, normalise_output=2)
+    assert graphs == [{f'swin_backbone.{name}': number for name, number in layers.items()}]
     assert_close(torch.jit.trace(model, X, check_trace=False)(X), expected)
 
 
