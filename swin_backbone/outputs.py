@@ -11,8 +11,6 @@ from typing import Optional, Union
 
 from filelock import FileLock, Timeout
 
-from .whole_files import write_whole
-
 RESULTS_MARK = '.swin_backbone.results'  # the mark of a folder of results
 
 
@@ -104,7 +102,7 @@ def only_process(folder: Union[str, Path], action: str, name: str = 'writer') ->
         ) from None
     try:
         since = datetime.now().astimezone().isoformat(timespec='seconds')
-        write_whole(holder, f'process {os.getpid()} on {socket.gethostname()}, since {since},'.encode())
+        holder.write_text(f'process {os.getpid()} on {socket.gethostname()}, since {since},')  # for an error alone
         yield
     finally:
         lock.release()

@@ -86,38 +86,44 @@ def resolve_job(config: Union[str, Config], options: Optional[Options] = None) -
     if options.precision and options.compile:
         raise ValueError('--precision int8 excludes --compile: torch computes compiled layers, in float32')
     rank(options.launcher)  # an error for a process of no launcher
-    read, data = config if isinstance(config, Config) else read_config(config), None
-    if options.data is not None:
-        scope, with_masks = str(read.get('default_scope')), uses_masks(read)
-        data = prepare(
-            options.data,
-            options.annotations,
-            options.classes,
-            scope=scope,
-            with_masks=with_masks,
-            skip_unreadable=options.skip_unreadable,
-        )
-        _print(options.launcher, data.lines)
+    read = config if isinstance(config, Config) else read_config(config)
+    data = _prepare_data(read, options)
     combined = combine(read, options, data)
     if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options or ()):
         # mmengine imports only the modules in the file
         import_modules_from_strings(**combined.custom_imports)
     if data:
         _print(options.launcher, [*weights_left_out(read, combined)])
-    changes_config = has_settings(options) or data is not None
-    number, lines = processes(options.launcher) if changes_config else 1, ['']
+    is_adapted, lines = data is not None or has_settings(options), list[str]()
+    number = processes(options.launcher) if is_adapted else 1
     cfg = set_training(combined, options, data, None, number)
     datasets = DataSets(cfg)
     if options.epochs is not None or options.balance:
         counted = count(datasets, options.balance)
-        cfg, lines = set_training(combined, options, data, counted, number), [counted.line]
-        datasets.cfg = cfg
-    if changes_config:
+        datasets.cfg = cfg = set_training(combined, options, data, counted, number)
+        lines.append(counted.line)
+    if is_adapted:
         if not options.auto_scale_lr and (options.batch is not None or data):
             lines.append(lr_line(cfg, number))
         changes = summarize(combined, cfg)
         lines.append(f'changed settings:\n{changes}' if changes else '')
     return Job(cfg, options, data, datasets, lines)
+
+
+def _prepare_data(config: Config, options: Options) -> Optional[Dataset]:
+    """Return the data of a user for a config, and print what is read; None without data."""
+    if options.data is None:
+        return None
+    data = prepare(
+        options.data,
+        options.annotations,
+        options.classes,
+        scope=str(config.get('default_scope')),
+        with_masks=uses_masks(config),
+        skip_unreadable=options.skip_unreadable,
+    )
+    _print(options.launcher, data.lines)
+    return data
 
 
 def build_training(job: Job) -> SafeRunner:
