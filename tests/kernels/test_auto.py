@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, accelerate
-from swin_backbone.models.layers import PatchEmbed, PatchMerging
+from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 AROUND = ['autocast', 'no_grad', 'inference', 'vmap', 'functional', 'mode', 'device', 'default', 'thread', 'hooks']
@@ -334,6 +334,34 @@ def with_shift(shift):
     model = small(window_size=4)
     model.stages[0].blocks[0].shift = shift
     return model
+
+
+def negative(model, kind, way):
+    """Change the forward of a layer, by a subclass or on the instance."""
+    layer = one_of(model, kind, 0)
+    base, forward = type(layer), layer.forward
+    if way == 'subclass':
+        layer.__class__ = type('Negative', (base,), {'forward': lambda self, x: -base.forward(self, x)})
+    else:
+        layer.forward = lambda x: -forward(x)
+    return model
+
+
+@pytest.mark.parametrize('way', ['subclass', 'instance'])
+@pytest.mark.parametrize('kind', [PatchEmbed, PatchMerging, SwinBlock])
+def test_second_derivatives_of_a_users_forward(kind, way):
+    """A user's forward was computed twice in the second derivative: around the layer, and in its place."""
+    results = []
+    for backend in ('auto', 'torch'):
+        torch.manual_seed(0)
+        model = negative(small(backend=backend), kind, way)
+        inputs = [*model.parameters()]
+        loss = sum(y.sin().mean() for y in model(IMAGE))
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        results.append(torch.autograd.grad(sum(one.square().sum() for one in first), inputs, allow_unused=True))
+    pairs = [pair for pair in zip(*results) if pair[1] is not None]
+    assert len(pairs) > 10
+    assert relative_error(*zip(*pairs)) < 1e-3
 
 
 IMAGE = torch.linspace(-1, 1, 3 * 64 * 64).sin().view(1, 3, 64, 64)

@@ -1,6 +1,7 @@
 """Layers apart from a model: the plan of a layer for a small map, and the forward of a layer by torch."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -23,7 +24,7 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
         precision: see `accelerate`.
         size: (height, width) of the map; None: a small one.
     """
-    kind: Any = next(one for one in type(layer).__mro__ if one in OWN_LAYERS)
+    kind = _own_kind(layer)
     modes, before = [(one, one.training) for one in layer.modules()], vars(layer).get(PRECISION)
     try:
         for one, _ in modes:
@@ -41,6 +42,11 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
     return plans[0] if plans else None
 
 
+def _own_kind(layer: Any) -> Any:
+    """Return the class of this package that a layer is of."""
+    return next(one for one in type(layer).__mro__ if one in OWN_LAYERS)
+
+
 def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
     """Return the shape of an input of a layer of ours, by the sizes of its modules."""
     if isinstance(layer, PatchEmbed):
@@ -56,11 +62,11 @@ def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[T
 
 
 class _OwnForward(nn.Module):
-    """Calls the forward of a layer, without the layer's hooks."""
+    """Calls the forward of a layer that the library replaces: not the layer's hooks, nor a user's forward around it."""
 
     def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
         super().__init__()
-        self.layer, self.layer_forward = layer, forward or layer.forward
+        self.layer, self.layer_forward = layer, forward or partial(_own_kind(layer).forward.__wrapped__, layer)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer_forward(x)
@@ -79,7 +85,7 @@ def forward_by_torch(
     Args:
         names: of the tensors in the layer.
         random_state: of torch's generator before the forward that is repeated; None: the layer draws no numbers.
-        forward: a function of the map; None: the layer's forward.
+        forward: a function of the map; None: the marked forward of the layer's class.
     """
     given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
     with torch_alone(), fork_rng(devices=[]):
