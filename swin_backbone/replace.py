@@ -7,10 +7,12 @@ marked forward runs the first plan of a replacement of the module's backend. Wit
 What a user has changed on a module is obeyed by every backend: a replacement computes only modules that are as built.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from inspect import signature
-from typing import Any, NamedTuple, TypeVar, Union
+from threading import local
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import torch
 from torch import nn
@@ -73,6 +75,33 @@ def register(forward: Callable[..., Any], backend: str, plan: Callable[..., Any]
 def register_refusal(forward: Callable[..., Any], backend: str, reason: str) -> None:
     """Let a backend refuse all calls of a marked forward; `reason` is a sentence."""
     register(forward, backend, lambda *_: reason)
+
+
+def has_plan(module: Any, *args: Any) -> Optional[bool]:
+    """Return whether a call of a module's forward runs a plan; None: the forward is not marked."""
+    replacements = getattr(type(module).forward, 'replacements', None)
+    if replacements is None:
+        return None
+    return any(callable(plan(module, *args)) for backend, plan in replacements if module.backend in (backend, 'auto'))
+
+
+_alone = local()
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Let the compiled library compute nothing in this thread."""
+    _alone.depth = getattr(_alone, 'depth', 0) + 1
+    try:
+        yield
+    finally:
+        _alone.depth -= 1
+
+
+@constant_when_compiled
+def is_torch_alone() -> bool:
+    """Return whether the thread is inside `torch_alone`."""
+    return getattr(_alone, 'depth', 0) > 0
 
 
 class CannotRun(ValueError):

@@ -8,6 +8,7 @@ Layout: B batch, C channels, H W height and width.
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -20,11 +21,31 @@ from ..checks import check_choice, check_int, check_number, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, recorder_of
 from ..positions import Size, resize_absolute_position_embedding
-from ..replace import BACKENDS, replaceable
+from ..replace import BACKENDS, has_plan, replaceable, torch_alone
 from .arguments import InitCfg, Sizes, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
 from .layers.norm import build_norm
+
+
+def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
+    """Run a block, and store its input alone for backward.
+
+    A plan of a replacement stores the input alone itself. What ran in torch is recomputed in torch, also after the end
+    of a mode of torch that kept the library away from the forward.
+    """
+    is_planned = None if recorder_of(x_BHWC) else has_plan(block, x_BHWC)
+    if is_planned:
+        y_BHWC: Tensor = block(x_BHWC)
+        return y_BHWC
+    run = block if is_planned is None else partial(_run_in_torch, block)
+    return checkpoint(run, x_BHWC, use_reentrant=False)
+
+
+def _run_in_torch(block: nn.Module, x_BHWC: Tensor) -> Tensor:
+    with torch_alone():
+        y_BHWC: Tensor = block(x_BHWC)
+    return y_BHWC
 
 
 class SwinStage(nn.Module):
@@ -59,7 +80,7 @@ class SwinStage(nn.Module):
         can_checkpoint = recorder_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
             recomputes = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
-            x_BHWC = checkpoint(block, x_BHWC, use_reentrant=False) if recomputes else block(x_BHWC)
+            x_BHWC = recompute(block, x_BHWC) if recomputes else block(x_BHWC)
         return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
 
     @replaceable

@@ -96,7 +96,7 @@ def with_drop_path(call: Any, factors_2B: Optional[Tensor], random_state: Option
 
 def plan(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
     """See `replace.Replacement`."""
-    return why_not(x_BHWC, block) or plan_block(block, x_BHWC)
+    return why_not(x_BHWC, block) or plan_block(block, x_BHWC, with_cp=getattr(block, 'with_cp', False))
 
 
 def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False) -> Union[BlockPlan, str]:

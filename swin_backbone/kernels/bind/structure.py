@@ -11,8 +11,8 @@ from torch.random import fork_rng
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...positions import Size
-from ...replace import Planned
-from ..native.availability import PRECISION, torch_alone
+from ...replace import Planned, torch_alone
+from ..native.availability import PRECISION
 
 OWN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
 

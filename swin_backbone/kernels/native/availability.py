@@ -4,12 +4,9 @@ Letters: C channels.
 """
 
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from ctypes import byref
 from functools import lru_cache
-from threading import local
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -17,6 +14,7 @@ from torch import Tensor, nn
 
 from ...compat import changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
 from ...modes import is_recordable, is_recorded, recorder_of
+from ...replace import is_torch_alone
 from . import memory
 from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load
 from .memory import empty, is_readable, pack_linear
@@ -72,7 +70,7 @@ def why_not(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
         return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
     if not (is_recordable(x) if is_recorded() else is_readable(x)):
         return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
-    if _is_switched_off():
+    if is_torch_alone():
         return 'The compiled library has no second derivatives.'
     return _reason_of(torch.get_autocast_dtype('cpu') if is_cast else x.dtype)
 
@@ -89,32 +87,14 @@ def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dty
     return torch.get_autocast_dtype('cpu') if is_cast else torch.float32, has_gradients
 
 
-_torch_alone = local()
-
-
 @constant_when_compiled
 def _is_onnx_export() -> bool:
     return 'torch.onnx' in sys.modules and torch.onnx.is_in_onnx_export()
 
 
 @constant_when_compiled
-def _is_switched_off() -> bool:
-    return getattr(_torch_alone, 'depth', 0) > 0
-
-
-@constant_when_compiled
 def _has_mkldnn() -> bool:
     return bool(torch.backends.mkldnn.enabled)
-
-
-@contextmanager
-def torch_alone() -> Iterator[None]:
-    """Let the library compute nothing in this thread."""
-    _torch_alone.depth = getattr(_torch_alone, 'depth', 0) + 1
-    try:
-        yield
-    finally:
-        _torch_alone.depth -= 1
 
 
 @constant_when_compiled

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...checks import check_choice
-from ...kernels.native.availability import torch_alone
+from ...replace import torch_alone
 from .graph import BackboneMaps, ExportError, Graph
 
 TORCH = Path(torch.__file__).parent
