@@ -80,8 +80,10 @@ def test_eight_bits_of_test_infer_and_report(detector, tmp_path, monkeypatch):
     assert dtypes == 7 * 4 * [torch.int8]
 
 
-@pytest.mark.parametrize('tool', ['test', 'report', 'train'])
-def test_classes_in_another_order_stop_with_both_lists(tool, tmp_path, record_fault):
+@pytest.mark.parametrize(
+    ('tool', 'more'), [('test', []), ('test', ['--precision', 'int8']), ('report', []), ('train', [])]
+)
+def test_classes_in_another_order_stop_with_both_lists(tool, more, tmp_path, record_fault):
     """The model numbers its classes in the order of the checkpoint."""
     root = make_own_data(tmp_path / 'own')
     config, _, *options = map(str, segmentation(root))
@@ -89,7 +91,7 @@ def test_classes_in_another_order_stop_with_both_lists(tool, tmp_path, record_fa
     config, _, *options = map(str, segmentation(root, classes=('nut', 'ground')))
     given = ['--weights', checkpoint] if tool == 'train' else [checkpoint]
     given += ['--out-dir', tmp_path / 'report'] if tool == 'report' else []
-    error = error_of(f'tools/{tool}.py', config, *given, '--work-dir', tmp_path, '--cfg-options', *options)
+    error = error_of(f'tools/{tool}.py', config, *given, *more, '--work-dir', tmp_path, '--cfg-options', *options)
     assert 'in another order' in error
     assert 'its classes are ground, nut; those of the data are nut, ground' in error
     record_fault('bad_commands')

@@ -24,7 +24,7 @@ pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 from helpers import ROOT
 from helpers.export.small_exports import require, save_checkpoint, small_config
 from helpers.export.tiny_export import export_to
-from helpers.in_process import run_well
+from helpers.in_process import error_of, run_well
 from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone import load
@@ -385,6 +385,18 @@ def test_the_cpp_example_prints_the_objects_python_finds(config, tmp_path):
     tolerance = np.array([0, 2e-3, 0.2, 0.2, 0.2, 0.2, 50])[: truth.shape[1]]
     for one in truth:  # objects with similar scores may change places
         assert any(np.all(np.abs(one - other) <= tolerance) for other in got), one
+
+
+@pytest.mark.parametrize('tool', ['test', 'report'])
+def test_classes_in_another_order_stop_with_both_lists(tool, work, tmp_path, record_fault):
+    cfg, names = Config.fromfile(work / 'config.py'), json.loads((work / 'out/deploy.json').read_text())['classes']
+    cfg.test_dataloader.dataset.metainfo.classes = names[::-1]
+    cfg.dump(tmp_path / 'config.py')
+    more = ['--work-dir', tmp_path / 'work', *(['--out-dir', tmp_path / 'report'] if tool == 'report' else [])]
+    error = error_of(f'tools/{tool}.py', tmp_path / 'config.py', work / 'out', *more)
+    assert 'in another order' in error
+    assert f'its classes are {", ".join(names)}; those of the data are {", ".join(names[::-1])}' in error
+    record_fault('bad_commands')
 
 
 def test_a_report_of_an_exported_folder_is_that_of_its_model(work, tmp_path):
