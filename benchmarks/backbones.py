@@ -74,7 +74,7 @@ def parse_args() -> argparse.Namespace:
         'batch shape compile device threads json overwrite',
         batch=dict(default=1, help='images in a batch (default: 1)'),
         shape=dict(default=[], action=Shapes, help='once for each size (default: 512 512)'),
-        compile=dict(help='also measure all with torch.compile'),
+        compile=dict(help='also measure all, and the backend torch, with torch.compile'),
         device=dict(default='cpu', help='where to measure (default: cpu)'),
     )
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
@@ -138,7 +138,9 @@ def build_all(args: argparse.Namespace) -> Builders:
         except (ImportError, RuntimeError) as error:
             console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
     variants: dict[str, dict[str, Any]] = {OURS: {}}
-    variants.update({f'{OURS}, {name}': dict(backend=name) for name in args.backend})
+    # Beside torch, compiled, it shows what a graph gains by the library.
+    backends = dict.fromkeys([*args.backend, *(['torch'] if args.compile else [])])
+    variants.update({f'{OURS}, {name}': dict(backend=name) for name in backends})
     if args.with_cp:
         variants[f'{OURS}, with_cp'] = dict(with_cp=True)
     ours = partial(build, OURS, args.version, args.arch)

@@ -14,7 +14,7 @@ from ...compat import compile_calls, prepare_compiler
 def compile_model(model: nn.Module) -> None:
     """Compile backbone and neck on a GPU, see `compile_parts`. On a CPU nothing changes, and a line reports this."""
     if all(parameter.device.type == 'cpu' for parameter in model.parameters()):
-        reason = 'on a CPU the compiled library, which is no part of a graph, takes less time'
+        reason = 'on a CPU a graph calls the compiled library too, and takes no less time'
         print_log(f'--compile has no effect: {reason}', 'current', logging.WARNING)
     else:
         compile_parts(model)
