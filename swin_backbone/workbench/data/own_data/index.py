@@ -141,7 +141,7 @@ def _write_labels(
     items: list[dict[str, Any]] = [
         dict(
             img_path=picture.as_posix(),
-            seg_map_path=str((folder.ann_root / _write_label(folder, picture, label)).absolute()),
+            seg_map_path=str(_write_label(folder, picture, label).absolute()),
             reduce_zero_label=False,
             label_map=None,
             seg_fields=[],

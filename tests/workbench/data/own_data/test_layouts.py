@@ -46,6 +46,13 @@ def test_labels_are_found_with_their_names(tmp_path):
     assert '3: ground, nut, bolt' in report
 
 
+def test_a_relative_folder_of_labels(tmp_path, monkeypatch):
+    layouts.made('labels', tmp_path)
+    monkeypatch.chdir(tmp_path)
+    cfg, _ = fill(LABELS, Path('labels'), tmp_path / 'work')
+    assert labels_of(cfg)
+
+
 @pytest.mark.parametrize('outlines', [False, True])
 def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     cfg, _ = fill(MASKS, layouts.made('yolo', tmp_path, outlines=outlines), tmp_path / 'work')
