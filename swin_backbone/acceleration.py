@@ -50,7 +50,7 @@ def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = N
     """
     from .kernels.bind.accelerate import accelerate_swin, find_swins
 
-    check_type('model', model, nn.Module, "a torch.nn.Module (`eval` of mmdet's Swin returns None)")
+    check_type('model', model, nn.Module, "a torch.nn.Module (`eval` of mmdet's SwinTransformer returns None)")
     accelerate_swin(model, dry_run, precision)
     if not dry_run and all(parameter.device.type == 'cpu' for parameter in model.parameters()):
         for extension in EXTENSIONS:

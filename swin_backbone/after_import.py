@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Optional
@@ -11,7 +10,7 @@ from typing import Any, Optional
 def call_after_import(name: str, function: Callable[[], object]) -> None:
     """Call `function` now if the module `name` is imported, or else at the end of its first import.
 
-    A finder at the head of `sys.meta_path` lets the other finders find the module. It leaves after the first import.
+    A finder at the head of `sys.meta_path` lets the other finders find the module. It leaves after the first.
     """
     if sys.modules.get(name) is None:
         sys.meta_path.insert(0, _Finder(name, function))
@@ -30,7 +29,7 @@ class _Finder:
     ) -> Optional[ModuleSpec]:
         if name != self.name:
             return None
-        others = sys.meta_path[sys.meta_path.index(self) + 1 :]  # those before did not find the module
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]  # earlier finders have returned None
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and hasattr(spec.loader, 'exec_module'):
             spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
@@ -51,6 +50,8 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
-        with suppress(ValueError):  # another thread was first
+        try:
             sys.meta_path.remove(self.finder)
-            self.finder.function()
+        except ValueError:  # another thread was first
+            return
+        self.finder.function()

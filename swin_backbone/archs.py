@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-DEFAULT_WINDOW = 7  # of V1, and of mmdet's and mmseg's Swin
+DEFAULT_WINDOW = 7  # default window of Swin V1, mmdet and mmseg
 
 
 class Arch(NamedTuple):

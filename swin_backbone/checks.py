@@ -19,7 +19,7 @@ MAX_VALUE = 200  # characters of a value in a message
 
 
 def refusal(name: str, allowed: str, value: object) -> str:
-    """Return the message of a refused value."""
+    """Return the error message for a refused value."""
     got = repr(value)
     return f'{name} takes {allowed}, got {got if len(got) <= MAX_VALUE else got[:MAX_VALUE] + "..."}'
 
@@ -95,7 +95,7 @@ def check_sequence(name: str, value: object, allowed: str, length: Optional[int]
 
 
 def check_size(name: str, value: object, least: int = 1) -> tuple[int, int]:
-    """Check one side, or a pair (height, width), and return the pair."""
+    """Check a side or a pair (height, width), and return a pair."""
     allowed = f'a whole number of at least {least}, or a pair (height, width)'
     sides = (value,) if is_int(value) else check_sequence(name, value, allowed)
     if len(sides) > 2:
@@ -120,9 +120,9 @@ def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
     try:
         state = os.stat(path)
     except ValueError as error:  # NUL in the name, or half of a surrogate pair
-        raise OSError(f'{str(path)!r} can be no name of a file: {error}') from error
+        raise OSError(f'{str(path)!r} is not a valid file name: {error}') from error
     if not stat.S_ISREG(state.st_mode):
         kind = 'a folder' if stat.S_ISDIR(state.st_mode) else 'a device, FIFO or socket'
-        raise OSError(f'{path} is {kind}, and no file')
+        raise OSError(f'{path} is {kind}, not a file')
     if state.st_size > most:
         raise OSError(f'{path} has {state.st_size:,} bytes; at most {most:,} are read')

@@ -182,7 +182,7 @@ FindConfig = Callable[[str], Optional[tuple[str, Optional[str]]]]
 
 
 def find_base_configs_by(find: FindConfig) -> None:
-    """Let `_base_ = 'package::...'` call `find` first, for path and scope of a config, or None."""
+    """Make look-ups of `_base_ = 'package::...'` call `find` first, which returns (path, scope) or None."""
     from mmengine.config import Config
 
     mmengines = Config._get_cfg_path
@@ -267,7 +267,7 @@ def import_torchvision() -> Optional[Exception]:
 
 
 def leave_out_broken_torchvision() -> None:
-    """Let a torchvision that cannot be imported count as not installed, with a warning.
+    """Hide a torchvision that cannot be imported, with a warning.
 
     mmengine writes versions to the log, and catches an ImportError alone.
     """

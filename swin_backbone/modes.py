@@ -1,6 +1,6 @@
 """The modes of torch around a call: recorders of operations, autocast, and tables that are cached in eager mode alone.
 
-The private parts of torch that tell a mode are here, all others in `compat.py`.
+Other private parts of torch are in `compat.py`.
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ _is_legacy_batched: Callable[[Tensor], bool] = getattr(_functorch, 'is_legacy_ba
 
 
 def recorder_of(x: Tensor) -> Optional[str]:
-    """Return the name of what records or transforms operations on `x`; None: operations run eagerly.
+    """Return the name of the tracer or transform that is active for `x`, or None in eager mode.
 
     'torch.func' is a transform (grad, vmap, jvp, ...) or forward-mode AD. Without torch's functions: None.
     """
@@ -77,7 +77,7 @@ def linear_dtype(x: Tensor) -> torch.dtype:
 
 
 def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decorate a function of sizes: cache its tables, but build them anew where a graph is recorded.
+    """Cache the tables of a function of sizes. While a graph is traced, the function builds them anew.
 
     A transform of `torch.func` wraps the tables that are built under it, and the wrappers end with the transform. Fake
     tensors have no values and serve their own fake mode alone. A CUDA graph reads the tables of its capture at

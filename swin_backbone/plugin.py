@@ -8,7 +8,7 @@ from importlib import import_module
 
 from .after_import import call_after_import
 
-# Modules that register classes when they are imported, by the module after whose import that happens
+# Modules that register classes when they are imported, by the module whose import they wait for
 MODULES = {
     'mmengine': ('openmmlab.registration',),
     'mmengine.optim': ('openmmlab.layer_decay',),
@@ -17,7 +17,7 @@ MODULES = {
 
 
 def add_after_imports() -> None:
-    """Add now what other packages are imported for, and the rest after their imports."""
+    """Add the classes and operators of packages that are imported, and the others once their package is."""
     for name, modules in MODULES.items():
         for module in modules:
             call_after_import(name, partial(import_module, f'.{module}', __package__))

@@ -17,7 +17,7 @@ Size = tuple[int, int]  # (height, width)
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:
     """Resize an embedding of source (height, width) tokens to `target`, bicubic: (1, T', C)."""
-    if all(isinstance(side, int) for side in target) and source == target:  # comparing symbols limits a graph
+    if all(isinstance(side, int) for side in target) and source == target:  # comparing symbols adds a guard
         return embedding_1TC
     embedding_1CHW = embedding_1TC.transpose(1, 2).unflatten(2, source)
     resized = F.interpolate(embedding_1CHW, size=target, mode='bicubic', align_corners=False)
@@ -41,8 +41,8 @@ def log_spaced_coordinates(
 ) -> Tensor:
     """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2).
 
-    As in microsoft/Swin-Transformer, the largest offset of `pretrained_window` is scaled to 8 before the logarithm, and
-    is 1.057 after the logarithm. A larger window has larger offsets.
+    As in microsoft/Swin-Transformer, offsets are scaled so that the largest of `pretrained_window` is 8, and mapped by
+    log2(1 + x) / 3: the largest becomes 1.057. A larger window has larger offsets.
     """
     # float64 on the CPU, because MPS has no float64. A compiled graph computes on its own device, except on MPS.
     source = device if torch.compiler.is_compiling() and device.type != 'mps' else torch.device('cpu')
@@ -57,7 +57,7 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
     """Return the bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h).
 
     A row of the table is an offset, query minus key, from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1). The bias is made
-    of views: their gradient is a sum in a fixed order. On CUDA, an index would sum its gradient in any order.
+    of views, whose gradient is a sum in a fixed order. The backward of an index is not deterministic on CUDA.
 
     Args:
         table_window: the window of the table; a smaller `window_size` reads the table's centre.

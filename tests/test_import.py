@@ -148,6 +148,16 @@ def test_a_function_runs_once_after_an_import_whenever_that_is(other, monkeypatc
     assert other[1:] == ['at once']
 
 
+def test_an_error_of_a_function_after_an_import_is_raised(other, monkeypatch):
+    def fail():
+        raise ValueError('an addition fails')
+
+    monkeypatch.setattr(builtins, 'FAILS', False, raising=False)
+    call_after_import('other_package', fail)
+    with pytest.raises(ValueError, match='an addition fails'):
+        importlib.import_module('other_package')
+
+
 def test_a_file_of_any_name_imports_the_package(tmp_path):
     """Programs of the names of our commands found no backbones."""
     for name in ('swin-backbone-demo.py', 'tools/train.py'):

@@ -24,7 +24,7 @@ class LoraSwinBackbone(SwinBackbone):
 
     The state_dict has the names of `SwinBackbone`, and the matrices. Checkpoints of backbones and of whole models load
     without matrices, which begin as no change. `get_peft_model_state_dict` of peft returns the matrices alone. torch
-    computes blocks with matrices, module by module. The compiled operators compute the backbone that `merged` returns.
+    computes blocks with matrices. The compiled library computes the backbone that `merged` returns.
 
     Args:
         lora: arguments of peft's `LoraConfig`, as dict(r=8, lora_alpha=16). `target_modules` is `LAYERS` by default.

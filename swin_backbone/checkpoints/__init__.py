@@ -1,4 +1,4 @@
-"""Published weights in, published formats out. Names and shapes only: nothing here knows the modules.
+"""Load and convert published checkpoints. Names and shapes only: nothing here knows the modules.
 
 A checkpoint is read (reading.py, download.py), recognised (recognise.py, by the tables of formats.py), adapted to a
 model and loaded (adapt.py, resize.py, sizes.py, lora.py), or written in another format (convert.py). state_dict.py has

@@ -219,7 +219,7 @@ def adapt_weights(
             for key, value in _fit_backbone(weights, inside, backbones[at].module, report).items():
                 fitted[at + key] = value
     report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
-    # Names outside the backbone are those of the whole model, behind the rest of the prefix, `model.` say.
+    # Names outside the backbone lose the wrapper's prefix, such as `model.`.
     before = weights.prefix.removesuffix(at)
     prefixes = tuple(weights.prefix for weights in swins.values())
     _fit_elsewhere(
@@ -353,7 +353,7 @@ def _fit_backbone(
         if change:
             report.resized[key] = change
         if value.shape != shape:
-            why = ': what mixes the places of a window cannot be resized' if '.spatial_mlp.' in key else ''
+            why = ': the weights of Swin-MLP cannot be resized to another window' if '.spatial_mlp.' in key else ''
             raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(shape)}{why}')
         fitted[key] = value
     if without_place:

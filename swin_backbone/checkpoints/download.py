@@ -42,8 +42,8 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
     """Return the result of `read` for the file at a path, file://, http:// or https:// address.
 
     A folder of transformers stands for its file of weights. Downloads are kept in torch.hub's cache folder, by the
-    whole address. Without such a download, a file with the address's name serves there, as in torch.hub, for the first
-    address of the name. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
+    whole address. A file of the plain name in torch.hub's cache serves the first address that asks for the
+    name. A download that `read` refuses is not kept. A damaged file in the cache is downloaded again.
 
     Raises:
         CheckpointError: if there is no such file or the download fails; and from `read`.

@@ -50,7 +50,7 @@ ANCHORS = {
 class Format(NamedTuple):
     """The names and orders of an origin."""
 
-    name: str  # a value of --to
+    name: str
     origin: str  # title in reports
     rows: Rows
     merging: str = 'columns'  # order of merged channels, see `reorder_merging`

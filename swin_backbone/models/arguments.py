@@ -1,4 +1,4 @@
-"""Checks of the arguments of backbones: a value that would silently build another model is an error."""
+"""Checks of the arguments of backbones: a value that would silently build a different model is an error."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -23,7 +23,7 @@ class Sizes(NamedTuple):
     windows: tuple[Size, ...]
 
     def of_block(self, stage: int, index: int, mlp_ratio: float) -> dict[str, Any]:
-        """Return the arguments of a block that are sizes. Every second block shifts its windows."""
+        """Return the size arguments of a block. Every second block shifts its windows."""
         width, (Wh, Ww) = self.widths[stage], self.windows[stage]
         shift = (Wh // 2, Ww // 2) if index % 2 else (0, 0)
         sizes = dict(embed_dims=width, num_heads=self.num_heads[stage], feedforward_channels=int(mlp_ratio * width))
@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
 def check_sizes(
     archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any, depths: Any, num_heads: Any, window_size: Any
 ) -> Sizes:
-    """Return the sizes of the stages. A size of None is that of `arch`, and of 'tiny' without `arch`."""
+    """Return the sizes of the stages. None takes the size of `arch`, or of 'tiny' if `arch` is None."""
     published = archs[str(check_choice('arch', 'tiny' if arch is None else arch, archs))]
     width = published.embed_dims if embed_dims is None else check_int('embed_dims', embed_dims, least=1)
     depths = published.depths if depths is None else _check_ints('depths', depths)

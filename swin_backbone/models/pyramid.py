@@ -54,7 +54,7 @@ class SwinStage(nn.Module):
     The patch merging runs in `forward`, because FSDP gathers the parameters of a module for its forward alone.
 
     Args:
-        backbone_stages: (channels, blocks) of each stage of the backbone; they decide what a training step stores.
+        backbone_stages: (channels, blocks) of each stage of the backbone, which decide what blocks store in training.
     """
 
     backend = 'auto'
@@ -87,7 +87,7 @@ class SwinStage(nn.Module):
     def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
         """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
 
-        The map is not a channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
+        The map is not a channels_last view, because mmcv's RoIAlign ignores strides.
         """
         # `clone`, because `contiguous` compares sizes, which is a guard of torch.compile
         return norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
@@ -222,7 +222,7 @@ class SwinPyramid(nn.Module):
             raise ValueError(f'the input must be 4-D (B, {self.in_channels}, H, W), got shape {tuple(x_BCHW.shape)}')
         emitted = self.out_indices if out_indices is None else check_out_indices(out_indices, len(self.stages))
         if x_BCHW.dtype == torch.float64 and autocast_dtype(x_BCHW.device.type):
-            x_BCHW = x_BCHW.float()  # autocast itself casts every floating dtype but this one
+            x_BCHW = x_BCHW.float()  # autocast does not cast float64
         with symbolic_views() if is_exporting() else nullcontext():
             x_BHWC = self.patch_embed(x_BCHW)
             if hide is not None:
@@ -282,7 +282,7 @@ class SwinPyramid(nn.Module):
         """Return the layers from input to output. A layer is a list of prefixes of parameter names.
 
         Layer 0 is the patch embedding with the position embedding, layer l the l-th block. A patch merging and an
-        output norm belong to the block before, even if the names belong to the next stage.
+        output norm belong to the preceding block, though V2 names the merging after the next stage.
         """
         layers = [['patch_embed', 'absolute_pos_embed']]
         for index, stage in enumerate(self.stages):

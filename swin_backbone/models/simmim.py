@@ -14,7 +14,7 @@ from .swin_v2 import SwinV2Backbone
 
 
 class MaskedPyramid(SwinPyramid):
-    """A Swin with a learnt mask token in place of hidden tokens, after the patch embedding.
+    """A Swin that replaces hidden tokens of the patch embedding with a learnt token.
 
     `SwinBackbone` and `SwinV2Backbone` load the trained weights without the mask token and the norm of the last stage.
     The norm was not trained for a detector.
@@ -41,7 +41,7 @@ class MaskedPyramid(SwinPyramid):
 
         Args:
             mask_BHW: (B, H / patch, W / patch), 1 for hidden patches; None: no patch is hidden.
-            outputs: `out_indices` and `out`.
+            outputs: `out_indices`.
 
         Raises:
             ValueError: if the mask has a wrong shape.

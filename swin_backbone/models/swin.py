@@ -53,8 +53,8 @@ class SwinBackbone(SwinPyramid):
         backend: the way to compute the layers, chosen anew for every layer and forward. 'auto': on CPUs the compiled
             library ('native') for the layers of the library, on CUDA in half precision or TF32 a kernel ('triton') for
             attention, and plain torch ('torch') for the rest. 'native': CPUs, float32 and autocast to bfloat16
-            (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows of at most 16x16 and
-            heads of 16, 24, 32 or 64 channels; the kernel has no second derivative. A named backend raises a
+            (docs/measurements/native.md). 'torch': everything, on every device. 'triton': CUDA, windows of at most
+            16x16; the kernel has no second derivative. A named backend raises a
             ValueError with the reason if the backend cannot compute. `python -m swin_backbone info` lists all backends.
 
     Raises:

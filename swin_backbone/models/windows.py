@@ -60,7 +60,7 @@ class Windows(NamedTuple):
         return tokens_BTC.view(batch, self.height, self.width, C)
 
     def mask(self, device: torch.device) -> Optional[Tensor]:
-        """Return whether two places attend to each other, by window of one image: (L, 1, N, N); None: all do.
+        """Return the mask of attention (L, 1, N, N), True where attention is allowed, or None if it is everywhere.
 
         Places attend to each other inside a region, see `regions`.
         """
@@ -72,7 +72,7 @@ class Windows(NamedTuple):
         return (region_LN[:, :, None] == region_LN[:, None])[:, None]
 
     def edges(self, device: torch.device) -> list[tuple[slice, slice, Tensor]]:
-        """Return the windows with tokens of opposite edges of the map: last row, last column, corner.
+        """Return the three groups of windows that mix tokens of opposite edges of the map, each with its mask.
 
         Returns:
             Three times (rows, columns, `pairs_apart` (N, N)). Without `mask_padding` no other window needs a mask.
@@ -117,7 +117,7 @@ def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.before
     up_left = [-shift for shift in windows.shift]
-    # `F.pad` fills with 0, and padding has the number T. Therefore tokens are numbered from -T to -1 until the end.
+    # Tokens are numbered from -T to -1, and T is added at the end: the zeros of `F.pad` become T.
     token_HW = torch.arange(-H * W, 0, device=device).view(H, W)
     if any(windows.shift) and not windows.pads_first:
         token_HW = token_HW.roll(up_left, (0, 1))

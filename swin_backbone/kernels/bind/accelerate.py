@@ -58,7 +58,6 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
             lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
-    refused: dict[tuple[str, str], int] = {}
     own_layers = [one for one in model.modules() if precision is not None and isinstance(one, OWN_LAYERS)]
     reasons = Counter((type(one).__name__, _refusal(one)) for one in own_layers)
     refused = {(kind, reason): number for (kind, reason), number in reasons.items() if reason is not None}

@@ -128,7 +128,7 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
         or (windows.mask_padding and not windows.pads_first)
         or windows[:2] != x_BHWC.shape[1:3]
     ):
-        return 'The compiled library pads a map at right and bottom, and masks padding before a roll alone.'
+        return 'The compiled library pads at right and bottom alone, and masks only padding before a roll.'
     if is_v2:
         h, hidden, table_window = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]]), attention.pretrained_window
         shapes = [(h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)]
@@ -177,7 +177,7 @@ def _find_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]
 
 
 def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StagePlan', None]:
-    """See `replace.Replacement`. Without a plan `SwinStage` calls the blocks, and each has a plan or a reason."""
+    """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
     blocks = [*stage.blocks]
     if why_not(x_BHWC, stage) is not None or not all(map(_runs_its_forward, blocks)):
         return None

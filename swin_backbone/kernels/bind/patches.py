@@ -31,12 +31,14 @@ def plan_projection(layer: Any, x: Tensor) -> Union[Call, str]:
         return modules
     linear, norm, post_norm = modules[name], modules['norm'], not merges or layer.post_norm
     weight, eps = linear.weight, getattr(norm, 'eps', None)  # an identity has no eps
-    if x.dim() != 4 or weight is None or weight.dim() != (2 if merges else 4):
-        return f'{type(layer).__name__} is not as it was built.'
+    if x.dim() != 4:
+        return f'The compiled library takes a batch of four dimensions, not {list(x.shape)}.'
+    if weight is None or weight.dim() != (2 if merges else 4):
+        return f'The weight of {type(layer).__name__} is not as it was built.'
     if merges and layer.stride != 2:
         return f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
     if merges and linear.bias is not None:
-        return 'The compiled library merges patches without a bias, and the reduction has one.'
+        return 'The compiled library has no bias in patch merging, and the reduction has one.'
     sides = tuple(weight.shape[2:])
     if not merges and (tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups) != (
         *(sides, sides, (0, 0), (1, 1), 1),
@@ -64,7 +66,7 @@ def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> Union[Call, str, 
         return reason
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
-        return f'the output norm of {type(stage).__name__} is not as it was built.'
+        return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'
     return plan_norm(x_BHWC, norm)
 
 

@@ -25,10 +25,10 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
         size: (height, width) of the map; None: a small one.
     """
     kind = _own_kind(layer)
-    modes, before = [(one, one.training) for one in layer.modules()], vars(layer).get(PRECISION)
+    modes, attributes = [(module, module.training) for module in layer.modules()], dict(vars(layer))
     try:
-        for one, _ in modes:
-            one.training = False  # training may have dropout
+        for module, _ in modes:
+            module.training = False  # training may have dropout
         layer.__dict__[PRECISION] = precision
         with torch.no_grad():
             x = torch.zeros(_smallest_shape(layer, size), dtype=torch.float32, device='cpu')
@@ -36,9 +36,10 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
     except AttributeError:  # of a module of another kind inside
         return f'{type(layer).__name__} is not as it was built.'
     finally:
-        layer.__dict__[PRECISION] = before
-        for one, is_training in modes:
-            one.training = is_training
+        layer.__dict__.pop(PRECISION)
+        layer.__dict__.update({PRECISION: attributes[PRECISION]} if PRECISION in attributes else {})
+        for module, is_training in modes:
+            module.training = is_training
     return plans[0] if plans else None
 
 

@@ -30,7 +30,7 @@ CAST = {torch.float32, torch.bfloat16, torch.float16}  # by autocast
 
 
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
-    """Return whether `convolve` takes the arguments and less time than torch. Torch raises errors for wrong arguments.
+    """Return whether `convolve` takes the arguments, and is faster than torch. Torch raises errors for wrong arguments.
 
     In bfloat16 the processor must have instructions for bfloat16, but not AMX: by AMX torch takes less time.
     """

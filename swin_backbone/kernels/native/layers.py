@@ -43,7 +43,7 @@ class Operator(Protocol):
     """A computation by the library, with gradients."""
 
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: 'Derive') -> Any:
-        """Return the library's description of the layer, for an input of a shape. The library then raises no error.
+        """Check the weights, and return the library's description of the layer for a shape. `compute` cannot fail.
 
         Args:
             derive: makes the operator's weights from the parameters.
@@ -177,8 +177,7 @@ def _gradients_by_autograd(
     """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # If two layers share a weight, the input may depend on the weight. Views separate the tensors, so the gradient
-        # of the weight excludes the path through the input.
+        # Views exclude the path of a weight through the input, where two layers share the weight.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
         y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
         y = y.view(grad.shape)  # some layers return tokens without the shape of the map
@@ -190,7 +189,7 @@ def _gradients_by_autograd(
 
 
 def _outside_vmap(function: Callable[..., Tensor], *tensors: Optional[Tensor]) -> Tensor:
-    """Call a function in a new thread, which has no vmap: under vmap, no random numbers of drop path can be drawn."""
+    """Call a function in a new thread, which is outside vmap: vmap forbids the random numbers of drop path."""
 
     def call() -> Tensor:
         with torch.enable_grad():

@@ -1,6 +1,6 @@
 """Load the compiled library (csrc/, swin.h) and choose an instruction set.
 
-A file serves every Python and every torch: the package calls the library through ctypes. The structures repeat
+One file serves every Python and every torch, because the package calls it through ctypes. The structures repeat
 csrc/swin.h, field by field. csrc/swin.h explains the fields.
 """
 
@@ -17,7 +17,7 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `swin_dtype`
-# The dtype of products, by that of linear layers under autocast. int8 is of inference alone.
+# The dtype of products by the dtype of linear layers under autocast. int8 is for inference alone.
 PRODUCTS = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
 VERSION = 10
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')

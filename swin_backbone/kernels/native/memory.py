@@ -43,7 +43,7 @@ def libswin() -> Library:
 def is_readable(tensor: Tensor) -> bool:
     """Return whether the numbers of a tensor are in memory at the tensor's address.
 
-    Not readable are negated views, sparse tensors, tensors at odd addresses and subclasses that compute differently.
+    Negated views, sparse tensors, misaligned tensors and subclasses that compute differently are not readable.
     """
     is_plain = type(tensor) is Tensor or type(tensor) is Parameter or _is_plain(type(tensor))
     if not (is_plain and tensor.is_cpu and tensor.layout is torch.strided) or tensor.is_neg():
@@ -67,7 +67,7 @@ def aligned(size: int) -> Tensor:
 
 
 class Unfit(ValueError):
-    """The error of a tensor or a size that the library does not take. Where plans are made, there is no plan."""
+    """The error of a tensor or a size that the library does not take. The makers of plans catch it."""
 
 
 def require_sizes(function: str, *sizes: Any) -> None:
@@ -94,7 +94,7 @@ def require(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
 
 
 def describe_unfit(name: str, tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> str:
-    """Return a sentence on a tensor that is none of the sizes and the dtype in memory."""
+    """Return the message for a tensor of other sizes, another dtype or other memory."""
     advice = '; autocast computes in half precision with float32 weights' if tensor.itemsize == 2 else ''
     wanted, found = ('', '') if tensor.shape == sizes else (f' of {list(sizes)}', f'{list(tensor.shape)}, ')
     found = f'{found}{tensor.dtype} on {tensor.device}{advice}'
@@ -113,7 +113,7 @@ def address(
 
     Args:
         sizes: a tuple.
-        copies: gets a copy of a tensor with gaps, to keep alive. None: gaps are an error, but not with `has_gaps`.
+        copies: gets a copy of a tensor with gaps, to keep alive. None: gaps are an error, except with `has_gaps`.
     """
     if tensor is None:
         return None
@@ -204,7 +204,7 @@ def cached_while_unchanged(
 ) -> Made:
     """Return `make()`, from the cache if the settings and all numbers of the weights are unchanged.
 
-    Fused optimizers, `.data` and numpy leave no trace in a tensor. Therefore every call computes a checksum of the
+    A tensor's version misses fused optimizers, `.data` and numpy. Therefore every call computes a checksum of the
     weights, in less than a seventh of the time of packing. `make` checks what it reads: equal weights need no check.
 
     Raises:

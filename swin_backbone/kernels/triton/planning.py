@@ -102,7 +102,7 @@ def _run_trial(variant: Variant) -> Optional[str]:
 def launch_or_fall_back(launch: Callable[[Tiles], Result], fallback: Callable[[], Result], tiles: Tiles) -> Result:
     """Return the result of `launch`, or of `fallback` if a launch of the variant fails or has failed.
 
-    A failure is a warning, and no later plan has the variant.
+    A failure warns once, and no later plan has the variant.
     """
     variant = tiles.variant
     if find_reason_by_trial(variant) is None:

@@ -19,7 +19,7 @@ ONE_TILE = 64  # the most places of a window in a single tile
 
 
 class Variant(NamedTuple):
-    """What kernels are compiled for. The size of a map is none of it.
+    """What kernels are compiled for. Sizes of maps are arguments at run time.
 
     Attributes:
         is_wide: whether offsets are int64.

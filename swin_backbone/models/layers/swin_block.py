@@ -21,11 +21,11 @@ from ..windows import Windows, fit_window
 from .mlp import MLP, DropPath
 from .norm import build_norm
 
-BY_PRODUCTS = {'cpu'}  # devices where two batched products take less time than scaled_dot_product_attention
+BY_PRODUCTS = {'cpu'}  # devices where batched products and a softmax are faster than scaled_dot_product_attention
 
 
 class BaseAttention(nn.Module):
-    """Multi-head self-attention inside windows, by the methods `project` and `position_bias` of Swin V1 or V2."""
+    """Multi-head self-attention inside windows. Swin V1 and V2 implement `project` and `position_bias`."""
 
     backend = 'auto'
 
@@ -38,7 +38,7 @@ class BaseAttention(nn.Module):
     def forward(self: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
         """Return softmax(scale q k^T + bias) v inside each window (equation 4), projected: (B, H, W, C).
 
-        Padding is zeros, so `project` gives padding nothing but its biases.
+        Padding is zeros: its query, key and value are the biases of `project`.
         """
         bias_hNN = self.position_bias(windows.window_size)
         qkv_LN3C = self.project(windows.partition(x_BHWC))
@@ -55,9 +55,9 @@ class BaseAttention(nn.Module):
         if is_recorded or q.device.type in BY_PRODUCTS:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
             for rows, columns, apart_NN in edges:
-                # Outside autograd: the softmax gives a masked logit a gradient of 0 anyway.
+                # Outside autograd: the softmax gives masked logits a gradient of 0.
                 logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(apart_NN, -torch.inf)
-            # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
+            # With a dtype, since autocast computes a softmax in float32 without. Its sums are in float32 in any case.
             weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
             y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
         else:
@@ -73,7 +73,7 @@ def _attend_fused(
     edges: list[tuple[slice, slice, Tensor]],
     grid: tuple[int, ...],
 ) -> Tensor:
-    """Return the attended tokens of windows, (L, N, C). Windows at the edges attend a second time, with a mask."""
+    """Return the attended tokens of windows, (L, N, C). Windows at the edges are computed again, with a mask."""
 
     def attend_all(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with without_cudnn_attention():
@@ -153,7 +153,7 @@ class WindowAttention(BaseAttention):
 
 
 class ShiftedWindowAttention(nn.Module):
-    """Holds window attention under mmdet's name of its parameters, `attn.w_msa`. The shift is in `windows`."""
+    """Holds window attention, for mmdet's prefix of its parameters, `attn.w_msa`. The shift is in `windows`."""
 
     def __init__(self, w_msa: nn.Module):
         super().__init__()

@@ -80,7 +80,7 @@ class WindowAttentionV2(BaseAttention):
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
 
     def project(self, tokens: Tensor) -> Tensor:
-        """Return queries of the length of the cosine scale, keys of length 1, and values, concatenated."""
+        """Return queries scaled to the length of the cosine scale, keys of length 1, and values, concatenated."""
         qkv: Tensor = self.qkv(tokens)
         if self.qkv_bias is not None:
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
@@ -149,7 +149,7 @@ class SwinV2Block(BaseBlock):
 def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
     """Return the factors on cosines, exp(logit_scale), at most 100: (h,), in float32 at least."""
     scale_h = logit_scale_h11.flatten()
-    # torch.compile of dynamic sizes makes a global float a symbol, which no checkpointed block can take (torch 2.13).
+    # torch.compile of dynamic sizes turns a global float into a symbol, which `checkpoint` rejects (torch 2.13).
     return scale_h.to(_wide_dtype(scale_h)).clamp(max=math.log(100)).exp()
 
 
@@ -164,7 +164,7 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     is_short_T2h = lengths_T2h <= 1e-12  # as torch.nn.functional.normalize; no global float, see `cosine_scale`
     # The second derivative of the length of a zero vector is NaN, even if no result depends on the length. A traced
-    # graph serves grad mode and no_grad.
+    # graph may run with or without gradients.
     if torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         qk_T2hd = qk_T2hd.masked_fill(is_short_T2h[..., None], 1.0)
         lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)

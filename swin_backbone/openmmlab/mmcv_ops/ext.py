@@ -48,7 +48,7 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
         return 'none: swin_backbone.openmmlab.mmcv_ops'
     if name not in OPERATORS:
         raise NotImplementedError(
-            f'{name}: of this operator of mmcv there is only the compiled one, which is not installed; '
+            f'{name}: this operator of mmcv exists only compiled, and it is not installed; '
             '`MMCV=compiled make install` builds it'
         )
     _say_once()

@@ -189,6 +189,10 @@ def test_a_dry_run_and_a_second_call_change_nothing():
     model = build('mmdet')
     assert swin_backbone.accelerate(model, dry_run=True) is model
     assert not accelerated(model)
+    ours = own()
+    attributes = [{*vars(module)} for module in ours.modules()]
+    swin_backbone.accelerate(ours, precision='int8', dry_run=True)
+    assert attributes == [{*vars(module)} for module in ours.modules()]
     types = [type(one) for one in swin_backbone.accelerate(model).modules()]
     assert types == [type(one) for one in swin_backbone.accelerate(model).modules()]
 

@@ -77,9 +77,7 @@ def test_a_patch_merging_that_the_library_lacks_is_named():
     with_bias.stages[0].downsample.reduction.bias = nn.Parameter(torch.zeros(64))
     for model, reason in (
         (other_stride, 'with a stride of 2, not 3'),
-        (with_bias, 'without a bias, and the reduction'),
+        (with_bias, 'has no bias in patch merging'),
     ):
-        with pytest.raises(
-            ValueError, match=f"'native' cannot compute this: The compiled library merges patches {reason}"
-        ):
+        with pytest.raises(ValueError, match=f"'native' cannot compute this: The compiled library .*{reason}"):
             model(torch.randn(1, 3, 64, 64))

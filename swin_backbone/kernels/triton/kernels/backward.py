@@ -42,7 +42,7 @@ def attend_backward(
     heads = tl.num_programs(0)
     channels = heads * HEAD_DIM
     head, program = tl.program_id(0), tl.program_id(1)
-    block = 0 if PLACES <= K else tl.program_id(2)  # 0 shows the compiler that queries and keys are equal tokens
+    block = 0 if PLACES <= K else tl.program_id(2)  # constant 0: queries and keys are the same tokens
     query, key, dim = tl.arange(0, Q), block * K + tl.arange(0, K), tl.arange(0, D)
     at_head = head * HEAD_DIM + dim[None, :]
     of_head = (dim < HEAD_DIM)[None, :]

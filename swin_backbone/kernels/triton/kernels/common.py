@@ -9,7 +9,7 @@ Layout of a tile: Q query places, K key places, D channels of a head, all powers
 import triton
 import triton.language as tl
 
-# Triton does not compile a kernel again for a size of 1 or divisible by 16, since pictures have all sizes.
+# Pictures have all sizes, so Triton must not compile a kernel again for a size of 1 or divisible by 16.
 SIZE_NAMES = ['num_windows', 'num_tokens', 'height', 'width', 'rows', 'columns']
 LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2E); the hardware has exp2
 
