@@ -154,6 +154,14 @@ def test_a_reader_returns_records_and_writes_nothing(tmp_path, layout):
     assert contents(tmp_path) == before
 
 
+def test_labels_of_a_relative_folder_are_found(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    dataset = prepare(own.name, scope='mmseg', folder=tmp_path / 'index')
+    pairs = json.loads(Path(dataset.splits['train'].file).read_text())['data_list']
+    assert len(pairs) == 4
+    assert all(Path(pair['seg_map_path']).samefile(own / 'labels/train' / pair['img_path'][-5:]) for pair in pairs)
+
+
 def test_wrong_data_leave_nothing(own, tmp_path):
     (own / 'train.json').write_text('{}')
     (own / 'val.json').unlink()
