@@ -154,12 +154,18 @@ def test_a_reader_returns_records_and_writes_nothing(tmp_path, layout):
     assert contents(tmp_path) == before
 
 
-def test_labels_of_a_relative_folder_are_found(own, tmp_path, monkeypatch):
-    monkeypatch.chdir(own.parent)
-    dataset = prepare(own.name, scope='mmseg', folder=tmp_path / 'index')
-    pairs = json.loads(Path(dataset.splits['train'].file).read_text())['data_list']
-    assert len(pairs) == 4
-    assert all(Path(pair['seg_map_path']).samefile(own / 'labels/train' / pair['img_path'][-5:]) for pair in pairs)
+@pytest.mark.parametrize('layout', layouts.LAYOUTS)
+def test_a_relative_folder_is_read_as_its_whole_path(tmp_path, monkeypatch, layout):
+    root, scope = layouts.made(layout, tmp_path), dict(labels='mmseg', classes='mmpretrain').get(layout, 'mmdet')
+    monkeypatch.chdir(root.parent)
+    texts = []
+    for given in (root, root.name):
+        data = prepare(given, scope=scope, folder=tmp_path / 'indices')
+        index = Path(data.splits['train'].file)
+        texts.append(index.read_text().replace(str(index.parent), '').replace(f'{root.parent}/', ''))
+        for item in json.loads(index.read_text()).get('data_list', ()) if index.suffix == '.json' else ():
+            assert Path(item['seg_map_path']).is_file()
+    assert texts[0] == texts[1]
 
 
 def test_wrong_data_leave_nothing(own, tmp_path):
