@@ -57,7 +57,7 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     except BaseException:
         if not received:
             raise
-    if received:  # an error after a signal may be what a library made of SystemExit
+    if received:  # a library may have replaced our SystemExit by another error
         status = 128 + received[0]
     sys.exit(status)
 
@@ -154,7 +154,7 @@ class Parser(argparse.ArgumentParser):
         args = list(sys.argv[1:] if args is None else args)
         for index, (word, following) in enumerate(zip(args, args[1:])):
             action = self._option_string_actions.get(word)
-            if action is not None and action.nargs == '?':  # a config behind the option is not the option's value
+            if action is not None and action.nargs == '?':  # `--resume CONFIG.py`: the config is no value
                 is_value = following in action.choices if action.choices else not is_config(following)
                 args[index] = word if is_value else f'{word}={action.const}'
         return super().parse_known_args(args, namespace)

@@ -124,7 +124,7 @@ def _option(help: str, metavar: Any = None, default: Any = None, see: str = '', 
     """Return a field.
 
     Args:
-        see: page of docs/ with more.
+        see: page of docs/ that explains the option.
         settings: of `add_argument`.
     """
     if default is False:
@@ -280,10 +280,10 @@ TRAINING = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  
 
 
 def with_options(names: str) -> Callable[[Function], Function]:
-    """Give a function with `**settings` the parameters of the table, and their help in its docstring.
+    """Replace `**settings` of a function by parameters of the table, and document them.
 
     Args:
-        names: of fields, with a space between two. A parameter that the function has gets the help alone.
+        names: of fields, with a space between two. A parameter that the function has gets only its help.
     """
 
     def decorate(function: Function) -> Function:

@@ -21,7 +21,7 @@ from swin_backbone.options import number, positive
 from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole
 
-READABLE = 224  # pixels of a side of a picture with a class, at least
+READABLE = 224  # least pixels of a side, for a readable class name
 
 
 def parse_args() -> argparse.Namespace:
@@ -51,7 +51,7 @@ def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
 
 
 def draw(visualizer: Any, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
-    """An item of a data set with what is annotated on it, (H, W, 3) BGR."""
+    """Return the picture of an item with its annotations drawn, (H, W, 3) BGR."""
     sample, pixels = item['data_samples'], picture_of(item)
     if hasattr(visualizer, 'visualize_cls'):
         side = max(READABLE, *pixels.shape[:2])

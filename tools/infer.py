@@ -128,7 +128,7 @@ def parse_args() -> argparse.Namespace:
         if given:
             parser.error(f'--{given[0].replace("_", "-")} takes --tile')
     elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
-        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels')
+        parser.error('--tile takes one PICTURE, --batch 1 and no --max-pixels')
     elif args.ids_of or args.first_label or args.save_features:
         parser.error('--tile takes no --annotations, --first-label, --save-features')
     elif args.merge and (args.shard or args.resume):
@@ -163,7 +163,7 @@ Prepared = tuple['Frame', dict[str, Any]]
 
 
 class Inference:
-    """Predictions for media, one after the other. An error with one is printed, and the others follow.
+    """Predictions for media, one after the other. If one fails, its error is printed, and the rest follows.
 
     Args:
         debug: raise errors of the model.
@@ -189,7 +189,7 @@ class Inference:
         self.noted = False
 
     def over(self, inputs: Sequence['Medium']) -> None:
-        """Predict for all media. After an error, all earlier predictions are written."""
+        """Predict for all media. Predictions before an error are still written."""
         from swin_backbone.workbench.data.media import count_frames
 
         self.task = self.progress.add_task('predicting', total=sum(map(count_frames, inputs)))
@@ -234,7 +234,7 @@ class Inference:
                 self.leave_out(medium, done, sentence_of(error))
 
     def predict(self, batch: Sequence[Prepared]) -> None:
-        """Predict for frames together, and after an error for each alone, to find the bad one."""
+        """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
         group = [one for one in batch if one[0].medium not in self.bad]
         if not group:
             return
@@ -255,7 +255,7 @@ class Inference:
                 self.progress.advance(self.task)
 
     def fail(self, frame: 'Frame', what: str, error: Exception) -> None:
-        """Leave out the rest of a frame's medium; raise an error that concerns all media."""
+        """Leave out the rest of a frame's medium. Raise an error that affects all media, such as a full disk."""
         from swin_backbone.openmmlab.errors import sentence_of
 
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):

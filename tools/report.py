@@ -1,4 +1,4 @@
-"""Write a page on what a model gets wrong: of a model that is tested here, or of the files of any program.
+"""Write a page on what a model gets wrong, from a config and a checkpoint, or from the files of any program.
 
 python tools/report.py CONFIG CKPT --out-dir DIR
 python tools/report.py CONFIG CKPT --data D --out-dir DIR --compare RUN

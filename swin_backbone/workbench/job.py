@@ -44,7 +44,7 @@ from .runner.testing import OutputOptions, enable_tta, write_outputs
 
 
 class Job(NamedTuple):
-    """A resolved config, with what it is made of.
+    """A resolved config and its sources.
 
     Args:
         cfg: the resolved config.
@@ -85,7 +85,7 @@ def resolve_job(config: Union[str, Config], options: Optional[Options] = None) -
             raise ValueError(f'--{name} {getattr(options, name)} needs --data, which is missing')
     if options.precision and options.compile:
         raise ValueError('--precision int8 excludes --compile: torch computes compiled layers, in float32')
-    rank(options.launcher)  # an error for a process of no launcher
+    rank(options.launcher)  # raises if the launcher has not started this process
     read = config if isinstance(config, Config) else read_config(config)
     data = _prepare_data(read, options)
     combined = combine(read, options, data)
@@ -129,7 +129,7 @@ def _prepare_data(config: Config, options: Options) -> Optional[Dataset]:
 def build_training(job: Job) -> SafeRunner:
     """Return the runner of a training, after a check of the data.
 
-    Of the options, `weights` are the first weights of the whole model. `resume` is a checkpoint to continue from, or
+    `weights` of the options are the first weights of the whole model. `resume` is a checkpoint to continue from, or
     'auto' for the last one in the working folder.
 
     Raises:

@@ -57,7 +57,7 @@ class Model:
 
         module = self._predictor.model
         if not isinstance(module, torch.nn.Module):
-            raise ValueError(f'module is of torch, and {self.checkpoint} is exported: load its config and checkpoint')
+            raise ValueError(f'{self.checkpoint} is exported and has no torch module: load its config and checkpoint')
         return module
 
     def features(self, picture: Union[PathLike, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -137,7 +137,7 @@ class Model:
             The contents of report.json.
 
         Raises:
-            ValueError: as `test`, and for a run to compare without a report of this task.
+            ValueError: as `test`, and if a run to compare has no report of the task.
             FileExistsError: without `overwrite`, if there is a report.
         """
         from .job import report

@@ -1,4 +1,4 @@
-"""From a config and what a user adds to the config that is trained: a function of its arguments, which reads no file.
+"""Resolve a config: combine it with options and data. No file is read.
 
 The steps have an order: swap the backbone, put the data, apply options, derive settings. Options follow the swap,
 because their keys may be of the new backbone. Settings follow the options, because they depend on these, and options
@@ -87,7 +87,7 @@ def _name_own_loaders(cfg: Config) -> None:
 
 
 def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> None:
-    """Raise ConfigError for an option of what the data decide."""
+    """Raise ConfigError if an option sets a key that the data decide."""
     again = copy.deepcopy(cfg)
     put_data(again, data)
     for key in options:
@@ -123,6 +123,6 @@ def set_training(
         twice = [key for key in given if 'class_weight' in key] if counted.weights else []
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
-        apply_balance(cfg, counted)  # the keys of options are of the data set inside
+        apply_balance(cfg, counted)  # last, because keys of options refer to the wrapped data set
     _name_own_loaders(cfg)
     return cfg

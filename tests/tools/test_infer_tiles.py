@@ -81,7 +81,7 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
         (['--level', '3'], 1, 'level takes 0 to 0'),
         (['--merge'], 1, 'has 0 of 6 tiles'),
         (['--merge', '--resume'], 2, '--merge takes neither'),
-        (['--batch', '2'], 2, 'one tile at a time'),
+        (['--batch', '2'], 2, '--batch 1'),
     ],
 )
 def test_bad_commands(record_fault, tmp_path, files, arguments, status, words):

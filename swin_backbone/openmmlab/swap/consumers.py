@@ -1,7 +1,7 @@
 """The necks and heads that read a backbone's maps, and the settings that depend on the maps' number and width.
 
-Each new map takes the place of an old map, so only channels change. Maps without a reader are left out, and the
-indices follow: distributed training stops with an error if the parameters of a norm get no gradient.
+Each new map replaces an old map, so only channels change. Unused maps are left out, and indices are renumbered:
+distributed training stops with an error if the parameters of a norm get no gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
 def after_neck(
     old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], scope: str, key: str
 ) -> SwappedMaps:
-    """Return the maps behind a neck. Both lists are empty for a neck with `out_channels`, which change nothing.
+    """Return the maps after a neck. Both lists are empty for a neck with `out_channels`: its maps stay.
 
     Raises:
         ValueError: if the neck runs on the old maps, but not on the new maps. Some necks add maps of equal size.

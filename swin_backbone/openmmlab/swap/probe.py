@@ -18,7 +18,7 @@ from ..errors import kind_of
 
 SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
-IMAGES = 2  # a batch norm of one place fails in training with a single image
+IMAGES = 2  # a batch norm of a 1x1 map needs two images in training
 
 
 class Level(NamedTuple):

@@ -17,7 +17,7 @@ class Swin(NamedTuple):
     weights: Optional[str]  # address of ImageNet weights; None: random initialisation
     drop_path_rate: float  # in detection; all segmentors of the paper have 0.3
     type: str = 'SwinBackbone'
-    by_stage: tuple[tuple[str, tuple[int, ...]], ...] = ()  # arguments of the weights, a value for each stage
+    by_stage: tuple[tuple[str, tuple[int, ...]], ...] = ()  # arguments by stage that the weights require
 
     @property
     def size(self) -> Arch:

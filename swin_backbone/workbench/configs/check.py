@@ -1,6 +1,6 @@
 """Compare the classes of a model with the classes of its data.
 
-A training with a wrong number of classes can run without an error. Toolboxes raise the errors of all other settings.
+A training with a wrong number of classes can run without an error. The toolboxes report other wrong settings themselves.
 """
 
 import re

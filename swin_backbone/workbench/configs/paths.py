@@ -105,7 +105,7 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
     """Raise an error for missing files of data sets, and for wrong classes.
 
     Args:
-        phases: some of 'train', 'val' and 'test'. Data sets with `backend_args` are not on a local disk, nor checked.
+        phases: some of 'train', 'val' and 'test'. Data sets with `backend_args` are remote, and not checked.
 
     Raises:
         ValueError: naming the key.

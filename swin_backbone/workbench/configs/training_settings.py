@@ -14,7 +14,7 @@ WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'Qu
 WARM_UP = 0.1  # largest share of a warm-up in a training
 # Settings of transforms and preprocessors, in pixels: one side, or two
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
-# Keys of what a setting sets, by its name
+# Config keys that each option sets
 SAME_AS = {
     'epochs': ('train_cfg.max_epochs', 'train_cfg.max_iters'),
     'batch': ('train_dataloader.batch_size',),
@@ -130,7 +130,7 @@ def lr_line(cfg: Config, processes: int = 1) -> str:
 def enable_auto_scale_lr(cfg: Config) -> None:
     """Let mmengine scale the learning rate in proportion to the batch: `--auto-scale-lr` of the toolboxes.
 
-    mmengine compares the base with the pictures of an iteration. A step may have the gradients of several iterations.
+    mmengine ignores accumulated gradients, so the base is divided by their number.
 
     Raises:
         ConfigError: if the config does not name the batch of its learning rate.
@@ -258,7 +258,7 @@ class _Ends:
 
 
 def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, step: int) -> None:
-    """Validate and save a shorter training as often as the config, and a longer one at the config's intervals.
+    """Shorten the intervals of validations and checkpoints with the training; in a longer one they stay.
 
     Args:
         step: unit of all intervals, as the iterations of an epoch.

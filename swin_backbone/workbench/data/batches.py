@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from .seeds import BATCH, ORDER, seed_generators
 
-NUMBERS = 1 << 64  # modulus of batch numbers in seeds: after a change of the batch size they may begin below 0
+NUMBERS = 1 << 64  # keeps seeds above 0: after a change of the batch size, numbers may begin below 0
 
 
 class Batch(list[int]):

@@ -1,6 +1,6 @@
 """Check of the data sets of a config before training.
 
-Annotation files are read whole; pictures and labels are a sample, of so many and for so long.
+Annotation files are read whole; pictures and labels are sampled, within a number and a time.
 """
 
 import random
@@ -44,7 +44,7 @@ class Report:
         name: of the phase, with the key of the data set among several.
         rows: for the table, by their names.
         classes: how many objects, or pixels of the labels looked at, each class has.
-        errors: data without a correct training.
+        errors: faults that prevent a correct training.
         warnings: unusual data.
     """
 

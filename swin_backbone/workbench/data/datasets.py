@@ -49,7 +49,7 @@ class DataSets:
         return self.build(phase, self.cfg[f'{phase}_dataloader'].dataset)
 
     def build(self, phase: str, config: Any) -> Any:
-        """Return the data set of a config, which may have wrappers. An equal config of a phase is built once.
+        """Return the data set of a config, with its wrappers. Equal configs of a phase share one.
 
         Raises:
             DataError: see `of`.

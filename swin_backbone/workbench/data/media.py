@@ -213,7 +213,7 @@ def decode_picture(data: bytes, name: str) -> NDArray[Any]:
 def reduction_note(path: Path) -> str:
     """Return a sentence on bits and bands of a PNG or TIFF that 8-bit colours leave out; '' for none.
 
-    An unreadable file has no note: who loads it raises the error.
+    An unreadable file has no note: its loader raises the error.
     """
     with open(path, 'rb') as file:
         head = file.read(26)
@@ -259,7 +259,7 @@ def require_whole(path: Path) -> None:
         file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
         tail = file.read()
     for begin, end in ENDS.items():
-        if head.startswith(begin) and not tail.endswith(end):  # or something follows, which is allowed: decode it all
+        if head.startswith(begin) and not tail.endswith(end):  # cut off, or followed by more, which is allowed
             try:
                 with Image.open(path) as image:
                     image.load()

@@ -312,7 +312,7 @@ def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Res
 
 
 def made_pictures(graph: Graph) -> list[verify.Sample]:
-    """Return generated smooth pictures of three sizes; for one size of this size, wider ones and higher ones."""
+    """Return smooth noise in three sizes; a graph of one size gets its size, wider and higher pictures."""
     sizes: Any = verify.SIZES
     if not graph.free:
         H, W = graph.inputs[0].shape[1:3]

@@ -47,7 +47,7 @@ def check_format(format: str, precision: Optional[str], operators: Optional[str]
 
 
 def is_calibrated(precision: str, operators: Optional[str]) -> bool:
-    """Return whether pictures decide how a model is rounded. Nodes of the library round each token by itself."""
+    """Return whether the precision needs pictures for calibration. Nodes of the library round each token by itself."""
     return precision == 'int8' and operators is None
 
 

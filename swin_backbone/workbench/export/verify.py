@@ -29,7 +29,7 @@ CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
 FEW_OBJECTS = 10  # the best are compared if no object is clear
 TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
 REMEDY = 'give --pictures with objects'
-FEW_PIXELS = 400  # masks of fewer pixels count as of this many: rounding decides pixels at a probability of 0.5
+FEW_PIXELS = 400  # least pixels of a mask in an IoU: rounding decides pixels at a probability of 0.5
 
 Run = Callable[..., Sequence[NDArray[Any]]]
 

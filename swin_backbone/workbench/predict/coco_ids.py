@@ -50,7 +50,7 @@ class CocoIds:
         raise DataError(f'--annotations: {self.path} has no image with the file_name of {picture}')
 
     def check(self, pictures: Sequence[Path]) -> None:
-        """Raise DataError for a picture without an id, and for two pictures with one."""
+        """Raise DataError if a picture has no id, or two pictures share an id."""
         names: dict[int, Path] = {}
         for picture in pictures:
             other = names.setdefault(self.of(picture), picture)

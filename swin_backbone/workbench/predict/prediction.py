@@ -1,4 +1,4 @@
-"""The prediction for a picture, as numpy arrays. Toolboxes are imported by what makes it."""
+"""The prediction for a picture, as numpy arrays. The predictor imports the toolboxes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Prediction:
         self.names = [self.classes[label] for label in self.labels]
 
     def _number_segments(self, numbers_HW: NDArray[Any]) -> None:
-        """Number segments from 1, as 0 is no segment in COCO's PNGs. mmdet begins with 0, without things."""
+        """Number segments from 1: 0 is no segment in COCO's PNGs, but mmdet uses it."""
         numbers_N, places_HW, areas_N = np.unique(numbers_HW, return_inverse=True, return_counts=True)
         labels_N = numbers_N % INSTANCE_OFFSET
         is_segment_N = labels_N < len(self.classes)

@@ -45,7 +45,7 @@ class Predictor:
         unsafe_load: see `load_checkpoint`.
         allow_missing: accept a checkpoint without some weights of the model.
         amp: predict in `mixed_precision` of this dtype; None: in float32.
-        precision: of the call of `accelerate`.
+        precision: see `accelerate`.
         accelerate: called with a model on the CPU, and with `precision`.
 
     Attributes:

@@ -77,9 +77,9 @@ def _compare(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, 
 
 
 def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Return threshold, F1, precision and recall at the best F1, of each class and, last, of all; and the curves.
+    """Return threshold, F1, precision and recall at the best F1 of each class and, last, of all; and the curves.
 
-    A prediction counts from the threshold on. Of equal thresholds the middle is the best.
+    A prediction counts from the threshold on. Ties take the middle threshold.
     """
     found, totals, names = evaluation.found, evaluation.totals, evaluation.names
     objects, counts = np.append(totals, totals.sum())[:, None], []

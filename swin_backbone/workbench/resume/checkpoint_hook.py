@@ -51,9 +51,9 @@ class WholeCheckpointHook(CheckpointHook):
         ConfigError: if `save_best` names no metric of the validation.
     """
 
-    saved_iter = -1  # iteration of the newest complete checkpoint, and its path: mmengine sets its own before the write
+    saved_iter = -1  # iteration of the newest complete checkpoint; mmengine sets `last_ckpt` before the write
     saved_path: Optional[str] = None
-    metric_names: Collection[str] = ()  # of a trial validation. A validation without objects has fewer
+    metric_names: Collection[str] = ()  # of a trial validation; one without objects has fewer
     file_backend: Any
     filename_tmpl: Any
 
@@ -69,7 +69,7 @@ class WholeCheckpointHook(CheckpointHook):
             info[key] = os.path.join(self.folder(runner), re.split(r'[/\\]', info[key])[-1])
         super().before_train(runner)
         if is_main_process() and not _is_url(self.out_dir):
-            for name in ('epoch', 'iter', 'best'):  # of a killed training: one alone may train in the folder
+            for name in ('epoch', 'iter', 'best'):  # of a killed training: the lock excludes another one
                 for partial in Path(self.out_dir).glob(f'{PARTIAL}*-{name}_*.pth'):
                     partial.unlink()
 

@@ -28,7 +28,7 @@ def dataset_meta_of(loaded: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare_names(saved: Sequence[str], classes: Sequence[str], checkpoint: str) -> str:
-    """Compare the classes of a checkpoint, in the order of the model's numbers, with those of the data.
+    """Compare the names of classes of a checkpoint and of the data, by their numbers.
 
     Returns:
         A warning if names differ, '' otherwise. Other numbers of classes are errors of the weights.

@@ -85,7 +85,7 @@ def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
         changes.append('other classes')
     meta['dataset_meta'] = metainfo  # mmengine compares dataset_meta by its bytes
     if changes:
-        runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: not as it would have gone on by itself.')
+        runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: results differ from an uninterrupted one.')
 
 
 def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:

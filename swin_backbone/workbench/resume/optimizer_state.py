@@ -36,7 +36,7 @@ def load_optimizer(wrapper: OptimWrapper, saved: Mapping[str, Any]) -> None:
     wrapper.load_state_dict(state)
     for parameter, moments in wrapper.optimizer.state.items():
         for name, value in moments.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:  # fused optimizers compare no layouts
+            if isinstance(value, Tensor) and value.shape == parameter.shape:  # fused optimizers assume this layout
                 moments[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 

@@ -21,7 +21,7 @@ from ..resume.loading import read_checkpoints_safely
 from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
 
-LEAD_S = 2  # seconds that a process waits after the loss of another one: the launcher then reports the lost one
+LEAD_S = 2  # seconds to wait after the loss of another process, so that the launcher reports that one
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
 
 

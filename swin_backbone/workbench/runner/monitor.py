@@ -103,7 +103,7 @@ class ValLossHook(Hook):
         means = {f'val_{name}': total / number for name, total in totals.items()}
         for name, value in {**means, VAL_ITER: runner.iter}.items() if means else ():
             metrics[name] = value
-            runner.message_hub.log_scalars.pop(f'val/{name}', None)  # of earlier validations: the log has means
+            runner.message_hub.log_scalars.pop(f'val/{name}', None)  # mmengine would log a mean with earlier values
 
     def _losses(self, runner: Runner) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield the number of pictures and the losses of each batch."""

@@ -68,7 +68,7 @@ class NonFiniteGuardHook(Hook):
             self.loss_flags.append(torch.isfinite(loss.detach()).all())
             update_params(loss, *args, **kwargs)
 
-        @wraps(step)  # with the mark of mmengine's schedules, which warn without it
+        @wraps(step)  # keeps the attribute that schedules put on `step`
         def step_if_finite(**kwargs: Any) -> None:
             loss_is_finite, gradient_is_finite = _all_ranks_true(self.loss_flags, _flags_of_gradients(wrapper))
             self.loss_flags.clear()
@@ -117,7 +117,7 @@ class NonFiniteGuardHook(Hook):
             f'Iteration {runner.iter + 1}: step skipped, number {self.skipped_in_a_row} in a row. {what}'
         )
         if self.skipped_in_a_row >= self.max_in_a_row:
-            # Late: the file's imports include mmcv, and an import of mmcv imports this file.
+            # Late: checkpoint_hook imports mmcv, whose import imports this file.
             from ..resume.checkpoint_hook import find_checkpoint_hook, name_of_last
 
             hook = find_checkpoint_hook(runner)

@@ -113,7 +113,7 @@ class SafeRunner(Runner):
         return logger
 
     def wrap_model(self, model_wrapper_cfg: Optional[dict[str, Any]], model: nn.Module) -> nn.Module:
-        """Accelerate the model first: in DistributedDataParallel, strides of parameters stay.
+        """Accelerate the model first, because DistributedDataParallel fixes the strides of parameters.
 
         In processes without CUDA, BN takes the place of SyncBN, which computes on GPUs alone.
         """
@@ -143,7 +143,7 @@ class SafeRunner(Runner):
         """
         if isinstance(dataloader, dict):
             dataset = self.datasets.build(self.phase, dataloader['dataset'])
-            dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies what is no function
+            dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies all but functions
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
         if self.prints_facts and get_rank() == 0:
@@ -238,7 +238,7 @@ class SafeRunner(Runner):
                     hook.restore_handlers()
 
     def _is_last_step_whole(self) -> bool:
-        """Return whether weights and buffers are those after the last step, in a process that can save alone."""
+        """Return whether the model is between two steps and has no averaged weights, in the only process."""
         has_averages = any(isinstance(hook, EMAHook) for hook in self.hooks)  # validation runs on them
         is_between_steps = getattr(self._train_loop, 'is_between_steps', False)  # no attribute of a foreign loop
         return is_between_steps and self.iter > 0 and self.world_size == 1 and (self.model.training or not has_averages)

@@ -1,4 +1,4 @@
-"""Signals to a training, as of a cluster before it takes a machine away.
+"""Signals to a training, for example before a cluster takes its machine away.
 
 SIGTERM and SIGINT: finish the step, save, exit with `RESUMABLE`. A second signal stops at once. SIGUSR1: save.
 """
@@ -28,7 +28,7 @@ ACTIONS = {
     for name, action in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGUSR1', SAVE))
     if hasattr(signal, name)  # Windows has no SIGUSR1
 }
-REPEATED_S = 1.0  # seconds in which a second signal is the first one again: terminal and torchrun both send Ctrl-C
+REPEATED_S = 1.0  # signals within these seconds count as one: terminal and torchrun both send Ctrl-C
 AGREEMENT_S = 1.0  # seconds between two agreements of ranks in training: over NCCL an agreement waits for the GPU
 
 

@@ -90,7 +90,7 @@ def write_outputs(
 def written_by_others(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder for a toolbox, and move its files to `folder` at the end.
 
-    Each process of a run has a folder of its own. Of a picture that the sampler gives to two processes, the file of one
+    Each process of a run has a folder of its own. If the sampler gives a picture to two processes, the file of one
     stays.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ class MetricNamesHook(Hook):
 
     Named are metrics by `save_best` of CheckpointHook, and by `monitor` of EarlyStoppingHook and of a schedule that
     follows a metric. The trial is a validation of one picture for each process, with copies of the metrics. A trial
-    that fails shows nothing: one picture is not enough for every metric. There is no trial if a foreign loop or hook
+    that fails is ignored: some metrics need more than one picture. There is no trial if a foreign loop or hook
     may add metrics.
     """
 

@@ -111,7 +111,7 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
 
 
 def mark_cut(objects: Iterable[Object], grid: Grid, index: int) -> list[Object]:
-    """Return the objects of a tile, with `is_cut`, except those that a neighbour sees whole and this tile cuts."""
+    """Return the objects of a tile with `is_cut`. Cut objects that a neighbour sees whole are left out."""
     window = grid.open_window(index)
     neighbours = [grid.open_window(neighbour) for neighbour in grid.neighbours(index)]
     marked = []

@@ -10,7 +10,7 @@ from ..media import PICTURES
 from .splits import SPLIT_OF, folder_split, words_of
 
 LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
-# Words of folders, and ends of names, of labels; and the ends of their pictures' names.
+# Words of folders and ends of names, of labels and of pictures.
 LABEL_WORDS = {
     *('label', 'labels', 'mask', 'masks', 'annotation', 'annotations', 'ann', 'anns', 'gt', 'gtfine', 'groundtruth'),
     *('seg', 'segs', 'segmentation', 'segmentations', 'segmentationclass', 'target', 'targets', 'labelids'),

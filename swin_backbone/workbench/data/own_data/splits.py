@@ -38,7 +38,7 @@ def split_of(path: Path) -> Optional[str]:
 
 
 def folder_split(path: Path) -> Optional[str]:
-    """Return the same by the folders alone: a picture may be called train.jpg."""
+    """Return the split by the folders alone: a picture may be called train.jpg."""
     return split_of(path.parent / '-')
 
 

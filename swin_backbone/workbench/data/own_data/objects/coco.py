@@ -137,7 +137,7 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
 
 
 def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
-    """Add sizes that Label Studio leaves out, in place. Return pictures that `folder.skip_unreadable` leaves out."""
+    """Add sizes that Label Studio leaves out, in place. Return the pictures that are skipped."""
     tails, left_out, unreadable = index_tails(folder.pictures), Faults(), list[dict[str, Any]]()
     for image in data['images']:
         if not isinstance(image, dict) or (image.get('height') and image.get('width')):
@@ -161,7 +161,7 @@ def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
 
 
 def _repair(data: dict[str, Any]) -> None:
-    """Change what programs write and mmdet or COCO's evaluation reads wrong, in place.
+    """Repair, in place, what other programs write and mmdet or pycocotools misread.
 
     VIA writes numbers of pictures as texts, and polygons without a list around. Scripts leave out `area` and
     `iscrowd`. COCO's evaluation counts an object with the id 0 as not found
