@@ -53,7 +53,11 @@ ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'wor
 
 def arrows():
     """Return CONTRIBUTING's table: for each package the allowed imports of ours and of others."""
-    section = TABLE.read_text(encoding='utf-8').split('Arrows go down only')[1].split('A test reads this table')[0]
+    section = (
+        TABLE.read_text(encoding='utf-8')
+        .split('imports only the named packages of earlier lines')[1]
+        .split('A test reads this table')[0]
+    )
     names = re.compile(r'`(\w+)`')
     return {folder: (names.findall(ours), names.findall(others)) for folder, ours, others in ARROW.findall(section)}
 

@@ -13,22 +13,11 @@ import torch
 from torch import Tensor
 
 from ...compat import constant_when_compiled
-from ...models.windows import Windows
 from ...modes import is_recorded
-from .layers import (
-    BlockOperator,
-    BlockSettings,
-    BlockWeights,
-    Derive,
-    LayerCall,
-    OutputNormOperator,
-    ProjectionOperator,
-    SwinOperator,
-    plan_layer,
-)
+from .layers import BlockOperator, Derive, LayerCall, SwinOperator, plan_layer
 from .memory import Cache, cache_of_weight
+from .schemas import SCHEMAS, Schema, Weights
 
-Weights = Sequence[Optional[Tensor]]
 LIBRARY = torch.library.Library('swin_backbone', 'FRAGMENT')
 
 
@@ -70,80 +59,6 @@ def plan_swin_layer(
 @constant_when_compiled
 def _register_formulas() -> None:
     from . import flops as flops  # torch's counter imports sympy, which takes half a second
-
-
-class Schema(NamedTuple):
-    """The arguments of an operator of torch after the input.
-
-    Attributes:
-        weights: names, in the order of the operator's gradients. Those behind have no gradient.
-        settings: in torch's language of schemas.
-        make: takes the shape of the input, a cache of packed weights, and the arguments. Returns the computation, and
-            the weights that have gradients.
-    """
-
-    weights: Sequence[str]
-    settings: str
-    make: Callable[..., tuple[SwinOperator, Weights]]
-
-    def make_operator(
-        self, x: Tensor, arguments: Sequence[Any], cache: Optional[Cache] = None
-    ) -> tuple[SwinOperator, Weights]:
-        """Return the computation for the arguments after the input, and the weights that have gradients."""
-        count = len(self.weights)
-        return self.make(x.shape, {} if cache is None else cache, arguments[:count], *arguments[count:])
-
-
-def _make_block(
-    shape: Sequence[int],
-    cache: Cache,
-    weights: Weights,
-    window: Sequence[int],
-    shift: Sequence[int],
-    mask_padding: bool,
-    pads_first: bool,
-    scale: float,
-    eps: Sequence[float],
-    dtype: torch.dtype,
-    stores: bool,
-) -> tuple[SwinOperator, Weights]:
-    tensors: Any = weights[:-1]
-    w = BlockWeights(*tensors)
-    window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
-    windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding, pads_first)
-    settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size)
-    return BlockOperator(settings, windows, dtype, cache, stores, weights[-1]), w
-
-
-def _make_projection(
-    _: Sequence[int],
-    cache: Cache,
-    weights: Weights,
-    merges: bool,
-    eps: Optional[float],
-    post_norm: bool,
-    dtype: torch.dtype,
-    has_gradients: bool,
-) -> tuple[SwinOperator, Weights]:
-    return ProjectionOperator(merges, eps, post_norm, dtype, cache, has_gradients), weights
-
-
-SCHEMAS = {
-    'block': Schema(
-        [*BlockWeights._fields, 'drop_path_2B'],
-        'int[] window, int[] shift, bool mask_padding, bool pads_first, float scale, float[] eps, ScalarType dtype, '
-        'bool stores',
-        _make_block,
-    ),
-    'project': Schema(
-        ['weight', 'bias', 'norm_weight', 'norm_bias'],
-        'bool merges, float? eps, bool post_norm, ScalarType dtype, bool has_gradients',
-        _make_projection,
-    ),
-    'normalise_output': Schema(
-        ['weight', 'bias'], 'float eps', lambda _, cache, weights, eps: (OutputNormOperator(eps), weights)
-    ),
-}
 
 
 def _register(name: str, schema: Schema) -> None:
