@@ -108,7 +108,7 @@ def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not is_captured:
             with lock:
                 tables[key] = table
-                size = sum(one.nbytes for one in tables.values())
+                size = sum(cached.nbytes for cached in tables.values())
                 while size > CACHED_BYTES and len(tables) > CACHED_TABLES:
                     size -= tables.popitem(last=False)[1].nbytes
         return table

@@ -268,13 +268,13 @@ class Options:
     pictures: Any = _option('pictures', 'P')
 
 
-FIELDS = {one.name: one for one in fields(Options)}
+FIELDS = {option.name: option for option in fields(Options)}
 # Arguments of several tools, by their names, with the settings of `add_argument`
 ARGUMENTS: dict[str, dict[str, Any]] = {
     'image': dict(help='a picture'),
     'config': dict(help='path of a config, or mmdet::..., mmseg::..., swin_backbone::...'),
     'checkpoint': dict(help='path or URL of a checkpoint'),
-    **{f'--{name.replace("_", "-")}': one.metadata['settings'] for name, one in FIELDS.items()},
+    **{f'--{name.replace("_", "-")}': option.metadata['settings'] for name, option in FIELDS.items()},
 }
 TRAINING = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
 
@@ -288,7 +288,11 @@ def with_options(names: str) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         signature, doc = inspect.signature(function), function.__doc__ or ''
-        parameters = {name: one for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
+        parameters = {
+            name: parameter
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        }
         lines = []
         for name in names.split():
             option, kind = FIELDS[name], inspect.Parameter.KEYWORD_ONLY

@@ -26,7 +26,7 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 # A call of a marked forward, ready to run: takes the arguments of the forward without the module, and returns the
 # result of the forward.
 Plan = Callable[..., Any]
-# A plan; or the reason why there is none, as a sentence; or None: torch's forward runs under every backend.
+# A plan; or an obstacle, a sentence on why there is no plan; or None: torch's forward runs under every backend.
 Planned = Union[Plan, str, None]
 
 

@@ -72,7 +72,7 @@ from importlib.util import find_spec
 import torch
 from swin_backbone import accelerate, restore
 from swin_backbone.compat import import_torchvision
-from swin_backbone.kernels.native import why_not_in
+from swin_backbone.kernels.native import find_dtype_obstacle
 
 import_torchvision()  # of any build
 models = {}
@@ -93,7 +93,7 @@ for name, model in models.items():
         wanted = first(model(x))
         found = first(accelerate(model)(x))
         assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max(), name
-        if why_not_in(torch.float32) is None:
+        if find_dtype_obstacle(torch.float32) is None:
             assert any('_swin_backbone_record' in vars(one) for one in model.modules()), name
         assert torch.equal(first(restore(model)(x)), wanted)
 print('accelerated', *models)

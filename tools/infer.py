@@ -195,11 +195,11 @@ class Inference:
         self.task = self.progress.add_task('predicting', total=sum(map(count_frames, inputs)))
         batch: list[Prepared] = []
         try:
-            for one in self.prepared(inputs):
+            for prepared in self.prepared(inputs):
                 if len(batch) == self.batch_size:
                     self.predict(batch)
                     batch = []
-                batch.append(one)
+                batch.append(prepared)
             self.predict(batch)
         finally:
             self.results.close()
@@ -235,7 +235,7 @@ class Inference:
 
     def predict(self, batch: Sequence[Prepared]) -> None:
         """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
-        group = [one for one in batch if one[0].medium not in self.bad]
+        group = [prepared for prepared in batch if prepared[0].medium not in self.bad]
         if not group:
             return
         try:
@@ -243,8 +243,8 @@ class Inference:
         except Exception as error:
             if len(group) == 1:
                 self.fail(group[0][0], 'the model fails on it', error)
-            for one in group if len(group) > 1 else ():
-                self.predict([one])
+            for prepared in group if len(group) > 1 else ():
+                self.predict([prepared])
             return
         for (frame, item), sample in zip(group, samples):
             try:

@@ -253,15 +253,15 @@ def fuse(weights: dict[str, Tensor], parts: tuple[str, str, str], fused: str) ->
 
     Where one of the three is missing, the others keep their names.
     """
-    name = re.compile(rf'(.*\.)({"|".join(parts)})\.(\w+)')
+    pattern = re.compile(rf'(.*\.)({"|".join(parts)})\.(\w+)')
     result = {}
     for key, value in weights.items():
-        match = name.fullmatch(key)
+        match = pattern.fullmatch(key)
         names = [f'{match[1]}{part}.{match[3]}' for part in parts] if match else []
-        if not match or not all(one in weights for one in names):
+        if not match or not all(name in weights for name in names):
             result[key] = value
         elif key == names[0]:
-            values = [weights[one] for one in names]
+            values = [weights[name] for name in names]
             if any(value.dim() == 0 for value in values):
                 raise CheckpointError(f'{key}, or its key or value, has shape (): the file is damaged')
             result[f'{match[1]}{fused}{match[3]}'] = torch.cat(values)

@@ -75,13 +75,13 @@ class Windows(NamedTuple):
         """Return the three groups of windows that mix tokens of opposite edges of the map, each with its mask.
 
         Returns:
-            Three times (rows, columns, `pairs_apart` (N, N)). Without `mask_padding` no other window needs a mask.
+            Three times (rows, columns, `edge_masks` (N, N)). Without `mask_padding` no other window needs a mask.
         """
         if not any(self.shift):
             return []
         before, last = slice(None, -1), slice(-1, None)
         parts = (last, before), (before, last), (last, last)
-        return [(*part, apart) for part, apart in zip(parts, pairs_apart(self.window_size, self.shift, device))]
+        return [(*part, apart) for part, apart in zip(parts, edge_masks(self.window_size, self.shift, device))]
 
     def counts(self) -> Size:
         """Return the numbers of windows in a column and in a row."""
@@ -103,7 +103,7 @@ class Windows(NamedTuple):
 
 
 @cached_table
-def pairs_apart(window_size: Size, shift: Size, device: torch.device) -> Tensor:
+def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
     """Return whether two places are in different regions: (3, N, N), in the last row, the last column, the corner."""
     regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
     of_row_N, of_column_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))

@@ -52,13 +52,13 @@ class PQStat:
             isthing: of the counted categories. None: all.
         """
         values = {}
-        for number in (key for key, one in categories.items() if isthing in (None, one['isthing'] == 1)):
-            one = self[number]
-            whole = one.tp + (one.fp + one.fn) / 2
-            pq, sq, rq = one.iou / (whole or 1), one.iou / (one.tp or 1), one.tp / (whole or 1)
+        for number in (key for key, category in categories.items() if isthing in (None, category['isthing'] == 1)):
+            counts = self[number]
+            whole = counts.tp + (counts.fp + counts.fn) / 2
+            pq, sq, rq = counts.iou / (whole or 1), counts.iou / (counts.tp or 1), counts.tp / (whole or 1)
             values[number] = dict(pq=pq, sq=sq, rq=rq)
-        counted = [one for number, one in values.items() if self[number] != Counts()]
-        means = {name: sum(one[name] for one in counted) / (len(counted) or 1) for name in ('pq', 'sq', 'rq')}
+        counted = [counts for number, counts in values.items() if self[number] != Counts()]
+        means = {name: sum(counts[name] for counts in counted) / (len(counted) or 1) for name in ('pq', 'sq', 'rq')}
         return dict(means, n=len(counted)), values
 
 

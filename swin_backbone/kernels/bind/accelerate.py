@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...models.pyramid import SwinPyramid
-from ..native.availability import PRECISION, why_not_in
+from ..native.availability import PRECISION, find_dtype_obstacle
 from .foreign import RECORD, Record, compute, compute_norm, find_layer
 from .structure import OWN_LAYERS, plan_alone
 from .trial import try_layer
@@ -28,19 +28,19 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
     if precision is not None:
         _require_int8(model, precision)
-    ours = {id(part) for one in model.modules() if isinstance(one, SwinPyramid) for part in one.modules()}
-    modules: dict[str, Any] = {name: one for name, one in model.named_modules() if id(one) not in ours}
-    if not any(hasattr(one, name) for one in modules.values() for name in BIAS_PARAMETERS):
+    ours = {id(part) for module in model.modules() if isinstance(module, SwinPyramid) for part in module.modules()}
+    modules: dict[str, Any] = {name: module for name, module in model.named_modules() if id(module) not in ours}
+    if not any(hasattr(module, name) for module in modules.values() for name in BIAS_PARAMETERS):
         modules = {}  # there is no Swin of another package
-    layers = {name: record for name, one in modules.items() if (record := find_layer(one)) is not None}
+    layers = {name: record for name, module in modules.items() if (record := find_layer(module)) is not None}
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
     for name, record in layers.items():
         if record.origin is not None:
             swins[_swin_name_of(name), record.origin.name].append(name)
     lines = [
-        f'{name}: {type(one).__name__} is of no supported origin and stays unchanged.'
-        for name, one in modules.items()
-        if name not in layers and _looks_like_block(one)
+        f'{name}: {type(module).__name__} is of no supported origin and stays unchanged.'
+        for name, module in modules.items()
+        if name not in layers and _looks_like_block(module)
     ]
     for (root, origin), blocks in swins.items():
         stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
@@ -58,15 +58,15 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
             lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
-    own_layers = [one for one in model.modules() if precision is not None and isinstance(one, OWN_LAYERS)]
-    reasons = Counter((type(one).__name__, _refusal(one)) for one in own_layers)
+    own_layers = [module for module in model.modules() if precision is not None and isinstance(module, OWN_LAYERS)]
+    reasons = Counter((type(module).__name__, _find_int8_obstacle(module)) for module in own_layers)
     refused = {(kind, reason): number for (kind, reason), number in reasons.items() if reason is not None}
     lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
     for line in lines:
         _logger.info(f'accelerate: {line}')
     if dry_run:
         return lines
-    is_computed = len(refused) < len(reasons) or any(RECORD in vars(one) for one in model.modules())
+    is_computed = len(refused) < len(reasons) or any(RECORD in vars(module) for module in model.modules())
     if precision is not None and not is_computed:
         why = ': ' + ' '.join(sorted({reason for _, reason in refused})) if refused else ''
         raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
@@ -78,7 +78,7 @@ def _require_int8(model: nn.Module, precision: str) -> None:
     """Raise ValueError for another precision, without the library, or for a model on a GPU."""
     if precision != 'int8':
         raise ValueError(f"precision must be None or 'int8', got {precision!r}")
-    reason = why_not_in(torch.int8)
+    reason = find_dtype_obstacle(torch.int8)
     if reason is not None:
         raise ValueError(f"precision='int8' takes the compiled library: {reason}")
     devices = {parameter.device.type for parameter in model.parameters()} - {'cpu'}
@@ -86,7 +86,7 @@ def _require_int8(model: nn.Module, precision: str) -> None:
         raise ValueError(f"precision='int8' takes a model on a CPU, got {min(devices)}")
 
 
-def _refusal(layer: Any) -> Optional[str]:
+def _find_int8_obstacle(layer: Any) -> Optional[str]:
     """Return why the library does not compute a layer of ours in eight bits; None: it does, or a user's forward."""
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'
@@ -121,7 +121,7 @@ def set_precision(model: nn.Module, precision: Optional[str]) -> None:
 
 def find_swins(model: nn.Module) -> list[nn.Module]:
     """Return the Swins with accelerated blocks."""
-    blocks = [name for name, one in model.named_modules() if RECORD in vars(one) and vars(one)[RECORD].names]
+    blocks = [name for name, module in model.named_modules() if RECORD in vars(module) and vars(module)[RECORD].names]
     return [model.get_submodule(root) for root in dict.fromkeys(map(_swin_name_of, blocks))]
 
 
@@ -137,8 +137,8 @@ def restore_swin(model: nn.Module) -> None:
 
 def _looks_like_block(module: nn.Module) -> bool:
     """Return whether a module is some Swin's block: attention with a position bias, and an MLP."""
-    inside = [one for child in module.children() for one in (child, *child.children())]
-    attends = any(hasattr(one, name) for one in inside for name in BIAS_PARAMETERS)
+    inside = [module for child in module.children() for module in (child, *child.children())]
+    attends = any(hasattr(module, name) for module in inside for name in BIAS_PARAMETERS)
     return attends and any(re.search('mlp|ffn|intermediate', name) for name, _ in module.named_children())
 
 

@@ -17,7 +17,7 @@ from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosin
 from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import Modules, calls_forward, is_changed, read_modules
-from ..native.availability import TINY, Stages, is_stored, products_of, why_not
+from ..native.availability import TINY, Stages, find_obstacle, is_stored, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of
 from ..native.operators import Call, OperatorCall, plan_swin_layer
@@ -96,7 +96,7 @@ def with_drop_path(call: Any, factors_2B: Optional[Tensor], random_state: Option
 
 def plan(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
     """See `replace.Replacement`."""
-    return why_not(x_BHWC, block) or plan_block(block, x_BHWC, with_cp=getattr(block, 'with_cp', False))
+    return find_obstacle(x_BHWC, block) or plan_block(block, x_BHWC, with_cp=getattr(block, 'with_cp', False))
 
 
 def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False) -> Union[BlockPlan, str]:
@@ -111,7 +111,7 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
     modules = read_modules(block, kinds)
     if isinstance(modules, str):
         return modules
-    reason = _find_setting(block, modules, x_BHWC)
+    reason = _find_setting_obstacle(block, modules, x_BHWC)
     if reason is not None:
         return reason
     tensors: dict[str, Any] = {}
@@ -135,7 +135,9 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
     else:
         h, table_window = tensors[TABLE].shape[-1], attention.window_size
         shapes = [((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h)]
-    if any(one is not None and one.shape != shape for one, shape in zip([*tensors.values()][len(NAMES) :], shapes)):
+    if any(
+        tensor is not None and tensor.shape != shape for tensor, shape in zip([*tensors.values()][len(NAMES) :], shapes)
+    ):
         return f'A table of position biases or a scale of {type(block).__name__} is not of the shape it was built with.'
     dtype, has_gradients = products_of(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
@@ -153,15 +155,15 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
     return BlockPlan(block, call)
 
 
-def _find_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
-    """Return in a sentence which setting of a block the library does not have; None: it has all."""
+def _find_setting_obstacle(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
+    """Return a sentence on a setting of a block that the library lacks, or None."""
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     if attention.backend not in ('auto', 'native'):
         return f'The backend of the attention is {attention.backend!r}.'
     if modules['ffn.layers.0.1'].approximate != 'none':
         return 'The compiled library has exact GELU alone.'
-    if any(one.p and one.training for one in dropouts) or (attention.attn_drop_rate and attention.training):
+    if any(dropout.p and dropout.training for dropout in dropouts) or (attention.attn_drop_rate and attention.training):
         return 'The compiled library has no dropout, and a dropout rate is above 0.'
     if drop_path.training and not 0 <= drop_path.drop_prob < 1:
         return f'The compiled library takes drop path rates from 0 to below 1, not {drop_path.drop_prob}.'
@@ -179,7 +181,7 @@ def _find_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]
 def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StagePlan', None]:
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
     blocks = [*stage.blocks]
-    if why_not(x_BHWC, stage) is not None or not all(map(_runs_its_forward, blocks)):
+    if find_obstacle(x_BHWC, stage) is not None or not all(map(_runs_its_forward, blocks)):
         return None
     plans = []
     for block in blocks:

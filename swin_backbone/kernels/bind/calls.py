@@ -23,7 +23,11 @@ def list_arguments(module: Any) -> list[str]:
     if isinstance(module, torch.jit.ScriptModule):
         return []
     _, *parameters = _signature_of(type(module).forward).parameters.values()
-    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in OPTIONAL]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in OPTIONAL
+    ]
 
 
 def modules_inside(layer: nn.Module) -> dict[str, Any]:
@@ -42,8 +46,10 @@ def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Values:
 def _parameters_of(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """Return the names of the arguments of a forward, in order, and the defaults; None: there is no default."""
     _, *parameters = _signature_of(forward).parameters.values()
-    named = [one for one in parameters if one.kind is not one.VAR_KEYWORD]
-    return tuple(one.name for one in named), tuple(None if one.default is one.empty else one.default for one in named)
+    named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    return tuple(parameter.name for parameter in named), tuple(
+        None if parameter.default is parameter.empty else parameter.default for parameter in named
+    )
 
 
 def find_map(module: Any, values: Values) -> Optional[Tensor]:

@@ -19,7 +19,7 @@ from ...models.layers.swin_v2_block import cosine_scale
 from ...modes import is_recorded, linear_dtype
 from ...positions import Size, relative_position_bias
 from ...replace import Modules, hides_methods, read_modules
-from ..native.availability import TINY, Stages, is_stored, products_of, why_not
+from ..native.availability import TINY, Stages, find_obstacle, is_stored, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator
 from ..native.memory import Unfit, cache_of
 from ..native.operators import plan_swin_layer
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 def find_layer(module: Any) -> Optional[Record]:
     """Return the computation of a layer of a Swin; None for other modules."""
     arguments, modules = list_arguments(module), modules_inside(module)
-    kinds, settings = {name: type(one) for name, one in modules.items()}, _settings(modules)
+    kinds, settings = {name: type(module) for name, module in modules.items()}, _settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
         return Record(compute_merging, kinds, settings, module.reduction.in_features // 4)
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
@@ -61,16 +61,16 @@ def find_layer(module: Any) -> Optional[Record]:
     found = find_origin(module)
     if found is None:
         return None
-    channels = next(len(one.weight) for one in modules.values() if isinstance(one, nn.LayerNorm))
+    channels = next(len(module.weight) for module in modules.values() if isinstance(module, nn.LayerNorm))
     return Record(compute_block, kinds, settings, channels, *found)
 
 
-def find_obstacle(layer: Any, x: Any) -> Optional[str]:
-    """Return in a sentence why the library does not compute a layer for `x`; None: nothing has changed."""
+def find_layer_obstacle(layer: Any, x: Any) -> Optional[str]:
+    """Return a sentence on why the library does not compute a layer for `x`, or None if nothing has changed."""
     record: Record = vars(layer)[RECORD]
     if not isinstance(x, Tensor):
         return f'The first argument is no tensor, but a {type(x).__name__}.'
-    reason, kind = why_not(x, layer), cast(Any, type(layer))
+    reason, kind = find_obstacle(x, layer), cast(Any, type(layer))
     modules = reason or read_modules(layer, record.kinds)
     if isinstance(modules, str):
         return modules
@@ -86,7 +86,7 @@ def find_obstacle(layer: Any, x: Any) -> Optional[str]:
 def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the output of a call by the library; None: the layer's own forward computes."""
     record: Optional[Record] = vars(layer).get(RECORD)
-    if record is None or find_obstacle(layer, next(iter((*args, *kwargs.values())), None)) is not None:
+    if record is None or find_layer_obstacle(layer, next(iter((*args, *kwargs.values())), None)) is not None:
         return None
     try:
         return record.compute(layer, record, bind_arguments(layer, args, kwargs))
@@ -96,15 +96,18 @@ def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _settings(modules: Modules) -> dict[str, Any]:
     return {
-        f'{path}.{name}': vars(one)[name] for path, one in modules.items() for name in SETTINGS if name in vars(one)
+        f'{path}.{name}': vars(module)[name]
+        for path, module in modules.items()
+        for name in SETTINGS
+        if name in vars(module)
     }
 
 
 def rates_in(modules: Modules, record: Record) -> list[tuple[Any, str]]:
     """Return owner and attribute of each rate that must be 0 in training: dropout, and drop path of some origins."""
     names = (*RATES, 'drop_prob') if record.origin and not record.origin.drop_paths else RATES
-    rates = [(one, name) for one in modules.values() for name in names if vars(one).get(name)]
-    return rates + [(one, 'p') for one in modules.values() if isinstance(one, nn.Dropout)]
+    rates = [(module, name) for module in modules.values() for name in names if vars(module).get(name)]
+    return rates + [(module, 'p') for module in modules.values() if isinstance(module, nn.Dropout)]
 
 
 def compute_block(block: Any, record: Record, values: Values) -> Any:

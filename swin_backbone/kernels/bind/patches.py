@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...models.layers import PatchMerging
 from ...replace import is_changed, read_modules
-from ..native.availability import products_of, why_not
+from ..native.availability import find_obstacle, products_of
 from ..native.layers import OutputNormOperator, ProjectionOperator
 from ..native.memory import Unfit, cache_of
 from ..native.operators import Call, plan_swin_layer
@@ -21,7 +21,7 @@ NORM = ['norm.weight', 'norm.bias']
 
 def plan_projection(layer: Any, x: Tensor) -> Union[Call, str]:
     """See `replace.Replacement`; `x` is an image or a map."""
-    reason, merges = why_not(x, layer), isinstance(layer, PatchMerging)
+    reason, merges = find_obstacle(x, layer), isinstance(layer, PatchMerging)
     if reason is not None:
         return reason
     name, kind = ('reduction', nn.Linear) if merges else ('projection', nn.Conv2d)
@@ -47,7 +47,7 @@ def plan_projection(layer: Any, x: Tensor) -> Union[Call, str]:
     normed = len(weight) if post_norm else 4 * x.shape[3]
     if eps is not None and norm.normalized_shape != (normed,):
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
-    parameters = weight, linear.bias, *(getattr(norm, one, None) for one in ('weight', 'bias'))
+    parameters = weight, linear.bias, *(getattr(norm, leaf, None) for leaf in ('weight', 'bias'))
     dtype, has_gradients = products_of(layer, x, *parameters)
     operator = ProjectionOperator(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
     by_torch = partial(forward_by_torch, layer, [f'{name}.weight', f'{name}.bias', *NORM])
@@ -61,7 +61,7 @@ def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> Union[Call, str, 
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
     if type(norm) is nn.Identity:
         return None
-    reason = why_not(x_BHWC, stage)
+    reason = find_obstacle(x_BHWC, stage)
     if reason is not None:
         return reason
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)

@@ -32,7 +32,11 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
         layer.__dict__[PRECISION] = precision
         with torch.no_grad():
             x = torch.zeros(_smallest_shape(layer, size), dtype=torch.float32, device='cpu')
-            plans = [one.plan(layer, x) for one in kind.forward.replacements if one.backend == 'native']
+            plans = [
+                replacement.plan(layer, x)
+                for replacement in kind.forward.replacements
+                if replacement.backend == 'native'
+            ]
     except AttributeError:  # of a module of another kind inside
         return f'{type(layer).__name__} is not as it was built.'
     finally:
@@ -45,7 +49,7 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
 
 def _own_kind(layer: Any) -> Any:
     """Return the class of this package that a layer is of."""
-    return next(one for one in type(layer).__mro__ if one in OWN_LAYERS)
+    return next(kind for kind in type(layer).__mro__ if kind in OWN_LAYERS)
 
 
 def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:

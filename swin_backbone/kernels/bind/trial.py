@@ -41,7 +41,7 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
     and changes.
     """
     parameters = [*module.parameters()]
-    reason = native.why_not(parameters[0])
+    reason = native.find_obstacle(parameters[0])
     modules = reason or read_modules(module, record.kinds)
     if isinstance(modules, str):
         return 0.0, modules
@@ -62,8 +62,8 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
     ours, our_gradients = _forward_and_backward(module, partial(compute, module), *arguments)
     (outputs, structure), (our_outputs, our_structure) = tree_flatten(original), tree_flatten(ours)
-    is_tensor = [isinstance(one, Tensor) for one in outputs]
-    if structure != our_structure or is_tensor != [isinstance(one, Tensor) for one in our_outputs]:
+    is_tensor = [isinstance(tensor, Tensor) for tensor in outputs]
+    if structure != our_structure or is_tensor != [isinstance(tensor, Tensor) for tensor in our_outputs]:
         return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
     # A difference is relative to the largest number of its tensor, but at least to a tenth of the largest gradient:
     # the true gradient of a key's bias is 0.
@@ -116,6 +116,8 @@ def _forward_and_backward(
     module.zero_grad()
     with torch.enable_grad():
         output = forward(x, *others)
-        y = next(one for one in tree_leaves(output) if isinstance(one, Tensor))
+        y = next(tensor for tensor in tree_leaves(output) if isinstance(tensor, Tensor))
         (y * torch.linspace(-1, 1, y.numel()).sin().view(y.shape)).sum().backward()
-    return output, [torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *module.parameters())]
+    return output, [
+        torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in (x, *module.parameters())
+    ]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..native.availability import why_not, why_not_in
+from ..native.availability import find_dtype_obstacle, find_obstacle
 from ..native.layers import Derive, plan_layer
 from ..native.library import PRODUCTS, Convolution
 from ..native.limits import is_within
@@ -39,7 +39,7 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and why_not(x_BCHW) is None  # before any comparison of sizes: a graph would keep the comparison
+        and find_obstacle(x_BCHW) is None  # before any comparison of sizes: a graph would keep the comparison
         and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
         and _takes_dtype(_dtype_of(*tensors))
         and all(type(t) in (Tensor, Parameter) and is_readable(t) for t in tensors)
@@ -73,7 +73,7 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
 
 
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
-    if dtype is None or why_not_in(dtype) is not None:
+    if dtype is None or find_dtype_obstacle(dtype) is not None:
         return False
     return PRODUCTS[dtype] is torch.float32 or libswin().isa != 'amx'
 
@@ -168,6 +168,6 @@ def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tens
         address('packed', packed, (POINTS[tile] * N * x_BHWC.shape[3],)),
         address('bias', bias_N, (N,)),
     )
-    x, y = (address('map', one, one.shape, x_BHWC.dtype) for one in (x_BHWC, y_BHWN))
+    x, y = (address('map', maps, maps.shape, x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
     libswin().convolution_forward(byref(described), x, y)
     return y_BHWN

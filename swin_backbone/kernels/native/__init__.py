@@ -3,6 +3,6 @@
 The library is optional (`csrc/build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
 """
 
-from .availability import why_not, why_not_in
+from .availability import find_dtype_obstacle, find_obstacle
 
-__all__ = ['why_not', 'why_not_in']
+__all__ = ['find_dtype_obstacle', 'find_obstacle']

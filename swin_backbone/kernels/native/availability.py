@@ -41,10 +41,10 @@ class Storage(NamedTuple):
     reason: str
 
 
-def why_not(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
-    """Return in a sentence why the library computes nothing for tensors of the device, dtype and mode of `x`.
+def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
+    """Return a sentence on why the library does not compute with tensors like `x`, or None.
 
-    None: the library computes.
+    The device, the dtype and the modes of torch decide.
 
     Args:
         layer: a layer of a Swin with the map `x`: float32, or under autocast of any floating dtype. If the map is on
@@ -72,7 +72,7 @@ def why_not(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
         return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
     if is_torch_alone():
         return 'The compiled library has no second derivatives.'
-    return _reason_of(torch.get_autocast_dtype('cpu') if is_cast else x.dtype)
+    return _find_dtype_obstacle_once(torch.get_autocast_dtype('cpu') if is_cast else x.dtype)
 
 
 def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
@@ -80,7 +80,7 @@ def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dty
 
     The dtype is int8 if `accelerate` chose so and no gradient is recorded.
     """
-    has_gradients = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+    has_gradients = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if not has_gradients and vars(layer).get(PRECISION) == 'int8':
         return torch.int8, False
     is_cast = torch.is_autocast_enabled('cpu')
@@ -98,13 +98,13 @@ def _has_mkldnn() -> bool:
 
 
 @constant_when_compiled
-def _reason_of(dtype: torch.dtype) -> Optional[str]:
-    return why_not_in(dtype)
+def _find_dtype_obstacle_once(dtype: torch.dtype) -> Optional[str]:
+    return find_dtype_obstacle(dtype)
 
 
 @lru_cache(maxsize=len(PRODUCTS) + 1)
-def why_not_in(dtype: torch.dtype) -> Optional[str]:
-    """Return in a sentence why the operators do not compute in `dtype` here; None: they do.
+def find_dtype_obstacle(dtype: torch.dtype) -> Optional[str]:
+    """Return a sentence on why the library does not compute in `dtype` here, or None.
 
     Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.

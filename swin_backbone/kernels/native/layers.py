@@ -256,8 +256,8 @@ class BlockOperator(NamedTuple):
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         (h, D, *_), C = self.settings, weights[1].shape[0]
         require_any_sizes('block', self.dtype, 1, 1, 1, C, D, h, *self.windows.window_size, *self.windows.shift)
-        for name, one, of_one in zip(BlockWeights._fields, weights, self.shapes(C)):
-            require(name, one, of_one)
+        for name, tensor, size in zip(BlockWeights._fields, weights, self.shapes(C)):
+            require(name, tensor, size)
 
     def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
         windows, settings = self.windows, self.settings
@@ -286,13 +286,16 @@ class BlockOperator(NamedTuple):
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return `BlockWeights` in the library's order, from the field `linear` of its structure on."""
         h, product = self.settings.heads, PRODUCTS[self.dtype]
-        for name, one, shape in zip(BlockWeights._fields, weights, self.shapes(C)):
-            address(name, one, shape, copies=[])
+        for name, tensor, shape in zip(BlockWeights._fields, weights, self.shapes(C)):
+            address(name, tensor, shape, copies=[])
         panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(weights, (C // h, 1, 1, 1))]
-        vectors = [one if one is None else one.clone(memory_format=torch.contiguous_format) for one in weights[4:]]
-        linear = tuple(address('packed weight', one, one.shape, product) for one in panels)
+        vectors = [
+            tensor if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in weights[4:]
+        ]
+        linear = tuple(address('packed weight', tensor, tensor.shape, product) for tensor in panels)
         p = [
-            address(name, one, () if one is None else one.shape) for name, one in zip(BlockWeights._fields[4:], vectors)
+            address(name, tensor, () if tensor is None else tensor.shape)
+            for name, tensor in zip(BlockWeights._fields[4:], vectors)
         ]
         return Packed([*panels, *vectors], (linear, tuple(p[:4]), *p[4:]))
 
@@ -331,9 +334,9 @@ class BlockOperator(NamedTuple):
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = aligned(memory.nbytes).copy_(memory.flatten()).view(memory.shape)
             saved = address('saved', memory, _saved_size(described, groups), torch.uint8)
-        of_x, *of_weights = results = [empty(one) for one in (shape, *self.shapes(C))]
-        to_x, *to = [address('gradient', one, one.shape) for one in results]
-        panels = [address('packed weight', one, one.shape, PRODUCTS[self.dtype]) for one in transposed]
+        of_x, *of_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
+        to_x, *to = [address('gradient', tensor, tensor.shape) for tensor in results]
+        panels = [address('packed weight', tensor, tensor.shape, PRODUCTS[self.dtype]) for tensor in transposed]
         libswin().block_backward(
             *(byref(described), (c_void_p * 4)(*panels), address('x', x_BHWC, shape, copies=copies)),
             *(address('gradient', grad_BHWC, shape), saved, groups),
@@ -428,8 +431,11 @@ class ProjectionOperator(NamedTuple):
             address('vector', vector, (length,), copies=[])
         panels, (bias, *norm) = self.pack_weight(weight), vectors
         order = neighbours_first if self.merges and not self.post_norm else Tensor.clone
-        tensors = [one if one is None else turn(one) for turn, one in zip((Tensor.clone, order, order), (bias, *norm))]
-        p = [address('vector', one, () if one is None else one.shape) for one in tensors]
+        tensors = [
+            tensor if tensor is None else turn(tensor)
+            for turn, tensor in zip((Tensor.clone, order, order), (bias, *norm))
+        ]
+        p = [address('vector', tensor, () if tensor is None else tensor.shape) for tensor in tensors]
         return Packed([panels, *tensors], (address('packed weight', panels, panels.shape, panels.dtype), *p))
 
     def compute(self, x: Tensor, described: tuple[Any, Any, Size4]) -> Sequence[Tensor]:
@@ -468,7 +474,7 @@ class ProjectionOperator(NamedTuple):
         transposed = self.pack_weight(weight, transposed=True) if needs_of_x else empty(0)
         of_x = empty(x.shape) if needs_of_x else empty(0)  # a norm before the projection needs `of_x` too
         of_weight, of_bias, of_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
-        to = [address('gradient', one, one.shape) or None for one in (of_x, of_weight, of_bias, *of_norm)]
+        to = [address('gradient', tensor, tensor.shape) or None for tensor in (of_x, of_weight, of_bias, *of_norm)]
         backward = libswin().merge_backward if self.merges else libswin().embed_backward
         backward(
             *(byref(places), byref(projection)),
@@ -493,8 +499,8 @@ class OutputNormOperator(NamedTuple):
         return 'normalise_output'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        for one in weights:
-            require('vector', one, (shape[3],))
+        for tensor in weights:
+            require('vector', tensor, (shape[3],))
 
     def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
         return *weights, self.eps
@@ -508,7 +514,7 @@ class OutputNormOperator(NamedTuple):
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
         copies = [*parameters]
-        return [address('vector', one, (C,), copies=copies) for one in parameters], copies
+        return [address('vector', tensor, (C,), copies=copies) for tensor in parameters], copies
 
     def compute(self, x_BHWC: Tensor, described: tuple[Any, Any]) -> Sequence[Tensor]:
         copies: list[Any] = []
@@ -535,7 +541,7 @@ class OutputNormOperator(NamedTuple):
         libswin().output_norm_backward(
             *(address('x', x_BHWC, (B, H, W, C), copies=copies), address('gradient', grad_BCHW, (B, C, H, W))),
             *(B, H * W, C, described[0][0], self.eps, torch.get_num_threads()),
-            *(address('gradient', one, one.shape) for one in gradients),
+            *(address('gradient', tensor, tensor.shape) for tensor in gradients),
         )
         return gradients
 

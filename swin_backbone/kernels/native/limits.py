@@ -141,8 +141,8 @@ TABLE: dict[str, Callable[..., Iterable[Row]]] = {
 
 
 @lru_cache(maxsize=1024)
-def find_excess(function: str, threads: int, *sizes: int) -> Optional[str]:
-    """Return in a sentence which size the library does not take; None: it takes all.
+def find_size_obstacle(function: str, threads: int, *sizes: int) -> Optional[str]:
+    """Return a sentence on a size that the library does not take, or None.
 
     Args:
         function: a name of `TABLE`.
@@ -158,5 +158,5 @@ def find_excess(function: str, threads: int, *sizes: int) -> Optional[str]:
 
 
 def is_within(function: str, *sizes: int) -> bool:
-    """Return whether the library takes the sizes of a call, see `find_excess`."""
-    return find_excess(function, torch.get_num_threads(), *sizes) is None
+    """Return whether the library takes the sizes of a call, see `find_size_obstacle`."""
+    return find_size_obstacle(function, torch.get_num_threads(), *sizes) is None

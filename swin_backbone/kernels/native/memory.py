@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from ...compat import constant_when_compiled
 from ...modes import is_recordable, is_recorded
 from .library import DTYPES, PRODUCTS, Library, load
-from .limits import find_excess
+from .limits import find_size_obstacle
 
 Made = TypeVar('Made')
 # By role: a key, and what `make` returned, up to date if the key is unchanged; see `cached_while_unchanged`
@@ -71,8 +71,8 @@ class Unfit(ValueError):
 
 
 def require_sizes(function: str, *sizes: Any) -> None:
-    """Raise `Unfit` for sizes that the library does not take, see `limits.find_excess`."""
-    excess = find_excess(function, torch.get_num_threads(), *sizes)
+    """Raise `Unfit` for sizes that the library does not take, see `limits.find_size_obstacle`."""
+    excess = find_size_obstacle(function, torch.get_num_threads(), *sizes)
     if excess is not None:
         raise Unfit(excess)
 
@@ -80,7 +80,7 @@ def require_sizes(function: str, *sizes: Any) -> None:
 @constant_when_compiled
 def require_any_sizes(function: str, *sizes: Any) -> None:
     """Raise `Unfit` for numbers of a layer that the library does not take with maps of the smallest size."""
-    excess = find_excess(function, 1, *sizes)
+    excess = find_size_obstacle(function, 1, *sizes)
     if excess is not None:
         raise Unfit(excess)
 
@@ -152,7 +152,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     """Return a hash of all bytes of readable tensors. A change of a single number changes the hash."""
     copies: list[Tensor] = []
     count, hashed = len(tensors), c_int64()
-    pieces = (c_void_p * count)(*[address('tensor', one, one.shape, one.dtype, copies) for one in tensors])
+    pieces = (c_void_p * count)(*[address('tensor', tensor, tensor.shape, tensor.dtype, copies) for tensor in tensors])
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
     return hashed.value

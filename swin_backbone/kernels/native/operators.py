@@ -90,7 +90,7 @@ def _register(name: str, schema: Schema) -> None:
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         operator, weights = schema.make_operator(x, arguments)
         of_x, *of_weights = operator.shapes_of_results(x.shape, *weights)[1]
-        return [x.new_empty(one, dtype=torch.float32) for one in (of_x if needed[0] else (0,), *of_weights)]
+        return [x.new_empty(size, dtype=torch.float32) for size in (of_x if needed[0] else (0,), *of_weights)]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*inputs[: 1 + count], output[1])
@@ -102,7 +102,7 @@ def _register(name: str, schema: Schema) -> None:
         run = getattr(torch.ops.swin_backbone, backward_name)
         gradients = run(grad, saved, needed[: 1 + count], *tensors, *ctx.settings)
         missing = [None] * (len(needed) - len(gradients))
-        return tuple(one if is_needed else None for one, is_needed in zip([*gradients, *missing], needed))
+        return tuple(gradient if is_needed else None for gradient, is_needed in zip([*gradients, *missing], needed))
 
     LIBRARY.impl(name, forward, 'CPU')
     LIBRARY.impl(backward_name, backward, 'CPU')

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...models.windows import Windows
 from ...replace import Plan
-from .planning import why_not
+from .planning import find_kernel_obstacle
 
 
 def plan(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, str]:
     """See `replace.Replacement`."""
-    reason = why_not(attention, x_BHWC, windows)
+    reason = find_kernel_obstacle(attention, x_BHWC, windows)
     return partial(run, attention) if reason is None else reason
 
 

@@ -24,8 +24,8 @@ FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentenc
 WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
-def why_not(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
-    """Return in a sentence why the Triton kernels do not compute an attention for maps `x`; None: they do.
+def find_kernel_obstacle(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
+    """Return a sentence on why the Triton kernels do not compute an attention for maps `x`, or None.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
     kernel fails in its trial on a CUDA device, one warning gives the reason. See `replace.Replacement`.
@@ -53,7 +53,7 @@ def why_not(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
 def _find_reason_in_settings(
     recorder: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
 ) -> Optional[str]:
-    """Return in a sentence why no GPU can compute an attention by the kernels; None: a GPU may."""
+    """Return a sentence on why no GPU can compute an attention by the kernels, or None."""
     if recorder not in (None, 'torch.compile', 'torch.export'):
         return f'The kernel has no version for {recorder}.'
     if dropout:

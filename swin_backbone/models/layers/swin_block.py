@@ -54,9 +54,9 @@ class BaseAttention(nn.Module):
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_recorded or q.device.type in BY_PRODUCTS:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
-            for rows, columns, apart_NN in edges:
+            for rows, columns, masked_NN in edges:
                 # Outside autograd: the softmax gives masked logits a gradient of 0.
-                logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(apart_NN, -torch.inf)
+                logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(masked_NN, -torch.inf)
             # With a dtype, since autocast computes a softmax in float32 without. Its sums are in float32 in any case.
             weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
             y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
@@ -80,10 +80,10 @@ def _attend_fused(
             return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale).transpose(1, 2)
 
     y_LNhd = attend_all(bias_LhNN, *qkv).clone(memory_format=torch.contiguous_format)
-    for rows, columns, apart_NN in edges:
+    for rows, columns, masked_NN in edges:
         qkv_edge = [x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in qkv]
         y_edge = y_LNhd.unflatten(0, grid)[:, rows, columns]
-        y_edge.copy_(attend_all(bias_LhNN.masked_fill(apart_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
+        y_edge.copy_(attend_all(bias_LhNN.masked_fill(masked_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
     return y_LNhd.flatten(2)
 
 

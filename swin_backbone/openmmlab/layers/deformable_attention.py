@@ -33,7 +33,7 @@ class MultiScaleDeformableAttention(Base):
         if (
             reference_points is None
             or spatial_shapes is None
-            or native.why_not(query) is not None
+            or native.find_obstacle(query) is not None
             or not self._has_sizes(query, query if value is None else value, spatial_shapes)
         ):
             y = super().forward(

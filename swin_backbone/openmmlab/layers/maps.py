@@ -44,8 +44,8 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
     """
     from .conv3x3 import use_channels_last  # needs kernels/
 
-    excluded = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
-    excluded.update(id(one) for swin in swins for one in swin.modules())
+    excluded = {id(layer) for module in model.modules() for layer in getattr(module, 'roi_layers', ())}
+    excluded.update(id(layer) for swin in swins for layer in swin.modules())
     for module in model.modules():
         if id(module) not in excluded and (takes_float32_maps(module) or not _is_tested(module)):
             return

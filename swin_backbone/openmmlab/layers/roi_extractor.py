@@ -33,7 +33,9 @@ class SingleRoIExtractor(OfMMDet):
             roi_scale_factor: growth of regions around their centres, after levels are chosen.
         """
         layers = list(self.roi_layers)[: len(feats)]
-        if feats[0].device.type != 'cpu' or any(type(one) is not RoIAlign or one.pool_mode != 'avg' for one in layers):
+        if feats[0].device.type != 'cpu' or any(
+            type(layer) is not RoIAlign or layer.pool_mode != 'avg' for layer in layers
+        ):
             of_mmdet: Tensor = super().forward(feats, rois, roi_scale_factor)
             return of_mmdet
         if len(feats) == 1:
@@ -44,7 +46,9 @@ class SingleRoIExtractor(OfMMDet):
                 rois = self.roi_rescale(rois, roi_scale_factor)
         levels_R, order_R = levels_R.sort(stable=True)
         counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
-        settings = [(*one.output_size, one.spatial_scale, one.sampling_ratio, MEAN, one.aligned) for one in layers]
+        settings = [
+            (*layer.output_size, layer.spatial_scale, layer.sampling_ratio, MEAN, layer.aligned) for layer in layers
+        ]
         align: Any = _RoIAlign
         sorted_RCIJ: Tensor = align.apply(rois[order_R], counts, settings, *feats)
         return sorted_RCIJ[order_R.argsort()]

@@ -358,7 +358,8 @@ def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, i
     corners = [x, y, x + width, y + height]
     around = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
     (x1, y1, x2, y2), (x3, y3, x4, y4) = (
-        [min(max(value, 0), size[1 - place % 2]) for place, value in enumerate(one)] for one in (corners, around)
+        [min(max(value, 0), size[1 - place % 2]) for place, value in enumerate(numbers)]
+        for numbers in (corners, around)
     )
     shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
     return 3 * shared < (x2 - x1) * (y2 - y1) + (x4 - x3) * (y4 - y3)

@@ -53,7 +53,7 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
         if stated > len(instances):
             lost = stated - len(instances)
             left_out.add(f'objects that {type(dataset).__name__} does not load', f'{lost} of {name}', lost)
-        flags = np.array([one.get('ignore_flag', 0) for one in instances], bool)
+        flags = np.array([instance.get('ignore_flag', 0) for instance in instances], bool)
         if flags.any():
             left_out.add(CROWD, f'{flags.sum()} of {name}', int(flags.sum()))
         if not looked or time.monotonic() < end:

@@ -192,7 +192,7 @@ def turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
         return pixels
     is_transposed, *reversed_ = TURNS[orientation]
     pixels = pixels.swapaxes(0, 1) if is_transposed else pixels
-    steps = tuple(slice(None, None, -1 if one else 1) for one in reversed_)
+    steps = tuple(slice(None, None, -1 if is_reversed else 1) for is_reversed in reversed_)
     return np.ascontiguousarray(pixels[steps])
 
 
@@ -262,15 +262,15 @@ def open_gdal(
             colours = np.zeros((1 << 8 * dtype.itemsize, 3), np.uint8)
             for value, colour in page.colormap(1).items():
                 colours[value] = colour[:3]
-    bands = 1 if colours is not None else 3 if is_converted else sum(one.count for one in pages)
+    bands = 1 if colours is not None else 3 if is_converted else sum(page.count for page in pages)
 
     def read(rows: Span, columns: Span, most: int) -> NDArray[Any]:
         parts: list[NDArray[Any]] = []
         with _gdal(f'{name} at rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]}'):
-            for one in pages:
-                wanted = min(one.count, most - sum(map(len, parts)))
+            for page in pages:
+                wanted = min(page.count, most - sum(map(len, parts)))
                 if wanted > 0:
-                    parts.append(one.read(list(range(1, wanted + 1)), window=(rows, columns)))
+                    parts.append(page.read(list(range(1, wanted + 1)), window=(rows, columns)))
         bands_CHW: NDArray[Any] = np.concatenate(parts)
         return bands_CHW.transpose(1, 2, 0)
 

@@ -103,7 +103,7 @@ def export(
     if is_calibrated:
         calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
     wanted = partial(result_of, predictor) if part == 'model' else None
-    samples = [verify.Sample(f'picture {number} of --pictures', one) for number, one in enumerate(pictures, 1)]
+    samples = [verify.Sample(f'picture {number} of --pictures', picture) for number, picture in enumerate(pictures, 1)]
     if wanted and not samples:
         samples = shown_pictures(cfg, 'test', wanted)
         if is_calibrated:  # for pictures of this kind, not for generated ones
@@ -178,7 +178,7 @@ def write(
             figures = verify.verify_results(Model(folder), wanted, samples or made_pictures(graph), allowed)
         manifest['verification'] = figures
         if is_calibrated:
-            before, after = ({**measure(one, calibration), **metric(one)} for one in (wide, folder))
+            before, after = ({**measure(exported, calibration), **metric(exported)} for exported in (wide, folder))
             manifest['quantization'] = dict(pictures=len(calibration), before=before, after=after)
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + '\n')
     return read_manifest(out)

@@ -66,7 +66,9 @@ def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
             return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
     except Exception as error:
         frames = [
-            one for one in traceback.extract_tb(error.__traceback__) if not Path(one.filename).is_relative_to(TORCH)
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not Path(frame.filename).is_relative_to(TORCH)
         ]
         where = f'{frames[-1].name} in {frames[-1].filename}:{frames[-1].lineno}'
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -133,9 +135,9 @@ def _products(head: nn.Module) -> list[nn.Module]:
 def _narrow(module: nn.Module) -> None:
     """Make a module compute in float16, between inputs and outputs in float32."""
     module.half()
-    module.register_forward_pre_hook(lambda _, given: tuple(one.half() for one in given))
+    module.register_forward_pre_hook(lambda _, given: tuple(tensor.half() for tensor in given))
     module.register_forward_hook(
-        lambda _, given, out: out.float() if isinstance(out, Tensor) else tuple(one.float() for one in out)
+        lambda _, given, out: out.float() if isinstance(out, Tensor) else tuple(tensor.float() for tensor in out)
     )
 
 

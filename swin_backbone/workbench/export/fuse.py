@@ -52,7 +52,7 @@ def _split_projection(graph: ir.Graph, transpose: Any) -> None:
     add = transpose.inputs[0].producer().inputs[0].producer()
     matmul = add.inputs[0].producer() if add is not None and add.op_type == 'Add' else None
     slices = [use.node for use in transpose.outputs[0].uses()]
-    if matmul is None or matmul.op_type != 'MatMul' or any(one.op_type != 'Slice' for one in slices):
+    if matmul is None or matmul.op_type != 'MatMul' or any(node.op_type != 'Slice' for node in slices):
         return
     weight, bias = _constant(matmul.inputs[1]), _constant(add.inputs[1])
     if weight is None or bias is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...kernels.bind.block import BlockPlan
 from ...kernels.bind.structure import norm_values, plan_alone
 from ...kernels.detection.convolution import MIN_CHANNELS
-from ...kernels.native.availability import why_not_in
+from ...kernels.native.availability import find_dtype_obstacle
 from ...kernels.native.layers import neighbours_first
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
@@ -89,7 +89,7 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
     dtype = dict(fp32=torch.float32, bf16=torch.bfloat16, int8=torch.int8)[precision]
     module: Any = copy.deepcopy(graph.module)
     backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
-    reason = why_not_in(dtype)
+    reason = find_dtype_obstacle(dtype)
     if reason is None and not isinstance(backbone, SwinPyramid):
         reason = f'the backbone is {type(backbone).__name__}'
     if reason is not None:

@@ -147,7 +147,7 @@ class Padding(nn.Module):
 
 def content_size(content: Content) -> Tensor:
     """Return height and width of the content, (2,) int64."""
-    return torch.stack([one.sum() for one in content])
+    return torch.stack([mask.sum() for mask in content])
 
 
 def crop(x_BCHW: Tensor, content: Content) -> Tensor:
@@ -205,7 +205,7 @@ def _step(pipeline: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
 def _pad_values(step: dict[str, Any]) -> list[float]:
     value = step.get('pad_val', 0)
     value = value.get('img', 0) if isinstance(value, dict) else value
-    return [float(one) for one in (value if isinstance(value, Sequence) else [value])]
+    return [float(number) for number in (value if isinstance(value, Sequence) else [value])]
 
 
 def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
@@ -290,7 +290,9 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
 
 def _neutral_values(preprocessor: dict[str, Any], bands: int) -> list[float]:
     """Return the pixel values, by band of a file, that become a data preprocessor's pad value."""
-    mean, std = (np.broadcast_to(preprocessor.get(name) or [one], bands) for name, one in (('mean', 0), ('std', 1)))
+    mean, std = (
+        np.broadcast_to(preprocessor.get(name) or [default], bands) for name, default in (('mean', 0), ('std', 1))
+    )
     values = mean + std * preprocessor.get('pad_value', preprocessor.get('pad_val', 0))
     is_flipped = bands == 3 and (preprocessor.get('bgr_to_rgb') or preprocessor.get('rgb_to_bgr'))
     return [float(value) for value in (values[::-1] if is_flipped else values)]

@@ -62,22 +62,24 @@ def training_pictures(cfg: Config) -> list[NDArray[Any]]:
 
 def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: nn.Module) -> list[Feed]:
     """Return the inputs of a graph, made from pictures. A part of one size takes images of this size."""
-    pictures = [one if one.shape[2] == 3 else one.astype(np.float32) for one in pictures]
+    pictures = [picture if picture.shape[2] == 3 else picture.astype(np.float32) for picture in pictures]
     pipeline = cfg.test_dataloader.dataset.pipeline
     if graph.task != 'maps':
         rule = resize_rule(pipeline)
-        return [[resize(one, rule)[None], np.array(one.shape[:2], np.int64)] for one in pictures]
+        return [[resize(picture, rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
     normalise = Normalise(preprocessor)
     if graph.free:
         rule, padding = resize_rule(pipeline), Padding(pipeline)
-        images = [normalise(padding(torch.from_numpy(resize(one, rule)[None]), torch.zeros(2))[0]) for one in pictures]
+        images = [
+            normalise(padding(torch.from_numpy(resize(picture, rule)[None]), torch.zeros(2))[0]) for picture in pictures
+        ]
     else:
         normalise.divisor, (H, W) = 1, graph.inputs[0].shape[2:]
         keeps_ratio = any(step.get('keep_ratio') for step in pipeline)
         rule, images = letterbox_rule((H, W)) if keeps_ratio else dict(scale=(W, H), keep_ratio=False), []
-        for one in pictures:
-            height, width = resized_size((one.shape[0], one.shape[1]), rule)
-            image = normalise(torch.from_numpy(resize(one, rule)[None, :height, :width]))
+        for picture in pictures:
+            height, width = resized_size((picture.shape[0], picture.shape[1]), rule)
+            image = normalise(torch.from_numpy(resize(picture, rule)[None, :height, :width]))
             images.append(F.pad(image, (0, W - width, 0, H - height), value=normalise.pad_value))
     return [[image.contiguous().numpy()] for image in images]
 

@@ -94,7 +94,7 @@ class Model:
         for array, port in zip(inputs, ports):
             dtype, shape = port['dtype'], port['shape']
             is_array = isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == len(shape)
-            fits = is_array and all(isinstance(one, str) or one == length for one, length in zip(shape, array.shape))
+            fits = is_array and all(isinstance(size, str) or size == length for size, length in zip(shape, array.shape))
             _require(port['name'], array, fits, f'{dtype} values ({", ".join(map(str, shape))})')
             _require(port['name'], array, array.size > 0, 'at least one value')
             is_finite = array.dtype.kind != 'f' or bool(np.isfinite(array).all())

@@ -70,7 +70,7 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
     for image in map(torch.from_numpy, images) if images else (torch.randn(s, generator=generator) for s in shapes):
         shape = image.shape
         with torch.no_grad():
-            wanted = [one.numpy() for one in graph.module(image)]
+            wanted = [tensor.numpy() for tensor in graph.module(image)]
         got = run([image.numpy()])
         errors = [map_error(*pair, precision) for pair in zip(got, wanted)]
         figures.append(dict(shape=list(shape), error=max(errors)))
@@ -156,7 +156,7 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
         compared = labels.size if np.ptp(labels) else 0
         return dict(compared=compared, equal_labels=float(_as_good(got['labels'], wanted).mean()))
     tolerance, scores = SCORE_TOLERANCE[precision], np.concatenate([wanted['scores'], got['scores']])
-    full = [one['scores'].min() for one in (wanted, got) if most and len(one['scores']) == most]
+    full = [side['scores'].min() for side in (wanted, got) if most and len(side['scores']) == most]
     # Rounding may move an object over the end of a list: the model's threshold, or the largest number of objects.
     least = max([CLEAR_SCORE, *full]) + tolerance
     if len(scores) and not (scores >= least).any():
@@ -165,7 +165,7 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
     pairs += [(got, wanted, index) for index in _clear(got, least)]
     figure: dict[str, Any] = dict(objects=len(wanted['scores']), found=len(got['scores']), compared=len(pairs))
     if pairs:
-        ious, errors, mask_ious = np.array([_best_match(other, one, index) for one, other, index in pairs]).T
+        ious, errors, mask_ious = np.array([_best_match(other, side, index) for side, other, index in pairs]).T
         matched = (ious >= MATCH_IOU[precision]) & (errors <= tolerance) & (mask_ious >= MATCH_MASK_IOU[precision])
         figure.update(matched=float(matched.mean()), least_iou=float(ious.min()), score_error=float(errors.max()))
         if 'masks' in wanted:
@@ -203,10 +203,10 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
     best = same[np.lexsort((errors, -np.round(ious, 3)))[0]]
     mask_iou = 1.0
     if 'masks' in wanted:
-        one, other = wanted['masks'][index], got['masks'][best]
+        mask, other = wanted['masks'][index], got['masks'][best]
         mask_iou = 0.0
-        if one.shape == other.shape:
-            mask_iou = 1 - float((one ^ other).sum()) / max(FEW_PIXELS, (one | other).sum())
+        if mask.shape == other.shape:
+            mask_iou = 1 - float((mask ^ other).sum()) / max(FEW_PIXELS, (mask | other).sum())
     return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou
 
 

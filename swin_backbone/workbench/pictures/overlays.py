@@ -162,7 +162,7 @@ def _draw(
         if outline:
             rows, columns = np.nonzero(values > 0)
             corner = columns.min() * stride - 0.5, rows.min() * stride - 0.5
-            across, down = (int(np.ptp(one) + 1) * stride for one in (columns, rows))
+            across, down = (int(np.ptp(axis) + 1) * stride for axis in (columns, rows))
             axis.add_patch(Rectangle(corner, across, down, fill=False, edgecolor='#56B4E9', linewidth=1.5))
             title += f'\n{len(rows)} of {values.size} tokens'
     if token is not None:

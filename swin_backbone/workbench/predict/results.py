@@ -98,7 +98,9 @@ class Results:
             for folder, suffix in folders.items():
                 path = self._path(folder, medium.name, '' if medium.is_video else suffix)
                 paths += path.rglob(f'*{suffix}') if medium.is_video else [path]
-        check = partial(check_outputs, *paths, inputs=[*inputs, *(one.path for one in media)], overwrite=overwrite)
+        check = partial(
+            check_outputs, *paths, inputs=[*inputs, *(medium.path for medium in media)], overwrite=overwrite
+        )
         check()
         make_folder(self.out_dir)
         self.lock.enter_context(only_process(self.out_dir, 'writes to'))
@@ -181,8 +183,10 @@ class Results:
         ids_HW = enlarge(prediction.segment_map.astype(np.uint16), frame.size)
         areas = np.bincount(ids_HW.ravel())
         segments = [
-            dict(id=one['id'], category_id=prediction.category_ids[one['label']], area=int(areas[one['id']]))
-            for one in prediction.segments
+            dict(
+                id=segment['id'], category_id=prediction.category_ids[segment['label']], area=int(areas[segment['id']])
+            )
+            for segment in prediction.segments
         ]
         bgr_HW3 = np.stack([ids_HW * 0, ids_HW >> 8, ids_HW & 255], 2).astype(np.uint8)  # id = R + 256 G + 65536 B
         write_whole(self._path('panoptic', frame.name, '.png'), cv2.imencode('.png', bgr_HW3)[1].tobytes())

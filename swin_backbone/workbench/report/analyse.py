@@ -33,7 +33,7 @@ def detection_report(
     counts = [*np.bincount(errors.kind, minlength=len(KINDS)).tolist(), int(errors.is_missed.sum())]
     number, gains = dict(zip([*KINDS, 'missed'], counts)), costs(main, errors)
     # Poor masks would make right labels look wrong. The kind with the higher AP at IoU 0.5 judges labels.
-    judge = max(evaluations, key=lambda one: (one.stats[1] or 0, one is main))
+    judge = max(evaluations, key=lambda evaluation: (evaluation.stats[1] or 0, evaluation is main))
     judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
     on_objects = main.found.result[errors.pairs[0, errors.pairs[2] >= FOUND_IOU].astype(int)]
     labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]), on_objects)
@@ -51,9 +51,9 @@ def detection_report(
         for other in evaluations[:-1]:
             row['AP of boxes'] = mean_precision(other.precision[:, :, label, 0, -1])
     sizes, by_iou = {}, {}
-    for one in evaluations:
-        kind, parts = one.params.iouType, zip(one.params.iouThrs, one.precision)
-        sizes[kind] = dict(zip(STATS, one.stats))
+    for evaluation in evaluations:
+        kind, parts = evaluation.params.iouType, zip(evaluation.params.iouThrs, evaluation.precision)
+        sizes[kind] = dict(zip(STATS, evaluation.stats))
         by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
     most = int(np.bincount(main.objects.picture, minlength=1).max())  # objects of a picture
     costliest = sorted(gains, key=lambda kind: -gains[kind])
@@ -85,19 +85,26 @@ def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[st
     objects, counts = np.append(totals, totals.sum())[:, None], []
     for kept in (found.match >= -1, found.match >= 0):
         label, score = found.label[kept], found.score[kept]
-        groups = [np.sort(score[label == one]) for one in range(len(names))] + [np.sort(score)]
+        groups = [np.sort(score[label == number]) for number in range(len(names))] + [np.sort(score)]
         counts.append([len(group) - np.searchsorted(group, THRESHOLDS) for group in groups])
     predicted, right = np.array(counts)  # (K + 1, 101)
     f1, best = 2 * right / np.maximum(predicted + objects, 1), []
     values = dict(F1=f1, precision=right / np.maximum(predicted, 1), recall=right / np.maximum(objects, 1))
     for row, equal in enumerate(f1 == f1.max(1, keepdims=True)):
         at = np.flatnonzero(equal)[(equal.sum() - 1) // 2]
-        best.append(dict(threshold=float(THRESHOLDS[at]), **{key: float(one[row, at]) for key, one in values.items()}))
+        best.append(
+            dict(
+                threshold=float(THRESHOLDS[at]),
+                **{key: float(figures[row, at]) for key, figures in values.items()},
+            )
+        )
     curves = evaluation.precision[np.abs(evaluation.params.iouThrs - FOUND_IOU).argmin(), :, :, 0, -1].T  # (K, 101)
     there = np.flatnonzero(totals)
     rows = [(names[row], curves[row], f1[row]) for row in there]
     rows += [('all', curves[there].mean(0), f1[-1])] if rows else []
-    return best, {name: dict(precision=one.round(4).tolist(), F1=two.round(4).tolist()) for name, one, two in rows}
+    return best, {
+        name: dict(precision=precision.round(4).tolist(), F1=f1.round(4).tolist()) for name, precision, f1 in rows
+    }
 
 
 def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
@@ -125,12 +132,12 @@ def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, An
         path = outline(item['segmentation']) if evaluation.params.iouType == 'segm' else ''
         panels[panel].append(Shape(item['bbox'], text, bool(is_right), path))
 
-    for one in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
-        label = evaluation.truth.anns[objects.id[one]]
-        add(0, label, names[objects.label[one]], (found.match[strong] == one).any())
-    for one in np.flatnonzero((found.picture == number) & strong):
-        text = f'{names[found.label[one]]} {found.score[one]:.2f}'
-        add(1, evaluation.results[found.result[one]], text, found.match[one] >= 0)
+    for row_number in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
+        label = evaluation.truth.anns[objects.id[row_number]]
+        add(0, label, names[objects.label[row_number]], (found.match[strong] == row_number).any())
+    for row_number in np.flatnonzero((found.picture == number) & strong):
+        text = f'{names[found.label[row_number]]} {found.score[row_number]:.2f}'
+        add(1, evaluation.results[found.result[row_number]], text, found.match[row_number] >= 0)
     return draw(row['file'], load, panels)
 
 

@@ -73,7 +73,7 @@ def report_on_test(
         runner.register_hook(keep)
         numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
         labels, results, pictures = keep.write()
-        config = {key: one for key, one in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
+        config = {key: value for key, value in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
         about = dict(
             title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
             checkpoint=checkpoint,
@@ -97,7 +97,7 @@ class _Objects(Hook):  # `write` of these hooks returns labels, results and the 
     """Keeps the objects of a detector, as mmdet's CocoMetric has got them."""
 
     def __init__(self, runner: Runner, folder: Path, overwrite: bool):
-        self.metric = next(one for one in runner.test_evaluator.metrics if type(one).__name__ == 'CocoMetric')
+        self.metric = next(metric for metric in runner.test_evaluator.metrics if type(metric).__name__ == 'CocoMetric')
         self.kinds = [kind for kind in ('bbox', 'segm') if kind in self.metric.metrics]
         if not self.kinds:
             raise ValueError(f"a report takes a CocoMetric of 'bbox' or 'segm', got metric={self.metric.metrics}")
@@ -157,10 +157,12 @@ class _LabelMaps(Hook):
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """See `Hook`."""
-        for one in outputs:
-            label_HW, predicted_HW = (part.data.squeeze().cpu().numpy() for part in (one.gt_sem_seg, one.pred_sem_seg))
+        for sample in outputs:
+            label_HW, predicted_HW = (
+                part.data.squeeze().cpu().numpy() for part in (sample.gt_sem_seg, sample.pred_sem_seg)
+            )
             label_HW = np.where(label_HW == self.ignored, self.ignored_value, label_HW)
-            name = f'{_relative(one.img_path, self.pictures)}.png'
+            name = f'{_relative(sample.img_path, self.pictures)}.png'
             for folder, values_HW in ((self.labels, label_HW), (self.results, predicted_HW)):
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,12 +183,12 @@ class _Scores(Hook):
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """See `Hook`."""
-        several = [one.img_path for one in outputs if one.gt_label.numel() != 1]
+        several = [sample.img_path for sample in outputs if sample.gt_label.numel() != 1]
         if several:
             raise ValueError(
                 f'a report takes a classifier with one class for a picture, got several or none for {several[0]}'
             )
-        self.kept += [(one.img_path, one.gt_label.item(), one.pred_score.tolist()) for one in outputs]
+        self.kept += [(sample.img_path, sample.gt_label.item(), sample.pred_score.tolist()) for sample in outputs]
 
     def write(self) -> tuple[Path, Path, Path]:
         pictures = _common_folder(file for file, _, _ in self.kept)

@@ -41,7 +41,9 @@ class PixelCounts:
         names = (self.classes[place] for place in divmod(int(errors.argmax()), number))
         wrong = float(errors.sum() / max(counts.sum(), 1))
         self.pictures.append(dict(file=file, wrong=wrong, mainly=' as '.join(names) if wrong else ''))
-        label, predicted = (reduce(one.astype(np.int32), SIDE, cv2.INTER_NEAREST) for one in (label_HW, predicted_HW))
+        label, predicted = (
+            reduce(labels.astype(np.int32), SIDE, cv2.INTER_NEAREST) for labels in (label_HW, predicted_HW)
+        )
         self.worst.append((wrong, -len(self.pictures), label, predicted))
         self.worst = sorted(self.worst, reverse=True)[:WORST]
 

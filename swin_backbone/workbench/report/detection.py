@@ -78,7 +78,9 @@ class Evaluation(NamedTuple):
         found = [self.results[row][key] for row in self.found.result[rows]]
         if not (found and labels):
             return np.zeros((len(found), len(labels)))
-        shared: Array = coco_mask.iou(found, [one[key] for one in labels], [int(one['iscrowd']) for one in labels])
+        shared: Array = coco_mask.iou(
+            found, [annotation[key] for annotation in labels], [int(annotation['iscrowd']) for annotation in labels]
+        )
         return shared
 
 
@@ -92,11 +94,23 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     """
     categories = np.unique(params.catIds or truth.getCatIds()).tolist()
     pictures = np.unique(params.imgIds or truth.getImgIds()).tolist()
-    number_of, label_of = ({one: number for number, one in enumerate(ids)} for ids in (pictures, categories))
-    labelled = [one for one in truth.anns.values() if one['image_id'] in number_of and one['category_id'] in label_of]
-    labelled.sort(key=lambda one: number_of[one['image_id']])
-    row_of = {one['id']: row for row, one in enumerate(labelled)}
-    rows = [(one['id'], number_of[one['image_id']], label_of[one['category_id']], one['iscrowd']) for one in labelled]
+    number_of, label_of = ({key: number for number, key in enumerate(ids)} for ids in (pictures, categories))
+    labelled = [
+        annotation
+        for annotation in truth.anns.values()
+        if annotation['image_id'] in number_of and annotation['category_id'] in label_of
+    ]
+    labelled.sort(key=lambda annotation: number_of[annotation['image_id']])
+    row_of = {annotation['id']: row for row, annotation in enumerate(labelled)}
+    rows = [
+        (
+            annotation['id'],
+            number_of[annotation['image_id']],
+            label_of[annotation['category_id']],
+            annotation['iscrowd'],
+        )
+        for annotation in labelled
+    ]
     ids, pictured, labels_N, crowds = np.array(rows, int).reshape(-1, 4).T
     objects = Objects(ids, pictured, labels_N, is_crowd := crowds.astype(bool))
     by_class: dict[int, list[int]] = defaultdict(list)
@@ -132,7 +146,7 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     score = np.array([results[row]['score'] for row in index], float)
     matched = Found(index, picture, labels, score, match)
     names, totals = (
-        [truth.cats[one]['name'] for one in categories],
+        [truth.cats[category]['name'] for category in categories],
         np.bincount(labels_N[~is_crowd], minlength=len(categories)),
     )
     is_found = np.isin(np.arange(len(labelled)), match)

@@ -73,33 +73,35 @@ def read_objects(labels: Path, results: Path) -> list[Evaluation]:
     truth.dataset, found = _load_json(labels), _load_json(results)
     if not isinstance(truth.dataset, dict) or not {'images', 'annotations', 'categories'} <= truth.dataset.keys():
         raise ValueError(f'{labels} takes a COCO JSON with images, annotations and categories')
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
-    for number, one in enumerate(truth.dataset['annotations'], 1):
-        one['own_id'], one['id'] = one.get('own_id', one.get('id')), number  # 0 is no object to COCOeval
-        one.setdefault('iscrowd', 0)
-        one.setdefault('area', one['bbox'][2] * one['bbox'][3] if 'bbox' in one else 0)
+    for number, item in enumerate(truth.dataset['annotations'], 1):
+        item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
+        item.setdefault('iscrowd', 0)
+        item.setdefault('area', item['bbox'][2] * item['bbox'][3] if 'bbox' in item else 0)
     with silent():
         truth.createIndex()
     for key, known in (('image_id', truth.imgs), ('category_id', truth.cats), ('score', None)):
-        wrong = next((one for one in found if key not in one or (known is not None and one[key] not in known)), None)
+        wrong = next(
+            (item for item in found if key not in item or (known is not None and item[key] not in known)), None
+        )
         if wrong is not None:
             raise ValueError(f'{results} takes results with a {key} of {labels}, got {key}={wrong.get(key)!r}')
-    kinds = [key for key in ('bbox', 'segmentation') if all(key in one for one in [*found, *truth.anns.values()])]
+    kinds = [key for key in ('bbox', 'segmentation') if all(key in item for item in [*found, *truth.anns.values()])]
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
     if 'segmentation' in kinds:
         with silent():
-            for one in (*found, *truth.anns.values()):
-                one['segmentation'] = truth.annToRLE(one)
+            for item in (*found, *truth.anns.values()):
+                item['segmentation'] = truth.annToRLE(item)
                 if 'bbox' not in kinds:  # of a model of masks alone
-                    one['bbox'] = coco_mask.toBbox(one['segmentation']).tolist()
+                    item['bbox'] = coco_mask.toBbox(item['segmentation']).tolist()
     evaluations = []
     for key in kinds:
         params = Params('segm' if key == 'segmentation' else 'bbox')
         scored = found
         if key == 'segmentation':
-            scored = [{**one, 'score': one.get('mask_score', one['score'])} for one in found]
+            scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in found]
         most = max((len(truth.imgToAnns[number]) for number in truth.imgs), default=0)
         params.maxDets = [1, 10, max(1000, most)]
         evaluations.append(evaluate(truth, scored, params))
@@ -122,7 +124,7 @@ def encode_objects(coco: Mapping[str, Any], files: Mapping[Any, str]) -> bytes:
         for image in coco['images']
     ]
     annotations = [
-        {key: value for key, value in one.items() if key not in COCOEVALS_KEYS} for one in coco['annotations']
+        {key: value for key, value in item.items() if key not in COCOEVALS_KEYS} for item in coco['annotations']
     ]
     data = dict(images=images, annotations=annotations, categories=coco['categories'])
     return json.dumps(data, default=_to_json).encode()

@@ -36,11 +36,11 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
         report=report,
         thumbnails=thumbnails,
         worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric], -row[report['unit']])),
-        confused=sorted(confused, key=lambda one: -one[2]),
+        confused=sorted(confused, key=lambda pair: -pair[2]),
         matrix=[(names[i], [(names[k], counts[i, k], i == k) for k in shown], counts[i].sum()) for i in shown],
         left_out=len(there) - len(shown),
         lines={
-            key: {name: [*zip(THRESHOLDS, one[key])] for name, one in curves.items()} for key in ('precision', 'F1')
+            key: {name: [*zip(THRESHOLDS, curve[key])] for name, curve in curves.items()} for key in ('precision', 'F1')
         },
         meaning=MEANING,
         ours=main_metric(report, report['compared_kind']),
@@ -61,8 +61,8 @@ def _link(file: str, folder: Path) -> str:
 
 def common_kind(reports: Sequence[Mapping[str, Any]]) -> Optional[str]:
     """Return the kind of AP that all reports of detectors have, masks ('segm') before 'bbox'; None: no kind."""
-    kinds = [[*one.get('sizes', ())] for one in reports]
-    return next((kind for kind in reversed(kinds[0]) if all(kind in one for one in kinds)), None)
+    kinds = [[*report.get('sizes', ())] for report in reports]
+    return next((kind for kind in reversed(kinds[0]) if all(kind in others for others in kinds)), None)
 
 
 def main_metric(report: Mapping[str, Any], kind: Optional[str]) -> dict[str, Optional[float]]:

@@ -159,8 +159,8 @@ def _add_an_object(sample: Any) -> None:
     """Add an object of zeros to a detector's prediction without objects, for which COCO's metrics have no names."""
     objects = getattr(sample, 'pred_instances', None)
     if isinstance(objects, InstanceData) and not len(objects):
-        one = {name: value.new_zeros(1, *value.shape[1:]) for name, value in objects.items()}
-        sample.pred_instances = InstanceData(**one)
+        single = {name: value.new_zeros(1, *value.shape[1:]) for name, value in objects.items()}
+        sample.pred_instances = InstanceData(**single)
 
 
 class SameBuffersHook(Hook):

@@ -89,10 +89,10 @@ def digest_of(path: Path) -> str:
     """
     digest = hashlib.sha256(b'%d' % path.stat().st_mtime_ns)
     if path.is_dir():
-        for one in sorted(path.rglob('*')):
-            digest.update(b'%d' % one.stat().st_mtime_ns)
-            if one.name in ('zarr.json', '.zarray', '.zattrs'):
-                digest.update(one.read_bytes())
+        for entry in sorted(path.rglob('*')):
+            digest.update(b'%d' % entry.stat().st_mtime_ns)
+            if entry.name in ('zarr.json', '.zarray', '.zattrs'):
+                digest.update(entry.read_bytes())
         return digest.hexdigest()
     with open(path, 'rb') as file:
         length = path.stat().st_size
@@ -178,8 +178,8 @@ def _open_zarr(path: Path, level: int) -> Picture:
         if isinstance(opened, zarr.Group):
             attributes = dict(opened.attrs)
             scales = (attributes.get('ome') or attributes)['multiscales'][0]  # OME-Zarr 0.5, and before
-            arrays = [opened[one['path']] for one in scales['datasets']]
-            axes = ''.join(one if isinstance(one, str) else one['name'] for one in scales.get('axes', ())).upper()
+            arrays = [opened[dataset['path']] for dataset in scales['datasets']]
+            axes = ''.join(axis if isinstance(axis, str) else axis['name'] for axis in scales.get('axes', ())).upper()
     except Exception as error:
         raise OSError(f'{path} cannot be read as a zarr array or OME-Zarr: {error!r}') from error
     require_level(path, level, len(arrays))

@@ -1,8 +1,8 @@
 """Helpers of the tests of kernels."""
 
-from swin_backbone.kernels.native import layers, why_not_in
+from swin_backbone.kernels.native import find_dtype_obstacle, layers
 
-refusal = why_not_in  # why the compiled library does not compute in a dtype here; None: it does
+refusal = find_dtype_obstacle  # why the compiled library does not compute in a dtype here; None: it does
 
 
 def count_blocks(monkeypatch):

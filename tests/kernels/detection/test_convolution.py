@@ -12,14 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone.kernels.detection import convolution
 from swin_backbone.kernels.detection.convolution import convolve, pack, takes_maps
-from swin_backbone.kernels.native.availability import why_not_in
+from swin_backbone.kernels.native.availability import find_dtype_obstacle
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
 ROUNDING = 1e-5
 
 
 needs_bfloat16 = pytest.mark.skipif(
-    why_not_in(torch.bfloat16) is not None, reason='the library does not compute bfloat16 here'
+    find_dtype_obstacle(torch.bfloat16) is not None, reason='the library does not compute bfloat16 here'
 )
 
 
@@ -173,11 +173,11 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
             assert not takes_maps(x.double(), weight, None)
         return {*by_autocast, takes_maps(x.bfloat16(), weight.bfloat16(), None)}
 
-    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: None)
+    monkeypatch.setattr(convolution, 'find_dtype_obstacle', lambda dtype: None)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
         monkeypatch.setattr(convolution, 'libswin', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
-    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'no' if dtype is torch.bfloat16 else None)
+    monkeypatch.setattr(convolution, 'find_dtype_obstacle', lambda dtype: 'no' if dtype is torch.bfloat16 else None)
     assert taken() == {False}
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_backbone.kernels.detection.deformable import _by_torch, deformable_attention
-from swin_backbone.kernels.native.availability import why_not_in
+from swin_backbone.kernels.native.availability import find_dtype_obstacle
 
-pytestmark = pytest.mark.skipif(why_not_in(torch.float32) is not None, reason='the library is not built')
+pytestmark = pytest.mark.skipif(find_dtype_obstacle(torch.float32) is not None, reason='the library is not built')
 sides = st.integers(1, 9)
 
 

@@ -104,7 +104,7 @@ def test_products_that_are_wrong_on_amx_are_not_used(monkeypatch, dtype):
     with FakeTensorMode(), torch.device('meta'):
         assert availability.multiplies(dtype)
     monkeypatch.setattr(library.Library, 'isa', 'amx')
-    ask = availability.why_not_in.__wrapped__
+    ask = availability.find_dtype_obstacle.__wrapped__
     assert ask(dtype) is None
     pack = availability.pack_linear
     monkeypatch.setattr(availability, 'pack_linear', lambda weight, dtype, unit: pack(-weight, dtype, unit))

@@ -66,7 +66,7 @@ def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
     pictures = records.parts.get('')
     if pictures is None:
         return dict(records.parts), []
-    if records.lists or not all(isinstance(one, str) for one in pictures.values()):
+    if records.lists or not all(isinstance(annotation, str) for annotation in pictures.values()):
         lists, lines = split_pictures(list(pictures), records.lists, records.source)
     else:
         lists, lines = draw_by_class(pictures)
@@ -117,9 +117,9 @@ def _write_objects(
     place = records.images.get(split, records.images.get('', '.'))
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for one in (image for pictures in part.values() for image in pictures):
-        images.append({'id': len(images) + 1, **one.image})
-        for item in one.objects:
+    for entry in (image for pictures in part.values() for image in pictures):
+        images.append({'id': len(images) + 1, **entry.image})
+        for item in entry.objects:
             number = dict(
                 id=len(annotations) + 1, image_id=images[-1]['id'], category_id=ids.get(item.pop('category', ''))
             )

@@ -110,7 +110,7 @@ def pairable_sets(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[Set,
     of_pictures, of_labels = set(map(set_of, pictures)), set(map(set_of, labels))
 
     def allows(words: Set, others: Set) -> bool:
-        numbers, other_numbers = ([word for word in one if word.isdecimal()] for one in (words, others))
+        numbers, other_numbers = ([word for word in of_set if word.isdecimal()] for of_set in (words, others))
         return others not in of_pictures and (not numbers or not other_numbers or numbers == other_numbers)
 
     return {

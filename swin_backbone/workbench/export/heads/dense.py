@@ -75,14 +75,19 @@ class DenseHead(boxes.Head):
             counts.append(index_BN.shape[1])
             first_B1 = torch.arange(B, device=scores.device)[:, None] * M
             row = (index_BN // K + first_B1).flatten()
-            return scores_BN.flatten(), (index_BN % K).flatten(), row, {name: one[row] for name, one in rows.items()}
+            return (
+                scores_BN.flatten(),
+                (index_BN % K).flatten(),
+                row,
+                {name: values[row] for name, values in rows.items()},
+            )
 
         def per_image(x: Tensor) -> Tensor:
             levels = x.split([B * count for count in counts])
-            return torch.cat([one.unflatten(0, (B, count)) for one, count in zip(levels, counts)], 1)
+            return torch.cat([level.unflatten(0, (B, count)) for level, count in zip(levels, counts)], 1)
 
         def fold(levels: Any) -> list[Tensor]:
-            return [one.transpose(0, 1).flatten(1, 2) for one in levels]
+            return [level.transpose(0, 1).flatten(1, 2) for level in levels]
 
         def collect(results: Any, **_: Any) -> Any:
             return SimpleNamespace(**{name: per_image(x) for name, x in vars(results).items()})
@@ -90,7 +95,7 @@ class DenseHead(boxes.Head):
         def decode(priors: Tensor, values: Tensor, max_shape: Any) -> Tensor:
             return boxes.decode(head.bbox_coder, priors, values, image_size)
 
-        sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
+        sizes = [tuple(level.shape[-2:]) for level in outputs[0]]
         stride = dict(with_stride=True) if self.with_masks else {}
         priors = head.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device, **stride)
         lists: dict[str, Any] = dict(cls_score_list=fold(outputs[0]), bbox_pred_list=fold(outputs[1]))
@@ -101,7 +106,7 @@ class DenseHead(boxes.Head):
         coder = SimpleNamespace(encode_size=head.bbox_coder.encode_size, decode=decode)
         ours = _Replaced(head, bbox_coder=coder, _bbox_post_process=collect, _bbox_mask_post_process=collect)
         single = with_globals(type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace})
-        repeated = [one.repeat(B, 1) for one in priors]
+        repeated = [level.repeat(B, 1) for level in priors]
         candidates = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
         if factors is not None and hasattr(candidates, 'score_factors'):
             weighed_BN = candidates.scores * candidates.score_factors
@@ -110,10 +115,10 @@ class DenseHead(boxes.Head):
 
     def _yolox(self, classes: Any, deltas: Any, objectness: Any) -> Any:
         head = self.head
-        sizes = [tuple(one.shape[-2:]) for one in classes]
+        sizes = [tuple(level.shape[-2:]) for level in classes]
         priors = head.prior_generator.grid_priors(sizes, device=classes[0].device, with_stride=True)
         logits_BMK, deltas_BM4, there_BM1 = (
-            torch.cat([boxes.per_prior(one, values) for one in levels], 1)
+            torch.cat([boxes.per_prior(level, values) for level in levels], 1)
             for levels, values in ((classes, head.cls_out_channels), (deltas, 4), (objectness, 1))
         )
         scores_BM, label_BM = logits_BMK.sigmoid().max(-1)

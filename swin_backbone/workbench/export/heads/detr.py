@@ -99,13 +99,13 @@ class TransformerHead(boxes.Head):
         sizes, x_BTC = sizes_of(maps), tokens_of(maps)
         masks: list[Any] = [None] * len(sizes) if view.content is None else padding_masks(view.content, sizes)
         ratios = x_BTC.new_ones(1, len(sizes), 2) if view.content is None else valid_ratios(masks)
-        mask_BT = None if view.content is None else torch.cat([one.flatten(1) for one in masks], 1)
+        mask_BT = None if view.content is None else torch.cat([tensor.flatten(1) for tensor in masks], 1)
         positions = [
-            parts.positional_encoding(mask, input=one) + level[:, None, None]
-            for one, mask, level in zip(maps, masks, parts.level_embed)
+            parts.positional_encoding(mask, input=tensor) + level[:, None, None]
+            for tensor, mask, level in zip(maps, masks, parts.level_embed)
         ]
         shared: dict[str, Any] = dict(spatial_shapes=sizes, level_start_index=None, valid_ratios=ratios)
-        text = {name: one.expand(B, *one.shape[1:]) for name, one in self.text.items()}
+        text = {name: tensor.expand(B, *tensor.shape[1:]) for name, tensor in self.text.items()}
         memory: Any = parts.encoder(
             query=x_BTC, query_pos=tokens_of(positions), key_padding_mask=mask_BT, **shared, **text
         )

@@ -88,12 +88,12 @@ def attend(
 
 def tokens_of(maps: Sequence[Tensor]) -> Tensor:
     """Return the tokens of maps (B, C, H, W), level after level: (B, T, C)."""
-    return torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2)
+    return torch.cat([x.flatten(2) for x in maps], 2).transpose(1, 2)
 
 
 def sizes_of(maps: Sequence[Tensor]) -> Sizes:
     """Return height and width of maps."""
-    return [(one.shape[-2], one.shape[-1]) for one in maps]
+    return [(x.shape[-2], x.shape[-1]) for x in maps]
 
 
 def padding_masks(content: Content, sizes: Sizes) -> list[Tensor]:
@@ -107,7 +107,7 @@ def padding_masks(content: Content, sizes: Sizes) -> list[Tensor]:
 
 def valid_ratios(masks: Sequence[Tensor]) -> Tensor:
     """Return the shares of width and height without padding, (1, levels, 2)."""
-    ratios = [torch.stack([(~one[:, 0]).float().mean(1), (~one[..., 0]).float().mean(1)], 1) for one in masks]
+    ratios = [torch.stack([(~x[:, 0]).float().mean(1), (~x[..., 0]).float().mean(1)], 1) for x in masks]
     return torch.stack(ratios, 1)
 
 

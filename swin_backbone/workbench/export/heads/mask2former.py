@@ -29,9 +29,9 @@ def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Te
     """
     projected, positions = [], []
     for level, convolve in enumerate(decoder.input_convs):
-        one = maps[decoder.num_input_levels - level - 1]
-        position = decoder.postional_encoding(torch.zeros_like(one[:, 0], dtype=torch.bool))
-        projected.append(convolve(one))
+        feature = maps[decoder.num_input_levels - level - 1]
+        position = decoder.postional_encoding(torch.zeros_like(feature[:, 0], dtype=torch.bool))
+        projected.append(convolve(feature))
         positions.append(position + decoder.level_encoding.weight[level].view(1, -1, 1, 1))
     x_BTC, position_BTC, sizes = tokens_of(projected), tokens_of(positions), sizes_of(projected)
     place = centres(sizes, x_BTC.new_ones(1, len(sizes), 2))

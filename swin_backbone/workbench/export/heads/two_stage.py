@@ -33,7 +33,7 @@ class RegionHead(boxes.Head):
         for heads, names in ((self.stages, BOX_HEADS), (self.mask_heads, MASK_HEADS)):
             for head in heads:
                 require_kind(head, *names)
-        if getattr(roi, 'with_shared_head', False) or any(one.custom_activation for one in self.stages):
+        if getattr(roi, 'with_shared_head', False) or any(stage.custom_activation for stage in self.stages):
             raise refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
             boxes.check_nms(cfg)
@@ -74,7 +74,7 @@ class RegionHead(boxes.Head):
         """Return proposals (B, N, 4), and True for valid proposals: (B, N)."""
         rpn, cfg = self.rpn, self.rpn.test_cfg
         outputs = rpn(maps)
-        sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
+        sizes = [tuple(level.shape[-2:]) for level in outputs[0]]
         priors = rpn.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device)
         parts = []
         for level, (score, delta, prior_M4) in enumerate(zip(*outputs, priors)):
@@ -135,8 +135,8 @@ class RegionHead(boxes.Head):
             logits, passed = (logits, None) if isinstance(logits, Tensor) else logits
             masks_nKYX = logits.sigmoid()
             place_n = torch.arange(label_n.shape[0], device=label_n.device)
-            one = masks_nKYX[:, 0] if head.class_agnostic else masks_nKYX[place_n, label_n]
-            total = one if self.is_htc else total + one  # HTC uses only the last mask, like in mmdet
+            mask = masks_nKYX[:, 0] if head.class_agnostic else masks_nKYX[place_n, label_n]
+            total = mask if self.is_htc else total + mask  # HTC uses only the last mask, like in mmdet
         mean: Tensor = total if self.is_htc else total / len(self.mask_heads)
         return mean
 

@@ -97,7 +97,10 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
                 f'{file}: bndbox of object {index} takes xmin, ymin, xmax, ymax, the first two below; got {corners}'
                 + ('. If it has polygons, export COCO' if not any(corners) else '')
             )
-        attributes = {one.findtext('name'): one.findtext('value') for one in node.iterfind('attributes/attribute')}
+        attributes = {
+            attribute.findtext('name'): attribute.findtext('value')
+            for attribute in node.iterfind('attributes/attribute')
+        }
         degrees = angle_of(attributes.get('rotation'))  # CVAT does not turn the box
         outline = corners_of(left - 1, top - 1, right - 1, bottom - 1, degrees)
         is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
