@@ -25,8 +25,12 @@ def replaced(model):
     [
         ('native', SwinMLPBackbone, None, 'The compiled library has no block of Swin-MLP.'),
         ('triton', SwinMLPBackbone, None, 'The kernel is for attention, and Swin-MLP has none.'),
-        pytest.param('native', SwinBackbone, hooked, 'output norm of SwinStage is not as it', marks=needs_library),
-        pytest.param('native', SwinBackbone, replaced, 'output norm of SwinStage is not as it', marks=needs_library),
+        pytest.param(
+            'native', SwinBackbone, hooked, 'The output norm is not a plain LayerNorm over 64', marks=needs_library
+        ),
+        pytest.param(
+            'native', SwinBackbone, replaced, 'The output norm is not a plain LayerNorm over 64', marks=needs_library
+        ),
     ],
 )
 @torch.no_grad()

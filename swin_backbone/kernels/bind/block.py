@@ -19,7 +19,7 @@ from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import Modules, calls_forward, is_changed, read_modules
 from ..native.availability import TINY, Stages, find_obstacle, is_stored, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights
-from ..native.memory import Unfit, address, cache_of
+from ..native.memory import Unfit, address, cache_of, describe_unfit
 from ..native.operators import Call, OperatorCall, plan_swin_layer
 from .structure import forward_by_torch
 
@@ -135,10 +135,9 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
     else:
         h, table_window = tensors[TABLE].shape[-1], attention.window_size
         shapes = [((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h)]
-    if any(
-        tensor is not None and tensor.shape != shape for tensor, shape in zip([*tensors.values()][len(NAMES) :], shapes)
-    ):
-        return f'A table of position biases or a scale of {type(block).__name__} is not of the shape it was built with.'
+    for (name, tensor), shape in zip([*tensors.items()][len(NAMES) :], shapes):
+        if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
+            return describe_unfit(name, tensor, shape, torch.float32)
     dtype, has_gradients = products_of(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
     stores = has_gradients and not with_cp and is_stored(dtype, C, stages)

@@ -86,7 +86,7 @@ def require_any_sizes(function: str, *sizes: Any) -> None:
 
 
 def require(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
-    """Raise `Unfit` for a tensor of a graph that the library does not take; see `address`."""
+    """Raise `Unfit` for a tensor that the library does not take, without a look at its memory; see `address`."""
     if tensor is not None:
         is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_recordable(tensor)
         if not is_taken or tuple(tensor.shape) != tuple(sizes):

@@ -136,8 +136,8 @@ BREAK = {
     'missing': (lambda path: path.unlink(), 'is not there'),
     'empty': (lambda path: path.write_bytes(b''), 'is empty'),
     'a web page': (lambda path: path.write_text('<!DOCTYPE html><html></html>'), 'cannot be read as a picture'),
-    'a pipe': (replace_by(os.mkfifo), 'is a device, FIFO or socket, and no file'),
-    'a folder': (replace_by(os.mkdir), 'is a folder, and no file'),
+    'a pipe': (replace_by(os.mkfifo), 'is a device, FIFO or socket, not a file'),
+    'a folder': (replace_by(os.mkdir), 'is a folder, not a file'),
 }
 LISTED = [kind for kind in BREAK if kind not in ('missing', 'a pipe', 'a folder')]  # by mmseg's data sets
 
