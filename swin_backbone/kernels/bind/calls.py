@@ -35,21 +35,30 @@ def modules_inside(layer: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in layer.named_modules(remove_duplicate=False) if name}
 
 
-def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Values:
-    """Return the arguments of a call by name, with defaults and with those of `**kwargs`."""
-    names, defaults = _parameters_of(type(module).forward)
-    given: Values = {**dict(zip(names, args)), **kwargs}
+def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Optional[Values]:
+    """Return the arguments of a call by name, with defaults and with those of `**kwargs`; None: the call is wrong."""
+    names, defaults, required, takes_any_name = _parameters_of(type(module).forward)
+    by_position = dict(zip(names, args))
+    given: Values = {**by_position, **kwargs}
+    is_wrong_name = any(name in by_position or not (takes_any_name or name in names) for name in kwargs)
+    if len(args) > len(names) or is_wrong_name or any(name not in given for name in required):
+        return None
     return {**{name: given.get(name, default) for name, default in zip(names, defaults)}, **given}
 
 
 @constant_when_compiled
-def _parameters_of(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Return the names of the arguments of a forward, in order, and the defaults; None: there is no default."""
+def _parameters_of(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...], bool]:
+    """Return names and defaults of the arguments of a forward, those without a default, and if it has `**kwargs`."""
+    return _read_parameters(forward)
+
+
+@cache
+def _read_parameters(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...], bool]:
     _, *parameters = _signature_of(forward).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-    return tuple(parameter.name for parameter in named), tuple(
-        None if parameter.default is parameter.empty else parameter.default for parameter in named
-    )
+    required = tuple(parameter.name for parameter in named if parameter.default is parameter.empty)
+    defaults = tuple(None if parameter.name in required else parameter.default for parameter in named)
+    return tuple(parameter.name for parameter in named), defaults, required, len(named) < len(parameters)
 
 
 def find_map(module: Any, values: Values) -> Optional[Tensor]:

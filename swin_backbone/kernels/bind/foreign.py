@@ -88,8 +88,11 @@ def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     record: Optional[Record] = vars(layer).get(RECORD)
     if record is None or find_layer_obstacle(layer, next(iter((*args, *kwargs.values())), None)) is not None:
         return None
+    values = bind_arguments(layer, args, kwargs)
+    if values is None:
+        return None
     try:
-        return record.compute(layer, record, bind_arguments(layer, args, kwargs))
+        return record.compute(layer, record, values)
     except Unfit:
         return None
 

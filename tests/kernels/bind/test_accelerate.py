@@ -197,6 +197,24 @@ def test_a_dry_run_and_a_second_call_change_nothing():
     assert types == [type(one) for one in swin_backbone.accelerate(model).modules()]
 
 
+@pytest.mark.parametrize(
+    ('args', 'kwargs', 'problem'),
+    [
+        (((4, 4), 1), {}, 'positional arguments'),
+        (((4, 4),), dict(mask=None), "unexpected keyword argument 'mask'"),
+        (((4, 4),), dict(hw_shape=(4, 4)), "multiple values for argument 'hw_shape'"),
+        ((), {}, "missing 1 required positional argument: 'hw_shape'"),
+    ],
+)
+@torch.no_grad()
+def test_a_wrong_call_of_a_layer_raises_the_error_of_the_layer(args, kwargs, problem):
+    model = swin_backbone.accelerate(build('mmdet', eval=True))
+    block, x = model.stages[0].blocks[0], torch.randn(1, 16, 16)
+    with pytest.raises(TypeError, match=problem):
+        block(x, *args, **kwargs)
+    assert torch.equal(block(x, (4, 4)), block(x=x, hw_shape=(4, 4)))
+
+
 @pytest.mark.parametrize('change', [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_are_accelerated_and_have_their_own_weights(change, calls):
     model = swin_backbone.accelerate(build('mmdet', eval=True))
