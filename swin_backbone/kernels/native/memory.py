@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ...compat import constant_when_compiled
@@ -158,18 +157,14 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return hashed.value
 
 
+_caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = WeakKeyDictionary()  # by place too
+
+
 def cache_of_weight(weight: Tensor) -> Cache:
-    """Return the tensors made from a weight and its neighbours, while the memory of the weight is not freed."""
-    for address, (storage, _) in [*_caches_of_weights.items()]:
-        if storage.expired():
-            _caches_of_weights.pop(address, None)
-    found = _caches_of_weights.get(weight.data_ptr())
-    if found is None:
-        found = _caches_of_weights[weight.data_ptr()] = StorageWeakRef(weight.untyped_storage()), {}
-    return found[1]
+    """Return the tensors made from a weight and its neighbours. They are freed with the memory of the weight."""
+    return _caches_of_weights.setdefault(weight.untyped_storage(), {}).setdefault(int(weight.storage_offset()), {})
 
 
-_caches_of_weights: dict[int, tuple[StorageWeakRef, Cache]] = {}
 _caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
 
 

@@ -4,6 +4,7 @@ tests/models/modes compile whole backbones, and tests/kernels/bind layers of oth
 """
 
 import copy
+import gc
 from collections import Counter
 
 import pytest
@@ -166,13 +167,18 @@ def test_weights_are_packed_once(monkeypatch):
 
 
 def test_packed_weights_end_with_the_weights():
-    with torch.no_grad():
-        memory.cache_of_weight(torch.zeros(3))['packed'] = ((), [])
-        number = len(memory._caches_of_weights)
-        weight = torch.zeros(5)
-        memory.cache_of_weight(weight)
+    gc.collect()
+    number = len(memory._caches_of_weights)
+    model = randomised(**TWO_STAGES)
+    with torch.no_grad(), Layers():
+        model(X)
+    assert len(memory._caches_of_weights) == number + sum(LAYERS.values())
+    del model
+    gc.collect()
     assert len(memory._caches_of_weights) == number
+    weight = torch.zeros(5)
     assert memory.cache_of_weight(weight) is memory.cache_of_weight(weight[:2])
+    assert memory.cache_of_weight(weight) is not memory.cache_of_weight(weight[2:])
 
 
 @pytest.mark.parametrize('kind', KINDS)
