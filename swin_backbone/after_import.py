@@ -10,7 +10,7 @@ from typing import Any, Optional
 def call_after_import(name: str, function: Callable[[], object]) -> None:
     """Call `function` now if the module `name` is imported, or else at the end of its first import.
 
-    A finder at the head of `sys.meta_path` lets the other finders find the module. It leaves after the first.
+    A finder at the head of `sys.meta_path` lets the other finders find the module. It removes itself then.
     """
     if sys.modules.get(name) is None:
         sys.meta_path.insert(0, _Finder(name, function))

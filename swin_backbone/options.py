@@ -1,7 +1,7 @@
 """The options that tools share: type, default, help and unit of each are a field of `Options`.
 
-Of these fields are made the command lines, the keywords of `load` and `Model.train`, and the tables of
-docs/reference/options.md in two languages (docs/options.py).
+The command lines, the keywords of `load` and `Model.train`, and docs/reference/options.md in two languages
+(docs/options.py) are made from these fields.
 """
 
 # ruff: noqa: RUF009, `_option` returns a field of its own for each option
@@ -296,19 +296,19 @@ def with_options(names: str) -> Callable[[Function], Function]:
         lines = []
         for name in names.split():
             option, kind = FIELDS[name], inspect.Parameter.KEYWORD_ONLY
-            made = inspect.Parameter(name, kind, default=option.default, annotation=option.type)
-            parameters.setdefault(name, made)
+            parameter = inspect.Parameter(name, kind, default=option.default, annotation=option.type)
+            parameters.setdefault(name, parameter)
             text = re.sub('--([a-z_-]+)', lambda word: word[1].replace('-', '_'), option.metadata['settings']['help'])
             lines.append(f'{name}: {text}' + '.' * (not text.endswith('.')))
         whole_signature = signature.replace(parameters=list(parameters.values()))
 
         @wraps(function)
-        def checked(*given: Any, **settings: Any) -> Any:
+        def checked(*arguments: Any, **settings: Any) -> Any:
             try:
-                whole_signature.bind(*given, **settings)
+                whole_signature.bind(*arguments, **settings)
             except TypeError as error:  # an unknown name
                 raise TypeError(f'{function.__name__}() {error}') from None
-            return function(*given, **settings)
+            return function(*arguments, **settings)
 
         indent = re.findall(r'( *)\*\*settings', doc)[0]
         checked.__doc__ = doc.replace('**settings: see the table.', f'\n{indent}'.join(lines))

@@ -137,8 +137,8 @@ def restore_swin(model: nn.Module) -> None:
 
 def _looks_like_block(module: nn.Module) -> bool:
     """Return whether a module is some Swin's block: attention with a position bias, and an MLP."""
-    inside = [module for child in module.children() for module in (child, *child.children())]
-    attends = any(hasattr(module, name) for module in inside for name in BIAS_PARAMETERS)
+    parts = [part for child in module.children() for part in (child, *child.children())]
+    attends = any(hasattr(part, name) for part in parts for name in BIAS_PARAMETERS)
     return attends and any(re.search('mlp|ffn|intermediate', name) for name, _ in module.named_children())
 
 

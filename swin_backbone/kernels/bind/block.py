@@ -96,15 +96,14 @@ def with_drop_path(call: Any, factors_2B: Optional[Tensor], random_state: Option
 
 def plan(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
     """See `replace.Replacement`."""
-    return find_obstacle(x_BHWC, block) or plan_block(block, x_BHWC, with_cp=getattr(block, 'with_cp', False))
+    return find_obstacle(x_BHWC, block) or plan_block(block, x_BHWC)
 
 
-def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool = False) -> Union[BlockPlan, str]:
+def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[BlockPlan, str]:
     """Return the plan of a block for a map that the library reads, or in a sentence why there is none.
 
     Args:
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step stores.
-        with_cp: whether a training step stores the block's input alone.
     """
     is_v2 = isinstance(block, SwinV2Block)
     kinds = KINDS_V1 if not is_v2 else KINDS_V2 if block.norm3 is None else KINDS_V2_NORM3
@@ -140,7 +139,7 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY, with_cp: bool 
             return describe_unfit(name, tensor, shape, torch.float32)
     dtype, has_gradients = products_of(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
-    stores = has_gradients and not with_cp and is_stored(dtype, C, stages)
+    stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, stages)
     window_pair = windows.window_size, table_window or windows.window_size
     if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
         return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
@@ -184,7 +183,7 @@ def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StageP
         return None
     plans = []
     for block in blocks:
-        planned = plan_block(block, x_BHWC, stage.backbone_stages, getattr(block, 'with_cp', False))
+        planned = plan_block(block, x_BHWC, stage.backbone_stages)
         if isinstance(planned, str):
             return None
         plans.append(planned)

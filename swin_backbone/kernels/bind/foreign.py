@@ -51,7 +51,7 @@ class Record(NamedTuple):
 def find_layer(module: Any) -> Optional[Record]:
     """Return the computation of a layer of a Swin; None for other modules."""
     arguments, modules = list_arguments(module), modules_inside(module)
-    kinds, settings = {name: type(module) for name, module in modules.items()}, _settings(modules)
+    kinds, settings = {name: type(inside) for name, inside in modules.items()}, _settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
         return Record(compute_merging, kinds, settings, module.reduction.in_features // 4)
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
@@ -61,7 +61,7 @@ def find_layer(module: Any) -> Optional[Record]:
     found = find_origin(module)
     if found is None:
         return None
-    channels = next(len(module.weight) for module in modules.values() if isinstance(module, nn.LayerNorm))
+    channels = next(len(inside.weight) for inside in modules.values() if isinstance(inside, nn.LayerNorm))
     return Record(compute_block, kinds, settings, channels, *found)
 
 

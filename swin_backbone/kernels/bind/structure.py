@@ -25,7 +25,8 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
         size: (height, width) of the map; None: a small one.
     """
     kind = _own_kind(layer)
-    modes, attributes = [(module, module.training) for module in layer.modules()], dict(vars(layer))
+    modes = [(module, module.training) for module in layer.modules()]
+    kept = {name: value for name, value in vars(layer).items() if name == PRECISION}
     try:
         for module, _ in modes:
             module.training = False  # training may have dropout
@@ -41,7 +42,7 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
         return f'{type(layer).__name__} is not as it was built.'
     finally:
         layer.__dict__.pop(PRECISION)
-        layer.__dict__.update({PRECISION: attributes[PRECISION]} if PRECISION in attributes else {})
+        layer.__dict__.update(kept)
         for module, is_training in modes:
             module.training = is_training
     return plans[0] if plans else None

@@ -34,7 +34,6 @@ from .memory import (
     libswin,
     pack_linear,
     require,
-    require_any_sizes,
     require_sizes,
 )
 
@@ -86,6 +85,11 @@ class SwinOperator(Operator, Protocol):
 
 Size4 = tuple[int, int, int, int]
 Derive = Callable[..., Sequence[Optional[Tensor]]]
+
+
+def as_given(*parameters: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
+    """Return the parameters: they are the operator's weights."""
+    return parameters
 
 
 class _Function(torch.autograd.Function):
@@ -163,7 +167,7 @@ def plan_layer(
     by_torch: Callable[..., Tensor],
     shape: Sequence[int],
     *parameters: Optional[Tensor],
-    derive: Derive = lambda *parameters: parameters,
+    derive: Derive = as_given,
     is_cast: bool = True,
 ) -> LayerCall:
     """Return a layer for maps of a shape, see `LayerCall`; or raise `Unfit`."""
@@ -255,7 +259,7 @@ class BlockOperator(NamedTuple):
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         (h, D, *_), C = self.settings, weights[1].shape[0]
-        require_any_sizes('block', self.dtype, 1, 1, 1, C, D, h, *self.windows.window_size, *self.windows.shift)
+        require_sizes('block', self.dtype, 1, 1, 1, C, D, h, *self.windows.window_size, *self.windows.shift)
         for name, tensor, size in zip(BlockWeights._fields, weights, self.shapes(C)):
             require(name, tensor, size)
 
@@ -352,6 +356,9 @@ def _saved_size(block: c_structures.Block, groups: int) -> tuple[int, int]:
     return number.value, size.value
 
 
+PROJECTION = 'weight', 'vector', 'vector', 'vector'  # names of a projection's tensors in errors
+
+
 class ProjectionOperator(NamedTuple):
     """Patch embedding or patch merging: a linear layer over patches or neighbours, and a norm; see `Operator`.
 
@@ -379,16 +386,15 @@ class ProjectionOperator(NamedTuple):
         return 'project'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        (weight, *vectors), (N, C, *patch) = weights, weights[0].shape  # numbers, but the sizes of a map may be free
+        N, C, *patch = weights[0].shape  # numbers, but the sizes of a map may be free
         if self.merges:
             C //= 4
         if shape[3 if self.merges else 1] != C:
             raise Unfit(f'The compiled library takes {C} channels, not {shape[3 if self.merges else 1]}.')
         sizes = (1, 1, 1, C) if self.merges else (1, C, 1, 1, *patch)
-        require_any_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, N, self.has_gradients)
-        require('weight', weight, (N, 4 * C) if self.merges else (N, C, *patch))
-        for vector, length in zip(vectors, (N, *[N if self.post_norm else 4 * C] * 2)):
-            require('vector', vector, (length,))
+        require_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, N, self.has_gradients)
+        for name, tensor, size in zip(PROJECTION, weights, self.shapes(N, C, patch)):
+            require(name, tensor, size)
 
     def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
         return *weights, self.merges, self.eps, self.post_norm, self.dtype, self.has_gradients
@@ -425,11 +431,10 @@ class ProjectionOperator(NamedTuple):
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return weight, bias and norm in the library's order."""
-        (weight, *vectors), N = weights, len(weights[0])
-        address('weight', weight, (N, 4 * C) if self.merges else (N, C, *weight.shape[2:]), copies=[])
-        for vector, length in zip(vectors, (N, *[N if self.post_norm else 4 * C] * 2)):
-            address('vector', vector, (length,), copies=[])
-        panels, (bias, *norm) = self.pack_weight(weight), vectors
+        weight, bias, *norm = weights
+        for name, tensor, shape in zip(PROJECTION, weights, self.shapes(len(weight), C, weight.shape[2:])):
+            address(name, tensor, shape, copies=[])
+        panels = self.pack_weight(weight)
         order = neighbours_first if self.merges and not self.post_norm else Tensor.clone
         tensors = [
             tensor if tensor is None else turn(tensor)
@@ -449,6 +454,11 @@ class ProjectionOperator(NamedTuple):
         forward = libswin().merge_forward if self.merges else libswin().embed_forward
         forward(byref(places), byref(projection), address('y', y_BHWN, shape))
         return (y_BHWN,)
+
+    def shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
+        """Return the shapes of weight, bias and norm."""
+        normed = N if self.post_norm else 4 * C
+        return (N, 4 * C) if self.merges else (N, C, *patch), (N,), (normed,), (normed,)
 
     def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:
         """Return the packed weight, with inputs in the library's order."""

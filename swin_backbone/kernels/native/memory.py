@@ -69,17 +69,10 @@ class Unfit(ValueError):
     """The error of a tensor or a size that the library does not take. The makers of plans catch it."""
 
 
+@constant_when_compiled
 def require_sizes(function: str, *sizes: Any) -> None:
     """Raise `Unfit` for sizes that the library does not take, see `limits.find_size_obstacle`."""
     excess = find_size_obstacle(function, torch.get_num_threads(), *sizes)
-    if excess is not None:
-        raise Unfit(excess)
-
-
-@constant_when_compiled
-def require_any_sizes(function: str, *sizes: Any) -> None:
-    """Raise `Unfit` for numbers of a layer that the library does not take with maps of the smallest size."""
-    excess = find_size_obstacle(function, 1, *sizes)
     if excess is not None:
         raise Unfit(excess)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...compat import constant_when_compiled
 from ...modes import is_recorded
-from .layers import BlockOperator, Derive, LayerCall, SwinOperator, plan_layer
+from .layers import BlockOperator, Derive, LayerCall, SwinOperator, as_given, plan_layer
 from .memory import Cache, cache_of_weight
 from .schemas import SCHEMAS, Schema, Weights
 
@@ -45,7 +45,7 @@ def plan_swin_layer(
     by_torch: Callable[..., Tensor],
     shape: Sequence[int],
     *parameters: Optional[Tensor],
-    derive: Derive = lambda *parameters: parameters,
+    derive: Derive = as_given,
 ) -> Call:
     """Return a layer for maps of a shape, as an operator of torch where a graph or a mode records; or raise `Unfit`."""
     if not is_recorded():
@@ -70,13 +70,13 @@ def _register(name: str, schema: Schema) -> None:
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
-        y, *saved = operator.compute(x, operator.describe(x.shape, weights, _as_given))
+        y, *saved = operator.compute(x, operator.describe(x.shape, weights, as_given))
         return y, saved[0] if saved else x.new_empty((0, 0), dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
         operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
         stored = [saved] if stores(operator) else []
-        described = operator.describe(x.shape, weights, _as_given)
+        described = operator.describe(x.shape, weights, as_given)
         of_x, *of_weights = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
         return [of_x if needed[0] else x.new_empty(0), *of_weights]
 
@@ -110,10 +110,6 @@ def _register(name: str, schema: Schema) -> None:
     torch.library.register_fake(f'{full_name}_backward', fake_backward, lib=LIBRARY)
     torch.library.register_autograd(full_name, differentiate, setup_context=keep, lib=LIBRARY)
     torch.library.register_autograd(f'{full_name}_backward', _refuse, lib=LIBRARY)
-
-
-def _as_given(*weights: Optional[Tensor]) -> Weights:
-    return weights
 
 
 def _cache_of(weight: Optional[Tensor]) -> Cache:
