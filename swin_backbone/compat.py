@@ -1,11 +1,10 @@
-"""Private parts of other libraries. Releases of torch may lack a part: the docstring states the behaviour without it.
+"""Private parts of torch, and repairs of torchvision and numba. `openmmlab/compat.py` has mmengine's.
 
-Functions import mmengine late, because code without mmengine imports this file too.
+Releases of torch may lack a part: the docstring states the behaviour without it.
 """
 
 import atexit
 import importlib.util
-import logging
 import os
 import shutil
 import sys
@@ -13,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -174,58 +173,7 @@ def without_cudnn_attention() -> Iterator[None]:
             flags.enable_cudnn_sdp(is_enabled)
 
 
-# --- mmengine ---------------------------------------------------------------------------------------------------------
-
-# OpenMMLab's last release and OneDL's release have these parts.
-
-FindConfig = Callable[[str], Optional[tuple[str, Optional[str]]]]
-
-
-def find_base_configs_by(find: FindConfig) -> None:
-    """Make look-ups of `_base_ = 'package::...'` call `find` first, which returns (path, scope) or None."""
-    from mmengine.config import Config
-
-    mmengines = Config._get_cfg_path
-
-    def find_config(cfg_path: str, filename: str) -> tuple[str, Optional[str]]:
-        return find(cfg_path) or mmengines(cfg_path, filename)
-
-    Config._get_cfg_path = staticmethod(find_config)
-
-
-def checkpoint_loaders() -> dict[str, Callable[..., Any]]:
-    """Return mmengine's loaders of checkpoints by the prefix of an address."""
-    from mmengine.runner import CheckpointLoader
-
-    return dict(CheckpointLoader._schemes)
-
-
-def download_by(load: Callable[..., Any]) -> None:
-    """Let the loaders of `open-mmlab://` and similar prefixes download their http addresses by `load`."""
-    from mmengine.runner import checkpoint
-
-    checkpoint.load_from_http = load
-
-
-def print_no_debug_messages() -> None:
-    """Silence messages of level DEBUG in mmengine's `print_log`.
-
-    Without a logger, `print_log` prints messages of all levels, as of missing optional packages.
-    """
-    from mmengine import logging as mmengine_logging
-
-    print_all = mmengine_logging.print_log
-
-    @wraps(print_all)
-    def print_log(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
-        if logger is not None or level > logging.DEBUG:
-            print_all(msg, logger, level)
-
-    mmengine_logging.print_log = print_log
-    warnings.filterwarnings('ignore', message='faster_coco_eval is not installed')  # of each import of mmdet
-
-
-# --- torchvision ------------------------------------------------------------------------------------------------------
+# --- torchvision and numba --------------------------------------------------------------------------------------------
 
 # Operators that torchvision's Python code extends, and only its compiled extension declares.
 TORCHVISION_OPERATORS = (

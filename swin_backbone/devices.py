@@ -42,14 +42,6 @@ def keep_freed_memory() -> None:
             glibc.mallopt(parameter, value)
 
 
-def has_accelerator() -> bool:
-    """Return whether mmengine finds a GPU or another device for training."""
-    from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
-
-    has_one: bool = is_cuda_available() or is_npu_available() or is_musa_available()
-    return has_one
-
-
 def default_device() -> str:
     """Return the first CUDA device, or the CPU without CUDA."""
     return 'cuda:0' if torch.cuda.is_available() else 'cpu'

@@ -12,7 +12,7 @@ from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.fileio import register_handler
 from mmengine.fileio.handlers import YamlHandler
 
-from ..compat import find_base_configs_by
+from .compat import find_base_configs_by
 from .errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'

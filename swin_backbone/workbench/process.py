@@ -2,7 +2,8 @@
 
 from functools import cache
 
-from ..compat import give_numba_a_cache, leave_out_broken_torchvision, print_no_debug_messages
+from ..compat import give_numba_a_cache, leave_out_broken_torchvision
+from ..openmmlab.compat import print_no_debug_messages
 from ..openmmlab.config_files import read_yaml_without_code, register_prefixes
 from ..openmmlab.panoptic import give_functions_to_mmdet
 

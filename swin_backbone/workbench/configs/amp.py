@@ -2,7 +2,7 @@
 
 from mmengine.config import Config
 
-from ...devices import has_accelerator
+from ...openmmlab.compat import has_accelerator
 from ...openmmlab.mixed_precision import Bfloat16OptimWrapper, MixedPrecisionHook, check_amp
 
 

@@ -13,7 +13,7 @@ from mmengine.runner import BaseLoop, CheckpointLoader, Runner
 
 from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
-from ...compat import checkpoint_loaders, download_by
+from ...openmmlab.compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, compare_names, dataset_meta_of, fit_to_model
 from .exact_resume import ANEW, check_resumable, fit_to_run
 

@@ -12,7 +12,8 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from ...checkpoints.errors import CheckpointError
-from ...devices import has_accelerator, keep_freed_memory
+from ...devices import keep_freed_memory
+from ...openmmlab.compat import has_accelerator
 from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
 from ...outputs import mark_folder
 from ..configs.check import check_classes
