@@ -76,8 +76,18 @@ def test_a_patch_merging_that_the_library_lacks_is_named():
     other_stride, with_bias = (SwinBackbone(arch='nano', backend='native', strides=(4, 2, n, 2)) for n in (3, 2))
     with_bias.stages[0].downsample.reduction.bias = nn.Parameter(torch.zeros(64))
     for model, reason in (
-        (other_stride, 'with a stride of 2, not 3'),
-        (with_bias, 'has no bias in patch merging'),
+        (other_stride, 'merges patches with a stride of 2, not 3'),
+        (with_bias, 'has no bias in patch merging, and the reduction has one'),
     ):
-        with pytest.raises(ValueError, match=f"'native' cannot compute this: The compiled library .*{reason}"):
+        with pytest.raises(ValueError, match=f"'native' cannot compute this: The compiled library {reason}"):
             model(torch.randn(1, 3, 64, 64))
+
+
+@torch.no_grad()
+def test_a_projection_names_what_is_wrong_with_the_input_or_the_weight():
+    merging = SwinBackbone(arch='nano', backend='native').eval().stages[0].downsample
+    with pytest.raises(ValueError, match=r'takes a batch of four dimensions, not \[64, 64, 32\]'):
+        merging(torch.randn(64, 64, 32))
+    merging.reduction.weight = None
+    with pytest.raises(ValueError, match='The weight of PatchMerging is not as it was built'):
+        merging(torch.randn(1, 64, 64, 32))
