@@ -98,7 +98,6 @@ def torch_alone() -> Iterator[None]:
         _alone.depth -= 1
 
 
-@constant_when_compiled
 def is_torch_alone() -> bool:
     """Return whether the thread is inside `torch_alone`."""
     return getattr(_alone, 'depth', 0) > 0

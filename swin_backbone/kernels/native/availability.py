@@ -66,13 +66,10 @@ def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]
         return 'The compiled library calls no modules, and a hook on all modules is registered.'
     if recorder is None and num_function_modes() and changes_functions():
         return 'The compiled library calls no functions of torch, and a mode of torch receives them.'
-    if recorder != 'torch.export' and not _has_mkldnn():  # torch.export switches it off
-        return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
     if not (is_recordable(x) if is_recorded() else is_readable(x)):
         return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
-    if is_torch_alone():
-        return 'The compiled library has no second derivatives.'
-    return _find_dtype_obstacle_once(torch.get_autocast_dtype('cpu') if is_cast else x.dtype)
+    dtype = torch.get_autocast_dtype('cpu') if is_cast else x.dtype
+    return _find_process_obstacle(dtype, recorder != 'torch.export')  # torch.export switches oneDNN off
 
 
 def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
@@ -93,12 +90,12 @@ def _is_onnx_export() -> bool:
 
 
 @constant_when_compiled
-def _has_mkldnn() -> bool:
-    return bool(torch.backends.mkldnn.enabled)
-
-
-@constant_when_compiled
-def _find_dtype_obstacle_once(dtype: torch.dtype) -> Optional[str]:
+def _find_process_obstacle(dtype: torch.dtype, needs_onednn: bool) -> Optional[str]:
+    """Return a sentence on a setting of the process or the thread without the library, or None."""
+    if needs_onednn and not torch.backends.mkldnn.enabled:
+        return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
+    if is_torch_alone():
+        return 'The compiled library has no second derivatives.'
     return find_dtype_obstacle(dtype)
 
 
