@@ -82,6 +82,9 @@ class SwinOperator(Operator, Protocol):
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
         """Return the shape of the output, and the shapes of all gradients."""
 
+    def most_stored(self, shape: Sequence[int]) -> int:
+        """Return the bytes of the operator of torch's second output, which backward takes."""
+
 
 Size4 = tuple[int, int, int, int]
 Derive = Callable[..., Sequence[Optional[Tensor]]]
@@ -243,6 +246,7 @@ class BlockOperator(NamedTuple):
         stores: whether the forward stores more than the input for backward, see `availability.is_stored`.
         drop_path_2B: the factors of both branches for the images; None: 1.
         out: memory for the output; None: new memory. Must be None with gradients.
+        room: bytes of the stored memory. None: as many as the values take. Values that do not fit are not stored.
     """
 
     settings: BlockSettings
@@ -252,6 +256,7 @@ class BlockOperator(NamedTuple):
     stores: bool = False
     drop_path_2B: Optional[Tensor] = None
     out: Optional[Tensor] = None
+    room: Optional[int] = None
 
     @property
     def name(self) -> str:
@@ -310,15 +315,29 @@ class BlockOperator(NamedTuple):
 
     def compute(self, x_BHWC: Tensor, described: c_structures.Block) -> Sequence[Tensor]:
         copies: list[Any] = []
-        shape, groups, memory = x_BHWC.shape, 0, []
+        shape, groups, saved, memory = x_BHWC.shape, 0, None, []
         y_BHWC = empty(shape) if self.out is None else self.out
         if self.stores:
             groups, size = _saved_size(described, 0)
-            memory = [aligned(groups * size).view(groups, size)]
-        saved = address('saved', memory[0], memory[0].shape, torch.uint8) if memory else None
+            room = LINE + groups * size if self.room is None else self.room
+            memory, groups = [aligned(room)], groups if LINE + groups * size <= room else 0
+            _groups_in(memory[0]).fill_(groups)
+            saved = _address_of_saved(memory[0], groups * size) if groups else None
         x, y = address('x', x_BHWC, shape, copies=copies), address('y', y_BHWC, shape)
         libswin().block_forward(byref(described), x, y, saved, groups)
         return y_BHWC, *memory
+
+    def most_stored(self, shape: Sequence[int]) -> int:
+        """See `SwinOperator`. The groups of windows depend on the processor; more windows than 32 a group may not fit."""
+        if not self.stores:
+            return 0
+        (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
+        rows, columns = self.windows.counts()
+        L, itemsize = shape[0] * rows * columns, PRODUCTS[self.dtype].itemsize
+        of_place = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if len(self.settings.eps) == 3 else 0)
+        of_window = -(-N // 32) * 32 * of_place + 16 * itemsize * C // h + 8 * LINE
+        bound: int = LINE + (L + torch.sym_min(L, 32)) * of_window
+        return bound
 
     def gradients(
         self,
@@ -334,10 +353,11 @@ class BlockOperator(NamedTuple):
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
         groups, saved = 0, None
         if self.stores:
-            groups, memory = len(stored[0]), stored[0]
+            (memory,) = stored
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
-                memory = aligned(memory.nbytes).copy_(memory.flatten()).view(memory.shape)
-            saved = address('saved', memory, _saved_size(described, groups), torch.uint8)
+                memory = aligned(memory.nbytes).copy_(memory)
+            groups = int(_groups_in(memory))
+            saved = _address_of_saved(memory, math.prod(_saved_size(described, groups))) if groups else None
         of_x, *of_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
         to_x, *to = [address('gradient', tensor, tensor.shape) for tensor in results]
         panels = [address('packed weight', tensor, tensor.shape, PRODUCTS[self.dtype]) for tensor in transposed]
@@ -354,6 +374,17 @@ def _saved_size(block: c_structures.Block, groups: int) -> tuple[int, int]:
     number, size = c_int64(groups), c_int64()
     libswin().block_saved_size(byref(block), byref(number), byref(size))
     return number.value, size.value
+
+
+def _groups_in(memory: Tensor) -> Tensor:
+    """Return a view of the number of groups with stored values, at the begin of a block's memory. 0: none are stored."""
+    return memory[:8].view(torch.int64)
+
+
+def _address_of_saved(memory: Tensor, size: int) -> int:
+    """Return the address of the stored values in a block's memory."""
+    first = address('saved', memory[: LINE + size], (LINE + size,), torch.uint8)
+    return LINE + (first or 0)
 
 
 PROJECTION = 'weight', 'vector', 'vector', 'vector'  # names of a projection's tensors in errors
@@ -406,6 +437,9 @@ class ProjectionOperator(NamedTuple):
         normed = 0 if self.eps is None else N if self.post_norm else K
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
         return y_shape, [shape, weight.shape, (N,), (normed,), (normed,)]
+
+    def most_stored(self, shape: Sequence[int]) -> int:
+        return 0
 
     def describe(
         self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive
@@ -518,6 +552,9 @@ class OutputNormOperator(NamedTuple):
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
         B, H, W, C = shape
         return (B, C, H, W), [shape, (C,), (C,)]
+
+    def most_stored(self, shape: Sequence[int]) -> int:
+        return 0
 
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:
         """Return the addresses of weight and bias, and their memory."""

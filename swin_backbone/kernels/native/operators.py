@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...compat import constant_when_compiled
 from ...modes import is_recorded
-from .layers import BlockOperator, Derive, LayerCall, SwinOperator, as_given, plan_layer
+from .layers import Derive, LayerCall, SwinOperator, as_given, plan_layer
 from .memory import Cache, cache_of_weight
 from .schemas import SCHEMAS, Schema, Weights
 
@@ -71,20 +71,18 @@ def _register(name: str, schema: Schema) -> None:
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
         y, *saved = operator.compute(x, operator.describe(x.shape, weights, as_given))
-        return y, saved[0] if saved else x.new_empty((0, 0), dtype=torch.uint8)
+        return y, saved[0] if saved else x.new_empty(0, dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
         operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
-        stored = [saved] if stores(operator) else []
-        described = operator.describe(x.shape, weights, as_given)
+        described, stored = operator.describe(x.shape, weights, as_given), [saved] if len(saved) else []
         of_x, *of_weights = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
         return [of_x if needed[0] else x.new_empty(0), *of_weights]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         operator, weights = schema.make_operator(x, arguments)
-        new_size: Any = torch.library.get_ctx().new_dynamic_size if stores(operator) else int  # the processor decides
         y_shape, _ = operator.shapes_of_results(x.shape, *weights)
-        saved = x.new_empty((new_size(), new_size()), dtype=torch.uint8)
+        saved = x.new_empty(operator.most_stored(x.shape), dtype=torch.uint8)
         return x.new_empty(y_shape, dtype=torch.float32), saved
 
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
@@ -114,11 +112,6 @@ def _register(name: str, schema: Schema) -> None:
 
 def _cache_of(weight: Optional[Tensor]) -> Cache:
     return {} if weight is None else cache_of_weight(weight)
-
-
-def stores(operator: SwinOperator) -> bool:
-    """Return whether an operator returns memory for the backward pass, beside the output."""
-    return isinstance(operator, BlockOperator) and operator.stores
 
 
 def _refuse(*_: Any) -> Any:

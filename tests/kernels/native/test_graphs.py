@@ -6,12 +6,14 @@ tests/models/modes compile whole backbones, and tests/kernels/bind layers of oth
 import copy
 import gc
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
 from helpers.models.blocks import autocast_to, cases
 from helpers.models.small_models import TWO_STAGES, randomised
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -21,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.kernels.bind import block as block_binding
-from swin_backbone.kernels.native import memory
+from swin_backbone.kernels.native import layers, memory
 
 KINDS = [SwinBackbone, SwinV2Backbone]
 LAYERS = {'project': 2, 'block': 3, 'normalise_output': 2}  # of TWO_STAGES
@@ -84,6 +86,48 @@ def test_a_training_step_of_three_sizes_is_one_compilation(kind, stored, monkeyp
         assert close(results[0][0], results[1][0])
         assert close(results[0][1], results[1][1], 1e-5)
     assert counters['stats']['unique_graphs'] == 1
+
+
+@pytest.mark.parametrize('stored', [False, True])
+@pytest.mark.parametrize('training', [False, True])
+def test_without_fullgraph_there_is_one_graph_too(training, stored, monkeypatch):
+    """`fullgraph` also permits results whose sizes are known at run time alone."""
+    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: stored)
+    model = randomised(**TWO_STAGES).train(training)
+    compiled = torch.compile(model, backend='aot_eager')
+    counters.clear()
+    with torch.set_grad_enabled(training):
+        for _ in range(2):
+            outputs = compiled(X)
+            if training:
+                torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
+        assert close(outputs, model(X))
+    assert counters['frames'] == {'total': 1, 'ok': 1} and counters['stats']['unique_graphs'] == 1
+
+
+@given(case=cases(), bfloat16=st.booleans(), threads=st.integers(1, 4))
+def test_a_graph_has_room_for_what_a_block_stores(case, bfloat16, threads):
+    (block, x), few = case, mock.patch.object(torch, 'get_num_threads', return_value=threads)
+    with autocast_to(torch.bfloat16 if bfloat16 else torch.float32), few:
+        call = block_binding.plan_block(block.train(), x.requires_grad_()).call
+        operator = call.operator._replace(stores=True)
+        _, stored = operator.compute(x.detach(), call.described)
+        bound = operator.most_stored(x.shape)
+    assert len(stored) <= bound
+
+
+def test_values_without_room_are_computed_again(monkeypatch):
+    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: True)
+    model = randomised(**TWO_STAGES).train()
+    results = []
+    for room in (memory.LINE, None):
+        if room is not None:
+            monkeypatch.setattr(layers.BlockOperator, 'most_stored', lambda *_: room)
+        with Layers():
+            outputs = model(X)
+        results.append(torch.autograd.grad(sum(y.square().sum() for y in outputs), [*model.parameters()]))
+        monkeypatch.undo()
+    assert close(*results, 1e-5)
 
 
 @given(case=cases())
@@ -212,7 +256,8 @@ def test_operations_are_those_of_the_torch_path(kind, training):
     assert counts[0] == counts[1] > 1e6
 
 
-def test_fake_tensors_and_modes_see_operators():
+def test_fake_tensors_and_modes_see_operators(monkeypatch):
+    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: True)
     model = randomised(**TWO_STAGES)
     with Layers() as mode, torch.no_grad():
         outputs = model(X)
@@ -221,6 +266,9 @@ def test_fake_tensors_and_modes_see_operators():
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         shapes = [y.shape for y in copy.deepcopy(model)(fake.from_tensor(X))]
     assert shapes == [y.shape for y in outputs]
+    with fake:
+        step = copy.deepcopy(model).train()(fake.from_tensor(X))
+        torch.autograd.backward(step, [torch.ones_like(y) for y in step])
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
