@@ -315,20 +315,22 @@ class BlockOperator(NamedTuple):
 
     def compute(self, x_BHWC: Tensor, described: c_structures.Block) -> Sequence[Tensor]:
         copies: list[Any] = []
-        shape, groups, saved, memory = x_BHWC.shape, 0, None, []
-        y_BHWC = empty(shape) if self.out is None else self.out
-        if self.stores:
-            groups, size = _saved_size(described, 0)
-            room = LINE + groups * size if self.room is None else self.room
-            memory, groups = [aligned(room)], groups if LINE + groups * size <= room else 0
-            _groups_in(memory[0]).fill_(groups)
-            saved = _address_of_saved(memory[0], groups * size) if groups else None
-        x, y = address('x', x_BHWC, shape, copies=copies), address('y', y_BHWC, shape)
+        y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
+        memory, groups, saved = self.allocate_stored(described) if self.stores else ((), 0, None)
+        x, y = address('x', x_BHWC, x_BHWC.shape, copies=copies), address('y', y_BHWC, x_BHWC.shape)
         libswin().block_forward(byref(described), x, y, saved, groups)
         return y_BHWC, *memory
 
+    def allocate_stored(self, described: c_structures.Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
+        """Return memory for the stored values, the number of groups of windows, and the address of their values."""
+        groups, size = _saved_size(described, 0)
+        room = LINE + groups * size if self.room is None else self.room
+        memory, groups = aligned(room), groups if LINE + groups * size <= room else 0
+        _groups_in(memory).fill_(groups)
+        return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
+
     def most_stored(self, shape: Sequence[int]) -> int:
-        """See `SwinOperator`. The groups of windows depend on the processor; more windows than 32 a group may not fit."""
+        """See `SwinOperator`. The groups of windows depend on the processor; over 32 windows a group may not fit."""
         if not self.stores:
             return 0
         (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
@@ -377,7 +379,7 @@ def _saved_size(block: c_structures.Block, groups: int) -> tuple[int, int]:
 
 
 def _groups_in(memory: Tensor) -> Tensor:
-    """Return a view of the number of groups with stored values, at the begin of a block's memory. 0: none are stored."""
+    """Return a view of the number of groups with stored values, at the start of a block's memory. 0: none."""
     return memory[:8].view(torch.int64)
 
 
