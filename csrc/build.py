@@ -17,6 +17,7 @@ from setuptools import Extension
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
+from setuptools.modified import newer_group
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 PLATFORM = 'SWIN_BACKBONE_PLATFORM'
@@ -172,14 +173,23 @@ class BuildNative(build_ext):
         return str(Path(*fullname.split('.')[:-1], NAMES.get(target().system, NAMES['linux'])))
 
     def build_extension(self, ext: Extension) -> None:
-        """Build in the temporary folder, and move the file: a process may use the old library."""
+        """Build in the temporary folder, and move the file: a process may use the old library.
+
+        A library newer than its sources stays, if the same compiler and flags built it. `--force` builds in any case.
+        """
         flags, link_flags = (shlex.split(os.environ.get(name, '')) for name in ('CFLAGS', 'LDFLAGS'))
         to = Path(self.get_ext_fullpath(ext.name))
+        recipe, recorded = repr((to, target(), flags, link_flags)), Path(self.build_temp, 'recipe')
+        sources = [*ext.sources, *ext.depends, str(SOURCES / 'build.py')]
+        if not (self.force or newer_group(sources, str(to))) and recorded.is_file() and recorded.read_text() == recipe:
+            return
+        recorded.unlink(missing_ok=True)
         to.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(self.build_temp, to.name)
         link_library(beside, compile_sources(Path(self.build_temp), target(), flags), target(), link_flags)
         self.move_file(str(beside), str(to.with_suffix('.new')))
         to.with_suffix('.new').replace(to)
+        recorded.write_text(recipe)
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         """Return no symbols: the library is no Python module."""

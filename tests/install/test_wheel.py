@@ -1,5 +1,6 @@
 """An installed wheel has configs and tools, and mim finds them."""
 
+import os
 import platform
 import re
 import shutil
@@ -58,6 +59,27 @@ def test_a_build_without_a_compiler(tmp_path):
     result = build_library(tmp_path, CC='false', CXX='false')
     assert 'building extension "swin_backbone.kernels.native.libswin" failed' in result.stdout + result.stderr
     assert not list(tmp_path.rglob('*.so'))
+
+
+def test_a_library_newer_than_its_sources_stays(tmp_path):
+    compiler, calls, built = tmp_path / 'c++', tmp_path / 'calls', tmp_path / 'built'
+    compiler.write_text(f'#!/bin/sh\necho >> {calls}\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n')
+    compiler.chmod(0o755)
+
+    def compiles(**variables):
+        calls.write_text('')
+        build_library(built, CXX=str(compiler), **variables)
+        return bool(calls.read_text())
+
+    assert compiles()
+    assert not compiles()
+    assert compiles(CFLAGS='-DOTHER')
+    assert compiles()
+    (library,) = built.rglob('*.so')
+    os.utime(library, (0, 0))
+    assert compiles()
+    library.unlink()
+    assert compiles()
 
 
 @pytest.mark.slow
