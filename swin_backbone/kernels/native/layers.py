@@ -82,7 +82,7 @@ class SwinOperator(Operator, Protocol):
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
         """Return the shape of the output, and the shapes of all gradients."""
 
-    def most_stored(self, shape: Sequence[int]) -> int:
+    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
         """Return the bytes of the operator of torch's second output, which backward takes."""
 
 
@@ -329,14 +329,16 @@ class BlockOperator(NamedTuple):
         _groups_in(memory).fill_(groups)
         return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
 
-    def most_stored(self, shape: Sequence[int]) -> int:
+    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
         """See `SwinOperator`. The groups of windows depend on the processor; over 32 windows a group may not fit."""
         if not self.stores:
             return 0
         (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
         rows, columns = self.windows.counts()
-        L, itemsize = shape[0] * rows * columns, PRODUCTS[self.dtype].itemsize
-        of_place = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if len(self.settings.eps) == 3 else 0)
+        L, is_v2 = shape[0] * rows * columns, BlockWeights(*weights).cosine_scale_h is not None
+        # Without instructions for bfloat16, rounded numbers of 4 bytes are stored.
+        itemsize = PRODUCTS[self.dtype].itemsize if libswin().multiplies_bfloat16 else 4
+        of_place = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if is_v2 else 0)
         of_window = -(-N // 32) * 32 * of_place + 16 * itemsize * C // h + 8 * LINE
         bound: int = LINE + (L + torch.sym_min(L, 32)) * of_window
         return bound
@@ -440,7 +442,7 @@ class ProjectionOperator(NamedTuple):
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
         return y_shape, [shape, weight.shape, (N,), (normed,), (normed,)]
 
-    def most_stored(self, shape: Sequence[int]) -> int:
+    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
         return 0
 
     def describe(
@@ -555,7 +557,7 @@ class OutputNormOperator(NamedTuple):
         B, H, W, C = shape
         return (B, C, H, W), [shape, (C,), (C,)]
 
-    def most_stored(self, shape: Sequence[int]) -> int:
+    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
         return 0
 
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:

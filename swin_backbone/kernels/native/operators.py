@@ -82,7 +82,7 @@ def _register(name: str, schema: Schema) -> None:
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         operator, weights = schema.make_operator(x, arguments)
         y_shape, _ = operator.shapes_of_results(x.shape, *weights)
-        saved = x.new_empty(operator.most_stored(x.shape), dtype=torch.uint8)
+        saved = x.new_empty(operator.most_stored(x.shape, *weights), dtype=torch.uint8)
         return x.new_empty(y_shape, dtype=torch.float32), saved
 
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:

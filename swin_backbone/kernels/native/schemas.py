@@ -57,7 +57,7 @@ def _make_block(
     windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding, pads_first)
     settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size)
     operator = BlockOperator(settings, windows, dtype, cache, stores, weights[-1])
-    return operator._replace(room=operator.most_stored(shape)), w
+    return operator._replace(room=operator.most_stored(shape, *w)), w
 
 
 def _make_projection(

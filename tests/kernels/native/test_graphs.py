@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.models.blocks import autocast_to, cases
+from helpers.models.blocks import autocast_to, cases, make_block
 from helpers.models.small_models import TWO_STAGES, randomised
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +24,7 @@ import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.kernels.bind import block as block_binding
 from swin_backbone.kernels.native import layers, memory
+from swin_backbone.models.layers import SwinV2Block
 
 KINDS = [SwinBackbone, SwinV2Backbone]
 LAYERS = {'project': 2, 'block': 3, 'normalise_output': 2}  # of TWO_STAGES
@@ -106,15 +107,27 @@ def test_without_fullgraph_there_is_one_graph_too(training, stored, monkeypatch)
     assert counters['stats']['unique_graphs'] == 1
 
 
-@given(case=cases(), bfloat16=st.booleans(), threads=st.integers(1, 4))
-def test_a_graph_has_room_for_what_a_block_stores(case, bfloat16, threads):
-    (block, x), few = case, mock.patch.object(torch, 'get_num_threads', return_value=threads)
-    with autocast_to(torch.bfloat16 if bfloat16 else torch.float32), few:
+def check_room(block, x, dtype, threads=1):
+    few = mock.patch.object(torch, 'get_num_threads', return_value=threads)
+    with autocast_to(dtype), few:
         call = block_binding.plan_block(block.train(), x.requires_grad_()).call
         operator = call.operator._replace(stores=True)
         _, stored = operator.compute(x.detach(), call.described)
-        bound = operator.most_stored(x.shape)
+        bound = operator.most_stored(x.shape, *call.derive(*call.parameters))
     assert len(stored) <= bound
+
+
+@given(case=cases(), bfloat16=st.booleans(), threads=st.integers(1, 4))
+def test_a_graph_has_room_for_what_a_block_stores(case, bfloat16, threads):
+    check_room(*case, torch.bfloat16 if bfloat16 else torch.float32, threads)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('extra_norm', [False, True])
+def test_a_graph_has_room_for_the_branches_of_v2(extra_norm, dtype):
+    """V2 stores two branches more than V1, with and without a third norm."""
+    block = make_block(SwinV2Block, (4, 8), (0, 0), 1, 16, 'native', extra_norm=extra_norm)
+    check_room(block, torch.randn(1, 80, 160, 16), dtype)
 
 
 def test_values_without_room_are_computed_again(monkeypatch):
