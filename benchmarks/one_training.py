@@ -18,7 +18,6 @@ from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from swin_backbone.acceleration import accelerate
 from swin_backbone.archs import ARCHS
 from swin_backbone.kernels.bind.accelerate import restore_swin
 from swin_backbone.openmmlab.errors import kind_of, parts_of
@@ -74,7 +73,7 @@ def run_in_process(spec: Spec) -> list[float]:
     """
     torch.set_num_threads(spec.threads)
     cfg = _config(spec)
-    runner = build.build_runner(cfg, accelerate=accelerate)
+    runner = build.build_runner(cfg)
     model = runner.model
     if spec.swin == 'theirs':
         restore_swin(model)  # the layers behind stay as ours: rounding of them is no difference of the Swins

@@ -7,7 +7,7 @@ from torch import nn
 
 from .checks import check_type
 
-Model = TypeVar('Model', bound=nn.Module)
+Module = TypeVar('Module', bound=nn.Module)
 
 
 class Extension(NamedTuple):
@@ -25,7 +25,7 @@ class Extension(NamedTuple):
 EXTENSIONS: list[Extension] = []
 
 
-def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = None) -> Model:
+def accelerate(model: Module, dry_run: bool = False, precision: Optional[str] = None) -> Module:
     """Let the compiled library compute every Swin of a built model on a CPU, and the layers behind the Swin; in place.
 
     Each Swin layer is compared with its original: outputs and gradients. A layer that differs does not change. The log
@@ -58,7 +58,7 @@ def accelerate(model: Model, dry_run: bool = False, precision: Optional[str] = N
     return model
 
 
-def restore(model: Model) -> Model:
+def restore(model: Module) -> Module:
     """Undo `accelerate`, in place, and return the model."""
     from .kernels.bind.accelerate import restore_swin
 

@@ -35,7 +35,7 @@ def parse_args() -> argparse.Namespace:
         'overwrite skip_unreadable allow_missing unsafe_load',
         config=dict(nargs='?'),
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
-        device=dict(default='cpu', help='device of an exported model (default: cpu)'),
+        device=dict(help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),
         out_dir=dict(required=True),
     )

@@ -20,7 +20,7 @@ def parse_args() -> argparse.Namespace:
         f'{CONFIG} checkpoint data workers annotations classes weights amp precision compile device threads '
         'first_label work_dir out overwrite skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
-        device=dict(default='cpu', help='device of an exported model (default: cpu)'),
+        device=dict(help='device of an exported model (default: cpu)'),
         threads=dict(help='threads of an exported model on a CPU'),
         out=dict(
             type=str,

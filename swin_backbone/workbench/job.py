@@ -6,27 +6,26 @@ function of its result.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from mmengine.config import Config
+from mmengine.device import get_device
 from mmengine.hooks import Hook
 from mmengine.utils import import_modules_from_strings
 
-from ..acceleration import accelerate
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
+from ..openmmlab.diff import summarize
 from ..openmmlab.layers.accelerate import AccelerateHook
 from ..openmmlab.layers.compile import compile_model
-from ..openmmlab.swap.diff import summarize
 from ..options import Options
 from .configs.amp import enable_amp, enable_amp_of_test
 from .configs.paths import require_data, tested_set
 from .configs.published import find_weights, start_from, start_from_weights
 from .configs.training_settings import has_settings, lr_line
 from .data.annotations import uses_masks
-from .data.balance import count
+from .data.balance import Counted, count
 from .data.check_data import check_before_training
 from .data.datasets import DataSets
 from .data.own_data.config import weights_left_out
@@ -34,7 +33,7 @@ from .data.own_data.prepare import Dataset, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process
-from .resolve import combine, set_training
+from .resolve import combine, set_length, set_training
 from .runner.build import build_runner, run
 from .runner.launchers import processes, rank
 from .runner.lock import only_training_in
@@ -94,19 +93,20 @@ def resolve_job(config: Union[str, Config], options: Optional[Options] = None) -
         import_modules_from_strings(**combined.custom_imports)
     if data:
         _print(options.launcher, [*weights_left_out(read, combined)])
-    is_adapted, lines = data is not None or has_settings(options), list[str]()
-    number = processes(options.launcher) if is_adapted else 1
-    cfg = set_training(combined, options, data, None, number)
+    if data is None and not has_settings(options):
+        return Job(combined, options, data, DataSets(combined), [])
+    cfg, number, lines = set_training(combined, options), processes(options.launcher), list[str]()
     datasets = DataSets(cfg)
+    counted = Counted(data.splits['train'].pictures) if data else None
     if options.epochs is not None or options.balance:
         counted = count(datasets, options.balance)
-        datasets.cfg = cfg = set_training(combined, options, data, counted, number)
+    if counted is not None:
+        set_length(cfg, options, data, counted, number)
         lines.append(counted.line)
-    if is_adapted:
-        if not options.auto_scale_lr and (options.batch is not None or data):
-            lines.append(lr_line(cfg, number))
-        changes = summarize(combined, cfg)
-        lines.append(f'changed settings:\n{changes}' if changes else '')
+    if not options.auto_scale_lr and (options.batch is not None or data):
+        lines.append(lr_line(cfg, number))
+    changes = summarize(combined, cfg)
+    lines.append(f'changed settings:\n{changes}' if changes else '')
     return Job(cfg, options, data, datasets, lines)
 
 
@@ -185,6 +185,10 @@ def build_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = Non
             raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
         set_exported(cfg, checkpoint, options.device or 'cpu', options.threads)
     else:
+        _require_no_threads(options)
+        device = get_device()
+        if options.device not in (None, device, f'{device}:0'):
+            raise ValueError(f'--device of a test takes {device}, on which mmengine tests here, got {options.device}')
         start_from(cfg, checkpoint)
     if options.amp:
         enable_amp_of_test(cfg, options.amp)
@@ -223,9 +227,7 @@ def report(
 
     add_coco_metric(job.cfg)
     with build_test(job, checkpoint) as runner:
-        numbers = report_on_test(
-            runner, partial(run, runner, 'test'), summarize, out_dir, checkpoint, compare, overwrite
-        )
+        numbers = report_on_test(runner, out_dir, checkpoint, compare, overwrite)
     best = numbers.get('best')
     if best and best['F1']:  # of a detector that finds something
         path = Path(out_dir, 'report.json')
@@ -246,6 +248,7 @@ def open_predictor(job: Job, checkpoint: Optional[str], batch: int = 1) -> Predi
     options = job.options
     if checkpoint is not None and is_exported(checkpoint):
         return open_exported(checkpoint, options, batch)
+    _require_no_threads(options)
     device = options.device or default_device()
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
@@ -257,7 +260,6 @@ def open_predictor(job: Job, checkpoint: Optional[str], batch: int = 1) -> Predi
         options.allow_missing,
         options.amp,
         options.precision,
-        accelerate,
     )
     if options.compile:
         compile_model(predictor.model)
@@ -286,14 +288,18 @@ def export(job: Job, checkpoint: str, out: Path, format: str = 'onnx', **setting
     """Write a folder that runs without torch. Arguments and errors: see `export.export.export`."""
     from .export.export import export
 
-    settings.update(unsafe_load=job.options.unsafe_load, accelerate=accelerate)
-    return export(job.cfg, checkpoint, out, format, **settings)
+    return export(job.cfg, checkpoint, out, format, unsafe_load=job.options.unsafe_load, **settings)
 
 
 def _require_checkpoint_options(options: Options) -> None:
     if options.amp or options.compile or options.precision:
         names = '--amp, --compile and --precision'
         raise ValueError(f'{names} take a checkpoint: an exported model has the precision of its export')
+
+
+def _require_no_threads(options: Options) -> None:
+    if options.threads is not None:
+        raise ValueError('--threads takes an exported model: for a checkpoint, set the variable OMP_NUM_THREADS')
 
 
 def _build_runner(job: Job, whole: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
@@ -304,7 +310,6 @@ def _build_runner(job: Job, whole: bool = False, hooks: Sequence[Hook] = ()) -> 
         whole,
         options.skip_unreadable,
         job.datasets,
-        accelerate,
         prints_facts=job.data is None,  # else the check before the training has printed these
     )
     if options.compile:

@@ -180,9 +180,15 @@ class Model:
 
         Returns:
             The contents of deploy.json.
+
+        Raises:
+            ValueError: for `amp`, `precision`, `compile` or `allow_missing` of `load`, and see `export`.
         """
         from .job import export
 
+        for name in ('amp', 'precision', 'compile', 'allow_missing'):
+            if getattr(self._options, name):
+                raise ValueError(f'an export takes a model loaded without {name}, which is for tests and predictions')
         return export(self._job('export'), self._require_checkpoint('export'), Path(out), format, **options)
 
     @property

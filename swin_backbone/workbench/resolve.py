@@ -17,7 +17,7 @@ from ..openmmlab.swap.replace import swap_backbone
 from ..options import Options
 from .configs.cfg_options import apply_options, setting_of
 from .configs.paths import datasets_in
-from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule, has_settings
+from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule
 from .data.balance import Counted, apply_balance
 from .data.load_picture import OURS, name_loaders
 from .data.own_data.config import put_data
@@ -26,34 +26,18 @@ from .data.own_data.prepare import Dataset
 OWN_DATA = 'own_data is no key of a config: give --data D, and --classes NAMES for names (in Python data=, classes=)'
 
 
-def resolve(
-    config: Config,
-    options: Optional[Options] = None,
-    data: Optional[Dataset] = None,
-    counted: Optional[Counted] = None,
-    processes: int = 1,
-) -> Config:
-    """Return the config that is trained, tested and saved. `config` stays unchanged.
+def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
+    """Return a config with another backbone, other data, and `cfg_options`. `config` stays unchanged.
 
     Args:
         config: of mmdet, mmseg or mmpretrain.
-        options: `backbone`, `at` and `recipe` of a swap, `cfg_options`, the settings of a training, `work_dir` and
-            `launcher`.
+        options: `backbone`, `at` and `recipe` of a swap, `cfg_options`, `work_dir` and `launcher`.
         data: takes the place of the config's data sets, evaluators and numbers of classes.
-        counted: pictures of an epoch, and classes for `balance`. Default: those of `data`; without data, the schedule
-            stays.
-        processes: of the training.
 
     Raises:
-        ConfigError: if options contradict the data or each other, or the config cannot take one of these.
+        ConfigError: if options contradict the data, or the config cannot take one of these.
         ValueError: for an unknown backbone or key.
     """
-    options = options or Options()
-    return set_training(combine(config, options, data), options, data, counted, processes)
-
-
-def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
-    """Return a config with another backbone, other data, and `cfg_options`. Arguments and errors: see `resolve`."""
     settings = options.cfg_options or {}
     if 'own_data' in config or any(key.lstrip('+').startswith('own_data') for key in settings):
         raise ConfigError(OWN_DATA)
@@ -96,33 +80,42 @@ def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> N
             raise ConfigError(f'{key} follows from --data, which makes it {made!r}, got {given!r}')
 
 
-def set_training(
-    config: Config,
-    options: Options,
-    data: Optional[Dataset] = None,
-    counted: Optional[Counted] = None,
-    processes: int = 1,
-) -> Config:
-    """Return a config with the settings of a training. Arguments and errors: see `resolve`."""
+def set_training(config: Config, options: Options) -> Config:
+    """Return a config with the settings of a training, besides its length: see `set_length`.
+
+    Raises:
+        ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take one of these.
+    """
     cfg: Config = copy.deepcopy(config)
-    given = options.cfg_options or {}
-    if counted is None and data is not None:
-        counted = Counted(data.splits['train'].pictures)
-    if not has_settings(options) and counted is None:
-        return cfg
     apply_settings(cfg, options)
-    if counted is not None and (options.epochs is not None or data is not None):
-        fit_schedule(cfg, counted.pictures, processes, options.epochs)
     if options.auto_scale_lr:
         enable_auto_scale_lr(cfg)
-    kept = dict(given)
-    if len(cfg.get('param_scheduler') or ()) != len(config.get('param_scheduler') or ()):  # indices have moved
-        kept = {key: value for key, value in kept.items() if not key.lstrip('+').startswith('param_scheduler.')}
-    apply_options(cfg, kept)
-    if options.balance and counted is not None:
+    apply_options(cfg, options.cfg_options or {})
+    _name_own_loaders(cfg)
+    return cfg
+
+
+def set_length(cfg: Config, options: Options, data: Optional[Dataset], counted: Counted, processes: int = 1) -> None:
+    """Fit the schedule of a training to its pictures, and balance its classes, in place.
+
+    Without `data` and `options.epochs`, the schedule stays.
+
+    Args:
+        cfg: of `set_training`.
+        counted: pictures of an epoch, and classes for `balance`.
+        processes: of the training.
+
+    Raises:
+        ConfigError: if the config has no length, or weights of classes beside `balance`.
+    """
+    given, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
+    if options.epochs is not None or data is not None:
+        fit_schedule(cfg, counted.pictures, processes, options.epochs)
+        if len(cfg.get('param_scheduler') or ()) != schedules:  # indices have moved
+            given = {key: value for key, value in given.items() if not key.lstrip('+').startswith('param_scheduler.')}
+        apply_options(cfg, given)
+    if options.balance:
         twice = [key for key in given if 'class_weight' in key] if counted.weights else []
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
         apply_balance(cfg, counted)  # last, because keys of options refer to the wrapped data set
-    _name_own_loaders(cfg)
-    return cfg

@@ -182,6 +182,16 @@ def test_where_weights_come_from(monkeypatch, start, expected):
     assert (made.cfg.resume, made.cfg.load_from) == expected
 
 
+@pytest.mark.parametrize(('option', 'error'), [
+    (dict(device='meta:1'), '--device of a test takes .*, got meta:1'),
+    (dict(threads=2), '--threads takes an exported model'),
+])  # fmt: skip
+def test_options_of_an_exported_model_with_a_checkpoint(option, error, tmp_path):
+    resolved = job.resolve_job(Config(dict(model=dict())), Options(work_dir=tmp_path, **option))
+    with pytest.raises(ValueError, match=error), job.build_test(resolved, 'epoch_1.pth'):
+        pass
+
+
 @pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])
 def test_tta_of_masks(record_fault, name):
     """A view and its mirror image are the same objects. Of two overlapping objects, the surer keeps box and mask."""

@@ -11,7 +11,7 @@ from helpers.openmmlab.jobs import SMALL_RETINANET
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from swin_backbone import accelerate, load, swap_backbone
+from swin_backbone import load, swap_backbone
 from swin_backbone.workbench.export import export
 from swin_backbone.workbench.model import _frames
 from swin_backbone.workbench.pictures.curves import read_log
@@ -80,7 +80,11 @@ def test_export_takes_config_checkpoint_and_options(tmp_path, monkeypatch):
     model.checkpoint = 'a.pth'
     (cfg, *given), options = model.export(tmp_path, part='neck')
     assert (cfg.model, *given) == (model.cfg.model, 'a.pth', tmp_path, 'onnx')
-    assert options == dict(part='neck', unsafe_load=False, accelerate=accelerate)
+    assert options == dict(part='neck', unsafe_load=False)
+    for name in ('amp', 'allow_missing'):
+        loaded = load(ROOT / 'configs/demo/swin-nano_upernet_shapes.py', 'a.pth', work_dir=tmp_path, **{name: 'auto'})
+        with pytest.raises(ValueError, match=f'an export takes a model loaded without {name}'):
+            loaded.export(tmp_path)
 
 
 def test_wrong_names_are_named():

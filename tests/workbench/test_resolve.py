@@ -13,6 +13,7 @@ import pytest
 from helpers import PYTHONPATH
 from helpers.in_process import run_well
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, SIDE, make_own_data
+from helpers.openmmlab.own_folders import resolve
 from mmengine.config import Config
 
 from swin_backbone.openmmlab.config_files import read_config
@@ -21,7 +22,6 @@ from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import Counted
 from swin_backbone.workbench.data.own_data.prepare import prepare
-from swin_backbone.workbench.resolve import resolve
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

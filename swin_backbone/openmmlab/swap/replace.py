@@ -11,10 +11,10 @@ from mmengine.logging import print_log
 from ...archs import ARCHS
 from ...checks import check_choice
 from ..config_files import read_config
+from ..diff import summarize
 from ..errors import kind_of, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
-from .diff import summarize
 from .probe import Level, backbone_levels
 from .recipe import LAYER_DECAY, apply_recipe, constructor_of
 from .variants import SWINS, Swin, Task

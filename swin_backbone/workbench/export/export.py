@@ -56,7 +56,6 @@ def export(
     overwrite: bool = False,
     operators: Optional[str] = None,
     texts: Sequence[str] = (),
-    accelerate: Optional[Callable[[Any], Any]] = None,
     score_thr: Union[ScoreThr, str, Path] = SCORE_THR,
 ) -> dict[str, Any]:
     """Write the folder `out` with the verified model and `deploy.json`, in place of an earlier export.
@@ -75,7 +74,6 @@ def export(
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
-        accelerate: called with the model, whose results are those of the verification.
         score_thr: of a detector's predictions by the folder: a number, or a report.json; see `read_score_thr`.
 
     Returns:
@@ -89,7 +87,7 @@ def export(
     check_choice('--part', part, PARTS)
     if part == 'model' and shape is not None:
         cfg = at_one_size(cfg, shape)
-    predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load, accelerate=accelerate)
+    predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
     has_text = hasattr(predictor.model, 'language_model')
     if has_text:
         texts = tuple(texts or predictor.meta['classes'])

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Optional
@@ -19,6 +19,7 @@ from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 
+from ...acceleration import accelerate
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...positions import Size
 from ..configs.check import compare_classes
@@ -46,7 +47,6 @@ class Predictor:
         allow_missing: accept a checkpoint without some weights of the model.
         amp: predict in `mixed_precision` of this dtype; None: in float32.
         precision: see `accelerate`.
-        accelerate: called with a model on the CPU, and with `precision`.
 
     Attributes:
         loader: the first step of the pipeline, of files and of pixels.
@@ -65,7 +65,6 @@ class Predictor:
         allow_missing: bool = False,
         amp: Optional[str] = None,
         precision: Optional[str] = None,
-        accelerate: Optional[Callable[..., Any]] = None,
     ):
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
@@ -85,7 +84,7 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
                 compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
-            if accelerate is not None and (precision or torch.device(device).type == 'cpu'):
+            if precision or torch.device(device).type == 'cpu':
                 accelerate(self.model, precision=precision)
             name_loaders(cfg)
             pipeline = [step for step in cfg.test_dataloader.dataset.pipeline if not loads_annotations(step)]

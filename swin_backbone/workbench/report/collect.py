@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Union
@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from ...openmmlab.diff import summarize
 from ...openmmlab.errors import kind_of
 from ...outputs import check_outputs, claim_folder, make_folder, only_process
 from ...whole_files import write_whole
@@ -21,6 +22,7 @@ from ..data.load_picture import load_of
 from ..data.media import read_picture
 from ..pictures.colours import COLOURS, distinct_colours, encode_labels
 from ..pictures.curves import read_log
+from ..runner.build import run
 from .files import CLASSES, encode_csv, encode_objects
 from .report import NAME, PAGE, read_reports, write_report
 
@@ -41,8 +43,6 @@ def add_coco_metric(cfg: Config) -> None:
 
 def report_on_test(
     runner: Runner,
-    test: Callable[[], Mapping[str, float]],
-    summarize: Callable[[Any, Any], str],
     out_dir: Union[str, Path],
     checkpoint: str,
     compare: Sequence[Union[str, Path]] = (),
@@ -53,8 +53,7 @@ def report_on_test(
     The curves are those of the checkpoint's folder.
 
     Args:
-        test: runs the test of `runner`, of a detector with a CocoMetric.
-        summarize: returns the differences of two configs.
+        runner: of a test; of a detector with a CocoMetric.
 
     Raises:
         ValueError: for a model of another toolbox, a CocoMetric without boxes and masks, a classifier with several
@@ -71,7 +70,9 @@ def report_on_test(
     with only_process(folder, 'reports in'):
         keep: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
         runner.register_hook(keep)
-        numbers = {name: float(value) for name, value in test().items() if np.ndim(value) == 0}  # no matrices
+        numbers = {
+            name: float(value) for name, value in run(runner, 'test').items() if np.ndim(value) == 0
+        }  # no matrices
         labels, results, pictures = keep.write()
         config = {key: value for key, value in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
         about = dict(

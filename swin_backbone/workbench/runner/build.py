@@ -2,7 +2,7 @@
 
 import atexit
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Optional
 
@@ -32,7 +32,6 @@ def build_runner(
     needs_all_weights: bool = False,
     skip_unreadable: bool = False,
     datasets: Optional[DataSets] = None,
-    accelerate: Optional[Callable[[Any], Any]] = None,
     prints_facts: bool = True,
 ) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
@@ -42,7 +41,6 @@ def build_runner(
         needs_all_weights: refuse a checkpoint without all weights of the model; for tests.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
         datasets: data sets of the config; None builds these.
-        accelerate: called with a model on CPUs, before its distribution over processes.
         prints_facts: write unusual facts of the data into the log.
     """
     check_classes(cfg)
@@ -50,7 +48,7 @@ def build_runner(
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
     with _naming_lost_peers():
-        runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner'), accelerate).from_cfg(cfg)
+        runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg)
     runner.needs_all_weights, runner.skip_unreadable = needs_all_weights, skip_unreadable
     runner.prints_facts = prints_facts
     if datasets is not None:

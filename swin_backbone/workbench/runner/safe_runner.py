@@ -1,7 +1,6 @@
 """The Runner of tools/train.py and tools/test.py: mmengine's Runner with guards for checkpoints and data."""
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NoReturn, Optional, Union
@@ -17,6 +16,7 @@ from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ...acceleration import accelerate
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...openmmlab.mixed_precision import MixedPrecisionHook
 from ...whole_files import CANNOT_WRITE
@@ -60,14 +60,12 @@ class SafeRunner(Runner):
         prints_facts: write unusual facts of the data into the log.
         datasets: the data sets of the config, of which some may be built already.
         resumed_from: the checkpoint.
-        accelerate: called with a model on CPUs; None keeps the model.
     """
 
     needs_all_weights = skip_unreadable = False
     prints_facts = True
     phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
     resumed_from: Optional[str] = None
-    accelerate: Optional[Callable[[nn.Module], Any]] = None
 
     @cached_property
     def datasets(self) -> DataSets:
@@ -126,8 +124,7 @@ class SafeRunner(Runner):
                 self.logger.warning(
                     'SyncBN computes on GPUs alone: BN takes its place, with the statistics of each process'
                 )
-            if self.accelerate is not None:
-                self.accelerate(model)
+            accelerate(model)
         wrapped: nn.Module = super().wrap_model(model_wrapper_cfg, model)
         if sync_bn:
             self.cfg.sync_bn = sync_bn  # the saved config keeps the setting
@@ -258,14 +255,13 @@ class LogFile(logging.FileHandler):
         raise
 
 
-def runner_class(kind: str, accelerate: Optional[Callable[[nn.Module], Any]] = None) -> type[SafeRunner]:
-    """Return SafeRunner with a function for models on CPUs, as a subclass of a config's own `runner_type`.
+def runner_class(kind: str) -> type[SafeRunner]:
+    """Return SafeRunner, as a subclass of a config's own `runner_type`.
 
     Raises:
         ConfigError: if the class is no subclass of mmengine's Runner.
     """
-    own = RUNNERS.get(kind)
-    if not isinstance(own, type) or not issubclass(own, Runner):
+    runner_type = RUNNERS.get(kind)
+    if not isinstance(runner_type, type) or not issubclass(runner_type, Runner):
         raise ConfigError(f"runner_type takes a subclass of mmengine's Runner, got {kind!r}")
-    bases = (SafeRunner,) if own is Runner else (SafeRunner, own)
-    return type(f'Safe{own.__name__}', bases, dict(accelerate=accelerate and staticmethod(accelerate)))
+    return SafeRunner if runner_type is Runner else type(f'Safe{runner_type.__name__}', (SafeRunner, runner_type), {})

@@ -1,9 +1,8 @@
 """Configs, runners and predictors as jobs make them."""
 
-from swin_backbone import accelerate
 from swin_backbone.options import Options
 from swin_backbone.workbench import job
-from swin_backbone.workbench.runner import build
+from swin_backbone.workbench.runner.build import build_runner as build_runner
 
 # Options for a small RetinaNet of mmdet
 SMALL_RETINANET = {
@@ -17,10 +16,6 @@ def load_config(config, work_dir=None, options=None, launcher='none', backbone=N
     given = dict(work_dir=work_dir, cfg_options=options or {}, launcher=launcher, backbone=backbone, **more)
     given = {name: value for name, value in given.items() if value is not None}
     return job.resolve_job(str(config), Options(**given)).cfg
-
-
-def build_runner(cfg, *args, **more):
-    return build.build_runner(cfg, *args, accelerate=accelerate, **more)
 
 
 def open_predictor(cfg, checkpoint, device='cpu', **more):

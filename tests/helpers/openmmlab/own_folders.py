@@ -9,9 +9,11 @@ from mmengine.registry import DATASETS
 from PIL import Image
 
 from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
+from swin_backbone.workbench.data.balance import Counted
 from swin_backbone.workbench.data.own_data.prepare import prepare
-from swin_backbone.workbench.resolve import resolve
+from swin_backbone.workbench.resolve import combine, set_length, set_training
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
@@ -23,6 +25,15 @@ def fill(config, data, work, annotations=None, names=None):
     given = dict(scope=cfg.default_scope, with_masks=uses_masks(cfg), folder=work)
     own = prepare(data, annotations, names, **given)
     return resolve(cfg, data=own), '\n'.join(own.lines)
+
+
+def resolve(config, options=None, data=None, counted=None):
+    """Return the config of a training, as a job, without counting the pictures of an epoch."""
+    options = options or Options()
+    cfg = set_training(combine(config, options, data), options)
+    if data is not None:
+        set_length(cfg, options, data, counted or Counted(data.splits['train'].pictures))
+    return cfg
 
 
 def read(cfg, phase='train'):

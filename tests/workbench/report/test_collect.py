@@ -22,7 +22,6 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from PIL import ExifTags, Image
 
 from swin_backbone import load
-from swin_backbone.openmmlab.swap.diff import summarize
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.report.collect import add_coco_metric, report_on_test
 from swin_backbone.workbench.report.page import common_kind, main_metric
@@ -71,7 +70,7 @@ def guessed(cfg, out, guess=None, **more):
     cfg.model, cfg.load_from = dict(type=Guess, **(guess or {})), None
     add_coco_metric(cfg)
     runner = build_runner(cfg)
-    return report_on_test(runner, runner.test, summarize, out, f'{cfg.work_dir}/guess.pth', **more)
+    return report_on_test(runner, out, f'{cfg.work_dir}/guess.pth', **more)
 
 
 @pytest.fixture
@@ -196,15 +195,17 @@ def test_a_classifier_of_mmpretrain(tmp_path):
                                pred_score=torch.tensor([0.9 - 0.1 * row, 0.1])) for row in range(2)]  # fmt: skip
     dataset = type('Samples', (list,), dict(metainfo=dict(classes=('cat', 'dog'))))(samples)
     hooks, cfg, loader = [], Config(dict(default_scope='mmpretrain')), SimpleNamespace(dataset=dataset)
-    runner = SimpleNamespace(cfg=cfg, test_dataloader=loader, register_hook=hooks.append)
 
     def report():
-        return report_on_test(runner, test, summarize, tmp_path, 'epoch_1.pth', overwrite=True)
+        return report_on_test(runner, tmp_path, 'epoch_1.pth', overwrite=True)
 
     def test():
-        hooks[-1].after_test_iter(runner, 0, outputs=samples)
+        hooks[-2].after_test_iter(runner, 0, outputs=samples)  # the last is of `run`
         return {'accuracy/top1': 0.0, 'single-label/f1': float('nan'), 'confusion_matrix/result': torch.zeros(2, 2)}
 
+    runner = SimpleNamespace(
+        cfg=cfg, test_dataloader=loader, register_hook=lambda hook, **_: hooks.append(hook), test=test
+    )
     assert report()['overall'] == dict(top1=0.0)
     assert report()['metrics'] == {'accuracy/top1': 0.0, 'single-label/f1': None}  # numbers of JSON
     assert [Path(row['file']).name for row in report()['pictures']] == ['0.jpg', '1.jpg']

@@ -5,7 +5,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from ..errors import kind_of
+from .errors import kind_of
 
 WIDTH = 100  # characters of a value in the summary
 ABSENT: Any = '(not set)'
