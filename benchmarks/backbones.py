@@ -29,7 +29,7 @@ from rich.table import Table
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone, accelerate
 from swin_backbone.command_line import Parser, run, stop_on_user_errors
 from swin_backbone.devices import processor
-from swin_backbone.options import Shape, positive
+from swin_backbone.options import ShapeAction, positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
 from swin_backbone.whole_files import write_whole
@@ -59,7 +59,7 @@ Builders = dict[str, Callable[[], torch.nn.Module]]
 console = Console()
 
 
-class Shapes(Shape):
+class Shapes(ShapeAction):
     """`--shape H [W]`, several times: a list of heights and widths."""
 
     def __call__(self, parser: Any, namespace: Any, *arguments: Any) -> None:

@@ -24,17 +24,17 @@ from `swin_backbone/options.py`, of which the command lines and the arguments of
 
 def page(language: str) -> str:
     """Return the text of a page. The texts of another language are in the file `options.yml` beside the page."""
-    from swin_backbone.options import FIELDS
+    from swin_backbone.options import OPTION_FIELDS
     from swin_backbone.workbench.model import Model, load
 
-    helps = {name: field.metadata['settings']['help'] for name, field in FIELDS.items()}
+    helps = {name: field.metadata['settings']['help'] for name, field in OPTION_FIELDS.items()}
     texts = {name: re.sub('--[a-z-]+', r'`\g<0>`', text) for name, text in helps.items()}
     texts.update(head=HEAD, more='more')
     if language:
         texts = yaml.safe_load(PAGES[language].with_suffix('.yml').read_text(encoding='utf-8'))
     calls = {'load': inspect.signature(load).parameters, 'train': inspect.signature(Model.train).parameters}
     rows = []
-    for name, field in FIELDS.items():
+    for name, field in OPTION_FIELDS.items():
         settings, see = field.metadata['settings'], field.metadata['see']
         if settings['help'] == argparse.SUPPRESS:
             continue

@@ -13,7 +13,7 @@ from textwrap import fill
 from types import FrameType
 from typing import Any, NoReturn, Optional, Union
 
-from swin_backbone.options import ARGUMENTS, FIELDS, Options, import_package
+from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, import_package
 
 BROKEN_PIPE = 128 + 13  # exit status, as for SIGPIPE
 
@@ -51,8 +51,8 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
 
         if error.errno not in CANNOT_WRITE:
             raise
-        place = error.filename or 'cannot write its output'
-        status = f'{sys.argv[0]}: {place} ({error.strerror})'
+        target = error.filename or 'cannot write its output'
+        status = f'{sys.argv[0]}: {target} ({error.strerror})'
         _print_no_more()
     except BaseException:
         if not received:
@@ -196,10 +196,10 @@ def make_job(args: argparse.Namespace) -> Any:
 
 def options_of(args: argparse.Namespace) -> Options:
     """Return the options of a command line."""
-    given = {name: value for name, value in vars(args).items() if name in FIELDS and value is not None}
+    values = {name: value for name, value in vars(args).items() if name in OPTION_FIELDS and value is not None}
     if 'epochs' not in args:  # of a tool that does not train: `batch` and `shape` are of the pictures that it takes
-        given = {name: value for name, value in given.items() if name not in ('batch', 'shape')}
-    return Options(**given)
+        values = {name: value for name, value in values.items() if name not in ('batch', 'shape')}
+    return Options(**values)
 
 
 USER_ERRORS = (ValueError, TypeError, OSError)

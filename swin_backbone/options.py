@@ -80,7 +80,7 @@ def _score_thr(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-class Shape(argparse.Action):
+class ShapeAction(argparse.Action):
     """`--shape H [W]`: a tuple of height and width in pixels; one number is a square."""
 
     def __call__(
@@ -91,7 +91,7 @@ class Shape(argparse.Action):
         setattr(namespace, self.dest, (values[0], values[-1]))
 
 
-class CfgOptions(argparse.Action):
+class CfgOptionsAction(argparse.Action):
     """`--cfg-options K=V ...`, once or several times: a dict of values by their keys."""
 
     def __call__(
@@ -157,7 +157,7 @@ class Options:
         ('H', 'W'),
         type=whole(1, LARGEST_SIDE),
         nargs='+',
-        action=Shape,
+        action=ShapeAction,
     )
     lr: Optional[float] = _option('learning rate; later rates of the schedule scale with it', 'R', type=number(1e-12))
     auto_scale_lr: bool = _option(
@@ -254,7 +254,7 @@ class Options:
         'a new key',
         'K=V',
         nargs='+',
-        action=CfgOptions,
+        action=CfgOptionsAction,
     )
     skip_unreadable: bool = _option('skip pictures that cannot be read, and count them', default=False)
     allow_missing: bool = _option('continue if the checkpoint lacks weights; these stay random', default=False)
@@ -268,13 +268,13 @@ class Options:
     pictures: Any = _option('pictures', 'P')
 
 
-FIELDS = {option.name: option for option in fields(Options)}
+OPTION_FIELDS = {option.name: option for option in fields(Options)}
 # Arguments of several tools, by their names, with the settings of `add_argument`
 ARGUMENTS: dict[str, dict[str, Any]] = {
     'image': dict(help='a picture'),
     'config': dict(help='path of a config, or mmdet::..., mmseg::..., swin_backbone::...'),
     'checkpoint': dict(help='path or URL of a checkpoint'),
-    **{f'--{name.replace("_", "-")}': option.metadata['settings'] for name, option in FIELDS.items()},
+    **{f'--{name.replace("_", "-")}': option.metadata['settings'] for name, option in OPTION_FIELDS.items()},
 }
 TRAINING = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
 
@@ -295,7 +295,7 @@ def with_options(names: str) -> Callable[[Function], Function]:
         }
         lines = []
         for name in names.split():
-            option, kind = FIELDS[name], inspect.Parameter.KEYWORD_ONLY
+            option, kind = OPTION_FIELDS[name], inspect.Parameter.KEYWORD_ONLY
             parameter = inspect.Parameter(name, kind, default=option.default, annotation=option.type)
             parameters.setdefault(name, parameter)
             text = re.sub('--([a-z_-]+)', lambda word: word[1].replace('-', '_'), option.metadata['settings']['help'])

@@ -56,11 +56,11 @@ def claim_folder(folder: Union[str, Path], overwrite: bool = False) -> None:
     Raises:
         FileExistsError: if the folder has files of the user, or results without `overwrite`. Hidden files are allowed.
     """
-    there = [name for name in os.listdir(folder) if name[0] != '.'] if os.path.lexists(folder) else []
+    names = [name for name in os.listdir(folder) if name[0] != '.'] if os.path.lexists(folder) else []
     is_marked = Path(folder, RESULTS_MARK).exists()
-    if there and not (is_marked and overwrite):
+    if names and not (is_marked and overwrite):
         allowed = ', or allow it by --overwrite' if is_marked else ', or a new folder'
-        raise FileExistsError(f'{Path(folder, min(there))} is there already: write to another place{allowed}')
+        raise FileExistsError(f'{Path(folder, min(names))} is there already: write to another place{allowed}')
     mark_folder(folder)
 
 

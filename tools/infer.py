@@ -336,7 +336,7 @@ def main() -> int:
     if args.tile is not None:
         return infer_tiles(args)
     from swin_backbone.workbench.data.media import find_media
-    from swin_backbone.workbench.pictures.colours import COLOURS
+    from swin_backbone.workbench.pictures.colours import PALETTE_SIZE
     from swin_backbone.workbench.predict.results import Results
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -368,7 +368,7 @@ def main() -> int:
         f'{len(results.images)} pictures and frames of {len(inputs) - bad} files in {seconds:.1f} s, {seen}'
         f'{bad} files unreadable; see {args.out_dir}'
     )
-    if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:
+    if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= PALETTE_SIZE:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if predictor.scope == 'mmdet' and not args.ids_of:
         print('results.json has the ids of images.json; --annotations FILE takes the ids of your own COCO JSON')

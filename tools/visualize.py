@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, USER_ERRORS, Parser, make_job, run, stop_on_user_errors
-from swin_backbone.options import Shape, positive, whole
+from swin_backbone.options import ShapeAction, positive, whole
 from swin_backbone.outputs import check_outputs
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     Commands = argparse._SubParsersAction[Parser]
     Draw = Callable[[argparse.Namespace], Figure]
 
-WINDOW: dict[str, Any] = dict(type=positive, nargs='+', action=Shape, metavar='W')
+WINDOW: dict[str, Any] = dict(type=positive, nargs='+', action=ShapeAction, metavar='W')
 
 
 def parse_args() -> argparse.Namespace:

@@ -22,23 +22,23 @@ def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
     Raises:
         CheckpointError: (a ValueError) for a Swin of another family, depth or width.
     """
-    own = module.state_dict()
-    theirs = [key for key in state_dict if key.startswith(prefix)]
-    tensors = {key.removeprefix(prefix): state_dict[key] for key in theirs}
-    if all(key in tensors for key in own) or not swins_in(tensors):
+    targets = module.state_dict()
+    keys = [key for key in state_dict if key.startswith(prefix)]
+    tensors = {key.removeprefix(prefix): state_dict[key] for key in keys}
+    if all(key in tensors for key in targets) or not swins_in(tensors):
         return
     fitted, report = adapt_weights(module, tensors, 'state_dict')
     names = getattr(module, 'classifier_names', {})
     if names:
         for key, value in find_swin(tensors_of(tensors)).classifier.items():
             owner, leaf = key.split('.', 1)
-            if f'{names[owner]}.{leaf}' in own:
+            if f'{names[owner]}.{leaf}' in targets:
                 fitted[f'{names[owner]}.{leaf}'] = value
     report.missing = [key for key in report.missing if key not in fitted]
     report.log()
-    for name in theirs:
+    for name in keys:
         del state_dict[name]
     norms = {
-        key: value for key, value in own.items() if re.search(r'(^|\.)norm\d+\.\w+$', key) and '.blocks.' not in key
+        key: value for key, value in targets.items() if re.search(r'(^|\.)norm\d+\.\w+$', key) and '.blocks.' not in key
     }
     state_dict.update({prefix + key: value for key, value in {**norms, **fitted}.items()})

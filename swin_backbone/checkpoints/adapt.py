@@ -32,7 +32,7 @@ from .recognise import (
 )
 from .resize import adapt_input_channels, resize_embedding, resize_table, times, trained_window
 from .sizes import swin_sizes
-from .state_dict import SIZES
+from .state_dict import SIZES_KEY
 
 _logger = getLogger(__name__)
 OF_A_CLASSIFIER = (
@@ -40,7 +40,7 @@ OF_A_CLASSIFIER = (
     'classifiers do not shift windows, and detectors and segmentors do: '
     "small_map='shrink' gives the classifier's features"
 )
-TABLE = 'attn.w_msa.relative_position_bias_table'
+BIAS_TABLE = 'attn.w_msa.relative_position_bias_table'
 NO_PLACE = 'the backbone has no such weight'  # a reason to ignore a weight
 
 
@@ -250,7 +250,7 @@ def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], before:
     Sizes are left out: the fitted weights have the model's.
     """
     stored = {name: metadata.get((before + plain_name(name)).rstrip('.'), {}) for name, _ in model.named_modules()}
-    return {name: {key: value for key, value in of.items() if key != SIZES} for name, of in stored.items() if of}
+    return {name: {key: value for key, value in of.items() if key != SIZES_KEY} for name, of in stored.items() if of}
 
 
 def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
@@ -288,20 +288,20 @@ def _pair(
         for reason in reasons:
             for key in report.ignored.get(reason, []):
                 unused[shapes[key]].append(key)
-        found = {name: unused[missing[name].shape].pop(0) for name in names if unused[missing[name].shape]}
-        if OUTSIDE not in reasons or 2 * len(found) >= len(names):
-            pairs |= found
+        partners = {name: unused[missing[name].shape].pop(0) for name in names if unused[missing[name].shape]}
+        if OUTSIDE not in reasons or 2 * len(partners) >= len(names):
+            pairs |= partners
     return pairs
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
     """Check the numbers of the weights of a model; see `check_numbers`. `checkpoint` is the name in an error."""
-    own = dict(model.named_parameters())
-    parameters = {key: value for key, value in weights.items() if key in own and own[key].is_floating_point()}
+    targets = dict(model.named_parameters())
+    parameters = {key: value for key, value in weights.items() if key in targets and targets[key].is_floating_point()}
     buffers = {key: weights[key] for key, _ in model.named_buffers() if key in weights}
     with naming(checkpoint):
         check_numbers(parameters, buffers)
-        dtypes = {key: value.dtype for key, value in (*own.items(), *model.named_buffers())}
+        dtypes = {key: value.dtype for key, value in (*targets.items(), *model.named_buffers())}
         for key, value in {**parameters, **buffers}.items():
             dtype = dtypes[key]
             if dtype != value.dtype and dtype.is_floating_point and (value.to(dtype).isinf() & value.isfinite()).any():
@@ -342,7 +342,7 @@ def _fit_backbone(
                 without_place.append(key)
             continue
         change, shape = '', targets[key].shape
-        if key.endswith(TABLE) and value.shape[1:] == shape[1:]:
+        if key.endswith(BIAS_TABLE) and value.shape[1:] == shape[1:]:
             target = backbone.window_size[int(key.split('.')[1])]
             trained[key] = trained_window(value, weights.windows.get(key), target)
             value, change = resize_table(value, trained[key], target)
@@ -393,26 +393,26 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
     Raises:
         CheckpointError: for a Swin-MLP of another window.
     """
-    own, stages = backbone.window_size, range(len(backbone.stages))
-    windows = tuple(trained.get(f'stages.{stage}.blocks.0.{TABLE}', own[stage]) for stage in stages)
+    current, stages = backbone.window_size, range(len(backbone.stages))
+    windows = tuple(trained.get(f'stages.{stage}.blocks.0.{BIAS_TABLE}', current[stage]) for stage in stages)
     default, several = (DEFAULT_WINDOW, DEFAULT_WINDOW), len(set(windows)) > 1
-    if any(window != used and (several or used == default) for window, used in zip(windows, own)):
+    if any(window != used and (several or used == default) for window, used in zip(windows, current)):
         assumed = '' if weights.windows else ', if with square windows, which the file does not name'
         report.warnings.append(
-            f'The bias tables were resized from windows {windows} to {own}, which changes the outputs. As the '
+            f'The bias tables were resized from windows {windows} to {current}, which changes the outputs. As the '
             f'checkpoint was trained{assumed}: window_size={windows if several else windows[0]}'
         )
-    if trained and not weights.windows and windows == own and any(height != width for height, width in own):
+    if trained and not weights.windows and windows == current and any(height != width for height, width in current):
         report.warnings.append(
-            f'The bias tables count as those of the windows {own} of the backbone, because the file does not name the '
-            'windows. Tables of a window (height, width) and (width, height) have equal shapes'
+            f'The bias tables count as those of the windows {current} of the backbone, because the file does not name '
+            'the windows. Tables of a window (height, width) and (width, height) have equal shapes'
         )
-    named = tuple(weights.windows.get(f'stages.{stage}.blocks.0.{TABLE}', own[stage]) for stage in stages)
-    if weights.format.family == MLP and named != own:
-        raise CheckpointError(f'it is a Swin-MLP of windows {named}, the backbone has {own}')
+    named = tuple(weights.windows.get(f'stages.{stage}.blocks.0.{BIAS_TABLE}', current[stage]) for stage in stages)
+    if weights.format.family == MLP and named != current:
+        raise CheckpointError(f'it is a Swin-MLP of windows {named}, the backbone has {current}')
     scales = [weights.windows.get(f'stages.{stage}.blocks.0.attn.w_msa.logit_scale') for stage in stages]
     if weights.format.family == V2 and any(scales):
-        used = [own or window for own, window in zip(backbone.pretrained_window_sizes, own)]
+        used = [size or window for size, window in zip(backbone.pretrained_window_sizes, current)]
         if any(scale not in (None, window) for scale, window in zip(scales, used)):
             report.warnings.append(
                 f'The position bias was trained with offsets scaled by windows {tuple(scales)}, the backbone scales '

@@ -86,10 +86,10 @@ def convert_checkpoint(
         around, used = _around(weights, tensors, MASK2FORMER_HEADS[to]) if to in MASK2FORMER_HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of the Swin, unused by the heads
-        own = {**weights.backbone, **weights.classifier}
-        check_shapes(own)
-        check_numbers(own, around)
-        missing = missing_weights(own, weights.format.family)
+        all_weights = {**weights.backbone, **weights.classifier}
+        check_shapes(all_weights)
+        check_numbers(all_weights, around)
+        missing = missing_weights(all_weights, weights.format.family)
         config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
     if around:
@@ -117,11 +117,11 @@ def _written(to: str, family: str) -> Format:
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     """Return weights under the names and in the orders of a format."""
-    ours = {**weights.backbone, **weights.classifier}
+    named = {**weights.backbone, **weights.classifier}
     if format.name == 'torchvision':
-        ours.update(_index_tables(weights))
-    renamed = from_here(ours, format)
-    if format.name == 'hf' and 'head.weight' not in ours:  # a bare model of transformers, and no part of a classifier
+        named.update(_index_tables(weights))
+    renamed = from_here(named, format)
+    if format.name == 'hf' and 'head.weight' not in named:  # a bare model of transformers, and no part of a classifier
         renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
     # Copies, because files with shared memory are larger (torch.save) or an error (safetensors)
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}

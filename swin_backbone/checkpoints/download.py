@@ -78,12 +78,12 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
             _logger.info(f'{by_name} serves for {url}')
             with naming(by_name):
                 return read(by_name)
-        place = f'{target}, because {by_name} serves for {owner}' if owner else str(by_name)
+        destination = f'{target}, because {by_name} serves for {owner}' if owner else str(by_name)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f'{target}.lock'):  # the processes of a machine wait for the first
                 if not target.is_file():
-                    _download(url, target, _HASH.search(name), place)
+                    _download(url, target, _HASH.search(name), destination)
         except OSError as error:
             raise CheckpointError(
                 f'it cannot be kept in {target.parent} ({error.strerror}); the environment variable TORCH_HOME names '
@@ -120,7 +120,7 @@ def _owner_of(file: Path, url: str) -> Optional[str]:
         return address
 
 
-def _download(url: str, target: Path, expected: Optional[re.Match[str]], place: str) -> None:
+def _download(url: str, target: Path, expected: Optional[re.Match[str]], destination: str) -> None:
     for leftover in target.parent.glob(f'{PARTIAL}*-{target.name}'):  # of a killed process: the lock is ours
         leftover.unlink()
     _logger.info(f'Downloading {url} to {target}')
@@ -131,8 +131,8 @@ def _download(url: str, target: Path, expected: Optional[re.Match[str]], place: 
             raise
         reason = ' '.join(f'{type(error).__name__}: {error}'.split())
         raise CheckpointError(
-            f'it could not be downloaded ({reason}); put the file at {place}, or write its path in the place of the '
-            'address; init_cfg=None begins with random weights'
+            f'it could not be downloaded ({reason}); put the file at {destination}, or write its path in the place of '
+            'the address; init_cfg=None begins with random weights'
         ) from error
 
 

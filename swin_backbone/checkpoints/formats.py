@@ -241,10 +241,10 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
         weights = _join_bias(weights)
     renamed = {}
     for key, value in weights.items():
-        there = rename(key, format.rows, source=0)
-        if there is None:
+        name = rename(key, format.rows, source=0)
+        if name is None:
             raise CheckpointError(f'{key} is no weight that {format.origin} has a name for')
-        renamed[there] = value
+        renamed[name] = value
     return renamed
 
 

@@ -83,7 +83,7 @@ _MASK2FORMER = {
 
 def _mask2former(column: int) -> Rows:
     parts = [(prefixes[0], prefixes[column], rows) for prefixes, rows in _MASK2FORMER.items()]
-    return tuple((here + row[0], there + row[column]) for here, there, rows in parts for row in rows)
+    return tuple((prefix + row[0], their_prefix + row[column]) for prefix, their_prefix, rows in parts for row in rows)
 
 
 ORIGINS = (
@@ -142,8 +142,8 @@ def heads_to_here(tensors: dict[str, Tensor], heads: Heads, head: str) -> dict[s
     """
     renamed = {}
     for key, value in fuse(tensors, ('q_proj', 'k_proj', 'v_proj'), 'in_proj_').items():  # as `nn.MultiheadAttention`
-        here = rename(key, heads.rows, source=1)
-        if here is None:
+        name = rename(key, heads.rows, source=1)
+        if name is None:
             raise CheckpointError(f'{key} is no weight that a {heads.origin} has')
-        renamed[here.replace(HEAD, head)] = value
+        renamed[name.replace(HEAD, head)] = value
     return renamed

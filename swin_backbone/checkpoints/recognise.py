@@ -157,15 +157,15 @@ def find_swin(
         format = _refine(format, {short[key] for key in tensors if key.startswith(prefix)}, set(short.values()))
     weights = SwinWeights(format, prefix)
     for key, name in short.items():
-        here, is_inside, reason = name_here(name, format), key.startswith(prefix), None
+        renamed, is_inside, reason = name_here(name, format), key.startswith(prefix), None
         if is_inside and INDEX_TABLES.search(key):
             reason = 'index tables and masks'
-            _note_window(weights, here or '', tensors[key])
-        elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
-            reason = 'classification head' if here.startswith('head.') else 'classification norm'
-            weights.classifier[here] = tensors[key]
-        elif here and is_inside:
-            weights.backbone[here] = tensors[key]
+            _note_window(weights, renamed or '', tensors[key])
+        elif renamed and renamed.startswith(('head.', 'norm.')) and (is_inside or renamed.startswith('head.')):
+            reason = 'classification head' if renamed.startswith('head.') else 'classification norm'
+            weights.classifier[renamed] = tensors[key]
+        elif renamed and is_inside:
+            weights.backbone[renamed] = tensors[key]
         else:
             reason = UNKNOWN if is_inside else OUTSIDE
         if reason:
@@ -199,17 +199,17 @@ def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], famil
     return formats[prefix], prefix
 
 
-def _note_window(weights: SwinWeights, here: str, table: Tensor) -> None:
+def _note_window(weights: SwinWeights, name: str, table: Tensor) -> None:
     """Store the window of an index table or of a table of coordinates."""
     window = None
-    if here.endswith('relative_position_index'):
-        here, window = here.replace('_index', '_bias_table'), window_of_index(table)
-    elif here.endswith('relative_coords_table') and table.dim() == 4:
+    if name.endswith('relative_position_index'):
+        name, window = name.replace('_index', '_bias_table'), window_of_index(table)
+    elif name.endswith('relative_coords_table') and table.dim() == 4:
         rows, columns = table.shape[1:3]
-        weights.windows.setdefault(here.replace('coords', 'position_bias'), ((rows + 1) // 2, (columns + 1) // 2))
-        here, window = here.replace('relative_coords_table', 'logit_scale'), window_of_coordinates(table)
+        weights.windows.setdefault(name.replace('coords', 'position_bias'), ((rows + 1) // 2, (columns + 1) // 2))
+        name, window = name.replace('relative_coords_table', 'logit_scale'), window_of_coordinates(table)
     if window:
-        weights.windows[here] = window
+        weights.windows[name] = window
 
 
 def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
@@ -233,9 +233,9 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
         if key.endswith(_ANCHOR_ENDS):
             starts = [0, *(dot.end() for dot in re.finditer(r'\.', key))]
             for start, format in itertools.product(starts, ALL):
-                here, anchor = name_here(key[start:], format), ANCHORS[format.family]
-                if here and _NUMBERS.sub('0', here) == anchor:
-                    (swins if here == anchor else lacking)[key[:start]] = format
+                renamed, anchor = name_here(key[start:], format), ANCHORS[format.family]
+                if renamed and _NUMBERS.sub('0', renamed) == anchor:
+                    (swins if renamed == anchor else lacking)[key[:start]] = format
                     break
     return swins or lacking
 

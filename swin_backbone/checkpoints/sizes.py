@@ -16,7 +16,7 @@ _BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
 _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 
 
-class Sizes(NamedTuple):
+class SwinSizes(NamedTuple):
     """Width of the first stage, blocks and heads of each stage."""
 
     width: int
@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
         return f'width {self.width}, depths {self.depths} and heads {self.heads}'
 
 
-def swin_sizes(weights: Mapping[str, Tensor], family: str) -> Sizes:
+def swin_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
     """Return the sizes of a backbone, 0 for an unknown size."""
     depths: dict[int, int] = {}
     heads: dict[int, int] = {}
@@ -39,7 +39,7 @@ def swin_sizes(weights: Mapping[str, Tensor], family: str) -> Sizes:
     stages = range(max(depths, default=-1) + 1)
     projection = weights.get('patch_embed.projection.weight')
     width = 0 if projection is None or projection.dim() != 4 else projection.shape[0]
-    return Sizes(width, *(tuple(of.get(stage, 0) for stage in stages) for of in (depths, heads)))
+    return SwinSizes(width, *(tuple(of.get(stage, 0) for stage in stages) for of in (depths, heads)))
 
 
 def _heads(anchor: Optional[Tensor], family: str) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..positions import Size
 from .formats import INDEX_TABLES
 
-SIZES = 'swin_backbone'  # key of the sizes in the metadata of a backbone
+SIZES_KEY = 'swin_backbone'  # key of the sizes in the metadata of a backbone
 
 
 class StoredSizes(NamedTuple):
@@ -25,7 +25,7 @@ class StoredSizes(NamedTuple):
 def store_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str, Any]) -> None:
     """Store the sizes of a backbone in its metadata: a hook of `state_dict`."""
     pretrained = getattr(backbone, 'pretrained_window_sizes', [])
-    metadata[SIZES] = dict(
+    metadata[SIZES_KEY] = dict(
         window_size=backbone.window_size,
         scaled_by=[scale or window for scale, window in zip(pretrained, backbone.window_size)],
         map_size=getattr(backbone, 'pretrain_map_size', None),
@@ -34,7 +34,7 @@ def store_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str,
 
 def stored_sizes(metadata: Any) -> StoredSizes:
     """Return the sizes in the metadata of a backbone."""
-    sizes = metadata.get(SIZES) if isinstance(metadata, Mapping) else None
+    sizes = metadata.get(SIZES_KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(sizes, Mapping):
         return StoredSizes()
     windows, scales = (

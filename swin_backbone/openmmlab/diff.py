@@ -8,7 +8,7 @@ from mmengine.config import Config
 from .errors import kind_of
 
 WIDTH = 100  # characters of a value in the summary
-ABSENT: Any = '(not set)'
+NOT_SET: Any = '(not set)'
 
 
 def summarize(before: Config, after: Config) -> str:
@@ -34,12 +34,12 @@ def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]
     else:
         for name in dict.fromkeys([*old, *new]):
             inner = f'{key}.{name}' if key else str(name)
-            yield from _differences(inner, old.get(name, ABSENT), new.get(name, ABSENT))
+            yield from _differences(inner, old.get(name, NOT_SET), new.get(name, NOT_SET))
 
 
 def _shown(value: Any) -> str:
-    if value is ABSENT:
-        return str(ABSENT)
+    if value is NOT_SET:
+        return str(NOT_SET)
     text = _call(value) if isinstance(value, dict) and 'type' in value else repr(value)
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + '...'
 

@@ -45,9 +45,9 @@ class Faults:
     def update(self, other: 'Faults', file: str = '') -> None:
         """Add further faults. With `file`, each kind begins with the name of the file."""
         for kind, examples in other.examples.items():
-            here = f'{file}: {kind}' if file else kind
-            self.counts[here] += other.counts[kind]
-            self.examples[here] = [*self.examples.get(here, ()), *examples][:EXAMPLES]
+            named_kind = f'{file}: {kind}' if file else kind
+            self.counts[named_kind] += other.counts[kind]
+            self.examples[named_kind] = [*self.examples.get(named_kind, ()), *examples][:EXAMPLES]
 
     def sentences(self) -> list[str]:
         """Return a sentence for each kind."""
@@ -77,10 +77,10 @@ def sentence_of(error: BaseException) -> str:
         return _one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f'{error.filename} ({error.strerror})'
-    place = _config_place(error)
+    location = _config_place(error)
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     hint = SLIDE if 'slide_inference' in names else ''
-    return (f'{place}: ' if place else '') + _message(error) + hint
+    return (f'{location}: ' if location else '') + _message(error) + hint
 
 
 def walk(

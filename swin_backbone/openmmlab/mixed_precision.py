@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..checks import check_choice
 from .layers.maps import takes_float32_maps
 
-DTYPES = ('auto', 'float16', 'bfloat16')  # of `mixed_precision` and --amp
+AMP_DTYPES = ('auto', 'float16', 'bfloat16')  # of `mixed_precision` and --amp
 
 # Methods of a head behind its forward: losses, targets, softmax, boxes, NMS, masks.
 BEHIND_FORWARD = ('loss_by_feat', 'loss_and_target', 'predict_by_feat', '_get_loss', '_get_predictions')
@@ -100,7 +100,7 @@ def mixed_precision(model: nn.Module, dtype: str = 'auto', keep_casts: bool = Fa
 
 def check_amp(dtype: str, device: str) -> str:
     """Return the dtype of `mixed_precision` on a kind of device."""
-    check_choice('dtype', dtype, DTYPES)
+    check_choice('dtype', dtype, AMP_DTYPES)
     if dtype == 'float16' and device == 'cpu':
         raise ValueError("dtype 'float16' of mixed precision takes a GPU; a CPU takes 'bfloat16'")
     return dtype if dtype != 'auto' else 'bfloat16' if device == 'cpu' else 'float16'

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..after_import import call_after_import
-from .mmcv_ops import SWITCH
+from .mmcv_ops import STAND_INS_SWITCH
 
 VOID, OFFSET = 0, 1 << 24  # the id of pixels without a segment, and the number of ids in a PNG
 
 
 @dataclass
-class Counts:
+class PanopticCounts:
     """Of a category: matched segments with their sum of IoU, and other predictions and labels."""
 
     iou: float = 0.0
@@ -35,14 +35,16 @@ class PQStat:
     """Counts by category id."""
 
     def __init__(self) -> None:
-        self.counts: dict[int, Counts] = defaultdict(Counts)
+        self.counts: dict[int, PanopticCounts] = defaultdict(PanopticCounts)
 
-    def __getitem__(self, category: int) -> Counts:
+    def __getitem__(self, category: int) -> PanopticCounts:
         return self.counts[category]
 
     def __iadd__(self, other: 'PQStat') -> 'PQStat':
         for category, more in other.counts.items():
-            self.counts[category] = Counts(*(a + b for a, b in zip(vars(self[category]).values(), vars(more).values())))
+            self.counts[category] = PanopticCounts(
+                *(a + b for a, b in zip(vars(self[category]).values(), vars(more).values()))
+            )
         return self
 
     def pq_average(self, categories: Mapping[int, Any], isthing: Optional[bool]) -> tuple[dict[str, Any], Any]:
@@ -57,7 +59,7 @@ class PQStat:
             whole = counts.tp + (counts.fp + counts.fn) / 2
             pq, sq, rq = counts.iou / (whole or 1), counts.iou / (counts.tp or 1), counts.tp / (whole or 1)
             values[number] = dict(pq=pq, sq=sq, rq=rq)
-        counted = [counts for number, counts in values.items() if self[number] != Counts()]
+        counted = [counts for number, counts in values.items() if self[number] != PanopticCounts()]
         means = {name: sum(counts[name] for counts in counted) / (len(counted) or 1) for name in ('pq', 'sq', 'rq')}
         return dict(means, n=len(counted)), values
 
@@ -79,7 +81,7 @@ def give_functions_to_mmdet() -> None:
 
     They then count as mmdet's own: no module is called panopticapi. `SWIN_BACKBONE_STAND_INS=0` switches this off.
     """
-    if os.environ.get(SWITCH) != '0' and find_spec('panopticapi') is None:
+    if os.environ.get(STAND_INS_SWITCH) != '0' and find_spec('panopticapi') is None:
         for name in ('evaluation.functional.panoptic_utils', 'evaluation.metrics.coco_panoptic_metric'):
             call_after_import(f'mmdet.{name}', partial(_fill_names, f'mmdet.{name}'))
         call_after_import('mmdet.datasets.transforms.loading', _give_function_to_reader)
@@ -88,8 +90,10 @@ def give_functions_to_mmdet() -> None:
 def _fill_names(name: str) -> None:
     """Fill the names that are None in a module without panopticapi."""
     names = vars(sys.modules[name])
-    own = dict(panopticapi=sys.modules[__name__], VOID=VOID, OFFSET=OFFSET, PQStat=PQStat, rgb2id=rgb2id, id2rgb=id2rgb)
-    names.update({key: value for key, value in own.items() if names.get(key, ...) is None})
+    functions = dict(
+        panopticapi=sys.modules[__name__], VOID=VOID, OFFSET=OFFSET, PQStat=PQStat, rgb2id=rgb2id, id2rgb=id2rgb
+    )
+    names.update({key: value for key, value in functions.items() if names.get(key, ...) is None})
 
 
 def _give_function_to_reader() -> None:

@@ -244,8 +244,8 @@ def load(
         >>> model = load('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', backbone='swin-t')  # doctest: +SKIP
         >>> model.train(epochs=2).predict('street.jpg')  # doctest: +SKIP
     """
-    given = Options(cfg_options=options or None, **settings)
-    return Model(str(config), given, None if checkpoint is None else str(checkpoint))
+    values = Options(cfg_options=options or None, **settings)
+    return Model(str(config), values, None if checkpoint is None else str(checkpoint))
 
 
 def _resolve(*arguments: Any) -> Job:

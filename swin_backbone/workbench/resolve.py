@@ -75,9 +75,9 @@ def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> N
     again = copy.deepcopy(cfg)
     put_data(again, data)
     for key in options:
-        given, made = setting_of(cfg, key), setting_of(again, key)
-        if made != given and repr(made) != repr(given):  # NaN equals no number
-            raise ConfigError(f'{key} follows from --data, which makes it {made!r}, got {given!r}')
+        value, expected = setting_of(cfg, key), setting_of(again, key)
+        if expected != value and repr(expected) != repr(value):  # NaN equals no number
+            raise ConfigError(f'{key} follows from --data, which makes it {expected!r}, got {value!r}')
 
 
 def set_training(config: Config, options: Options) -> Config:
@@ -108,14 +108,16 @@ def set_length(cfg: Config, options: Options, data: Optional[Dataset], counted: 
     Raises:
         ConfigError: if the config has no length, or weights of classes beside `balance`.
     """
-    given, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
+    cfg_options, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
     if options.epochs is not None or data is not None:
         fit_schedule(cfg, counted.pictures, processes, options.epochs)
         if len(cfg.get('param_scheduler') or ()) != schedules:  # indices have moved
-            given = {key: value for key, value in given.items() if not key.lstrip('+').startswith('param_scheduler.')}
-        apply_options(cfg, given)
+            cfg_options = {
+                key: value for key, value in cfg_options.items() if not key.lstrip('+').startswith('param_scheduler.')
+            }
+        apply_options(cfg, cfg_options)
     if options.balance:
-        twice = [key for key in given if 'class_weight' in key] if counted.weights else []
+        twice = [key for key in cfg_options if 'class_weight' in key] if counted.weights else []
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
         apply_balance(cfg, counted)  # last, because keys of options refer to the wrapped data set

@@ -14,7 +14,7 @@ from swin_backbone import load
 from swin_backbone.command_line import Parser, options_of
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.options import ARGUMENTS, FIELDS, Options
+from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options
 from swin_backbone.workbench.configs.training_settings import apply_settings
 from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
@@ -62,18 +62,18 @@ def test_all_values_that_a_help_names_are_in_this_list():
 
 
 def test_defaults_in_help_texts_are_those_of_the_table():
-    for name, field in FIELDS.items():
+    for name, field in OPTION_FIELDS.items():
         for text in re.findall(r'(?:(?<=\(default: )[\d.]+(?=\))|[\d.]+(?= \(default\)))', ARGUMENTS_OF[name]):
             assert float(text) == (SCORE_THR if name == 'score_thr' else field.default), name
 
 
-ARGUMENTS_OF = {name: field.metadata['settings']['help'] for name, field in FIELDS.items()}
+ARGUMENTS_OF = {name: field.metadata['settings']['help'] for name, field in OPTION_FIELDS.items()}
 
 
 def test_keywords_of_python_are_those_of_the_table():
     parameters = inspect.signature(load).parameters
-    assert {*parameters} - {*FIELDS} == {'config', 'checkpoint', 'options'}
-    assert all(parameters[name].default == FIELDS[name].default for name in {*parameters} & {*FIELDS})
+    assert {*parameters} - {*OPTION_FIELDS} == {'config', 'checkpoint', 'options'}
+    assert all(parameters[name].default == OPTION_FIELDS[name].default for name in {*parameters} & {*OPTION_FIELDS})
     with pytest.raises(TypeError, match=r"load\(\) got an unexpected keyword argument 'out_dir'"):
         load('a.py', out_dir='b')
     assert f'recipe: {ARGUMENTS_OF["recipe"].replace("--", "")}.' in load.__doc__

@@ -16,7 +16,7 @@ import importlib.util
 import os
 import sys
 
-SWITCH = 'SWIN_BACKBONE_STAND_INS'
+STAND_INS_SWITCH = 'SWIN_BACKBONE_STAND_INS'
 NAME = 'mmcv._ext'
 
 
@@ -25,7 +25,7 @@ def put_in_place() -> None:
 
     `SWIN_BACKBONE_STAND_INS=0` switches this off.
     """
-    if os.environ.get(SWITCH) == '0' or not _has_operators():
+    if os.environ.get(STAND_INS_SWITCH) == '0' or not _has_operators():
         return
     import mmcv
     import torch  # noqa: F401 - the compiled one is linked to its libraries
@@ -51,7 +51,11 @@ def in_use() -> str:
     """Return the origin of the operators of `mmcv.ops`, in one line."""
     module = sys.modules.get(NAME)
     if module is None:
-        return f'none: {SWITCH}=0 is set' if os.environ.get(SWITCH) == '0' else 'none: this mmcv has no mmcv.ops'
+        return (
+            f'none: {STAND_INS_SWITCH}=0 is set'
+            if os.environ.get(STAND_INS_SWITCH) == '0'
+            else 'none: this mmcv has no mmcv.ops'
+        )
     if module.__name__ == NAME:
         return 'compiled'
     condition = '' if '_swin_backbone_mmcv' in sys.modules else ' once swin_backbone is imported'

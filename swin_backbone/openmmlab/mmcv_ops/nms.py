@@ -31,7 +31,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     if not len(boxes):
         return torch.empty(0, dtype=torch.long, device=boxes.device)
     order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv
-    if providers.library_takes(boxes, (*providers.DTYPES, torch.float16)):
+    if providers.library_takes(boxes, (*providers.LIBRARY_DTYPES, torch.float16)):
         from ...kernels.detection import regions
 
         return regions.nms(boxes.float(), order, iou_threshold, offset)

@@ -6,10 +6,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-DTYPES = torch.float32, torch.bfloat16  # of the compiled library
+LIBRARY_DTYPES = torch.float32, torch.bfloat16  # of the compiled library
 
 
-def library_takes(x: Tensor, dtypes: Sequence[torch.dtype] = DTYPES) -> bool:
+def library_takes(x: Tensor, dtypes: Sequence[torch.dtype] = LIBRARY_DTYPES) -> bool:
     """Return whether the compiled library has operators for the tensor. `dtypes` are the dtypes of the operator."""
     if x.device.type != 'cpu' or x.dtype not in dtypes:
         return False

@@ -62,7 +62,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
         neck.start_level = 0
     else:
         used = list(range(len(old)))
-    neck.in_channels = type(channels)(new[place] for place in used)
+    neck.in_channels = type(channels)(new[index] for index in used)
     if 'scales' in neck and len({level.stride for level in maps.old}) == 1:
         neck.scales = [1.0 for _ in used]  # MultiLevelNeck makes a pyramid of equal maps; Swin's maps are a pyramid
     return used
@@ -84,7 +84,7 @@ def after_neck(
             return SwappedMaps([], [])
         raise
     try:
-        after = neck_levels(new_neck, [maps.new[place] for place in used], scope, key)
+        after = neck_levels(new_neck, [maps.new[index] for index in used], scope, key)
     except ValueError as error:
         raise ValueError(
             f'{key}: a {kind_of(new_neck)} takes the maps of the backbone that it was made for, and not a '
@@ -156,22 +156,22 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     if not heads:
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
-    for i, (_, head, places) in enumerate(reads[1:]):
-        if kind_of(head) == 'OCRHead' and isinstance(places, int):
-            reads[i] = (*reads[i][:2], places)  # the head in front finds the regions on the same map
-    used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}
+    for i, (_, head, indices) in enumerate(reads[1:]):
+        if kind_of(head) == 'OCRHead' and isinstance(indices, int):
+            reads[i] = (*reads[i][:2], indices)  # the head in front finds the regions on the same map
+    used = {index for *_, indices in reads for index in (indices if isinstance(indices, list) else [indices])}
     if any(head.get('c1_in_channels') for _, head in heads):
         used.add(0)  # DeepLabV3+ reads the first map, beside in_index
     emitted = sorted(used) if prune else list(range(len(maps.new)))
     old, new = maps.widths()
-    for path, head, places in reads:
-        if isinstance(places, list):
-            head.in_channels = type(head.in_channels)(new[place] for place in places)
+    for path, head, indices in reads:
+        if isinstance(indices, list):
+            head.in_channels = type(head.in_channels)(new[index] for index in indices)
         else:
-            head.in_channels = new[places]
-        if not head.get('num_convs', 1) and head.get('channels') == old[places]:
-            head.channels = new[places]  # without a convolution in front of the classifier
-        _set_index(head, places, emitted, len(old))
+            head.in_channels = new[indices]
+        if not head.get('num_convs', 1) and head.get('channels') == old[indices]:
+            head.channels = new[indices]  # without a convolution in front of the classifier
+        _set_index(head, indices, emitted, len(old))
         if head.get('c1_in_channels'):
             if head.c1_in_channels != old[0]:
                 raise ValueError(f'{path}.c1_in_channels is {head.c1_in_channels}, and the first map has {old[0]}')
@@ -192,25 +192,25 @@ def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
     if isinstance(channels, int):
         if not isinstance(index, int) or not -len(old) <= index < len(old):
             raise ValueError(f'{path}.in_index is {index}, with in_channels {channels} and {len(old)} maps')
-        places: Any = index % len(old)
-        expected: Any = old[places]
+        indices: Any = index % len(old)
+        expected: Any = old[indices]
     else:
         reads_all = 'in_index' not in head or kind_of(head) in ALL_MAPS_HEADS
         index = range(len(old)) if reads_all else [index] if isinstance(index, int) else index
-        if not all(-len(old) <= place < len(old) for place in index):
+        if not all(-len(old) <= number < len(old) for number in index):
             raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')
-        places = [place % len(old) for place in index]
-        channels, expected = list(channels), [old[place] for place in places]
+        indices = [number % len(old) for number in index]
+        channels, expected = list(channels), [old[number] for number in indices]
     if channels != expected:
         raise ValueError(f'{path}.in_channels is {channels}, and the maps it reads have {expected}')
-    return places
+    return indices
 
 
-def _set_index(head: ConfigDict, places: Any, emitted: list[int], count: int) -> None:
+def _set_index(head: ConfigDict, indices: Any, emitted: list[int], count: int) -> None:
     index = head.get('in_index')
     if index is None or emitted == list(range(count)):
         return
     if isinstance(index, int):
-        head.in_index = emitted.index(places if isinstance(places, int) else places[0])
+        head.in_index = emitted.index(indices if isinstance(indices, int) else indices[0])
     else:
-        head.in_index = type(index)(emitted.index(place) for place in places)
+        head.in_index = type(index)(emitted.index(number) for number in indices)

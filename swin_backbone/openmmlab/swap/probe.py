@@ -16,7 +16,7 @@ from torch import Tensor
 from ...devices import on_device
 from ..errors import kind_of
 
-SIDE = 256  # pixels of the square probe image
+PROBE_SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
 IMAGES = 2  # a batch norm of a 1x1 map needs two images in training
 
@@ -42,7 +42,7 @@ def backbone_levels(backbone: dict[str, Any], scope: str, key: str, vectors: boo
     Raises:
         ValueError: if the backbone cannot be built, emits no feature maps, or emits different maps in training.
     """
-    side = backbone.get('img_size', SIDE)  # some ViTs take this size alone
+    side = backbone.get('img_size', PROBE_SIDE)  # some ViTs take this size alone
     own_side = side if isinstance(side, int) else side[1]
 
     def image(device: str, side: int) -> Tensor:
@@ -59,7 +59,7 @@ def neck_levels(neck: dict[str, Any], inputs: Sequence[Level], scope: str, key: 
         sides = [max(1, int(side / level.stride)) for level in inputs]
         return tuple(torch.zeros(IMAGES, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
 
-    return _run(neck, scope, key, maps, (('meta', SIDE), ('cpu', SMALL_SIDE)))
+    return _run(neck, scope, key, maps, (('meta', PROBE_SIDE), ('cpu', SMALL_SIDE)))
 
 
 def _run(

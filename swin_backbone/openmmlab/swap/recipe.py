@@ -79,10 +79,10 @@ def _no_decay(backbone: str, swin: dict[str, Any], paramwise: dict[str, Any]) ->
     backbone, and is longer than the backbone's name.
     """
     keys = paramwise.get('custom_keys', {})
-    own: dict[str, Any] = next(
+    multipliers: dict[str, Any] = next(
         (keys[name] for name in (backbone, backbone.rpartition('.')[2], 'backbone') if name in keys), {}
     )
-    lr_mult = own.get('lr_mult', 1.0)
+    lr_mult = multipliers.get('lr_mult', 1.0)
     with on_device('meta'):
         layers = MODELS.build(dict(swin, init_cfg=None)).layer_order()
     prefixes = [prefix for layer in layers for prefix in layer if prefix not in POSITION_KEYS]

@@ -111,12 +111,12 @@ def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str
 
 def _backbones(model: ConfigDict) -> list[tuple[str, ConfigDict, str]]:
     """Return the outermost dicts with backbones: key, dict and name of the backbone."""
-    found: list[tuple[str, ConfigDict, str]] = []
+    backbones: list[tuple[str, ConfigDict, str]] = []
     for key, node in walk(model, 'model', lambda _, child: isinstance(child, dict)):
-        if not any(f'{key}.'.startswith(f'{outer}.') for outer, *_ in found):
+        if not any(f'{key}.'.startswith(f'{outer}.') for outer, *_ in backbones):
             names = [name for name, child in node.items() if isinstance(child, dict) and 'type' in child]
-            found += [(key, node, name) for name in names if name.endswith('backbone')]
-    return found
+            backbones += [(key, node, name) for name in names if name.endswith('backbone')]
+    return backbones
 
 
 def _task(cfg: Config, model: ConfigDict) -> Task:
@@ -221,17 +221,17 @@ def _rewire(
         cfg.find_unused_parameters = True
 
     new = swin.config(task)
-    outputs = tuple(stages[place] for place in used)
+    outputs = tuple(stages[index] for index in used)
     if outputs != (0, 1, 2, 3):
         new['out_indices'] = outputs
     if outputs[-1] < 3:  # stages without a reader: a parameter without a gradient stops distributed training
         by_stage = dict(swin.by_stage, depths=swin.size.depths, num_heads=swin.size.num_heads, strides=(4, 2, 2, 2))
         new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
     return new, [
-        f'note: readers of stage {stages[place] + 1} get stride {maps.new[place].stride}, before '
-        f'{levels[place].stride:g}'
-        for place in used
-        if maps.new[place].stride != levels[place].stride
+        f'note: readers of stage {stages[index] + 1} get stride {maps.new[index].stride}, before '
+        f'{levels[index].stride:g}'
+        for index in used
+        if maps.new[index].stride != levels[index].stride
     ]
 
 

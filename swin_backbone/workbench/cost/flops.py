@@ -56,7 +56,7 @@ class Cost(NamedTuple):
     flops: int
 
 
-class Counts(nn.Module):
+class FlopCounts(nn.Module):
     """A model with the multiply-adds of a forward. As the outermost module, this object gives each module a full name.
 
     Attributes:
@@ -89,9 +89,9 @@ def build(cfg: dict[str, Any], scope: str, device: str = 'meta') -> nn.Module:
     return model
 
 
-def count(model: Any, height: int, width: int, device: str = 'meta') -> Counts:
+def count(model: Any, height: int, width: int, device: str = 'meta') -> FlopCounts:
     """Count one forward of a detector, segmentor or backbone on an image of height x width pixels."""
-    counts = Counts(model).eval()
+    counts = FlopCounts(model).eval()
     with torch.no_grad(), on_device(device), FlopCounterMode(display=False, custom_mapping=PER_ELEMENT) as counter:
         counts(torch.zeros(1, 3, height, width, device=device))
     counts.by_module = {name: sum(flops.values()) for name, flops in counter.get_flop_counts().items()}
@@ -151,7 +151,7 @@ def _samples(model: nn.Module, image_1CHW: Tensor) -> list[BaseDataElement]:
     return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
 
 
-def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> list[dict[str, int]]:
+def attention_costs(counts: FlopCounts, backbone: str, height: int, width: int) -> list[dict[str, int]]:
     """Return the multiply-adds of the attention layers of each stage.
 
     Args:

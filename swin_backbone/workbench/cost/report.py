@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ...models import SwinMLPBackbone
 from ...models.pyramid import SwinPyramid
-from .flops import Counts, attention_costs, build, count
+from .flops import FlopCounts, attention_costs, build, count
 
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count
 
@@ -44,7 +44,7 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
     )
 
 
-def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> Counts:
+def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> FlopCounts:
     """Count on the meta device or, if a module fails there, on the CPU."""
     with DefaultScope.overwrite_default_scope(scope):
         try:

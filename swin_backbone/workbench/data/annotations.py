@@ -358,7 +358,7 @@ def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, i
     corners = [x, y, x + width, y + height]
     around = [edge([edge(polygon[axis::2]) for polygon in polygons]) for edge in (min, max) for axis in (0, 1)]
     (x1, y1, x2, y2), (x3, y3, x4, y4) = (
-        [min(max(value, 0), size[1 - place % 2]) for place, value in enumerate(numbers)]
+        [min(max(value, 0), size[1 - index % 2]) for index, value in enumerate(numbers)]
         for numbers in (corners, around)
     )
     shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
@@ -384,9 +384,9 @@ def _polygon_fault(polygon: Any, side: int) -> Optional[str]:
 
 def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
     """Return why an RLE cannot be decoded."""
-    counts, given = rle.get('counts'), rle.get('size')
-    if not isinstance(given, (list, tuple)) or set(map(type, given)) != {int} or list(given) != list(size):
-        return f'has the size {_shorten.repr(given)}, its picture is {list(size)} (height, width)'
+    counts, stated = rle.get('counts'), rle.get('size')
+    if not isinstance(stated, (list, tuple)) or set(map(type, stated)) != {int} or list(stated) != list(size):
+        return f'has the size {_shorten.repr(stated)}, its picture is {list(size)} (height, width)'
     if isinstance(counts, (str, bytes)):
         runs = run_lengths(counts)
         if runs is None:
@@ -417,7 +417,7 @@ def run_lengths(counts: Union[str, bytes], longest: int = 6) -> Optional[list[in
     runs: list[int] = []
     for word in words:
         digits = [code - 48 & 31 for code in word]
-        run = sum(digit << 5 * place for place, digit in enumerate(digits))
+        run = sum(digit << 5 * index for index, digit in enumerate(digits))
         run -= (digits[-1] >> 4) << 5 * len(digits)
         runs.append(run + runs[-2] if len(runs) > 2 else run)
     return runs

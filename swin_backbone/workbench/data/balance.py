@@ -71,14 +71,14 @@ def _repeat_pictures(datasets: DataSets) -> Counted:
     for where, leaf in datasets_in(datasets.cfg, 'train'):
         built = datasets.build('train', leaf)
         try:
-            found = Counter(label for index in range(len(built)) for label in set(built.get_cat_ids(index)))
+            pictures = Counter(label for index in range(len(built)) for label in set(built.get_cat_ids(index)))
         except (AttributeError, NotImplementedError) as error:
             raise ConfigError(f'--balance needs get_cat_ids, which {where} of {type(built).__name__} lacks') from error
-        if not found:
+        if not pictures:
             continue
-        limit = RARE * float(np.median(list(found.values())))
+        limit = RARE * float(np.median(list(pictures.values())))
         names = built.metainfo['classes']
-        rare.update({names[label]: number for label, number in found.items() if number < limit})
+        rare.update({names[label]: number for label, number in pictures.items() if number < limit})
         limits[where] = limit / len(built)
     before = len(datasets.of('train'))
     if not rare:

@@ -12,13 +12,13 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from .seeds import BATCH, ORDER, seed_generators
 
-NUMBERS = 1 << 64  # keeps seeds above 0: after a change of the batch size, numbers may begin below 0
+NUM_SEEDS = 1 << 64  # keeps seeds above 0: after a change of the batch size, numbers may begin below 0
 
 
 class Batch(list[int]):
     """Indices of a batch, with the place of its random numbers for the worker process."""
 
-    place: tuple[int, ...] = ()
+    position: tuple[int, ...] = ()
 
 
 class ResumableBatchSampler(Sampler[list[int]]):
@@ -59,20 +59,20 @@ class ResumableBatchSampler(Sampler[list[int]]):
         """Yield the batches. A sampler with the process's generators repeats its earlier draws."""
         if isinstance(self.sampler, InfiniteSampler):
             self.sampler.indices = self.sampler._indices_of_rank()  # from its begin
-        begin, place = self.number, (self.seed, BATCH, get_rank())
+        begin, position = self.number, (self.seed, BATCH, get_rank())
         number = begin - self.done
         for passes in count() if self.endless else [0]:
             if self.endless and hasattr(self.sampler, 'set_epoch'):
                 self.sampler.set_epoch(passes)
             first = number
-            seed_generators(self.seed, ORDER, number % NUMBERS)
+            seed_generators(self.seed, ORDER, number % NUM_SEEDS)
             for indices in self.batches:
                 if number >= begin:
                     batch = Batch(indices)
-                    batch.place = (*place, number)
+                    batch.position = (*position, number)
                     yield batch
                 number += 1
-                seed_generators(self.seed, ORDER, number % NUMBERS)
+                seed_generators(self.seed, ORDER, number % NUM_SEEDS)
             if number == first:  # no batch: less data than a batch
                 return
 
@@ -89,7 +89,7 @@ class SeededItems:
 
     def __call__(self, indices: list[int]) -> list[Any]:
         if isinstance(indices, Batch):
-            seed_generators(*indices.place)
+            seed_generators(*indices.position)
         return self.own(indices) if self.own else [self.dataset[index] for index in indices]
 
 

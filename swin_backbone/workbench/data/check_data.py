@@ -29,10 +29,10 @@ from .left_out import count_left_out
 from .load_picture import load_of
 
 PHASES = ('train', 'val')
-MOST_CLASSES = 30  # of a table
+MOST_ROWS = 30  # of a table
 IGNORED_PIXELS = '(ignored)'  # among the classes of a report
 COUNTED = ('objects', 'pictures by class')
-RARE = 10  # times as many objects as a class that may be mistyped
+MISTYPED_RATIO = 10  # times as many objects as a class that may be mistyped
 SIMILAR = 0.7  # of two names, by difflib
 
 
@@ -123,10 +123,10 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
     counted = next((name for name in COUNTED if any(name in report.rows for report in reports)), 'pixels of labels')
     classes = Table('class', *(report.name for report in reports), title=counted)
     names = list(dict.fromkeys(name for report in reports for name in report.classes))
-    for name in names[:MOST_CLASSES]:
+    for name in names[:MOST_ROWS]:
         classes.add_row(escape(str(name)), *(f'{report.classes[name]:,}' for report in reports))
-    if len(names) > MOST_CLASSES:
-        classes.add_row(f'and {len(names) - MOST_CLASSES} more')
+    if len(names) > MOST_ROWS:
+        classes.add_row(f'and {len(names) - MOST_ROWS} more')
     if names:
         console.print(classes)
     for report in reports:
@@ -243,7 +243,7 @@ def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
         frequent = [
             name_2
             for name_2, count_2 in counts.items()
-            if count_2 > RARE * count and re.sub(r'\d', '', name_2) != letters
+            if count_2 > MISTYPED_RATIO * count and re.sub(r'\d', '', name_2) != letters
         ]
         nearest = get_close_matches(name, frequent, 1, SIMILAR)
         if not count:

@@ -62,10 +62,10 @@ class DataSets:
             if path and form:
                 require_annotations(path, form, self.with_masks, self.refused)
                 require_classes(base, self.with_masks)
-        given = self._with_built_bases(phase, config)
+        prepared = self._with_built_bases(phase, config)
         with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')):
             try:
-                dataset = DATASETS.build(given)
+                dataset = DATASETS.build(prepared)
                 if hasattr(dataset, 'full_init'):
                     dataset.full_init()
             except Exception as error:
@@ -75,8 +75,8 @@ class DataSets:
 
     def _with_built_bases(self, phase: str, config: Any) -> Any:
         """Return a config to build. The data sets inside its wrappers are built."""
-        given = copy.deepcopy(config)
-        nested = walk(given, enters=lambda name, _: name in ('dataset', 'datasets') or name.isdecimal())
+        prepared = copy.deepcopy(config)
+        nested = walk(prepared, enters=lambda name, _: name in ('dataset', 'datasets') or name.isdecimal())
         for wrapper in [part for _, part in nested if isinstance(part, dict)]:
             for name in ('dataset', 'datasets'):
                 inner = wrapper.get(name)
@@ -84,7 +84,7 @@ class DataSets:
                     wrapper[name] = [self._built_base(phase, part) for part in inner]
                 elif inner is not None:
                     wrapper[name] = self._built_base(phase, inner)
-        return given
+        return prepared
 
     def _built_base(self, phase: str, config: Any) -> Any:
         is_base = isinstance(config, dict) and not ('dataset' in config or 'datasets' in config)

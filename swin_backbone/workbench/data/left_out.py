@@ -48,8 +48,8 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
     for index in random.Random(0).sample(range(len(dataset)), len(dataset)):
         item = dataset.get_data_info(index)
         instances = item.get('instances', ())
-        given = (item.get('img_path'), (item.get('height'), item.get('width')), len(instances))
-        name, size, stated = pictures.pop(item.get('img_id'), given)
+        described = (item.get('img_path'), (item.get('height'), item.get('width')), len(instances))
+        name, size, stated = pictures.pop(item.get('img_id'), described)
         if stated > len(instances):
             lost = stated - len(instances)
             left_out.add(f'objects that {type(dataset).__name__} does not load', f'{lost} of {name}', lost)
@@ -60,12 +60,12 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
             looked += 1
             for step in loading:
                 reason = f'which {type(step).__name__}(poly2mask={step.poly2mask}) leaves out of losses'
-                for place in np.flatnonzero(_flags_of(step, item) & ~flags):
-                    kind, _ = mask_fault(instances[place].get('mask'), size) or ('objects whose mask is an RLE', '')
+                for row in np.flatnonzero(_flags_of(step, item) & ~flags):
+                    kind, _ = mask_fault(instances[row].get('mask'), size) or ('objects whose mask is an RLE', '')
                     if kind in (NO_MASK, BAD_POLYGON, BAD_RLE):  # an error, named with its picture
                         continue
-                    flags[place] = True
-                    by_loading.add(f'{kind}, {reason}', f'number {place} of {name}')
+                    flags[row] = True
+                    by_loading.add(f'{kind}, {reason}', f'number {row} of {name}')
             for reason, lost in _filtered(filtering, item, size) if looked <= MOST_PASSES else ():
                 by_filters.add(reason, f'{lost} of {name}', lost)
                 filtered += lost
@@ -103,8 +103,8 @@ def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
 
 def _with_filters(transforms: Sequence[Any]) -> list[Any]:
     """Return copies of the transforms as far as the last filter of objects; none without a filter."""
-    places = [place for place, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
-    return copy.deepcopy(list(transforms[: places[-1] + 1])) if places else []  # some keep pictures of earlier calls
+    indices = [index for index, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
+    return copy.deepcopy(list(transforms[: indices[-1] + 1])) if indices else []  # some keep pictures of earlier calls
 
 
 def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:

@@ -20,7 +20,7 @@ from ...outputs import RESULTS_MARK
 from ...whole_files import temporary_name, write_whole_by
 from .rasters import UPPER_8, is_tiff, may_be_reduced, read_tiff, tiff_note, tiff_size, tiff_tags
 
-PICTURES = (
+PICTURE_SUFFIXES = (
     *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.apng', '.webp', '.avif', '.gif', '.tif', '.tiff', '.jp2'),
     *('.bmp', '.dib', '.pbm', '.pgm', '.ppm', '.pnm', '.ras', '.sr'),
 )  # what OpenCV reads; HDR and EXR have no range of colours
@@ -68,25 +68,27 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
         ValueError: if an input is no file or folder, or a pattern matches no file.
     """
     stems: dict[Path, str] = {}
-    for given in inputs:
-        path = Path(given)
+    for source in inputs:
+        path = Path(source)
         if path.is_dir():
-            inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in PICTURES + VIDEOS and not p.is_dir())
+            inside = sorted(
+                p for p in path.rglob('*') if p.suffix.lower() in PICTURE_SUFFIXES + VIDEOS and not p.is_dir()
+            )
             inside = _without_results(inside, path)
             stems.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in stems)
             if not inside:
-                raise ValueError(f'there is no picture and no video in {given!r}')
+                raise ValueError(f'there is no picture and no video in {source!r}')
         elif path.is_file():
             stems.setdefault(path, path.stem)
         else:
-            matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
+            matched = [Path(p) for p in sorted(glob(source, recursive=True))] if has_magic(source) else []
             named = Path(*takewhile(lambda part: not has_magic(part), path.parts))
             matched = _without_results([p for p in matched if not p.is_dir()], named)
             if not matched:
-                is_camera = given.isdecimal() or '://' in given
+                is_camera = source.isdecimal() or '://' in source
                 camera = '. A camera or an address is not read: record or download a file first' if is_camera else ''
                 raise ValueError(
-                    f'an input is a picture, video, folder or pattern; {given!r} is none, or matches none{camera}'
+                    f'an input is a picture, video, folder or pattern; {source!r} is none, or matches none{camera}'
                 )
             stems.update((p, p.stem) for p in matched if p not in stems)
     media: list[Medium] = []

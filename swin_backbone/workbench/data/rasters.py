@@ -80,8 +80,8 @@ def tiff_tags(file: BinaryIO) -> Mapping[int, Any]:
         tags.load(file)
     except Exception:  # a damaged file: the decoders raise
         return {}
-    found: Mapping[int, Any] = tags
-    return found
+    known: Mapping[int, Any] = tags
+    return known
 
 
 def read_tiff(data: bytes, name: str, color_type: str = 'color') -> NDArray[Any]:
@@ -342,7 +342,7 @@ def _open_tifffile(data: bytes, name: str, tags: Mapping[int, Any]) -> Raster:
     if len(kept) > 3 or not set(kept) <= set('YXSC'):
         raise OSError(several_pages(name, page.imagewidth, page.imagelength))
     pixels = pixels.reshape([length for axis, length in zip(axes, shape) if axis in 'YX' or length > 1])
-    order = sorted(range(len(kept)), key=lambda place: 'YXSC'.index(kept[place]))
+    order = sorted(range(len(kept)), key=lambda index: 'YXSC'.index(kept[index]))
     pixels = pixels.transpose(order).reshape(page.imagelength, page.imagewidth, -1)
     colours = None
     if colormap is not None:

@@ -16,9 +16,9 @@ import torch
 STEP, BATCH, ORDER, LOSS = range(4)
 
 
-def seed_generators(*place: int) -> None:
+def seed_generators(*position: int) -> None:
     """Seed the generators of the process by a run's seed, the use of the numbers, and the number of the draw."""
-    words = np.random.SeedSequence(place).generate_state(8)
+    words = np.random.SeedSequence(position).generate_state(8)
     random.seed(words[:2].tobytes())
     np.random.seed(words[2:6])
     seed = int.from_bytes(words[6:].tobytes(), 'little')

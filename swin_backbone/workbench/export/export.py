@@ -92,7 +92,7 @@ def export(
     if has_text:
         texts = tuple(texts or predictor.meta['classes'])
         pipeline, predictor.meta = predictor.pipeline, dict(classes=texts)
-        predictor.pipeline = lambda given: pipeline({**given, 'text': texts, 'custom_entities': True})
+        predictor.pipeline = lambda item: pipeline({**item, 'text': texts, 'custom_entities': True})
     elif texts:
         raise ExportError(f'--texts needs a model with a language_model, got {type(predictor.model).__name__}')
     graph = graph_of(predictor.model, cfg, part, shape, texts)
@@ -107,7 +107,7 @@ def export(
         if is_calibrated:  # for pictures of this kind, not for generated ones
             samples = samples or shown_pictures(cfg, 'train', wanted)
         else:
-            samples += made_pictures(graph)
+            samples += generated_pictures(graph)
     meta = dict(
         classes=list(predictor.meta['classes']),
         category_ids=list(predictor.meta.get('category_ids', ())),
@@ -173,7 +173,7 @@ def write(
             images = [feed[0] for feed in calibration[:SHOWN]]
             figures = verify.verify_maps(Model(folder).run, graph, allowed, images)
         else:
-            figures = verify.verify_results(Model(folder), wanted, samples or made_pictures(graph), allowed)
+            figures = verify.verify_results(Model(folder), wanted, samples or generated_pictures(graph), allowed)
         manifest['verification'] = figures
         if is_calibrated:
             before, after = ({**measure(exported, calibration), **metric(exported)} for exported in (wide, folder))
@@ -309,9 +309,9 @@ def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Res
     return samples
 
 
-def made_pictures(graph: Graph) -> list[verify.Sample]:
+def generated_pictures(graph: Graph) -> list[verify.Sample]:
     """Return smooth noise in three sizes; a graph of one size gets its size, wider and higher pictures."""
-    sizes: Any = verify.SIZES
+    sizes: Any = verify.VERIFIED_SIZES
     if not graph.free:
         H, W = graph.inputs[0].shape[1:3]
         sizes = [(H, W), (H // 2 + 1, W), (H, W // 2 + 1)]

@@ -25,10 +25,10 @@ OPSET = 20  # the first with Gelu
 IR_VERSION = 9  # of ONNX 1.15, as OPSET; the latest for ONNX Runtime 1.17
 FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml'}
 PRECISIONS = {'onnx': ('fp32', 'fp16', 'int8'), 'openvino': ('fp16', 'fp32', 'bf16', 'int8')}
-OPERATORS = {'swin': ('fp32', 'bf16', 'int8')}  # precisions of --operators, for ONNX Runtime and OpenVINO
+OPERATOR_PRECISIONS = {'swin': ('fp32', 'bf16', 'int8')}  # precisions of --operators, for ONNX Runtime and OpenVINO
 # Numbers in a result that replaces operators of constants. Tables of all windows of one size may exceed the weights.
 LARGEST_FOLDED = 2048
-PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
+PRODUCT_LAYERS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
 NEEDED = {'onnx': ('onnx', 'onnxscript', 'onnxruntime'), 'openvino': ('onnx', 'onnxscript', 'openvino')}
 
 
@@ -41,8 +41,8 @@ def check_format(format: str, precision: Optional[str], operators: Optional[str]
     check_choice('--format', format, FORMATS)
     precisions, option = PRECISIONS[format], f'--format {format}'
     if operators is not None:
-        check_choice('--operators', operators, OPERATORS)
-        precisions, option = OPERATORS[operators], f'--operators {operators}'
+        check_choice('--operators', operators, OPERATOR_PRECISIONS)
+        precisions, option = OPERATOR_PRECISIONS[operators], f'--operators {operators}'
     return check_choice(f'--precision of {option}', precision or precisions[0], precisions)
 
 
@@ -129,15 +129,15 @@ def _products(head: nn.Module) -> list[nn.Module]:
     """Return the linear layers and convolutions of a head outside torch's attention, which reads weights directly."""
     attentions = [part for part in head.modules() if isinstance(part, nn.MultiheadAttention)]
     inside = {part for attention in attentions for part in attention.modules()}
-    return [part for part in head.modules() if isinstance(part, PRODUCTS) and part not in inside]
+    return [part for part in head.modules() if isinstance(part, PRODUCT_LAYERS) and part not in inside]
 
 
 def _narrow(module: nn.Module) -> None:
     """Make a module compute in float16, between inputs and outputs in float32."""
     module.half()
-    module.register_forward_pre_hook(lambda _, given: tuple(tensor.half() for tensor in given))
+    module.register_forward_pre_hook(lambda _, inputs: tuple(tensor.half() for tensor in inputs))
     module.register_forward_hook(
-        lambda _, given, out: out.float() if isinstance(out, Tensor) else tuple(tensor.float() for tensor in out)
+        lambda _, inputs, out: out.float() if isinstance(out, Tensor) else tuple(tensor.float() for tensor in out)
     )
 
 

@@ -22,7 +22,7 @@ class ExportError(ValueError):
     """An error of an export, in one sentence."""
 
 
-def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
+def export_refusal(name: str, known: Iterable[str] = ()) -> ExportError:
     """Return the error for a part of a model without an export."""
     only = f', only {", ".join(known)}' if known else ''
     return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
@@ -31,7 +31,7 @@ def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
 def require_kind(part: Any, *names: str) -> None:
     """Raise the refusal of a part of another class than `names`."""
     if type(part).__name__ not in names:
-        raise refusal(type(part).__name__, names)
+        raise export_refusal(type(part).__name__, names)
 
 
 @dataclass
@@ -67,7 +67,9 @@ class Graph:
         if not self.free:
             return None
         free = torch.export.Dim.DYNAMIC
-        return tuple({i: free for i, one in enumerate(port.shape) if isinstance(one, str)} for port in self.inputs)
+        return tuple(
+            {i: free for i, length in enumerate(port.shape) if isinstance(length, str)} for port in self.inputs
+        )
 
 
 class BackboneMaps(nn.Module):
@@ -110,9 +112,9 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
         Port(
             f'map{i}',
             'float32',
-            ('batch', one.shape[1], f'height{i}', f'width{i}') if shape is None else tuple(one.shape),
+            ('batch', map_BCHW.shape[1], f'height{i}', f'width{i}') if shape is None else tuple(map_BCHW.shape),
         )
-        for i, one in enumerate(maps)
+        for i, map_BCHW in enumerate(maps)
     ]
     return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example)
 

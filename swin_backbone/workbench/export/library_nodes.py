@@ -22,7 +22,7 @@ from ...openmmlab.layers.conv3x3 import is_plain
 from ...replace import Plan, is_changed
 from .graph import BackboneMaps, ExportError, Graph
 
-ABSENT = -1.0  # eps of a missing norm
+NO_EPS = -1.0  # eps of a missing norm
 Shape = Callable[[Tensor], list[Any]]
 
 
@@ -152,7 +152,7 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
         outputs=len(weight),
         patch_height=height,
         patch_width=width,
-        eps=ABSENT if eps is None else eps,
+        eps=NO_EPS if eps is None else eps,
     )
 
 
@@ -185,7 +185,7 @@ def block_node(_: SwinBlock, precision: str, planned: BlockPlan) -> Node:
         shift_width=windows.shift[1],
         mask_padding=int(windows.mask_padding),
         scale=float(settings.scale),
-        **{f'eps{i + 1}': eps for i, eps in enumerate((*settings.eps, ABSENT)[:3])},
+        **{f'eps{i + 1}': eps for i, eps in enumerate((*settings.eps, NO_EPS)[:3])},
     )
 
 
@@ -202,7 +202,7 @@ def merge_node(merging: PatchMerging, precision: str, _: Plan) -> Node:
         channels=weight.shape[1] // 4,
         outputs=len(weight),
         norm_after=int(merging.post_norm),
-        eps=ABSENT if eps is None else eps,
+        eps=NO_EPS if eps is None else eps,
     )
 
 

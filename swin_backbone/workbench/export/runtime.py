@@ -284,7 +284,7 @@ def _open_onnxruntime(
     kind, _, number = device.partition(':')
     provider, available = DEVICES.get(kind), onnxruntime.get_available_providers()
     if provider not in available:  # onnxruntime would compute on the CPU
-        known = ', '.join(name for name, own in DEVICES.items() if own in available)
+        known = ', '.join(name for name, known_provider in DEVICES.items() if known_provider in available)
         raise RuntimeProblem(f'onnxruntime has no device {device!r} here; it has {known}')
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -402,19 +402,19 @@ class Nodes:
             np.ascontiguousarray(constant.get_node().data, np.int8 if name.endswith('_int8') else np.float32)
             for name, constant in zip(self.library.swin_operator_weights(kind.encode()).decode().split(), constants)
         ]
-        made = ctypes.c_void_p()
+        operator = ctypes.c_void_p()
         self.call(
             'create',
             kind.encode(),
             (ctypes.c_double * len(names))(*attributes.values()),
             (ctypes.c_void_p * len(weights))(*(weight.ctypes.data for weight in weights)),
             (ctypes.c_int64 * len(weights))(*(weight.size for weight in weights)),
-            ctypes.byref(made),
+            ctypes.byref(operator),
         )
-        weakref.finalize(made, self.library.swin_operator_free, made.value)
+        weakref.finalize(operator, self.library.swin_operator_free, operator.value)
         channels = attributes.get('outputs', attributes['channels'])
         shape = [-1, channels, -1, -1] if kind == 'OutputNorm' else [-1, -1, -1, channels]
-        return _node_class()(self, made, shape, [x]).outputs()
+        return _node_class()(self, operator, shape, [x]).outputs()
 
     def call(self, name: str, *arguments: Any) -> None:
         error = getattr(self.library, f'swin_operator_{name}')(*arguments)
@@ -429,26 +429,26 @@ def _node_class() -> Any:
     class Node(openvino.Op):
         class_type_info = openvino.DiscreteTypeInfo('Node', 'swin')
 
-        def __init__(self, nodes: Nodes, made: Any, shape: list[int], inputs: Any):
+        def __init__(self, nodes: Nodes, operator: Any, shape: list[int], inputs: Any):
             super().__init__(self)
-            self.nodes, self.made, self.free_shape = nodes, made, shape
+            self.nodes, self.operator, self.free_shape = nodes, operator, shape
             self.set_arguments(inputs)
             self.constructor_validate_and_infer_types()
 
         def validate_and_infer_types(self) -> None:
             shape, output = self.get_input_partial_shape(0), (ctypes.c_int64 * 4)(*self.free_shape)
             if shape.is_static:
-                self.nodes.call('shape', self.made, (ctypes.c_int64 * 4)(*shape.to_shape()), output)
+                self.nodes.call('shape', self.operator, (ctypes.c_int64 * 4)(*shape.to_shape()), output)
             self.set_output_type(0, self.get_input_element_type(0), openvino.PartialShape(list(output)))
 
         def clone_with_new_inputs(self, inputs: Any) -> Any:
-            return Node(self.nodes, self.made, self.free_shape, inputs)
+            return Node(self.nodes, self.operator, self.free_shape, inputs)
 
         def get_type_info(self) -> Any:
             return Node.class_type_info
 
         def visit_attributes(self, visitor: Any) -> bool:
-            visitor.on_attributes({'made': self.made.value})  # tells nodes of equal input apart
+            visitor.on_attributes({'made': self.operator.value})  # tells nodes of equal input apart
             return True
 
         def has_evaluate(self) -> bool:
@@ -457,7 +457,7 @@ def _node_class() -> Any:
         def evaluate(self, outputs: Any, inputs: Any) -> bool:
             shape = (ctypes.c_int64 * 4)(*inputs[0].shape)
             x, y = (ctypes.c_void_p(tensor.data.ctypes.data) for tensor in (inputs[0], outputs[0]))
-            self.nodes.call('run', self.made, shape, x, self.nodes.threads, y)
+            self.nodes.call('run', self.operator, shape, x, self.nodes.threads, y)
             return True
 
     return Node
@@ -520,8 +520,8 @@ def read_picture(
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[2] != bands:
         raise RuntimeProblem(f'it has the shape {pixels.shape}, and the model takes (h, w, {bands})')
-    found: NDArray[Any] = pixels
-    return found
+    result: NDArray[Any] = pixels
+    return result
 
 
 def _read_tiff(data: bytes, color_type: Optional[str]) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .graph import ExportError, Graph
 from .runtime import Model, Result
 
-SIZES = ((224, 224), (97, 130), (250, 333))
+VERIFIED_SIZES = ((224, 224), (97, 130), (250, 333))
 BATCHES = (1, 2)
 # The allowed error of maps, see `map_error`. 'int8 by swin' is of nodes of the library: an error of 0.02 is expected.
 MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': 2e-1, 'int8 by swin': 1e-1}
@@ -62,7 +62,7 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
     """
     channels = graph.inputs[0].shape[1]
     if graph.free:
-        shapes = [(batch, channels, *size) for size in SIZES for batch in BATCHES]
+        shapes = [(batch, channels, *size) for size in VERIFIED_SIZES for batch in BATCHES]
     else:
         shapes = [graph.inputs[0].shape]
     figures = []

@@ -68,8 +68,8 @@ class AttentionMap:
             ValueError: if there is no such token.
         """
         H, W = self.size
-        window, place = (self.token_at_LN == self.number_of(y, x, image)).nonzero()[0].tolist()
-        tokens_N, weights_hN = self.token_at_LN[window], self.weights_LhNN[window, :, place]
+        window, query = (self.token_at_LN == self.number_of(y, x, image)).nonzero()[0].tolist()
+        tokens_N, weights_hN = self.token_at_LN[window], self.weights_LhNN[window, :, query]
         is_token_N = tokens_N >= 0
         map_hT = weights_hN.new_zeros(len(weights_hN), H * W)
         map_hT[:, tokens_N[is_token_N] - image * H * W] = weights_hN[:, is_token_N]

@@ -32,20 +32,22 @@ def bias_tables(
     """
     weights = find_swin(tensors_of(loaded))
     prefix = f'stages.{stage - 1}.blocks.{block - 1}.attn.w_msa.'
-    own = {name.removeprefix(prefix): value for name, value in weights.backbone.items() if name.startswith(prefix)}
-    if not own:
+    weights_of_block = {
+        name.removeprefix(prefix): value for name, value in weights.backbone.items() if name.startswith(prefix)
+    }
+    if not weights_of_block:
         raise ValueError(f'the checkpoint has no block {block} in a stage {stage}')
-    is_v1 = 'relative_position_bias_table' in own
+    is_v1 = 'relative_position_bias_table' in weights_of_block
     name = 'relative_position_bias_table' if is_v1 else 'logit_scale'
     window = window_size or weights.windows.get(prefix + name)
     if window is None and is_v1:
-        window = window_of_table(own[name])
+        window = window_of_table(weights_of_block[name])
     if window is None:
         raise ValueError('the checkpoint does not name the window of its training: give window_size')
     target = target or (2 * window[0], 2 * window[1])
     if not is_v1:
-        return [(_continuous(own, size, window), size) for size in (window, target)]
-    table_Rh = own[name].float()
+        return [(_continuous(weights_of_block, size, window), size) for size in (window, target)]
+    table_Rh = weights_of_block[name].float()
     return [(table_Rh, window), (resize_table(table_Rh, window, target)[0], target)]
 
 

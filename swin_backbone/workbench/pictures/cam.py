@@ -64,23 +64,23 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
     if not 1 <= stage <= last:
         raise ValueError(f'stage must be from 1 to {last}, got {stage}')
     # The map after the norm comes first: before the norm, a few very large tokens hide the rest.
-    places = [getattr(backbone, f'norm{stage - 1}', None), backbone.stages[stage - 1].blocks[-1]]
+    modules = [getattr(backbone, f'norm{stage - 1}', None), backbone.stages[stage - 1].blocks[-1]]
     outputs: dict[nn.Module, Tensor] = {}
 
-    def keep(place: nn.Module, _inputs: tuple[Any, ...], x_BHWC: Tensor) -> Tensor:
+    def keep(module: nn.Module, _inputs: tuple[Any, ...], x_BHWC: Tensor) -> Tensor:
         if torch.is_grad_enabled() and not x_BHWC.requires_grad:  # the layers before are frozen
             x_BHWC = x_BHWC.detach().requires_grad_()
-        outputs.setdefault(place, x_BHWC)
+        outputs.setdefault(module, x_BHWC)
         return x_BHWC
 
-    handles = [place.register_forward_hook(keep) for place in places if place is not None]
+    handles = [module.register_forward_hook(keep) for module in modules if module is not None]
     try:
         with torch.set_grad_enabled(method == 'grad'):
             value = score()
     finally:
         for handle in handles:
             handle.remove()
-    maps_BHWC = [outputs[place] for place in places if place in outputs]
+    maps_BHWC = [outputs[module] for module in modules if module in outputs]
     if method == 'eigen':
         return _to_one(eigen_cam(reshape_transform(maps_BHWC[0])))
     gradients = torch.autograd.grad(value, maps_BHWC, allow_unused=True) if value.requires_grad else ()

@@ -10,7 +10,7 @@ from PIL import Image
 
 GOLDEN = 0.618034  # of the circle of hues, between two classes: a few classes are far apart
 LIGHTS = ((0.95, 0.85), (0.55, 1.0), (0.9, 0.5))  # saturation and value, in turn
-COLOURS = 256  # of a palette
+PALETTE_SIZE = 256  # of a palette
 
 
 def distinct_colours(number: int) -> list[tuple[int, int, int]]:
@@ -31,13 +31,13 @@ def encode_labels(labels: NDArray[Any], meta: dict[str, Any], first: int = 0) ->
         meta: classes, and their RGB colours as palette.
         first: value of the first class.
     """
-    if first + len(meta['classes']) > COLOURS:
+    if first + len(meta['classes']) > PALETTE_SIZE:
         image = Image.fromarray(labels.astype(np.uint16) + np.uint16(first))
     else:
         image = Image.fromarray(labels.astype(np.uint8) + np.uint8(first))
         # For a short palette Pillow writes fewer bits a pixel, and changes values beyond the palette.
-        colours = np.zeros((COLOURS, 3), np.uint8)
-        palette = meta['palette'][: COLOURS - first]
+        colours = np.zeros((PALETTE_SIZE, 3), np.uint8)
+        palette = meta['palette'][: PALETTE_SIZE - first]
         colours[first : first + len(palette)] = palette
         image.putpalette(colours.tobytes())
     encoded = io.BytesIO()

@@ -18,7 +18,7 @@ SCALARS = Path('vis_data', 'scalars.json')  # of mmengine's LocalVisBackend, bel
 LINES = ('-', '--', ':', '-.')  # by log
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
 MOST_LINES = len(COLOURS)
-MAIN_METRICS = ('mAP', 'mIoU', 'PQ', 'top1')  # ends of names; details are longer, as bbox_mAP_s
+MAIN_METRIC_ENDS = ('mAP', 'mIoU', 'PQ', 'top1')  # ends of names; details are longer, as bbox_mAP_s
 NO_OBJECTS = -1  # COCO's metric for a size without objects
 
 
@@ -97,7 +97,7 @@ def _draw(axis: Axes, by_log: Mapping[str, Points], title: str, first: Sequence[
     """Draw the curves of several logs: colours by names, styles of lines by logs."""
     axis.set_title(title, fontsize=10)
     names = list(dict.fromkeys(name for points in by_log.values() for name in points))
-    names.sort(key=lambda name: (name not in first, not name.endswith(MAIN_METRICS), name))
+    names.sort(key=lambda name: (name not in first, not name.endswith(MAIN_METRIC_ENDS), name))
     for log, style, points in zip(by_log, LINES * len(by_log), by_log.values()):
         for name, colour in zip(names[:MOST_LINES], COLOURS):
             if name in points:

@@ -44,8 +44,8 @@ def windows_figure(layout: Layout) -> Figure:
         panels.append((f'{len(layout.kinds)} kinds of windows\nhave different masks', kinds, False))
     figure, axes = _panels(len(panels), layout.token_HW.shape)
     for axis, (title, colours_HW3, on_image) in zip(axes, panels):
-        place = layout.rolled_back if on_image else np.asarray
-        _draw_map(axis, colours_HW3, place(layout.window_HW), place(layout.token_HW) == PADDING)
+        arrange = layout.rolled_back if on_image else np.asarray
+        _draw_map(axis, colours_HW3, arrange(layout.window_HW), arrange(layout.token_HW) == PADDING)
         axis.set_title(title, fontsize=10)
     regions_here = np.unique(layout.region_HW) if shifted else ()
     handles = [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in regions_here if i < 4]

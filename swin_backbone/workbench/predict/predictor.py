@@ -88,8 +88,8 @@ class Predictor:
                 accelerate(self.model, precision=precision)
             name_loaders(cfg)
             pipeline = [step for step in cfg.test_dataloader.dataset.pipeline if not loads_annotations(step)]
-            place = next((place + 1 for place, step in enumerate(pipeline) if loads_picture(step)), 0)
-            load, steps = pipeline[:place], pipeline[place:]
+            index = next((index + 1 for index, step in enumerate(pipeline) if loads_picture(step)), 0)
+            load, steps = pipeline[:index], pipeline[index:]
             is_ours = bool(load) and load[-1]['type'] == OURS
             self._load_file = Compose(load)
             self._is_reducing = any(map(is_reducing, self._load_file.transforms))
@@ -134,8 +134,8 @@ class Predictor:
         """
         try:
             with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
-                given = dict(img=frame.pixels, img_path=frame.medium.path and str(frame.medium.path), img_id=0)
-                prepared: dict[str, Any] = self.pipeline(given)
+                item = dict(img=frame.pixels, img_path=frame.medium.path and str(frame.medium.path), img_id=0)
+                prepared: dict[str, Any] = self.pipeline(item)
                 return prepared
         except Exception as error:
             height, width = frame.size

@@ -15,31 +15,31 @@ SCORE_THR = 0.3
 REPORT = 'report.json'
 
 
-def read_score_thr(given: Union[ScoreThr, str, Path]) -> ScoreThr:
+def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
     """Return a threshold, or the thresholds of a report by class.
 
     Args:
-        given: a number from 0 to 1, thresholds by class, a report.json or its folder. A class that has no threshold in
+        score_thr: a number from 0 to 1, thresholds by class, a report.json or its folder. A class that has no threshold in
             the report has that of all classes.
 
     Raises:
         ValueError: for another number, or a file that is no report of a detector.
     """
-    if isinstance(given, dict):
-        return given
-    if not isinstance(given, (str, Path)):
-        number = check_number('score_thr', given)
+    if isinstance(score_thr, dict):
+        return score_thr
+    if not isinstance(score_thr, (str, Path)):
+        number = check_number('score_thr', score_thr)
         if not 0 <= number <= 1:
-            raise ValueError(refusal('score_thr', 'a number from 0 to 1, or a report.json', given))
+            raise ValueError(refusal('score_thr', 'a number from 0 to 1, or a report.json', score_thr))
         return number
-    path = Path(given, REPORT) if Path(given).is_dir() else Path(given)
+    path = Path(score_thr, REPORT) if Path(score_thr).is_dir() else Path(score_thr)
     try:
         report = json.loads(path.read_bytes())
         best = report['best']['threshold']
         return {row['name']: best if row['threshold'] is None else row['threshold'] for row in report['classes']}
     except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = 'a number from 0 to 1, or the report.json of a detector'
-        raise ValueError(refusal('score_thr', allowed, str(given))) from error
+        raise ValueError(refusal('score_thr', allowed, str(score_thr))) from error
 
 
 def thresholds_by_label(score_thr: ScoreThr, classes: Sequence[str]) -> NDArray[Any]:

@@ -11,8 +11,8 @@ from .detection import FOUND_IOU, Evaluation, mean_precision, stats_of, track
 from .errors import KINDS, Errors, costs, doubtful_labels, find_errors
 from .thumbnails import Load, Shape, draw, outline
 
-SIZES = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
-STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in SIZES[1:]))  # of `stats_of`
+AREAS = ('all', 'small', 'medium', 'large')  # pycocotools' areas, between 32^2 and 96^2 pixels
+STATS = ('AP', 'AP50', 'AP75', *(f'AP {size}' for size in AREAS[1:]))  # of `stats_of`
 THRESHOLDS = np.arange(101) / 100  # of scores
 CHECKED = 12  # labels of a kind with a thumbnail
 
@@ -35,7 +35,7 @@ def detection_report(
     # Poor masks would make right labels look wrong. The kind with the higher AP at IoU 0.5 judges labels.
     judge = max(evaluations, key=lambda evaluation: (evaluation.stats[1] or 0, evaluation is main))
     judged, _, contradictions = (best, curves, errors) if judge is main else _compare(judge)
-    on_objects = main.found.result[errors.pairs[0, errors.pairs[2] >= FOUND_IOU].astype(int)]
+    on_objects = main.predictions.result[errors.pairs[0, errors.pairs[2] >= FOUND_IOU].astype(int)]
     labels = doubtful_labels(judge, contradictions, np.array([row['threshold'] for row in judged]), on_objects)
     lists = dict(labels, pictures=_pictures(main, threshold))
     tested = {
@@ -81,10 +81,10 @@ def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[st
 
     A prediction counts from the threshold on. Ties take the middle threshold.
     """
-    found, totals, names = evaluation.found, evaluation.totals, evaluation.names
+    predictions, totals, names = evaluation.predictions, evaluation.totals, evaluation.names
     objects, counts = np.append(totals, totals.sum())[:, None], []
-    for kept in (found.match >= -1, found.match >= 0):
-        label, score = found.label[kept], found.score[kept]
+    for kept in (predictions.match >= -1, predictions.match >= 0):
+        label, score = predictions.label[kept], predictions.score[kept]
         groups = [np.sort(score[label == number]) for number in range(len(names))] + [np.sort(score)]
         counts.append([len(group) - np.searchsorted(group, THRESHOLDS) for group in groups])
     predicted, right = np.array(counts)  # (K + 1, 101)
@@ -99,9 +99,9 @@ def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[st
             )
         )
     curves = evaluation.precision[np.abs(evaluation.params.iouThrs - FOUND_IOU).argmin(), :, :, 0, -1].T  # (K, 101)
-    there = np.flatnonzero(totals)
-    rows = [(names[row], curves[row], f1[row]) for row in there]
-    rows += [('all', curves[there].mean(0), f1[-1])] if rows else []
+    labelled = np.flatnonzero(totals)
+    rows = [(names[row], curves[row], f1[row]) for row in labelled]
+    rows += [('all', curves[labelled].mean(0), f1[-1])] if rows else []
     return best, {
         name: dict(precision=precision.round(4).tolist(), F1=f1.round(4).tolist()) for name, precision, f1 in rows
     }
@@ -109,9 +109,9 @@ def _thresholds(evaluation: Evaluation) -> tuple[list[dict[str, float]], dict[st
 
 def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
     """Return counts of the pictures with objects or predictions, the lowest F1 first, then the most errors."""
-    objects, found, pictures = evaluation.objects, evaluation.found, evaluation.params.imgIds
-    strong, right = found.score >= threshold, found.match >= 0
-    parts = (objects.picture[~objects.is_crowd], found.picture[strong], found.picture[strong & right])
+    objects, predictions, pictures = evaluation.objects, evaluation.predictions, evaluation.params.imgIds
+    strong, right = predictions.score >= threshold, predictions.match >= 0
+    parts = (objects.picture[~objects.is_crowd], predictions.picture[strong], predictions.picture[strong & right])
     labelled, predicted, hits = (np.bincount(part, minlength=len(pictures)) for part in parts)
     f1, errors = 2 * hits / np.maximum(labelled + predicted, 1), labelled + predicted - 2 * hits
     columns = dict(F1=f1, right=hits, wrong=predicted - hits, missed=labelled - hits)
@@ -124,8 +124,8 @@ def _pictures(evaluation: Evaluation, threshold: float) -> list[dict[str, Any]]:
 
 def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, Any], load: Load) -> dict[str, Any]:
     """Draw labels and predictions of a picture."""
-    objects, found, names = evaluation.objects, evaluation.found, evaluation.names
-    number, strong = evaluation.params.imgIds.index(row['image_id']), found.score >= threshold
+    objects, predictions, names = evaluation.objects, evaluation.predictions, evaluation.names
+    number, strong = evaluation.params.imgIds.index(row['image_id']), predictions.score >= threshold
     panels: tuple[list[Shape], list[Shape]] = ([], [])
 
     def add(panel: int, item: Mapping[str, Any], text: str, is_right: Any) -> None:
@@ -134,10 +134,10 @@ def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, An
 
     for row_number in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
         label = evaluation.truth.anns[objects.id[row_number]]
-        add(0, label, names[objects.label[row_number]], (found.match[strong] == row_number).any())
-    for row_number in np.flatnonzero((found.picture == number) & strong):
-        text = f'{names[found.label[row_number]]} {found.score[row_number]:.2f}'
-        add(1, evaluation.results[found.result[row_number]], text, found.match[row_number] >= 0)
+        add(0, label, names[objects.label[row_number]], (predictions.match[strong] == row_number).any())
+    for row_number in np.flatnonzero((predictions.picture == number) & strong):
+        text = f'{names[predictions.label[row_number]]} {predictions.score[row_number]:.2f}'
+        add(1, evaluation.results[predictions.result[row_number]], text, predictions.match[row_number] >= 0)
     return draw(row['file'], load, panels)
 
 

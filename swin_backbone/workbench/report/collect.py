@@ -20,7 +20,7 @@ from ..configs.paths import tested_set
 from ..data.datasets import base_datasets
 from ..data.load_picture import load_of
 from ..data.media import read_picture
-from ..pictures.colours import COLOURS, distinct_colours, encode_labels
+from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
 from ..pictures.curves import read_log
 from ..runner.build import run
 from .files import CLASSES, encode_csv, encode_objects
@@ -105,28 +105,30 @@ class _Objects(Hook):  # `write` of these hooks returns labels, results and the 
         self.labels, self.results = folder / f'{LABELS}.json', folder / f'{RESULTS}.json'
         check_outputs(self.labels, self.results, overwrite=overwrite)
         self.files: dict[Any, str] = {}
-        self.found: list[dict[str, Any]] = []
+        self.predictions: list[dict[str, Any]] = []
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """See `Hook`."""
-        for sample, (_, found) in zip(outputs, self.metric.results[-len(outputs) :]):
-            self.files[found['img_id']] = sample.img_path
-            self.found.append(found)
+        for sample, (_, prediction) in zip(outputs, self.metric.results[-len(outputs) :]):
+            self.files[prediction['img_id']] = sample.img_path
+            self.predictions.append(prediction)
 
     def write(self) -> tuple[Path, Path, Path]:
         metric, results = self.metric, []
-        for found in self.found:
-            boxes = found['bboxes'].astype(float)
+        for prediction in self.predictions:
+            boxes = prediction['bboxes'].astype(float)
             boxes = np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]).tolist()
-            for row, (box, score, label) in enumerate(zip(boxes, found['scores'].tolist(), found['labels'].tolist())):
-                result = dict(image_id=found['img_id'], category_id=metric.cat_ids[label], score=score)
+            for row, (box, score, label) in enumerate(
+                zip(boxes, prediction['scores'].tolist(), prediction['labels'].tolist())
+            ):
+                result = dict(image_id=prediction['img_id'], category_id=metric.cat_ids[label], score=score)
                 if 'bbox' in self.kinds:
                     result['bbox'] = box
                 if 'segm' in self.kinds:
-                    mask = found['masks'][row]
+                    mask = prediction['masks'][row]
                     result['segmentation'] = dict(size=mask['size'], counts=mask['counts'].decode())
-                    if 'mask_scores' in found:
-                        result['mask_score'] = float(found['mask_scores'][row])
+                    if 'mask_scores' in prediction:
+                        result['mask_score'] = float(prediction['mask_scores'][row])
                 results.append(result)
         truth, pictures = metric._coco_api, _common_folder(self.files.values())
         coco = dict(
@@ -149,7 +151,7 @@ class _LabelMaps(Hook):
         classes = list(dataset.metainfo['classes'])
         palette = dataset.metainfo.get('palette') or distinct_colours(len(classes))
         self.meta = dict(classes=[*classes, 'ignored'], palette=palette)
-        self.ignored_value = 255 if len(classes) < COLOURS else 65535
+        self.ignored_value = 255 if len(classes) < PALETTE_SIZE else 65535
         self.pictures = _common_folder(dataset.get_data_info(index)['img_path'] for index in range(len(dataset)))
         self.labels, self.results = folder / LABELS, folder / RESULTS
         for part in (self.labels, self.results):

@@ -9,7 +9,7 @@ import numpy as np
 from .detection import Array
 from .thumbnails import reduce
 
-SIDE = 280  # pixels of a kept label map
+KEPT_SIDE = 280  # pixels of a kept label map
 IGNORED = 255  # label of pixels that are not counted, unless the evaluator has another
 WORST = 24  # pictures with a thumbnail
 
@@ -22,7 +22,7 @@ class PixelCounts:
         ignored: label of pixels that are not counted.
 
     Attributes:
-        worst: (share of wrong pixels, -number, labels, predictions) of `WORST` pictures, reduced to `SIDE` pixels.
+        worst: (share of wrong pixels, -number, labels, predictions) of `WORST` pictures, reduced to `KEPT_SIDE` pixels.
     """
 
     def __init__(self, classes: Sequence[str], ignored: int = IGNORED):
@@ -38,11 +38,11 @@ class PixelCounts:
         counts = np.bincount(pairs, minlength=number**2).reshape(number, number)
         self.counts += counts
         errors = counts - np.diag(counts.diagonal())
-        names = (self.classes[place] for place in divmod(int(errors.argmax()), number))
+        names = (self.classes[index] for index in divmod(int(errors.argmax()), number))
         wrong = float(errors.sum() / max(counts.sum(), 1))
         self.pictures.append(dict(file=file, wrong=wrong, mainly=' as '.join(names) if wrong else ''))
         label, predicted = (
-            reduce(labels.astype(np.int32), SIDE, cv2.INTER_NEAREST) for labels in (label_HW, predicted_HW)
+            reduce(labels.astype(np.int32), KEPT_SIDE, cv2.INTER_NEAREST) for labels in (label_HW, predicted_HW)
         )
         self.worst.append((wrong, -len(self.pictures), label, predicted))
         self.worst = sorted(self.worst, reverse=True)[:WORST]

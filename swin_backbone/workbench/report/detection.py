@@ -40,7 +40,7 @@ class Objects(NamedTuple):
     is_crowd: Array  # neither found nor missed
 
 
-class Found(NamedTuple):
+class Predictions(NamedTuple):
     """The D predictions that COCOeval counts at IoU `FOUND_IOU`, by class, then picture, then falling score."""
 
     result: Array  # index in the results
@@ -64,7 +64,7 @@ class Evaluation(NamedTuple):
     precision: Array  # (T, R, K, 4, M), -1 for a class without objects
     stats: list[Optional[float]]  # AP, at IoU 0.5, at 0.75, and of small, medium and large objects: see `stats_of`
     objects: Objects
-    found: Found
+    predictions: Predictions
     is_found: Array  # (N,), objects that a prediction finds
 
     def overlaps(self, rows: Array, objects: Array) -> Array:
@@ -75,11 +75,11 @@ class Evaluation(NamedTuple):
         """
         labels = [self.truth.anns[number] for number in self.objects.id[objects]]
         key = 'bbox' if self.params.iouType == 'bbox' else 'segmentation'
-        found = [self.results[row][key] for row in self.found.result[rows]]
-        if not (found and labels):
-            return np.zeros((len(found), len(labels)))
+        predicted = [self.results[row][key] for row in self.predictions.result[rows]]
+        if not (predicted and labels):
+            return np.zeros((len(predicted), len(labels)))
         shared: Array = coco_mask.iou(
-            found, [annotation[key] for annotation in labels], [int(annotation['iscrowd']) for annotation in labels]
+            predicted, [annotation[key] for annotation in labels], [int(annotation['iscrowd']) for annotation in labels]
         )
         return shared
 
@@ -129,22 +129,24 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
             continue
         params.catIds, params.imgIds = [category], sorted(seen)
         left_out = 'bbox' if params.iouType == 'segm' else 'segmentation'  # the area is of the other
-        found = [{key: value for key, value in results[row].items() if key != left_out} for row in by_class[category]]
+        of_class = [
+            {key: value for key, value in results[row].items() if key != left_out} for row in by_class[category]
+        ]
         with silent():
-            evaluation.cocoDt = truth.loadRes(found) if found else COCO()
+            evaluation.cocoDt = truth.loadRes(of_class) if of_class else COCO()
             evaluation.evaluate()
             evaluation.accumulate()
         precision[:, :, label] = evaluation.eval['precision'][..., 0, :, :]
         for entry in filter(None, evaluation.evalImgs[: len(seen)]):  # of all areas
             kept = entry['dtIgnore'][at] == 0
             matches = [row_of[int(match)] if match else -1 for match in entry['dtMatches'][at][kept]]
-            places = [by_class[category][number - 1] for number in np.array(entry['dtIds'], int)[kept]]
-            parts.append(np.array([places, [label] * len(places), matches], int))
+            indices = [by_class[category][number - 1] for number in np.array(entry['dtIds'], int)[kept]]
+            parts.append(np.array([indices, [label] * len(indices), matches], int))
     index, labels, match = np.concatenate(parts, axis=1)
     params.catIds, params.imgIds = categories, pictures
     picture = np.array([number_of[results[row]['image_id']] for row in index], int)
     score = np.array([results[row]['score'] for row in index], float)
-    matched = Found(index, picture, labels, score, match)
+    matched = Predictions(index, picture, labels, score, match)
     names, totals = (
         [truth.cats[category]['name'] for category in categories],
         np.bincount(labels_N[~is_crowd], minlength=len(categories)),

@@ -40,15 +40,21 @@ class Errors(NamedTuple):
 
 def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     """Compare the predictions with all objects of their picture. The confusion counts scores from `threshold` on."""
-    objects, found, classes = evaluation.objects, evaluation.found, len(evaluation.totals)
-    is_found, is_right, is_strong = evaluation.is_found, found.match >= 0, found.score >= threshold
-    is_free = ~np.isin(np.arange(len(objects.id)), found.match[is_strong])
-    kind, target, is_on_crowd = np.zeros_like(found.label), np.zeros_like(found.match), np.zeros_like(is_right)
+    objects, predictions, classes = evaluation.objects, evaluation.predictions, len(evaluation.totals)
+    is_found, is_right, is_strong = evaluation.is_found, predictions.match >= 0, predictions.score >= threshold
+    is_free = ~np.isin(np.arange(len(objects.id)), predictions.match[is_strong])
+    kind, target, is_on_crowd = (
+        np.zeros_like(predictions.label),
+        np.zeros_like(predictions.match),
+        np.zeros_like(is_right),
+    )
     pairs, confusion = [np.empty((3, 0))], np.zeros((classes + 1, classes + 1), int)
-    np.add.at(confusion, (found.label[is_strong & is_right],) * 2, 1)
-    order = np.lexsort((-found.score, found.picture))
+    np.add.at(confusion, (predictions.label[is_strong & is_right],) * 2, 1)
+    order = np.lexsort((-predictions.score, predictions.picture))
     ends = np.arange(len(evaluation.params.imgIds) + 1)
-    of_found, of_objects = (np.searchsorted(pictures, ends) for pictures in (found.picture[order], objects.picture))
+    of_found, of_objects = (
+        np.searchsorted(pictures, ends) for pictures in (predictions.picture[order], objects.picture)
+    )
     for picture in track(ends[:-1], 'comparing with the labels'):
         rows, inside = order[slice(*of_found[picture:][:2])], np.arange(*of_objects[picture:][:2])
         iou, is_crowd = evaluation.overlaps(rows, inside), objects.is_crowd[inside]
@@ -56,14 +62,14 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
         iou, inside = iou[:, ~is_crowd], inside[~is_crowd]
         near = np.nonzero(iou >= BACKGROUND_IOU)
         pairs.append(np.array([rows[near[0]], inside[near[1]], iou[near]]))
-        same = found.label[rows, None] == objects.label[inside]
+        same = predictions.label[rows, None] == objects.label[inside]
         kind[rows], nearest = _kinds(iou, same, is_found[inside], is_right[rows])
         target[rows] = np.append(inside, -1)[nearest]
         free = is_free[inside]
         for row in np.flatnonzero(is_strong[rows] & ~is_right[rows]):  # by falling score
             shared = np.append(np.where(free & ~same[row], iou[row], 0), 0)
             hit = shared.max() >= FOUND_IOU
-            confusion[objects.label[inside[shared.argmax()]] if hit else classes, found.label[rows[row]]] += 1
+            confusion[objects.label[inside[shared.argmax()]] if hit else classes, predictions.label[rows[row]]] += 1
             free[shared.argmax() : shared.argmax() + hit] = False
         np.add.at(confusion[:, classes], objects.label[inside[free]], 1)
     is_missed = ~is_found & ~objects.is_crowd
@@ -95,21 +101,21 @@ def costs(evaluation: Evaluation, errors: Errors) -> dict[str, float]:
     others are removed. Errors at an object that is already found are removed. Errors of other kinds are removed, and
     missed objects are not counted.
     """
-    objects, found, totals = evaluation.objects, evaluation.found, evaluation.totals
-    is_right, is_open = found.match >= 0, np.append(~evaluation.is_found, False)[errors.target]
+    objects, predictions, totals = evaluation.objects, evaluation.predictions, evaluation.totals
+    is_right, is_open = predictions.match >= 0, np.append(~evaluation.is_found, False)[errors.target]
     gains = {}
-    before = mean_ap(found.label, found.score, is_right, totals)
+    before = mean_ap(predictions.label, predictions.score, is_right, totals)
     for kind in range(1, len(KINDS)):
-        fixed = np.zeros(len(found.score), bool)
+        fixed = np.zeros(len(predictions.score), bool)
         if kind in (CLASS, PLACE):
             rows = np.flatnonzero((errors.kind == kind) & is_open)
-            rows = rows[np.argsort(-found.score[rows], kind='stable')]
+            rows = rows[np.argsort(-predictions.score[rows], kind='stable')]
             fixed[rows[np.unique(errors.target[rows], return_index=True)[1]]] = True
         kept = (errors.kind != kind) | fixed
-        label = np.where(fixed, np.append(objects.label, -1)[errors.target], found.label)
-        gains[KINDS[kind]] = mean_ap(label[kept], found.score[kept], (is_right | fixed)[kept], totals) - before
+        label = np.where(fixed, np.append(objects.label, -1)[errors.target], predictions.label)
+        gains[KINDS[kind]] = mean_ap(label[kept], predictions.score[kept], (is_right | fixed)[kept], totals) - before
     missed = np.bincount(objects.label[errors.is_missed], minlength=len(totals))
-    return gains | dict(missed=mean_ap(found.label, found.score, is_right, totals, missed) - before)
+    return gains | dict(missed=mean_ap(predictions.label, predictions.score, is_right, totals, missed) - before)
 
 
 def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out: Union[int, Array] = 0) -> float:
@@ -126,8 +132,8 @@ def mean_ap(label: Array, score: Array, is_right: Array, totals: Array, left_out
         right = np.cumsum(is_right[rows[np.argsort(-score[rows], kind='mergesort')]])
         precision = right / (np.arange(1, len(rows) + 1) + np.spacing(1))
         precision = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0)
-        places = np.searchsorted(right / max(counted[number], 1), Params('bbox').recThrs)
-        values.append(precision[places].mean() if counted[number] else 1.0)
+        indices = np.searchsorted(right / max(counted[number], 1), Params('bbox').recThrs)
+        values.append(precision[indices].mean() if counted[number] else 1.0)
     return float(np.mean(values)) if values else 0.0
 
 
@@ -147,11 +153,16 @@ def doubtful_labels(
         thresholds: the best of each class. `SURE` and `UNSURE` are parts of these.
         on_objects: indices of results that overlap an object by `FOUND_IOU` in another kind, which have a label.
     """
-    objects, found, names, score = evaluation.objects, evaluation.found, evaluation.names, evaluation.found.score
+    objects, predictions, names, score = (
+        evaluation.objects,
+        evaluation.predictions,
+        evaluation.names,
+        evaluation.predictions.score,
+    )
 
     def predicted(row: int) -> dict[str, Any]:
-        result = evaluation.results[found.result[row]]
-        return dict(image_id=result['image_id'], predicted=names[found.label[row]], predicted_box=result['bbox'])
+        result = evaluation.results[predictions.result[row]]
+        return dict(image_id=result['image_id'], predicted=names[predictions.label[row]], predicted_box=result['bbox'])
 
     def label(row: int) -> dict[str, Any]:
         item, name = evaluation.truth.anns[objects.id[row]], names[objects.label[row]]
@@ -159,14 +170,14 @@ def doubtful_labels(
             image_id=item['image_id'], label=name, annotation_id=item.get('own_id', item['id']), label_box=item['bbox']
         )
 
-    is_right, (rows, targets), iou = found.match >= 0, errors.pairs[:2].astype(int), errors.pairs[2]
-    is_sure = (score >= SURE * thresholds[found.label]) & ~is_right & ~errors.is_on_crowd
+    is_right, (rows, targets), iou = predictions.match >= 0, errors.pairs[:2].astype(int), errors.pairs[2]
+    is_sure = (score >= SURE * thresholds[predictions.label]) & ~is_right & ~errors.is_on_crowd
     score_of, near = np.zeros((2, len(objects.id)))  # highest score of what finds an object, and of what is near
-    score_of[found.match[is_right]] = score[is_right]
-    is_own = ~is_right[rows] | (found.match[rows] == targets)
+    score_of[predictions.match[is_right]] = score[is_right]
+    is_own = ~is_right[rows] | (predictions.match[rows] == targets)
     np.maximum.at(near, targets[is_own], score[rows[is_own]])
     margin, is_on = score[rows] - score_of[targets], iou >= FOUND_IOU
-    contradicts = is_sure[rows] & (margin > 0) & (is_on != (found.label[rows] == objects.label[targets]))
+    contradicts = is_sure[rows] & (margin > 0) & (is_on != (predictions.label[rows] == objects.label[targets]))
     doubts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in DOUBTS}
     listed, doubted = set(), set()
     for pair in np.flatnonzero(contradicts)[np.lexsort((-iou[contradicts], -margin[contradicts]))]:
@@ -176,7 +187,7 @@ def doubtful_labels(
             kind = 'other class' if is_on[pair] else 'beside'
             doubts[kind].append(predicted(rows[pair]) | label(targets[pair]) | dict(sureness=float(margin[pair])))
     is_sure[rows[contradicts | is_on]] = False
-    is_sure &= ~np.isin(found.result, on_objects)
+    is_sure &= ~np.isin(predictions.result, on_objects)
     largest = np.zeros(len(score))  # IoU with a label
     np.maximum.at(largest, rows, iou)
     free = score * (1 - largest)

@@ -70,10 +70,10 @@ def read_objects(labels: Path, results: Path) -> list[Evaluation]:
         ValueError: if a file is not in COCO's form, or the results name pictures or classes that the labels lack.
     """
     truth = COCO()
-    truth.dataset, found = _load_json(labels), _load_json(results)
+    truth.dataset, predictions = _load_json(labels), _load_json(results)
     if not isinstance(truth.dataset, dict) or not {'images', 'annotations', 'categories'} <= truth.dataset.keys():
         raise ValueError(f'{labels} takes a COCO JSON with images, annotations and categories')
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    if not isinstance(predictions, list) or not all(isinstance(item, dict) for item in predictions):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
     for number, item in enumerate(truth.dataset['annotations'], 1):
         item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
@@ -83,25 +83,27 @@ def read_objects(labels: Path, results: Path) -> list[Evaluation]:
         truth.createIndex()
     for key, known in (('image_id', truth.imgs), ('category_id', truth.cats), ('score', None)):
         wrong = next(
-            (item for item in found if key not in item or (known is not None and item[key] not in known)), None
+            (item for item in predictions if key not in item or (known is not None and item[key] not in known)), None
         )
         if wrong is not None:
             raise ValueError(f'{results} takes results with a {key} of {labels}, got {key}={wrong.get(key)!r}')
-    kinds = [key for key in ('bbox', 'segmentation') if all(key in item for item in [*found, *truth.anns.values()])]
+    kinds = [
+        key for key in ('bbox', 'segmentation') if all(key in item for item in [*predictions, *truth.anns.values()])
+    ]
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
     if 'segmentation' in kinds:
         with silent():
-            for item in (*found, *truth.anns.values()):
+            for item in (*predictions, *truth.anns.values()):
                 item['segmentation'] = truth.annToRLE(item)
                 if 'bbox' not in kinds:  # of a model of masks alone
                     item['bbox'] = coco_mask.toBbox(item['segmentation']).tolist()
     evaluations = []
     for key in kinds:
         params = Params('segm' if key == 'segmentation' else 'bbox')
-        scored = found
+        scored = predictions
         if key == 'segmentation':
-            scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in found]
+            scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in predictions]
         most = max((len(truth.imgToAnns[number]) for number in truth.imgs), default=0)
         params.maxDets = [1, 10, max(1000, most)]
         evaluations.append(evaluate(truth, scored, params))

@@ -28,27 +28,27 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     for row, column, count in report['confusion']['counts']:
         counts[row, column] = count
     errors = counts - np.diag(counts.diagonal())
-    there = np.flatnonzero(counts.sum(0) + counts.sum(1))
-    shown = np.sort(there[(-errors.sum(0) - errors.sum(1))[there].argsort(kind='stable')][:LARGEST_MATRIX])
+    present = np.flatnonzero(counts.sum(0) + counts.sum(1))
+    shown = np.sort(present[(-errors.sum(0) - errors.sum(1))[present].argsort(kind='stable')][:LARGEST_MATRIX])
     pairs = np.argwhere(errors[: len(report['classes']), : len(report['classes'])])  # without background
     confused = [(names[row], names[column], errors[row, column]) for row, column in pairs]
-    given: dict[str, Any] = dict(
+    variables: dict[str, Any] = dict(
         report=report,
         thumbnails=thumbnails,
         worst=sorted(report['classes'], key=lambda row: (row[metric] is None, row[metric], -row[report['unit']])),
         confused=sorted(confused, key=lambda pair: -pair[2]),
         matrix=[(names[i], [(names[k], counts[i, k], i == k) for k in shown], counts[i].sum()) for i in shown],
-        left_out=len(there) - len(shown),
+        left_out=len(present) - len(shown),
         lines={
             key: {name: [*zip(THRESHOLDS, curve[key])] for name, curve in curves.items()} for key in ('precision', 'F1')
         },
         meaning=MEANING,
-        ours=main_metric(report, report['compared_kind']),
+        values=main_metric(report, report['compared_kind']),
     )
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(link=partial(_link, folder=folder), file_name=lambda file: Path(file).name)
-    return environment.get_template('page.html').render(given)
+    return environment.get_template('page.html').render(variables)
 
 
 def _link(file: str, folder: Path) -> str:

@@ -64,10 +64,10 @@ def write_report(
     report['compared'] = [
         dict(
             name=run,
-            values=main_metric(one, kind),
-            settings=summarize(one['config'], report['config']) if summarize else '',
+            values=main_metric(other, kind),
+            settings=summarize(other['config'], report['config']) if summarize else '',
         )
-        for run, one in others.items()
+        for run, other in others.items()
     ]
     make_folder(folder)
     with only_process(folder, 'reports in'):

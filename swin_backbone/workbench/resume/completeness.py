@@ -78,9 +78,9 @@ def fit_to_model(model: nn.Module, loaded: Any, checkpoint: str, instead: Option
 def _check_shapes(
     model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str, instead: str
 ) -> None:
-    own = _trained(model)
-    missing = [key for key in own if key not in shapes]
-    wrong = [key for key in own if key in shapes and shapes[key] != own[key]]
+    expected = _trained(model)
+    missing = [key for key in expected if key not in shapes]
+    wrong = [key for key in expected if key in shapes and shapes[key] != expected[key]]
     if not missing and not wrong:
         return
     classes = dataset_meta_of(loaded).get('classes', ())
@@ -94,9 +94,11 @@ def _check_shapes(
             )
     reasons = []
     if missing:
-        reasons.append(f'does not have {len(missing)} of the {len(own)} weights of the model ({first_of(missing)})')
+        reasons.append(
+            f'does not have {len(missing)} of the {len(expected)} weights of the model ({first_of(missing)})'
+        )
     if wrong:
-        reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {own[wrong[0]]})')
+        reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {expected[wrong[0]]})')
     raise CheckpointError(f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? {instead}')
 
 

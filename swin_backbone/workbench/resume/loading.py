@@ -33,11 +33,11 @@ def read_checkpoints_safely(unless: bool = False) -> None:
         unless: load unsafely, as by --unsafe-load of the tools.
     """
     trust_checkpoints(unless)
-    own = ('', 'file://', 'http://', 'https://')
-    CheckpointLoader.register_scheme(own, load_from_file_or_address, force=True)
+    schemes = ('', 'file://', 'http://', 'https://')
+    CheckpointLoader.register_scheme(schemes, load_from_file_or_address, force=True)
     download_by(load_from_file_or_address)
     for prefix, loader in checkpoint_loaders().items():
-        if prefix not in own and not hasattr(loader, '__wrapped__'):
+        if prefix not in schemes and not hasattr(loader, '__wrapped__'):
             CheckpointLoader.register_scheme(prefix, _read_safely(loader), force=True)
 
 
@@ -115,9 +115,9 @@ def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(loader)
     def load(*args: Any, **kwargs: Any) -> Any:
-        def load_of_this_thread(*given: Any, **settings: Any) -> Any:
-            own = threading.get_ident() == thread
-            return (_read_instead if own else load_of_torch)(*given, **settings)
+        def load_of_this_thread(*arguments: Any, **settings: Any) -> Any:
+            is_own_thread = threading.get_ident() == thread
+            return (_read_instead if is_own_thread else load_of_torch)(*arguments, **settings)
 
         with _replacing:
             thread, load_of_torch = threading.get_ident(), torch.load

@@ -131,5 +131,5 @@ def make_resumable(loop: dict[str, Any]) -> dict[str, Any]:
     if 'by_epoch' in cfg and 'type' not in cfg:
         cfg['type'] = EpochBasedTrainLoop if cfg.pop('by_epoch') else IterBasedTrainLoop
     kind = LOOPS.get(cfg['type']) if isinstance(cfg.get('type'), str) else cfg.get('type')
-    ours = {EpochBasedTrainLoop: ResumableEpochLoop, IterBasedTrainLoop: ResumableIterLoop}
-    return dict(cfg, type=ours[kind]) if kind in ours else loop
+    resumable = {EpochBasedTrainLoop: ResumableEpochLoop, IterBasedTrainLoop: ResumableIterLoop}
+    return dict(cfg, type=resumable[kind]) if kind in resumable else loop

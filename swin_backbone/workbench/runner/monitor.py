@@ -24,7 +24,7 @@ from ..data.seeds import LOSS, keep_generators, seed_generators
 from ..pictures.curves import VAL_ITER, curves_figure, read_log
 from ..pictures.save import save_figure
 
-PICTURES = 'pictures'  # their number, beside sums of losses
+NUM_PICTURES = 'pictures'  # their number, beside sums of losses
 VIS_BACKENDS = {'tensorboard': 'TensorboardVisBackend', 'wandb': 'WandbVisBackend'}  # by the value of --vis
 
 
@@ -70,8 +70,8 @@ class ValLossHook(Hook):
         """Build the loader. Raises ConfigError without validation."""
         if runner.val_loop is None:
             raise ConfigError('--val-loss needs val_dataloader, and the config has none')
-        given = runner.val_dataloader
-        dataset = copy.deepcopy(given.dataset)
+        loader = runner.val_dataloader
+        dataset = copy.deepcopy(loader.dataset)
         for base, (_, cfg) in zip(base_datasets(dataset), datasets_in(runner.cfg, 'val')):
             base.pipeline = Compose(loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
             base.guard.put_on(base)
@@ -79,9 +79,9 @@ class ValLossHook(Hook):
             dataset,
             1 if runner.cfg.get('default_scope') == 'mmseg' else runner.cfg.train_dataloader.get('batch_size', 1),
             sampler=DefaultSampler(dataset, shuffle=False, seed=0),
-            num_workers=given.num_workers,
-            collate_fn=given.collate_fn,
-            worker_init_fn=given.worker_init_fn,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            worker_init_fn=loader.worker_init_fn,
         )
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
@@ -92,14 +92,14 @@ class ValLossHook(Hook):
             with keep_generators(), torch.no_grad():
                 seed_generators(runner.seed, LOSS, runner.rank)
                 for pictures, losses in self._losses(runner):
-                    _add(sums, {PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
+                    _add(sums, {NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
         except Exception as error:  # no error here stops a training
             runner.logger.warning(f'--val-loss has no effect: {sentence_of(error)}')
             self.loader, sums = None, {}
         totals: dict[str, float] = {}
         for part in all_gather_object(sums):
             _add(totals, part)
-        number = totals.pop(PICTURES, 1)
+        number = totals.pop(NUM_PICTURES, 1)
         means = {f'val_{name}': total / number for name, total in totals.items()}
         for name, value in {**means, VAL_ITER: runner.iter}.items() if means else ():
             metrics[name] = value

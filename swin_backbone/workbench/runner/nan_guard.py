@@ -20,7 +20,7 @@ from ...openmmlab.errors import TrainingStopped
 MAX_NAMED = 16  # images in a warning
 
 
-class Batch(NamedTuple):
+class SteppedBatch(NamedTuple):
     """A batch of the current step."""
 
     outputs: dict[str, Tensor]  # loss terms and other logged numbers; a skipped step alone reads them
@@ -54,7 +54,7 @@ class NonFiniteGuardHook(Hook):
         self.problem: Optional[str] = None  # of a skipped step: 'loss' or 'gradient norm'
         # Of the current step:
         self.loss_flags: list[Tensor] = []  # whether the loss of a batch is finite
-        self.batches: list[Batch] = []
+        self.batches: list[SteppedBatch] = []
         self.buffers: list[tuple[Tensor, Tensor]] = []  # the buffers in checkpoints, and copies from before the step
 
     def before_train(self, runner: Runner) -> None:
@@ -102,7 +102,7 @@ class NonFiniteGuardHook(Hook):
             return
         tensors = {name: torch.as_tensor(value).detach() for name, value in (outputs or {}).items()}
         numbers = {name: value for name, value in tensors.items() if value.numel() == 1}
-        self.batches.append(Batch(numbers, list(_names_of_images(data_batch))))
+        self.batches.append(SteppedBatch(numbers, list(_names_of_images(data_batch))))
         if not self.wrapper.should_update():
             return
         batches, problem = self.batches, self.problem
@@ -169,7 +169,7 @@ def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
                 yield buffer
 
 
-def _describe(problem: str, batches: list[Batch]) -> str:
+def _describe(problem: str, batches: list[SteppedBatch]) -> str:
     """Return a sentence for each rank, with its loss terms that are not finite and the images of their batches."""
     terms_of_batches = [
         [f'{name} {value.item():g}' for name, value in batch.outputs.items() if name != 'loss' and not value.isfinite()]

@@ -74,9 +74,11 @@ class Manifest:
 
     def require_same(self) -> None:
         """Raise ValueError if the folder has other settings, with the difference."""
-        own = json.loads(self._settings)
-        begun = json.loads(self._file.read_bytes()) if self._file.exists() else own
-        differences = [f'{key} {begun[key]!s:.12}, not {own[key]!s:.12}' for key in own if begun[key] != own[key]]
+        current = json.loads(self._settings)
+        begun = json.loads(self._file.read_bytes()) if self._file.exists() else current
+        differences = [
+            f'{key} {begun[key]!s:.12}, not {current[key]!s:.12}' for key in current if begun[key] != current[key]
+        ]
         if differences:
             raise ValueError(
                 f'{self.folder} was begun with {", ".join(differences)}: take the same or another --out-dir, '

@@ -63,7 +63,7 @@ def unite_runs(masks: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.stack([runs[starts, 0], furthest[np.r_[starts[1:] - 1, len(runs) - 1]]], 1)
 
 
-def area_of(runs: NDArray[Any]) -> int:
+def count_pixels(runs: NDArray[Any]) -> int:
     """Return the number of pixels."""
     return int((runs[:, 1] - runs[:, 0]).sum())
 
@@ -185,8 +185,8 @@ class Merger:
             common = _common_area(box, box_2)
             return common / (_common_area(box, box) + _common_area(box_2, box_2) - common)
         masks = [clip_runs(runs, overlap, self.grid.size[0]) for runs in masks]
-        union = area_of(unite_runs(masks))
-        return (area_of(masks[0]) + area_of(masks[1]) - union) / union if union else 0.0
+        union = count_pixels(unite_runs(masks))
+        return (count_pixels(masks[0]) + count_pixels(masks[1]) - union) / union if union else 0.0
 
     def _root(self, key: Key) -> Key:
         while self.parent[key] != key:

@@ -173,7 +173,7 @@ class TiledInference:
             for index in tiles:
                 pixels = self._read(index)
                 objects = [] if pixels is None else mark_cut(self._objects(index, pixels), self.grid, index)
-                yield index, writers.encode_objects(objects), pixels is None
+                yield index, writers.pack_objects(objects), pixels is None
             return
         with tempfile.TemporaryFile(dir=self.manifest.folder) as scratch:
             blender = Blender(self.grid, len(self.classes), scratch)
@@ -182,7 +182,7 @@ class TiledInference:
                 scores_KHW = None if pixels is None else self.predictor.scores(self._prepare(pixels))
                 blended = blender.add(index, scores_KHW)
                 if index in tiles:
-                    yield index, writers.encode_labels(self._labels(index, blended)), pixels is None
+                    yield index, writers.pack_labels(self._labels(index, blended)), pixels is None
 
     def _read(self, index: int) -> Optional[NDArray[Any]]:
         """Return the pixels of a tile; None for a skipped tile."""
@@ -225,7 +225,7 @@ class TiledInference:
         def blocks() -> Iterator[NDArray[Any]]:
             for index, window in self.grid.blocks():
                 cell = self.grid.cell(index)
-                labels_HW = writers.decode_labels(self.manifest.tile(index).read_bytes(), cell.size, len(self.classes))
+                labels_HW = writers.unpack_labels(self.manifest.tile(index).read_bytes(), cell.size, len(self.classes))
                 yield labels_HW[window.within(cell)]
 
         palette = self.predictor.meta['palette']
@@ -249,7 +249,7 @@ class TiledInference:
     def _merged(self) -> Iterator[Object]:
         merger = Merger(self.grid)
         for index in range(len(self.grid)):
-            yield from merger.add(index, writers.decode_objects(self.manifest.tile(index).read_bytes()))
+            yield from merger.add(index, writers.unpack_objects(self.manifest.tile(index).read_bytes()))
 
 
 @contextmanager

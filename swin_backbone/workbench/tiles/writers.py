@@ -29,12 +29,12 @@ def label_type(classes: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if classes <= 255 else np.uint16)
 
 
-def encode_labels(labels_HW: NDArray[Any]) -> bytes:
-    """Return the labels of a tile as bytes for `decode_labels`."""
+def pack_labels(labels_HW: NDArray[Any]) -> bytes:
+    """Return the labels of a tile as bytes for `unpack_labels`."""
     return zlib.compress(labels_HW.tobytes())
 
 
-def decode_labels(data: bytes, size: Size, classes: int) -> NDArray[Any]:
+def unpack_labels(data: bytes, size: Size, classes: int) -> NDArray[Any]:
     return np.frombuffer(zlib.decompress(data), label_type(classes)).reshape(size)
 
 
@@ -80,13 +80,13 @@ def _geo_tags(picture: Picture) -> list[tuple[Any, ...]]:
             ]
 
 
-def encode_objects(objects: Iterable[Object]) -> bytes:
-    """Return the objects of a tile as bytes for `decode_objects`."""
+def pack_objects(objects: Iterable[Object]) -> bytes:
+    """Return the objects of a tile as bytes for `unpack_objects`."""
     rows = [[*item[:3], None if item.runs is None else item.runs.ravel().tolist(), item.is_cut] for item in objects]
     return zlib.compress(json.dumps(rows, separators=(',', ':')).encode())
 
 
-def decode_objects(data: bytes) -> list[Object]:
+def unpack_objects(data: bytes) -> list[Object]:
     return [
         Object(tuple(box), score, label, None if runs is None else np.array(runs, np.int64).reshape(-1, 2), is_cut)
         for box, score, label, runs, is_cut in json.loads(zlib.decompress(data))

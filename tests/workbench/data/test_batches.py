@@ -53,7 +53,7 @@ def test_the_order_from_any_place_on(kind, endless):
     for done in (0, 1, 2, 3, 7):
         rest = take(begun(done, done), max(len(whole) - done, 0))
         assert rest == whole[done:]
-        assert [batch.place for batch in rest] == [batch.place for batch in whole[done:]]
+        assert [batch.position for batch in rest] == [batch.position for batch in whole[done:]]
 
 
 def test_each_pass_has_an_order_of_its_own():
@@ -74,10 +74,10 @@ def test_a_place_travels_to_workers():
     sampler = ResumableBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4)
     sampler.begin_at(7, 12, 1)
     batch = next(iter(sampler))
-    assert batch.place[0] == 7
-    assert batch.place[-1] == 12
+    assert batch.position[0] == 7
+    assert batch.position[-1] == 12
     travelled = pickle.loads(pickle.dumps(batch))
-    assert (travelled, travelled.place) == (batch, batch.place)
+    assert (travelled, travelled.position) == (batch, batch.position)
 
 
 def test_drops_the_last_and_keeps_its_length():

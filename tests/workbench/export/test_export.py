@@ -20,7 +20,7 @@ from swin_backbone.workbench.export.graph import ExportError
 
 @pytest.fixture(autouse=True)
 def _small_sizes(monkeypatch):
-    monkeypatch.setattr(verify, 'SIZES', ((5, 6), (33, 47), (97, 130)))
+    monkeypatch.setattr(verify, 'VERIFIED_SIZES', ((5, 6), (33, 47), (97, 130)))
 
 
 TWO_WINDOWS = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), window_size=((3, 5), (4, 4)))

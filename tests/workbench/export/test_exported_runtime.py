@@ -32,7 +32,7 @@ from swin_backbone.kernels.native.library import load as load_library
 from swin_backbone.workbench.export import export, runtime
 from swin_backbone.workbench.export.predictor import evaluate
 
-SIZES = [(64, 90), (64, 90), (50, 41)]
+VERIFIED_SIZES = [(64, 90), (64, 90), (50, 41)]
 CONFIG = """
 default_scope = 'mmseg'
 norm_cfg = dict(type='BN')
@@ -66,7 +66,7 @@ def work(tmp_path_factory):
     rng = np.random.default_rng(0)
     for name in ('pictures', 'labels'):
         (folder / name).mkdir()
-    for index, size in enumerate(SIZES):
+    for index, size in enumerate(VERIFIED_SIZES):
         coarse = rng.integers(0, 256, (6, 8, 3), np.uint8)
         cv2.imwrite(str(folder / 'pictures' / f'{index}.png'), cv2.resize(coarse, size[::-1]))
         cv2.imwrite(str(folder / 'labels' / f'{index}.png'), rng.integers(0, 4, size, np.uint8))
@@ -108,7 +108,7 @@ def test_a_whole_model_of_one_size(work):
     assert [figure['picture'] for figure in manifest['verification']] == pictures
     assert all(figure['equal_labels'] > 0.99 and figure['compared'] for figure in manifest['verification'])
     results = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
-    assert [result['labels'].shape for result in results] == SIZES
+    assert [result['labels'].shape for result in results] == VERIFIED_SIZES
 
 
 def test_its_own_command_line_without_pictures(work):
@@ -165,14 +165,14 @@ def test_it_runs_where_there_is_no_torch(work):
     results = np.load(work / 'found.npz')
     for index, picture in enumerate(pictures_of(work)):
         truth = export.result_of(predictor, picture)['labels']
-        assert results[f'arr_{index}'].shape == SIZES[index]
+        assert results[f'arr_{index}'].shape == VERIFIED_SIZES[index]
         assert (results[f'arr_{index}'] == truth).mean() > 0.999
 
 
 def test_logits_if_wanted(work):
     model = runtime.load(work / 'out')
     (result,) = model.predict(pictures_of(work)[:1], logits=True)
-    assert result['logits'].shape == (4, *SIZES[0])
+    assert result['logits'].shape == (4, *VERIFIED_SIZES[0])
     assert np.array_equal(result['logits'].argmax(0), result['labels'])
 
 

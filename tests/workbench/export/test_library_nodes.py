@@ -30,7 +30,7 @@ SHAPES = [(1, 3, 1, 1), (3, 3, 75, 100), (1, 3, 133, 97)]
 
 @pytest.fixture(autouse=True)
 def _one_small_size(monkeypatch):
-    monkeypatch.setattr(verify, 'SIZES', ((33, 47),))
+    monkeypatch.setattr(verify, 'VERIFIED_SIZES', ((33, 47),))
 
 
 def write(model, folder, format='onnx', precision='fp32', shape=None, part='backbone'):

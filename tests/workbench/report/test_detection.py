@@ -195,8 +195,8 @@ def test_f1_of_each_threshold_is_that_of_the_predictions_above():
     report, _ = report_on(truth, results)
     for threshold in (0.0, 0.3, 0.62):
         evaluation = evaluate(truth, [one for one in results if one['score'] >= threshold])
-        found, objects = len(evaluation.found.score), evaluation.totals.sum()
-        f1 = 2 * (evaluation.found.match >= 0).sum() / (found + objects)
+        found, objects = len(evaluation.predictions.score), evaluation.totals.sum()
+        f1 = 2 * (evaluation.predictions.match >= 0).sum() / (found + objects)
         assert report['curves']['all']['F1'][round(100 * threshold)] == pytest.approx(f1, abs=1e-4)
     assert report['best']['F1'] == pytest.approx(max(report['curves']['all']['F1']), abs=1e-4)
 

@@ -96,7 +96,7 @@ def test_masks_alone(objects):
     save(results, found)
     (evaluation,) = read_objects(labels, results)
     assert evaluation.params.iouType == 'segm'
-    assert set(evaluation.found.score) == {0.5}
+    assert set(evaluation.predictions.score) == {0.5}
     assert evaluation.results[0]['bbox'] == [4, 10, 20, 20]
 
 

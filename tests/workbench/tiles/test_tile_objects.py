@@ -11,7 +11,7 @@ pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is 
 from swin_backbone.workbench.data.media import Frame, Medium
 from swin_backbone.workbench.tiles import objects as tiled
 from swin_backbone.workbench.tiles.grid import Grid, Window
-from swin_backbone.workbench.tiles.writers import decode_objects, encode_objects
+from swin_backbone.workbench.tiles.writers import pack_objects, unpack_objects
 
 masks_HW = st.tuples(
     st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**32), st.sampled_from([0, 0.2, 0.8, 1])
@@ -30,7 +30,7 @@ def test_an_rle_is_that_of_pycocotools(mask_HW):
     results = tiled.rle_of(runs(mask_HW), mask_HW.shape)
     assert results == dict(size=expected['size'], counts=expected['counts'].decode())
     assert (tiled.crop_of_rle(results, (0, 0, *mask_HW.shape[::-1])) == mask_HW).all()
-    assert tiled.area_of(runs(mask_HW)) == mask_HW.sum()
+    assert tiled.count_pixels(runs(mask_HW)) == mask_HW.sum()
 
 
 def test_masks_in_pictures_too_large_for_pycocotools():
@@ -54,7 +54,7 @@ def merged(picture, grid, masks=True):
         for number, box in enumerate(instances.bboxes + [window.left, window.top] * 2):
             mask = tiled.runs_of(instances.masks[number], window, grid.size[0]) if masks else None
             here.append(tiled.Object(tuple(box), float(instances.scores[number]), int(instances.labels[number]), mask))
-        results += merger.add(index, decode_objects(encode_objects(tiled.mark_cut(here, grid, index))))
+        results += merger.add(index, unpack_objects(pack_objects(tiled.mark_cut(here, grid, index))))
     return results
 
 

@@ -13,7 +13,7 @@ from ...pictures.colours import distinct_colours
 from ..annotations import uses_masks
 from .folder import line
 from .index import Index
-from .labels import IGNORED
+from .labels import IGNORED_LABEL
 from .prepare import Dataset
 
 KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
@@ -118,13 +118,15 @@ def _put_labels(cfg: Config, data: Dataset) -> None:
             transform.pop('reduce_zero_label', None)
     # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
-        cfg.model.data_preprocessor.seg_pad_val = IGNORED
+        cfg.model.data_preprocessor.seg_pad_val = IGNORED_LABEL
     for name in ('decode_head', 'auxiliary_head'):
         heads = cfg.model.get(name) or []
         for head in heads if isinstance(heads, (list, tuple)) else [heads]:
-            head.get('kernel_generate_head', head).ignore_index = IGNORED  # K-Net takes the value of the inner head
+            head.get(
+                'kernel_generate_head', head
+            ).ignore_index = IGNORED_LABEL  # K-Net takes the value of the inner head
     for phase, _ in _evaluated(data):
-        _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED)
+        _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED_LABEL)
     set_num_classes(cfg.model, len(data.classes))
 
 
@@ -142,9 +144,9 @@ def _put_classes(cfg: Config, data: Dataset) -> None:
     for phase, _ in _evaluated(data):
         _replace_metric(cfg, phase, 'Accuracy', dict(topk=(1, 5)))
         metric = cfg[f'{phase}_evaluator']
-        given = metric.get('topk', 1)
-        given = given if isinstance(given, (list, tuple)) else [given]
-        metric.topk = tuple(k for k in given if k < len(data.classes)) or (1,)  # of five classes, the best five are all
+        topk = metric.get('topk', 1)
+        topk = topk if isinstance(topk, (list, tuple)) else [topk]
+        metric.topk = tuple(k for k in topk if k < len(data.classes)) or (1,)  # of five classes, the best five are all
     for part in (cfg.model, cfg.get('data_preprocessor')):
         set_num_classes(part, len(data.classes))
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Optional, Union
 from ....openmmlab.errors import DataError
 from ....outputs import RESULTS_MARK
 from ...configs.paths import read_text
-from ..media import PICTURES
+from ..media import PICTURE_SUFFIXES
 
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
-HEAD = 2**16  # bytes of a file that tell its format
+HEAD_BYTES = 2**16  # bytes of a file that tell its format
 UNREADABLE = 'pictures that cannot be read, with their objects'
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
 LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelmap.txt: name:R,G,B:parts:actions
@@ -100,7 +100,7 @@ def _head(path: Path) -> bytes:
     if not path.is_file():  # a device or FIFO
         return b''
     with open(path, 'rb') as file:
-        return file.read(HEAD)
+        return file.read(HEAD_BYTES)
 
 
 def numbers_of(text: str) -> Optional[list[float]]:
@@ -118,7 +118,7 @@ def is_yolo(texts: Sequence[str]) -> bool:
 
 
 def is_picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURES
+    return path.suffix.lower() in PICTURE_SUFFIXES
 
 
 def list_files(root: Path) -> tuple[list[Path], list[str]]:

@@ -114,7 +114,7 @@ def _write_objects(
     ids = {name: number for number, name in enumerate(records.classes, 1)}
     numbered = [dict(id=number, name=name) for name, number in ids.items()]
     categories = records.categories.get(split, records.categories.get('', numbered))
-    place = records.images.get(split, records.images.get('', '.'))
+    picture_folder = records.images.get(split, records.images.get('', '.'))
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for entry in (image for pictures in part.values() for image in pictures):
@@ -128,8 +128,8 @@ def _write_objects(
     path = folder.write(f'{split}.json', data)
     known = check_annotations(path, 'COCO', folder.with_masks, (data, False))
     most = max((number for _, _, number in known.pictures.values()), default=0)
-    index = Index(str(path), place, len(images), dict(known.objects), most, bool(known.rles))
-    return index, [f'{len(images)} pictures in {place}']
+    index = Index(str(path), picture_folder, len(images), dict(known.objects), most, bool(known.rles))
+    return index, [f'{len(images)} pictures in {picture_folder}']
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def _write_labels(
 
 def _write_label(folder: DataFolder, picture: Path, label: Label) -> Path:
     """Write the classes of a label file whose values are others, and return the path."""
-    path, places = folder.ann_root / label.path, label.places
-    if all(value == place for value, place in places.items()):
+    path, classes = folder.ann_root / label.path, label.classes
+    if all(value == number for value, number in classes.items()):
         return path
     try:
         size = picture_size(folder.root / picture)
@@ -170,10 +170,10 @@ def _write_label(folder: DataFolder, picture: Path, label: Label) -> Path:
         raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
     labels = np.zeros(size, np.uint8)
     for value in np.unique(values).tolist():
-        if value not in places:
+        if value not in classes:
             shown = f'colour {tuple(value.to_bytes(3, "big"))}' if label.in_colours else f'value {value}'
             raise DataError(f'the label {path} has the {shown}, which is that of no class')
-        labels[values == value] = places[value]
+        labels[values == value] = classes[value]
     name = f'labels/{label.path.with_suffix(".png").as_posix()}'
     return folder.write(name, cv2.imencode('.png', labels)[1].tobytes())
 

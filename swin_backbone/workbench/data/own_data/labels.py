@@ -16,7 +16,7 @@ from .records import Label, Records
 from .splits import read_split_lists
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
-IGNORED = 255  # the value of ignored pixels, which mmseg's transforms write too
+IGNORED_LABEL = 255  # the value of ignored pixels, which mmseg's transforms write too
 MOST_CLASSES = 255  # of 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
 LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
@@ -38,15 +38,15 @@ def read(folder: DataFolder) -> Optional[Records]:
     pairs, unlabelled, unused = pair_labels(pictures, labels)
     if not pairs:
         return None
-    names, places, in_colours, lines = _classes_of(folder, pairs)
+    names, classes, in_colours, lines = _classes_of(folder, pairs)
     if unlabelled:
         lines.append(line('left out', f'{len(unlabelled)} pictures without labels, as {unlabelled[0]}'))
     if unused:
         lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
-    if any(value != place for value, place in places.items()):
+    if any(value != number for value, number in classes.items()):
         lines.append(line('written', f'{folder.outputs}/labels, the values of the classes'))
     lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
-    part = {picture: Label(label, places, in_colours) for picture, label in pairs.items()}
+    part = {picture: Label(label, classes, in_colours) for picture, label in pairs.items()}
     return Records('pictures and labels', names, {'': part}, *lists, lines)
 
 
@@ -68,9 +68,9 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
     if names and list(names.values())[:2] == LABELME:
         names = dict(enumerate(list(names.values())[1:]))
     lines = [line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
-    values = sorted(set(counts) - {IGNORED})
-    if set(counts) == {0, IGNORED} and (names is None or list(names) == [0, 1]):
-        names = dict(zip((0, IGNORED), names.values() if names else ('background', 'foreground')))
+    values = sorted(set(counts) - {IGNORED_LABEL})
+    if set(counts) == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
+        names = dict(zip((0, IGNORED_LABEL), names.values() if names else ('background', 'foreground')))
         lines.append(line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
     elif names is None:
         if values != list(range(len(values))):
@@ -100,21 +100,25 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
     Raises:
         DataError: if there are too many classes, or none.
     """
-    ignored = VOC_BORDER if in_colours else IGNORED
+    ignored = VOC_BORDER if in_colours else IGNORED_LABEL
     void = [value for value, name in names.items() if name.lower().strip('_') in VOID_NAMES]
     kept = [value for value in names if value not in void]
     if not 0 < len(kept) <= MOST_CLASSES:
         raise DataError(
             f'{source} names {len(kept)} classes, and labels take 1 to {MOST_CLASSES}, of the values 0 to '
-            f'{MOST_CLASSES - 1}: {IGNORED} is the value of ignored pixels'
+            f'{MOST_CLASSES - 1}: {IGNORED_LABEL} is the value of ignored pixels'
         )
-    places = {ignored: IGNORED, **{value: place for place, value in enumerate(kept)}, **dict.fromkeys(void, IGNORED)}
+    classes = {
+        ignored: IGNORED_LABEL,
+        **{value: number for number, value in enumerate(kept)},
+        **dict.fromkeys(void, IGNORED_LABEL),
+    }
     if void:
         more = '' if ignored in kept else ', and 255'
         lines = [*lines, line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
     if len(kept) == 1:
         lines = [*lines, line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
-    return [names[value] for value in kept], places, in_colours, lines
+    return [names[value] for value in kept], classes, in_colours, lines
 
 
 def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[int], int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Optional
 
 from ....openmmlab.errors import DataError
-from ..media import PICTURES
+from ..media import PICTURE_SUFFIXES
 from .splits import SPLIT_OF, folder_split, words_of
 
 LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
@@ -25,7 +25,7 @@ Set = tuple[str, ...]  # words of folders
 
 WORDS = re.compile(r'[a-z]+|[0-9]+')
 ROLES = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
-FORMATS = {suffix[1:] for suffix in (*PICTURES, *LABEL_SUFFIXES)}
+SUFFIX_WORDS = {suffix[1:] for suffix in (*PICTURE_SUFFIXES, *LABEL_SUFFIXES)}
 # Neither pictures nor labels of classes: files of Cityscapes, folders of Pascal VOC and labelme.
 OTHER_ENDS = re.compile(r'(_color|_instanceIds|_instanceTrainIds|_polygons)$')
 OTHER_FOLDERS = re.compile(r'(segmentationobject|visualization)', re.I)
@@ -98,7 +98,7 @@ def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
 def set_of(path: Path) -> Set:
     """Return the words of a path's folders beside labels, images, train and so on: images_2021 has 2021."""
     folders = [part.lower() for part in path.parent.parts if ROLES & set(words_of(part))]
-    return tuple(word for part in folders for word in WORDS.findall(part) if word not in ROLES | FORMATS)
+    return tuple(word for part in folders for word in WORDS.findall(part) if word not in ROLES | SUFFIX_WORDS)
 
 
 def pairable_sets(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[Set, set[Set]]:

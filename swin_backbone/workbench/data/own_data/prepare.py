@@ -27,7 +27,7 @@ from .index import Index, write_index
 from .layouts import READERS, list_data, read_data
 
 VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
-NAME = 'dataset.json'  # in the folder of an index, written last
+DATASET_FILE = 'dataset.json'  # in the folder of an index, written last
 DIGITS = 16  # of a digest in a name
 MOST_INDICES = 100
 MOST_BYTES = 20 * 2**30  # of all indices
@@ -81,35 +81,37 @@ def prepare(
     """
     if scope not in READERS:
         raise ValueError(f'--data takes a config of mmdet, mmseg or mmpretrain, got default_scope={scope!r}')
-    for argument, given in (('--data', data), ('--annotations', annotations)):
-        if given is not None and not Path(given).exists():
-            raise ValueError(f'{argument}: there is no {str(given)!r}')
-    place = Path(folder or _default_folder()).absolute()
-    found = list_data(Path(data), None if annotations is None else Path(annotations), Path())
-    results = [name for name in found.results if os.path.realpath(found.root / name) != os.path.realpath(place)]
-    found = found._replace(names=classes, with_masks=with_masks, results=results, skip_unreadable=skip_unreadable)
-    outputs = place / _digest(found, scope)
+    for argument, path in (('--data', data), ('--annotations', annotations)):
+        if path is not None and not Path(path).exists():
+            raise ValueError(f'{argument}: there is no {str(path)!r}')
+    indices_folder = Path(folder or _default_folder()).absolute()
+    listed = list_data(Path(data), None if annotations is None else Path(annotations), Path())
+    results = [
+        name for name in listed.results if os.path.realpath(listed.root / name) != os.path.realpath(indices_folder)
+    ]
+    listed = listed._replace(names=classes, with_masks=with_masks, results=results, skip_unreadable=skip_unreadable)
+    outputs = indices_folder / _digest(listed, scope)
     try:
-        mark_folder(place)
+        mark_folder(indices_folder)
     except OSError as error:
         raise OSError(
-            f'the index of --data cannot be written into {place} ({error.strerror}); the environment variable '
+            f'the index of --data cannot be written into {indices_folder} ({error.strerror}); the environment variable '
             f'{VARIABLE} names another folder'
         ) from error
     with FileLock(f'{outputs}.lock'):
         _hold(outputs)
-        is_new = not (outputs / NAME).is_file()
+        is_new = not (outputs / DATASET_FILE).is_file()
         if is_new:
             shutil.rmtree(outputs, ignore_errors=True)  # of a process that has died
             try:
-                _write(scope, found._replace(outputs=outputs))
+                _write(scope, listed._replace(outputs=outputs))
             except BaseException:
                 shutil.rmtree(outputs, ignore_errors=True)
                 raise
         os.utime(outputs)
     if is_new:
-        _remove_oldest(place)
-    return _read(outputs, scope, str(found.root))
+        _remove_oldest(indices_folder)
+    return _read(outputs, scope, str(listed.root))
 
 
 @cache
@@ -134,7 +136,7 @@ def _is_held(outputs: Path) -> bool:
     return is_held
 
 
-def _remove_oldest(place: Path) -> None:
+def _remove_oldest(indices_folder: Path) -> None:
     """Remove the indices that were not used for longest, beyond `MOST_INDICES` and `MOST_BYTES`.
 
     A run of a saved config reads an index without `prepare`: the times of its files count too.
@@ -144,14 +146,14 @@ def _remove_oldest(place: Path) -> None:
         return max(outputs.stat().st_mtime, *(path.stat().st_atime for path in outputs.iterdir()))
 
     with suppress(OSError):  # another process removes too
-        indices = [path.parent for path in place.glob(f'*/{NAME}')]
+        indices = [path.parent for path in indices_folder.glob(f'*/{DATASET_FILE}')]
         sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in sorted(indices, key=last_use)}
         for outputs in list(sizes):
             if len(sizes) <= MOST_INDICES and sum(sizes.values()) <= MOST_BYTES:
                 return
             with suppress(Timeout), FileLock(f'{outputs}.lock', timeout=0):
                 if not _is_held(outputs):
-                    (outputs / NAME).unlink()  # the rest is no index
+                    (outputs / DATASET_FILE).unlink()  # the rest is no index
                     shutil.rmtree(outputs)
                     del sizes[outputs]
 
@@ -184,16 +186,16 @@ def _write(scope: str, folder: DataFolder) -> None:
     records = read_data(scope, folder)
     splits, lines = write_index(scope, folder, records)
     lines.append(line('index', str(folder.outputs)))
-    content = dict(classes=records.classes, splits={name: asdict(one) for name, one in splits.items()}, lines=lines)
-    write_whole(folder.outputs / NAME, json.dumps(content).encode())
+    content = dict(classes=records.classes, splits={name: asdict(index) for name, index in splits.items()}, lines=lines)
+    write_whole(folder.outputs / DATASET_FILE, json.dumps(content).encode())
 
 
 def _read(outputs: Path, scope: str, root: str) -> Dataset:
     try:
-        content = json.loads((outputs / NAME).read_bytes())
+        content = json.loads((outputs / DATASET_FILE).read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(
-            f'{outputs / NAME} cannot be read: {error}. Remove the folder, and it is written again'
+            f'{outputs / DATASET_FILE} cannot be read: {error}. Remove the folder, and it is written again'
         ) from error
     splits = {split: Index(**values) for split, values in content['splits'].items()}
     return Dataset(scope, root, tuple(content['classes']), splits, tuple(content['lines']))

@@ -51,10 +51,10 @@ class Label(NamedTuple):
 
     Args:
         path: of the file.
-        places: class of each value of the file.
+        classes: class of each value of the file.
         in_colours: values of the file are colours, 0xRRGGBB.
     """
 
     path: Path
-    places: Mapping[int, int]
+    classes: Mapping[int, int]
     in_colours: bool = False

@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
-from ..media import PICTURES
+from ..media import PICTURE_SUFFIXES
 from .folder import DataFolder, is_yolo, line
 from .records import Lists
 
@@ -212,7 +212,7 @@ def match_lines(lines: Iterable[str], tails: Mapping[str, list[Path]]) -> list[P
 def match_name(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
     """Return the single picture with the longest end of a path or name, or None."""
     path = Path(normalize('NFC', name).replace('\\', '/'))
-    suffix = path.suffix if path.suffix.lower() in PICTURES else ''
+    suffix = path.suffix if path.suffix.lower() in PICTURE_SUFFIXES else ''
     parts = (path.with_suffix('') if suffix else path).parts
     for first in range(len(parts)):
         pictures = tails.get('/'.join(parts[first:]), [])

@@ -11,7 +11,7 @@ from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
 from ....positions import Size
-from ..graph import refusal, require_kind
+from ..graph import export_refusal, require_kind
 from ..picture import Content
 from .operators import NEVER, nms, roi_align
 
@@ -23,7 +23,7 @@ class View(NamedTuple):
         image_size: height and width after the resize, without padding, (2,).
         zoom_4: a box of the resized picture, divided by `zoom_4`, is a box of the original picture.
         padded, inner: height and width of the padded image, and without padding, maybe symbolic.
-        own: height and width of the original picture, for pasting of masks. None: no masks.
+        picture_size: height and width of the original picture, for pasting of masks. None: no masks.
         content: the place of the content in a letterboxed picture. None: not letterboxed.
     """
 
@@ -31,7 +31,7 @@ class View(NamedTuple):
     zoom_4: Tensor
     padded: Size
     inner: Size
-    own: Optional[Size]
+    picture_size: Optional[Size]
     content: Optional[Content] = None
 
 
@@ -56,7 +56,7 @@ class Head(nn.Module):
 def check_nms(cfg: ConfigDict) -> None:
     """Raise an ExportError unless `suppress` computes this NMS."""
     if cfg.get('type', 'nms') != 'nms':
-        raise refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")
+        raise export_refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Regions(nn.Module):
         for layer in extractor.roi_layers:
             require_kind(layer, 'RoIAlign')
             if layer.pool_mode != 'avg' or not layer.aligned:
-                raise refusal('RoIAlign with aligned=False or of mode max')
+                raise export_refusal('RoIAlign with aligned=False or of mode max')
         self.extractor = extractor
 
     def forward(self, maps: Sequence[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
@@ -145,14 +145,14 @@ class Regions(nn.Module):
         layers = self.extractor.roi_layers
         region_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
         level_R = self.extractor.map_roi_levels(region_R5, len(layers))
-        places, parts = [], []
-        for level, (map_BCHW, one) in enumerate(zip(maps, layers)):
+        indices, parts = [], []
+        for level, (map_BCHW, aligned) in enumerate(zip(maps, layers)):
             index = (level_R == level).nonzero()[:, 0]
-            settings = *one.output_size, one.spatial_scale, one.sampling_ratio
-            places.append(index)
+            settings = *aligned.output_size, aligned.spatial_scale, aligned.sampling_ratio
+            indices.append(index)
             parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], *settings))
         cut_RCHW = torch.cat(parts)
-        return cut_RCHW.new_zeros(box_R4.shape[0], *cut_RCHW.shape[1:]).index_copy(0, torch.cat(places), cut_RCHW)
+        return cut_RCHW.new_zeros(box_R4.shape[0], *cut_RCHW.shape[1:]).index_copy(0, torch.cat(indices), cut_RCHW)
 
 
 def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

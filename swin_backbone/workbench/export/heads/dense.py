@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph import refusal
+from ..graph import export_refusal
 from . import boxes
 from .layers import copy_for_graph
 from .operators import NEVER
@@ -36,9 +36,9 @@ class DenseHead(boxes.Head):
         if not self.with_masks and not self.is_yolox:
             for method in ('predict_by_feat', '_bbox_post_process'):
                 if getattr(kind, method, None) is not getattr(BaseDenseHead, method):
-                    raise refusal(f'{name}.{method}, which differs from that of BaseDenseHead,')
+                    raise export_refusal(f'{name}.{method}, which differs from that of BaseDenseHead,')
             if CHOICE not in kind._predict_by_feat_single.__code__.co_names:
-                raise refusal(f'{name}._predict_by_feat_single, which does not call {CHOICE},')
+                raise export_refusal(f'{name}._predict_by_feat_single, which does not call {CHOICE},')
         self.cfg: Any = self.head.test_cfg
         boxes.check_nms(self.cfg.nms)
         self.batch = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
@@ -104,10 +104,10 @@ class DenseHead(boxes.Head):
         if self.with_masks:
             lists.update(kernel_pred_list=fold(outputs[2]), mask_feat=None)
         coder = SimpleNamespace(encode_size=head.bbox_coder.encode_size, decode=decode)
-        ours = _Replaced(head, bbox_coder=coder, _bbox_post_process=collect, _bbox_mask_post_process=collect)
+        replaced = _Replaced(head, bbox_coder=coder, _bbox_post_process=collect, _bbox_mask_post_process=collect)
         single = with_globals(type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace})
         repeated = [level.repeat(B, 1) for level in priors]
-        candidates = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
+        candidates = single(replaced, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
         if factors is not None and hasattr(candidates, 'score_factors'):
             weighed_BN = candidates.scores * candidates.score_factors
             candidates.scores = torch.where(candidates.scores > NEVER, weighed_BN, NEVER)
@@ -131,7 +131,7 @@ class DenseHead(boxes.Head):
         self, map_BPHW: Tensor, image_n: Tensor, kernel_nC: Tensor, prior_n4: Tensor, view: boxes.View
     ) -> Tensor:
         """Return the masks of RTMDet. The layers of an object are matrix products with the map and relative places."""
-        head, own, zoom_4 = self.head, view.own or (1, 1), view.zoom_4
+        head, picture_size, zoom_4 = self.head, view.picture_size or (1, 1), view.zoom_4
         H, W = map_BPHW.shape[-2:]
         place_M2 = head.prior_generator.single_level_grid_priors((H, W), level_idx=0, device=map_BPHW.device)
         offset_n2M = (prior_n4[:, None, :2] - place_M2).transpose(1, 2) / (prior_n4[:, 2, None, None] * 8)
@@ -146,10 +146,10 @@ class DenseHead(boxes.Head):
         logits = F.interpolate(x.unflatten(2, (H, W)), scale_factor=stride, mode='bilinear')
         sides = torch.stack([torch.ceil(H * stride / zoom_4[1]), torch.ceil(W * stride / zoom_4[0])])
         height, width = sides.long().tolist()
-        for side, least in ((height, own[0]), (width, own[1])):
+        for side, least in ((height, picture_size[0]), (width, picture_size[1])):
             torch._check(side >= least)
         logits = F.interpolate(logits, size=(height, width), mode='bilinear', align_corners=False)
-        masks: Tensor = logits[:, 0, : own[0], : own[1]].sigmoid() > self.cfg.mask_thr_binary
+        masks: Tensor = logits[:, 0, : picture_size[0], : picture_size[1]].sigmoid() > self.cfg.mask_thr_binary
         return masks.to(torch.uint8)
 
 

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ....positions import Size
-from ..graph import BackboneMaps, Graph, Port, example_size, refusal
+from ..graph import BackboneMaps, Graph, Port, example_size, export_refusal
 from ..picture import Normalise, Padding, content_size, picture_ports, picture_settings
 from .boxes import View
 from .dense import DenseHead
@@ -43,14 +43,14 @@ class Detector(nn.Module):
             resized = content_size(content).to(image.dtype)
             image_size, content = (image_size, None) if self.padding.is_part else (resized, content)
         zoom_2 = (resized / size.to(image.dtype)).flip(0)
-        own: Any = None
+        picture_size: Any = None
         if self.head.with_masks:
-            own = size.tolist()
-            for side in own:
+            picture_size = size.tolist()
+            for side in picture_size:
                 torch._check(side >= 1)
         padded: Any = image.shape[-2:]
         inner: Any = picture.shape[1:3]
-        view = View(image_size, torch.cat([zoom_2, zoom_2]), padded, inner, own, content)
+        view = View(image_size, torch.cat([zoom_2, zoom_2]), padded, inner, picture_size, content)
         results: tuple[Tensor, ...] = self.head(maps, view)
         return results
 
@@ -73,10 +73,12 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
         if isinstance(model, kind):
             for method in ('predict', 'extract_feat'):
                 if getattr(type(model), method) is not getattr(kind, method):
-                    raise refusal(f'{type(model).__name__}.{method}, which differs from that of {kind.__name__},')
+                    raise export_refusal(
+                        f'{type(model).__name__}.{method}, which differs from that of {kind.__name__},'
+                    )
             built: nn.Module = head(model)
             return built
-    raise refusal(type(model).__name__)
+    raise export_refusal(type(model).__name__)
 
 
 def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:

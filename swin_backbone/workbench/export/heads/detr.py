@@ -19,17 +19,26 @@ from mmdet.models.layers import inverse_sigmoid
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
-from ..graph import ExportError, refusal
+from ..graph import ExportError, export_refusal
 from . import boxes
 from .dense import with_globals
-from .layers import Sizes, centres, copy_for_graph, padding_masks, sizes_of, token_places, tokens_of, valid_ratios
+from .layers import (
+    LevelSizes,
+    centres,
+    copy_for_graph,
+    flatten_maps,
+    padding_masks,
+    sizes_of,
+    token_places,
+    valid_ratios,
+)
 from .operators import NEVER
 
-KINDS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
+DETRS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
 
 
 class TransformerHead(boxes.Head):
-    """Encoder, decoder and head of a detector of `KINDS`. The parts are copied, not changed.
+    """Encoder, decoder and head of a detector of `DETRS`. The parts are copied, not changed.
 
     Args:
         texts: class names for Grounding DINO.
@@ -38,13 +47,13 @@ class TransformerHead(boxes.Head):
     def __init__(self, model: Any, texts: Sequence[str] = ()):
         super().__init__()
         kind = type(model).__name__
-        if kind not in KINDS:
-            raise refusal(f'{kind}.forward_transformer', KINDS)
+        if kind not in DETRS:
+            raise export_refusal(f'{kind}.forward_transformer', DETRS)
         if model.data_preprocessor.pad_size_divisor != 1:
-            raise refusal('data_preprocessor.pad_size_divisor above 1, with masks of the padding,')
+            raise export_refusal('data_preprocessor.pad_size_divisor above 1, with masks of the padding,')
         if kind == 'CoDETR':
             if model.eval_module != 'detr' or type(model.query_head).__name__ != 'CoDINOHead':
-                raise refusal(
+                raise export_refusal(
                     f'CoDETR with {type(model.query_head).__name__} and eval_module={model.eval_module!r}',
                     ("CoDINOHead and eval_module='detr'",),
                 )
@@ -76,27 +85,29 @@ class TransformerHead(boxes.Head):
     def _read(self, model: Any, texts: Sequence[str]) -> None:
         """Compute the features of the text once, for constants of the graph. The graph omits the language model."""
         if model.test_cfg.get('chunked_size', -1) > 0:
-            raise refusal('GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,')
+            raise export_refusal(
+                'GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,'
+            )
         tokens, caption, _, _ = model.get_tokens_positive_and_prompts(list(texts), True)
         with torch.no_grad():
             text = model.language_model([caption])
             text['embedded'] = model.text_feat_map(text['embedded'])
         if not text['text_token_mask'].all():
-            raise refusal('GroundingDINO with language_model.pad_to_max=True')
+            raise export_refusal('GroundingDINO with language_model.pad_to_max=True')
         self.text = dict(
             memory_text=text['embedded'], text_self_attention_masks=text['masks'], position_ids=text['position_ids']
         )
         shares_KL = torch.zeros(len(texts), model.bbox_head.max_text_len)
-        for label, places in tokens.items():  # labels count from 1
-            if not places:
+        for label, token_indices in tokens.items():  # labels count from 1
+            if not token_indices:
                 raise ExportError(f'--texts takes classes that the language model reads, got {texts[label - 1]!r}')
-            shares_KL[label - 1, places] = 1 / len(places)
+            shares_KL[label - 1, token_indices] = 1 / len(token_indices)
         self.shares_KL = shares_KL
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         parts, head = self.parts, self.parts.bbox_head
         B = maps[0].shape[0]
-        sizes, x_BTC = sizes_of(maps), tokens_of(maps)
+        sizes, x_BTC = sizes_of(maps), flatten_maps(maps)
         masks: list[Any] = [None] * len(sizes) if view.content is None else padding_masks(view.content, sizes)
         ratios = x_BTC.new_ones(1, len(sizes), 2) if view.content is None else valid_ratios(masks)
         mask_BT = None if view.content is None else torch.cat([tensor.flatten(1) for tensor in masks], 1)
@@ -107,7 +118,7 @@ class TransformerHead(boxes.Head):
         shared: dict[str, Any] = dict(spatial_shapes=sizes, level_start_index=None, valid_ratios=ratios)
         text = {name: tensor.expand(B, *tensor.shape[1:]) for name, tensor in self.text.items()}
         memory: Any = parts.encoder(
-            query=x_BTC, query_pos=tokens_of(positions), key_padding_mask=mask_BT, **shared, **text
+            query=x_BTC, query_pos=flatten_maps(positions), key_padding_mask=mask_BT, **shared, **text
         )
         read: dict[str, Any] = {}
         if text:
@@ -135,7 +146,7 @@ class TransformerHead(boxes.Head):
             scores_BN, found_BN4, label_BN, _ = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.most)
         return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
 
-    def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: LevelSizes) -> tuple[Tensor, Tensor]:
         """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4).
 
         Boxes of the padding have a centre above 1.

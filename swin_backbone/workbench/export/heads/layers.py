@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ....positions import Size
 from ..picture import Content
 
-Sizes = Sequence[Size]  # by level; sides are maybe symbolic
+LevelSizes = Sequence[Size]  # by level; sides are maybe symbolic
 
 
 def copy_for_graph(module: Any) -> Any:
@@ -27,9 +27,9 @@ def copy_for_graph(module: Any) -> Any:
     for parent in list(module.modules()):
         for layer in parent.children():
             if isinstance(layer, MultiScaleDeformableAttention):
-                layer.forward = partial(attend, layer)
+                layer.forward = partial(deformable_attention, layer)
             elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
-                layer.forward = partial(convolve, layer, type(parent).__name__ == 'DyDCNv2')
+                layer.forward = partial(deformable_convolution, layer, type(parent).__name__ == 'DyDCNv2')
             elif isinstance(layer, nn.AdaptiveAvgPool2d):
                 layer.forward = partial(adaptive_avg_pool, layer.output_size)  # type: ignore[method-assign]
     if hasattr(module, 'deform_sampling'):  # TOODHead samples every channel at a different place
@@ -39,7 +39,7 @@ def copy_for_graph(module: Any) -> Any:
     return module
 
 
-def attend(
+def deformable_attention(
     layer: Any,
     query: Tensor,
     key: Optional[Tensor] = None,
@@ -48,7 +48,7 @@ def attend(
     query_pos: Optional[Tensor] = None,
     key_padding_mask: Optional[Tensor] = None,
     reference_points: Any = None,
-    spatial_shapes: Sizes = (),
+    spatial_shapes: LevelSizes = (),
     **_: Any,
 ) -> Tensor:
     """Compute mmcv's MultiScaleDeformableAttention with free sizes of levels.
@@ -78,25 +78,25 @@ def attend(
     where = reference_points[:, :, None, :, None]  # B, Q, 1, levels, 1, 2 or 4
     if where.shape[-1] == 2:
         sides = torch.stack([size_tensor(W, H, query) for H, W in spatial_shapes])
-        places = where + offsets / sides[:, None]
+        locations = where + offsets / sides[:, None]
     else:
-        places = where[..., :2] + offsets / P * where[..., 2:] * 0.5
-    out: Tensor = layer.output_proj(multi_scale_deformable_attn_pytorch(values, spatial_shapes, places, weights))
+        locations = where[..., :2] + offsets / P * where[..., 2:] * 0.5
+    out: Tensor = layer.output_proj(multi_scale_deformable_attn_pytorch(values, spatial_shapes, locations, weights))
     y: Tensor = identity + (out if layer.batch_first else out.transpose(0, 1))
     return y
 
 
-def tokens_of(maps: Sequence[Tensor]) -> Tensor:
+def flatten_maps(maps: Sequence[Tensor]) -> Tensor:
     """Return the tokens of maps (B, C, H, W), level after level: (B, T, C)."""
     return torch.cat([x.flatten(2) for x in maps], 2).transpose(1, 2)
 
 
-def sizes_of(maps: Sequence[Tensor]) -> Sizes:
+def sizes_of(maps: Sequence[Tensor]) -> LevelSizes:
     """Return height and width of maps."""
     return [(x.shape[-2], x.shape[-1]) for x in maps]
 
 
-def padding_masks(content: Content, sizes: Sizes) -> list[Tensor]:
+def padding_masks(content: Content, sizes: LevelSizes) -> list[Tensor]:
     """Return maps with True for the padding, (1, H, W), by the nearest pixel of the image."""
     rows, columns = (
         [flags[[i * len(flags) // length for i in range(length)]] for length in lengths]
@@ -111,7 +111,7 @@ def valid_ratios(masks: Sequence[Tensor]) -> Tensor:
     return torch.stack(ratios, 1)
 
 
-def token_places(sizes: Sizes, ratios_1L2: Tensor) -> Tensor:
+def token_places(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     """Return the centres of the tokens, from 0 to 1 in the content and x before y: (1, T, 2)."""
     levels = []
     for level, (H, W) in enumerate(sizes):
@@ -121,7 +121,7 @@ def token_places(sizes: Sizes, ratios_1L2: Tensor) -> Tensor:
     return torch.cat(levels)[None]
 
 
-def centres(sizes: Sizes, ratios_1L2: Tensor) -> Tensor:
+def centres(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     """Return the centres of the tokens in the maps of all levels: (1, T, levels, 2)."""
     return token_places(sizes, ratios_1L2)[:, :, None] * ratios_1L2[:, None]
 
@@ -131,7 +131,7 @@ def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
     return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
 
 
-def convolve(
+def deformable_convolution(
     layer: Any, rereads: bool, x: Tensor, offset: Optional[Tensor] = None, mask: Optional[Tensor] = None
 ) -> Tensor:
     """Compute mmcv's DeformConv2d or ModulatedDeformConv2d. A layer with `conv_offset` computes the offsets.

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph import refusal, require_kind
+from ..graph import export_refusal, require_kind
 from ..picture import crop
 from .boxes import Head, View
-from .layers import centres, copy_for_graph, sizes_of, tokens_of
+from .layers import centres, copy_for_graph, flatten_maps, sizes_of
 
 
 def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -33,10 +33,10 @@ def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Te
         position = decoder.postional_encoding(torch.zeros_like(feature[:, 0], dtype=torch.bool))
         projected.append(convolve(feature))
         positions.append(position + decoder.level_encoding.weight[level].view(1, -1, 1, 1))
-    x_BTC, position_BTC, sizes = tokens_of(projected), tokens_of(positions), sizes_of(projected)
-    place = centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
+    x_BTC, position_BTC, sizes = flatten_maps(projected), flatten_maps(positions), sizes_of(projected)
+    locations = centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
     for layer in decoder.encoder.layers:
-        x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=place)
+        x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=locations)
     levels = x_BTC.transpose(1, 2).split([H * W for H, W in sizes], 2)
     outs = [level.unflatten(2, size) for level, size in zip(levels, sizes)]
     for index in range(decoder.num_input_levels - decoder.num_encoder_levels - 1, -1, -1):
@@ -74,7 +74,9 @@ class InstanceHead(Head):
         super().__init__()
         fusion = model.panoptic_fusion_head
         if type(model.panoptic_head).__name__ != 'Mask2FormerHead' or not fusion.test_cfg.get('instance_on', False):
-            raise refusal(type(model.panoptic_head).__name__, ('Mask2FormerHead with test_cfg.instance_on=True',))
+            raise export_refusal(
+                type(model.panoptic_head).__name__, ('Mask2FormerHead with test_cfg.instance_on=True',)
+            )
         self.head = query_head(model.panoptic_head)
         self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
         self.most = fusion.test_cfg.get('max_per_image', 100)
@@ -85,7 +87,7 @@ class InstanceHead(Head):
         masks = F.interpolate(masks_BQHW, size=view.padded, mode='bilinear', align_corners=False)
         inner, content = view.inner, view.content
         masks = masks[:, :, : inner[0], : inner[1]] if content is None else crop(masks, content)
-        masks = F.interpolate(masks, size=view.own, mode='bilinear', align_corners=False)
+        masks = F.interpolate(masks, size=view.picture_size, mode='bilinear', align_corners=False)
         B, Q = classes_BQK.shape[:2]
         scores_BM = classes_BQK.softmax(-1)[..., :-1].reshape(B, Q * self.num_classes)
         scores_BN, index_BN = scores_BM.topk(self.most, dim=1)
@@ -93,7 +95,7 @@ class InstanceHead(Head):
         image_n, index_n = (label_BN < self.num_things).nonzero().unbind(1)
         flat_n = image_n * self.most + index_n
         query_n = image_n * Q + index_BN.reshape(-1)[flat_n] // self.num_classes
-        logits_nhw = masks.reshape(B * Q, *(view.own or ()))[query_n]
+        logits_nhw = masks.reshape(B * Q, *(view.picture_size or ()))[query_n]
         inside_nhw = logits_nhw > 0
         clear_n = (logits_nhw.sigmoid() * inside_nhw).sum((1, 2)) / (inside_nhw.sum((1, 2)) + 1e-6)
         score_n = scores_BN.reshape(-1)[flat_n] * clear_n

@@ -14,7 +14,7 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import Tensor, nn
 
 from ....positions import Size
-from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, refusal
+from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, export_refusal
 from ..picture import Normalise, Padding, crop, picture_ports, picture_settings
 from .layers import copy_for_graph
 from .mask2former import query_head, semantic_logits
@@ -62,11 +62,11 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     """Return the graph of a whole segmentor. Arguments and errors: see `export.export`."""
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model) is not EncoderDecoder:
-        raise refusal(f'{type(model).__name__} with {type(head).__name__}', ('EncoderDecoder',))
+        raise export_refusal(f'{type(model).__name__} with {type(head).__name__}', ('EncoderDecoder',))
     if not isinstance(head, Mask2FormerHead):
         for method in ('predict', 'predict_by_feat'):
             if getattr(type(head), method) is not getattr(BaseDecodeHead, method):
-                raise refusal(f'{type(head).__name__}.{method}, which differs from that of BaseDecodeHead,')
+                raise export_refusal(f'{type(head).__name__}.{method}, which differs from that of BaseDecodeHead,')
     if test_cfg.get('mode', 'whole') != 'whole':
         raise ExportError("test_cfg.mode='slide' cannot be exported: give --cfg-options model.test_cfg.mode=whole")
     if head.align_corners or head.out_channels > 256 or (model.data_preprocessor.test_cfg or {}).get('size'):

@@ -9,7 +9,7 @@ import torch
 from mmdet.structures.bbox import bbox_cxcywh_to_xyxy
 from torch import Tensor, nn
 
-from ..graph import refusal, require_kind
+from ..graph import export_refusal, require_kind
 from . import boxes
 
 
@@ -24,7 +24,7 @@ class SparseHead(boxes.Head):
         for head in roi.bbox_head:
             require_kind(head, 'DIIHead')
         if roi.with_mask:
-            raise refusal(f'{type(roi).__name__}.mask_head')
+            raise export_refusal(f'{type(roi).__name__}.mask_head')
         self.proposals, self.stages = model.rpn_head, roi.bbox_head
         self.regions = nn.ModuleList(map(boxes.Regions, roi.bbox_roi_extractor))
         self.most = roi.test_cfg.max_per_img

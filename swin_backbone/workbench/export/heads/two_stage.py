@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..graph import refusal, require_kind
+from ..graph import export_refusal, require_kind
 from . import boxes
 from .operators import NEVER
 
@@ -34,7 +34,7 @@ class RegionHead(boxes.Head):
             for head in heads:
                 require_kind(head, *names)
         if getattr(roi, 'with_shared_head', False) or any(stage.custom_activation for stage in self.stages):
-            raise refusal('a head shared by stages, or with an activation of its own,')
+            raise export_refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
             boxes.check_nms(cfg)
         self.rpn, self.cfg, self.most = rpn, roi.test_cfg, roi.test_cfg.max_per_img
@@ -67,7 +67,7 @@ class RegionHead(boxes.Head):
             return image_n, box_n4, score_n, label_n
         masks_nYX = self._masks(maps, semantic, box_n4, image_n, label_n)
         box_n4 = box_n4 / view.zoom_4
-        pasted_nhw = boxes.paste(masks_nYX, box_n4, *(view.own or ()))
+        pasted_nhw = boxes.paste(masks_nYX, box_n4, *(view.picture_size or ()))
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
     def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,7 @@ def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
 def test_an_index_of_a_process_that_died_is_written_again(own, tmp_path):
     data = prepare(own, folder=tmp_path / 'indices')
     index = Path(data.splits['train'].file)
-    (index.parent / preparing.NAME).unlink()
+    (index.parent / preparing.DATASET_FILE).unlink()
     index.write_text('half')
     assert prepare(own, folder=tmp_path / 'indices') == data
     assert len(json.loads(index.read_text())['images']) == 4

@@ -37,7 +37,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     if not files:
         return None
     paths = [path for path, *_ in files.values()]
-    places: dict[str, str] = {}
+    picture_folders: dict[str, str] = {}
     for split, (path, data, has_mark) in files.items():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
         lines += [line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
@@ -46,7 +46,7 @@ def read(folder: DataFolder) -> Optional[Records]:
             repaired = look_through(data, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
-        places[split], renamed = _find_pictures(folder, path, data)
+        picture_folders[split], renamed = _find_pictures(folder, path, data)
         if renamed:
             lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
     contents = [data for _, data, _ in files.values()]
@@ -54,7 +54,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
     strays = Faults()
-    parts = {split: _images_of(data, places[split], strays) for split, (_, data, _) in files.items()}
+    parts = {split: _images_of(data, picture_folders[split], strays) for split, (_, data, _) in files.items()}
     lines += [line('left out', sentence) for sentence in strays.sentences()]
     named = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
@@ -69,12 +69,16 @@ def read(folder: DataFolder) -> Optional[Records]:
     lists: tuple[Lists, str] = ({}, '')
     categories = {split: data['categories'] for split, (_, data, _) in files.items()}
     if 'val' not in parts:
-        parts, places, categories = {'': parts['train']}, {'': places['train']}, {'': categories['train']}
+        parts, picture_folders, categories = (
+            {'': parts['train']},
+            {'': picture_folders['train']},
+            {'': categories['train']},
+        )
         lists = read_split_lists(folder, [*parts['']])
-    return Records('COCO JSON', names, parts, *lists, lines, categories, places)
+    return Records('COCO JSON', names, parts, *lists, lines, categories, picture_folders)
 
 
-def _images_of(data: dict[str, Any], place: str, left_out: Faults) -> dict[Path, list[Image]]:
+def _images_of(data: dict[str, Any], picture_folder: str, left_out: Faults) -> dict[Path, list[Image]]:
     """Return the images of a file with their objects, by the paths of the pictures.
 
     Args:
@@ -88,7 +92,7 @@ def _images_of(data: dict[str, Any], place: str, left_out: Faults) -> dict[Path,
             left_out.add("objects whose 'image_id' is that of no image", f'{item["id"]} has {item["image_id"]!r}')
     pictures: dict[Path, list[Image]] = {}
     for image in data['images']:
-        pictures.setdefault(Path(place, image['file_name']), []).append(Image(image, objects[image['id']]))
+        pictures.setdefault(Path(picture_folder, image['file_name']), []).append(Image(image, objects[image['id']]))
     return pictures
 
 
@@ -132,8 +136,8 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
             raise DataError(
                 f'{folder.ann_root} has several annotation files for {phase}: {shown}; name one: --data FILE'
             )
-    found = dict(zip(SPLITS, (train, val, test)))
-    return {split: (path, *contents[path]) for split, paths in found.items() for path in paths}, lines
+    chosen = dict(zip(SPLITS, (train, val, test)))
+    return {split: (path, *contents[path]) for split, paths in chosen.items() for path in paths}, lines
 
 
 def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
@@ -187,8 +191,8 @@ def _repair(data: dict[str, Any]) -> None:
     used = {str(item.get('category_id')) for item in objects}
     kept = [
         category
-        for place, category in enumerate(categories, 1)
-        if str(category.get('id')) in used or names[place - 1] not in names[place:]
+        for position, category in enumerate(categories, 1)
+        if str(category.get('id')) in used or names[position - 1] not in names[position:]
     ]
     if len(kept) < len(categories):
         data['categories'] = kept
@@ -221,25 +225,25 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> tupl
     If there are such, all names become paths below the root, in place. Label Studio writes addresses and paths of its
     server, and Windows's separators; other programs leave out folders.
     """
-    place = _picture_folder(folder, path, data)
-    paths = [Path(place or '.', image['file_name']) for image in data['images']]
-    there = {picture for picture in {*paths} if (folder.root / picture).is_file()}
-    tails = index_tails(picture for picture in folder.pictures if picture not in there)
-    found = {
+    picture_folder = _picture_folder(folder, path, data)
+    paths = [Path(picture_folder or '.', image['file_name']) for image in data['images']]
+    existing = {picture for picture in {*paths} if (folder.root / picture).is_file()}
+    tails = index_tails(picture for picture in folder.pictures if picture not in existing)
+    matches = {
         name: match_name(unquote(str(name)), tails) or match_name(UPLOADED.sub('', name.name), tails)
-        for name in {*paths} - there
+        for name in {*paths} - existing
     }
-    if place is None and None in found.values():
-        name = next(image['file_name'] for image, name in zip(data['images'], paths) if found[name] is None)
+    if picture_folder is None and None in matches.values():
+        name = next(image['file_name'] for image, name in zip(data['images'], paths) if matches[name] is None)
         raise DataError(
             f'{path} names {len(paths)} pictures, as {name!r}, and below {folder.root} is no picture of this name, or '
             f'several; there are pictures in {list_folders(folder.pictures)}'
         )
-    renamed = sorted(picture for picture in found.values() if picture)
+    renamed = sorted(picture for picture in matches.values() if picture)
     if not renamed:
-        return place or '.', []
+        return picture_folder or '.', []
     for image, name in zip(data['images'], paths):
-        image['file_name'] = (found.get(name) or name).as_posix()
+        image['file_name'] = (matches.get(name) or name).as_posix()
     return '.', renamed
 
 

@@ -21,13 +21,13 @@ from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_gr
 from .voc import parse_xml
 
 ROOT = r'<annotations[\s>]'
-FORMS = dict(
+ELEMENT_FORMS = dict(
     box='xtl, ytl, xbr, ybr',
     polygon='points="X,Y;X,Y;X,Y"',
     ellipse='cx, cy, rx, ry',
     mask='rle with width * height pixels, and left, top, width, height inside the picture',
 )
-WITH_AREA = ('any', 'rectangle', *FORMS)  # types of labels
+WITH_AREA = ('any', 'rectangle', *ELEMENT_FORMS)  # types of labels
 
 
 def read(folder: DataFolder) -> Optional[Records]:
@@ -51,8 +51,8 @@ def read(folder: DataFolder) -> Optional[Records]:
         for image in root.iterfind('image'):
             stated, subset = image.get('name', ''), image.get('subset', '')
             part = Part(f'{file}: image {image.get("id")} ({stated!r})', image)
-            places = (f'{images}/{subset}/{stated}', f'{images}/{stated}')
-            picture = next(filter(None, (match_name(place, tails) for place in places)), None)
+            candidates = (f'{images}/{subset}/{stated}', f'{images}/{stated}')
+            picture = next(filter(None, (match_name(candidate, tails) for candidate in candidates)), None)
             if picture is None:
                 raise DataError(f'{part}: below {folder.root} is no picture of this name, or several')
             if other := parts.get(picture):
@@ -90,7 +90,7 @@ def read_cvat(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tupl
     boxes = []
     for index, shape in enumerate(part.content):
         key = f'{part}: {shape.tag} {index}'
-        if shape.tag not in FORMS:
+        if shape.tag not in ELEMENT_FORMS:
             left_out.add(f'elements <{shape.tag}>', str(part))
             continue
         if not shape.get('label'):
@@ -98,8 +98,8 @@ def read_cvat(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tupl
         try:
             box = _read_shape(shape, shape.attrib['label'], size)
         except (KeyError, TypeError, ValueError) as error:
-            given = {name: value for name, value in shape.attrib.items() if name in FORMS[shape.tag]}
-            raise DataError(f'{key} takes {FORMS[shape.tag]}; got {given!r:.120}') from error
+            values = {name: value for name, value in shape.attrib.items() if name in ELEMENT_FORMS[shape.tag]}
+            raise DataError(f'{key} takes {ELEMENT_FORMS[shape.tag]}; got {values!r:.120}') from error
         group = shape.get('group_id', '0')
         boxes.append((group if group != '0' else None, box))
     return size, join_groups(boxes)

@@ -26,7 +26,7 @@ from .convert import Part, read_objects
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 
 SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
-FORMS = dict(
+SHAPE_FORMS = dict(
     **dict.fromkeys(('polygon', 'rotation', 'oriented_rectangle'), 'three points or more, an x and a y each'),
     rectangle='two corners, an x and a y each',
     circle='the centre and a point of the edge',
@@ -119,7 +119,7 @@ def read_labelme(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[t
         if not isinstance(shape, dict):
             raise DataError(f'{key} takes an object, got {shape!r:.80}')
         kind = shape.get('shape_type') or 'polygon'
-        if kind not in FORMS:
+        if kind not in SHAPE_FORMS:
             left_out.add(f'shapes of the type {kind!r}', str(part))
             continue
         name = str(shape.get('label') or '').strip()
@@ -128,7 +128,9 @@ def read_labelme(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[t
         try:
             box = _read_shape(kind, name, shape, size)
         except (KeyError, TypeError, ValueError, cv2.error) as error:
-            raise DataError(f'{key}.points: a {kind} takes {FORMS[kind]}; got {shape.get("points")!r:.80}') from error
+            raise DataError(
+                f'{key}.points: a {kind} takes {SHAPE_FORMS[kind]}; got {shape.get("points")!r:.80}'
+            ) from error
         boxes.append((shape.get('group_id'), box._replace(is_ignored=bool(shape.get('difficult')))))
     return size, join_groups(boxes)
 

@@ -38,10 +38,10 @@ def box_around(
     Raises:
         ValueError: if they are not three finite points or more.
     """
-    given: NDArray[Any] = np.asarray(points, float)
-    if given.ndim != 2 or given.shape[1] != 2 or len(given) < 3 or not np.isfinite(given).all():
-        raise ValueError(f'points must be finite, (N, 2), got {given.shape}')
-    outline, around = cut_outline(given, size)
+    points_N2: NDArray[Any] = np.asarray(points, float)
+    if points_N2.ndim != 2 or points_N2.shape[1] != 2 or len(points_N2) < 3 or not np.isfinite(points_N2).all():
+        raise ValueError(f'points must be finite, (N, 2), got {points_N2.shape}')
+    outline, around = cut_outline(points_N2, size)
     low, high = (around.min(0), around.max(0)) if len(around) else np.zeros((2, 2))
     x, y, w, h = np.concatenate([low, high - low]).round(3).tolist()
     mask = [outline.ravel().round(3).tolist()] if len(outline) > 2 else []

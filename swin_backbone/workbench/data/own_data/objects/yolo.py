@@ -160,13 +160,13 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
         DataError: if `path:` is another folder, or `train` names no picture.
     """
     base = yaml_path.parent
-    given = settings.get('path')
-    path = base / str(given or '')
-    if given and path.is_dir():
+    stated = settings.get('path')
+    path = base / str(stated or '')
+    if stated and path.is_dir():
         if path.resolve() != folder.root.resolve() and folder.root.resolve() not in path.resolve().parents:
             raise DataError(
-                f'{yaml_path} has `path: {given}`, which is another folder than {folder.root}: correct `path:`, or '
-                f'pass --data {given}'
+                f'{yaml_path} has `path: {stated}`, which is another folder than {folder.root}: correct `path:`, or '
+                f'pass --data {stated}'
             )
         base = path
     tails = index_tails(folder.pictures)
@@ -189,11 +189,11 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
         for entry in entries:
             # Exports of Roboflow have ../train/images, relative to no existing folder
             tried = [root / name for name in (entry, entry.replace('../', '')) for root in (base, folder.root)]
-            found = next(filter(None, map(pictures_of, tried)), [])
-            if not found and (place := _find_by_end(entry, split, folder)):
-                found = pictures_of(place)
-                lines.append(f'{yaml_path}: `{split}: {entry}` is no path here, and taken for {place}')
-            pictures += found
+            matched = next(filter(None, map(pictures_of, tried)), [])
+            if not matched and (similar := _find_by_end(entry, split, folder)):
+                matched = pictures_of(similar)
+                lines.append(f'{yaml_path}: `{split}: {entry}` is no path here, and taken for {similar}')
+            pictures += matched
         if pictures:
             lists[split] = pictures
         elif entries and split == 'train':
@@ -212,13 +212,13 @@ def _find_by_end(entry: str, split: str, folder: DataFolder) -> Optional[Path]:
     Several such places are none, and so is a folder of another split.
     """
     wanted = [part.lower() for part in PureWindowsPath(entry).parts if part not in ('..', '\\')]
-    inside = {place for picture in folder.pictures for place in picture.parents}
+    inside = {path for picture in folder.pictures for path in picture.parents}
     inside |= {file for file in folder.files if file.suffix.lower() == '.txt'}
     root = folder.root.resolve()
-    parts = {root / place: [part.lower() for part in (root / place).parts] for place in inside}
+    parts = {root / path: [part.lower() for part in (root / path).parts] for path in inside}
     for first in range(len(wanted)):
         end = wanted[first:]
-        fitting = [place for place, names in parts.items() if names[-len(end) :] == end]
+        fitting = [path for path, names in parts.items() if names[-len(end) :] == end]
         if fitting:
             is_of_split = split_of(fitting[0].relative_to(root)) in (None, split)
             return fitting[0] if len(fitting) == 1 and is_of_split else None
