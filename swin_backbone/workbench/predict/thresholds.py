@@ -19,8 +19,8 @@ def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
     """Return a threshold, or the thresholds of a report by class.
 
     Args:
-        score_thr: a number from 0 to 1, thresholds by class, a report.json or its folder. A class that has no threshold in
-            the report has that of all classes.
+        score_thr: a number from 0 to 1, thresholds by class, a report.json or its folder. A class that has no threshold
+            in the report has that of all classes.
 
     Raises:
         ValueError: for another number, or a file that is no report of a detector.
