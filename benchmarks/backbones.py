@@ -34,7 +34,7 @@ from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
 from swin_backbone.whole_files import write_whole
 from swin_backbone.workbench.export.export import manifest_of, write_model
-from swin_backbone.workbench.export.formats import FORMATS, OPERATORS, OPSET, check_format, quiet
+from swin_backbone.workbench.export.formats import FORMATS, OPERATOR_PRECISIONS, OPSET, check_format, quiet
 from swin_backbone.workbench.export.graph import Graph, maps_graph
 from swin_backbone.workbench.export.runtime import MANIFEST, Model
 
@@ -378,7 +378,7 @@ def exported_runs(
             (folder / sizes).mkdir()
             write_model(graph, folder / sizes, 'onnx', 'fp32')
             add(f'{name}, {sizes}', graph, folder / sizes)
-        for precision in OPERATORS['swin']:
+        for precision in OPERATOR_PRECISIONS['swin']:
             (folder / precision).mkdir()
             write_model(free, folder / precision, 'onnx', precision, operators='swin')
             add(f'{name}, operators', free, folder / precision, [precision])

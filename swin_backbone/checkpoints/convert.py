@@ -82,14 +82,18 @@ def convert_checkpoint(
         if has_adapters(tensors):
             tensors = merge_adapters(tensors)
         weights = find_swin(tensors)
-        format = _written('mmdet' if to == 'mmseg' else to, weights.format.family)
+        family, name = weights.format.family, 'mmdet' if to == 'mmseg' else to
+        if (family, name) not in WRITTEN:
+            names = ', '.join(known for of, known in WRITTEN if of == family)
+            raise CheckpointError(f'it holds a {family}, which {name} has not: it can be written as {names}')
+        format = WRITTEN[family, name]
         around, used = _around(weights, tensors, MASK2FORMER_HEADS[to]) if to in MASK2FORMER_HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of the Swin, unused by the heads
         all_weights = {**weights.backbone, **weights.classifier}
         check_shapes(all_weights)
         check_numbers(all_weights, around)
-        missing = missing_weights(all_weights, weights.format.family)
+        missing = missing_weights(all_weights, family)
         config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
     if around:
@@ -106,13 +110,6 @@ def convert_checkpoint(
         + (', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing')
     )
     return report + (f'; missing: {first_of(missing)}' if missing else '')
-
-
-def _written(to: str, family: str) -> Format:
-    if (family, to) not in WRITTEN:
-        names = ', '.join(name for of, name in WRITTEN if of == family)
-        raise CheckpointError(f'it holds a {family}, which {to} has not: it can be written as {names}')
-    return WRITTEN[family, to]
 
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ def has_adapters(names: Iterable[str]) -> bool:
 
 def without_base_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model with adapters under the names of a `LoraSwinBackbone`."""
-    return _with_metadata({_plain(name): value for name, value in tensors.items()}, tensors)
+    return _with_metadata({name.replace(f'.{BASE_LAYER}.', '.'): value for name, value in tensors.items()}, tensors)
 
 
 def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -65,10 +65,6 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 raise CheckpointError(f'{layer} has a weight and adapters of shapes {shapes}: the file is damaged')
             merged[f'{layer}.weight'] = (weight_DC.float() + scale * b_DR.float() @ a_RC.float()).to(weight_DC.dtype)
     return _with_metadata(merged, tensors)
-
-
-def _plain(name: str) -> str:
-    return name.replace(f'.{BASE_LAYER}.', '.')
 
 
 def _scales(metadata: Mapping[str, Any]) -> dict[str, dict[str, float]]:

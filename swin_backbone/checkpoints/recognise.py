@@ -64,7 +64,11 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
             if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2; in native byte order
                 value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
             if isinstance(value, Tensor):
-                _check_storage(str(key), value)
+                if value.layout != torch.strided or value.is_meta or value.is_nested:
+                    kind = (
+                        'on the meta device, without numbers' if value.is_meta else f'a tensor of layout {value.layout}'
+                    )
+                    raise CheckpointError(f'{key} is {kind}: save dense weights, on the CPU or another device')
                 tensors[names[str(key)]] = value.detach()
         # Versions of modules, as in torch, by which some modules rename weights, and sizes: `state_dict.store_sizes`.
         metadata: dict[str, Any] = {}
@@ -94,12 +98,6 @@ def plain_names(names: Iterable[str], wrappers: Container[str] = WRAPPERS) -> di
         plain[name] = name if shorter in taken else shorter
         taken.add(plain[name])
     return plain
-
-
-def _check_storage(key: str, tensor: Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested:
-        kind = 'on the meta device, without numbers' if tensor.is_meta else f'a tensor of layout {tensor.layout}'
-        raise CheckpointError(f'{key} is {kind}: save dense weights, on the CPU or another device')
 
 
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:

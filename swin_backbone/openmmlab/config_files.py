@@ -79,6 +79,15 @@ def read_config(path: Union[str, Path]) -> Config:
         raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
 
 
+def import_package(cfg: Config) -> None:
+    """Let a config import this package."""
+    imports = cfg.get('custom_imports') or {}
+    names = imports.get('imports', [])
+    names = [names] if isinstance(names, str) else list(names)
+    if OWN not in names:
+        cfg.custom_imports = dict(imports, imports=[*names, OWN])
+
+
 def _similar(path: str) -> str:
     """Return similar configs of the package or folder of `path`, or of all packages for a name alone, for an error."""
     prefix, colons, name = path.partition('::')

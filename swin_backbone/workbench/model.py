@@ -248,10 +248,10 @@ def load(
     return Model(str(config), values, None if checkpoint is None else str(checkpoint))
 
 
-def _resolve(*arguments: Any) -> Job:
+def _resolve(config: Union[str, Config], options: Options) -> Job:
     from .job import resolve_job
 
-    return resolve_job(*arguments)
+    return resolve_job(config, options)
 
 
 def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
-from ..openmmlab.config_files import OWN
+from ..openmmlab.config_files import import_package
 from ..openmmlab.errors import ConfigError, parts_of
 from ..openmmlab.swap.replace import swap_backbone
 from ..options import Options
@@ -65,9 +65,7 @@ def _name_own_loaders(cfg: Config) -> None:
     """Let all pipelines load pictures by this package, which the config imports then."""
     name_loaders(cfg)
     if any(part['type'] == OURS for _, part in parts_of(cfg)):
-        imports = cfg.setdefault('custom_imports', {}).setdefault('imports', [])
-        if OWN not in imports:
-            cfg.custom_imports['imports'] = [*([imports] if isinstance(imports, str) else imports), OWN]
+        import_package(cfg)
 
 
 def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from helpers import apart, in_process
 
 from benchmarks import backbones, timing
-from swin_backbone.workbench.export.formats import OPERATORS
+from swin_backbone.workbench.export.formats import OPERATOR_PRECISIONS
 
 RUNTIMES = ['onnxruntime fp32', 'openvino fp32', 'openvino bf16']
 
@@ -71,7 +71,11 @@ def test_exported_in_each_runtime_beside_mmdet(tmp_path):
         pytest.importorskip(name, reason=f'{name} is not installed')
     out, rows = run(tmp_path, '--peers', 'mmdet', '--runtime', 'onnxruntime,openvino')
     kinds = [f'{sizes}, {runtime}' for sizes in ('fixed size', 'free sizes') for runtime in RUNTIMES]
-    kinds += [f'operators, {runtime} {dtype}' for dtype in OPERATORS['swin'] for runtime in ('onnxruntime', 'openvino')]
+    kinds += [
+        f'operators, {runtime} {dtype}'
+        for dtype in OPERATOR_PRECISIONS['swin']
+        for runtime in ('onnxruntime', 'openvino')
+    ]
     assert [row['model'] for row in rows] == [f'mmdet, fixed size, {runtime}' for runtime in RUNTIMES] + [
         f'swin_backbone, {kind}' for kind in [*kinds, 'torch float32', 'torch bfloat16']
     ]

@@ -152,7 +152,9 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     Raises:
         ValueError: with the key of a setting that cannot follow.
     """
-    heads = list(_segmentation_heads(model, key))
+    # All heads of a cascade, and the head of K-Net that makes the kernels
+    nodes = walk(model, key, lambda name, _: name.isdecimal() or name in HEADS_OF_MAPS)
+    heads = [(path, head) for path, head in nodes if isinstance(head, dict) and 'in_channels' in head]
     if not heads:
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
@@ -177,12 +179,6 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
                 raise ValueError(f'{path}.c1_in_channels is {head.c1_in_channels}, and the first map has {old[0]}')
             head.c1_in_channels = new[0]
     return emitted
-
-
-def _segmentation_heads(model: ConfigDict, key: str) -> Iterator[tuple[str, ConfigDict]]:
-    """Yield the heads that read maps: all heads of a cascade, and the head of K-Net that makes the kernels."""
-    heads = walk(model, key, lambda name, _: name.isdecimal() or name in HEADS_OF_MAPS)
-    return ((path, head) for path, head in heads if isinstance(head, dict) and 'in_channels' in head)
 
 
 def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:

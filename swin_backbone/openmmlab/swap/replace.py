@@ -10,7 +10,7 @@ from mmengine.logging import print_log
 
 from ...archs import ARCHS
 from ...checks import check_choice
-from ..config_files import read_config
+from ..config_files import import_package, read_config
 from ..diff import summarize
 from ..errors import kind_of, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
@@ -67,7 +67,11 @@ def swap_backbone(
     after = copy.deepcopy(before)
     swin = SWINS[name]
     key, model, part = _find_backbone(after, at)
-    task = _task(after, model)
+    task: Task = 'detection'
+    if is_classifier(model, after.get('default_scope')):
+        task = 'classification'
+    elif after.get('default_scope') == 'mmseg' or 'decode_head' in model:
+        task = 'segmentation'
     notes: list[str] = []
     if _is_same(model[part], swin) and task != 'classification':
         model[part].type = swin.type
@@ -82,7 +86,7 @@ def swap_backbone(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
                 "recipe 'swin' takes it out"
             )
-    _import_swin_backbone(after)
+    import_package(after)
     if verbose:
         text = '\n'.join([f'{name} into this config:', summarize(before, after), *notes])
         print_log(text, logger='current')
@@ -117,13 +121,6 @@ def _backbones(model: ConfigDict) -> list[tuple[str, ConfigDict, str]]:
             names = [name for name, child in node.items() if isinstance(child, dict) and 'type' in child]
             backbones += [(key, node, name) for name in names if name.endswith('backbone')]
     return backbones
-
-
-def _task(cfg: Config, model: ConfigDict) -> Task:
-    scope = cfg.get('default_scope')
-    if is_classifier(model, scope):
-        return 'classification'
-    return 'segmentation' if scope == 'mmseg' or 'decode_head' in model else 'detection'
 
 
 def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
@@ -265,10 +262,3 @@ def _normalize_as_imagenet(preprocessor: Any) -> None:
         kind = kind_of(preprocessor) if 'type' in preprocessor else CLASSIFIER_PREPROCESSORS[0]
         preprocessor.update(copy.deepcopy(IMAGENET))
         preprocessor['to_rgb' if kind in CLASSIFIER_PREPROCESSORS else 'bgr_to_rgb'] = True
-
-
-def _import_swin_backbone(cfg: Config) -> None:
-    imports = cfg.get('custom_imports') or ConfigDict(imports=[])
-    names = [imports.imports] if isinstance(imports.imports, str) else list(imports.imports)
-    if 'swin_backbone' not in names:
-        cfg.custom_imports = ConfigDict(imports, imports=[*names, 'swin_backbone'])

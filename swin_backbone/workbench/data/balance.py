@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from mmengine.config import Config
 from numpy.typing import NDArray
 
+from ...checkpoints.errors import first_of
 from ...openmmlab.errors import ConfigError, kind_of, parts_of
 from ..configs.paths import datasets_in
 from .datasets import DataSets, base_datasets
@@ -87,7 +88,7 @@ def _repeat_pictures(datasets: DataSets) -> Counted:
     cfg = copy.deepcopy(datasets.cfg)
     apply_balance(cfg, Counted(before, limits))
     after = len(datasets.build('train', cfg.train_dataloader.dataset))
-    shown = _shown(f'{name} ({number})' for name, number in sorted(rare.items(), key=lambda item: item[1]))
+    shown = first_of([f'{name} ({number})' for name, number in rare.most_common()[::-1]], MOST_NAMES)
     return Counted(after, limits, line=(
         f'--balance repeats pictures of classes in less than half as many pictures as the median class: {shown}; '
         f'an epoch has {after:,} pictures in place of {before:,}'
@@ -115,7 +116,8 @@ def _weigh_classes(datasets: DataSets) -> tuple[list[float], str]:
     weights = 1 / np.log(WEIGHT_OF_ALL + shares)
     weights /= max(shares @ weights, 1e-9)  # the mean over the pixels is 1: the scale of the loss stays
     order = np.argsort(shares)
-    shown = _shown(f'{names[index]} {weights[index]:.3g} ({shares[index]:.2%} of the pixels)' for index in order)
+    classes = [f'{names[index]} {weights[index]:.3g} ({shares[index]:.2%} of the pixels)' for index in order]
+    shown = first_of(classes, MOST_NAMES)
     return [float(f'{weight:.4g}') for weight in weights], f'--balance weighs the cross entropy by class: {shown}'
 
 
@@ -136,8 +138,3 @@ def _count_pixels(datasets: DataSets) -> tuple[tuple[str, ...], NDArray[np.int64
             for counts in threads.map(count, range(len(dataset))):
                 pixels += counts
     return names, pixels
-
-
-def _shown(texts: Iterable[str]) -> str:
-    texts = list(texts)
-    return ', '.join(texts[:MOST_NAMES]) + (f' and {len(texts) - MOST_NAMES} more' if len(texts) > MOST_NAMES else '')

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from ...checkpoints.errors import first_of
 from ...openmmlab.errors import DataError
 from .media import require_whole
 
@@ -63,7 +64,7 @@ def describe_values(values: ArrayLike) -> str:
     breaks = np.flatnonzero(np.diff(values) > 1) + 1
     runs = [(run[0], run[-1]) for run in np.split(np.asarray(values), breaks)]
     words = [f'{first} to {last}' if last > first else str(first) for first, last in runs]
-    return ', '.join(words[:8]) + (f' and {len(words) - 8} more' if len(words) > 8 else '')
+    return first_of(words, 8)
 
 
 def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[Any]:
@@ -93,12 +94,10 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
         )
     numbers, counts = np.unique(values, return_counts=True)
     forbidden = rule.forbidden_values()
-    wrong = [(int(n), int(c)) for n, c in zip(numbers, counts) if not 0 <= n < 256 or forbidden[n]]
+    wrong = [f'{n} ({c} pixels)' for n, c in zip(numbers, counts) if not 0 <= n < 256 or forbidden[n]]
     if wrong:
-        shown = ', '.join(f'{number} ({count} pixels)' for number, count in wrong[:5])
-        more = f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''
-        bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if wrong[-1][0] > 255 else ''
-        raise DataError(f'the label {path} has the values {shown}{more}; {rule}.{bits}')
+        bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if numbers[-1] > 255 else ''
+        raise DataError(f'the label {path} has the values {first_of(wrong, 5)}; {rule}.{bits}')
     return values.astype(np.uint8)
 
 

@@ -81,7 +81,9 @@ class Predictor:
             if checkpoint is None:
                 self.model.init_weights()
             else:
-                self._load(loaded, checkpoint, allow_missing)
+                weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
+                weights = loaded.get('state_dict', loaded) if weights is None else weights
+                load_state_dict(self.model, weights, strict=False)
                 compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
             if precision or torch.device(device).type == 'cpu':
@@ -98,10 +100,6 @@ class Predictor:
             self._described = repr((cfg.model, pipeline, self.amp, precision))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
-
-    def _load(self, loaded: dict[str, Any], checkpoint: str, allow_missing: bool) -> None:
-        weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
-        load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
     def load(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file, loaded by the config's test pipeline: (H, W) or (H, W, C), BGR as a rule.

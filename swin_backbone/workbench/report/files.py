@@ -23,7 +23,7 @@ from pycocotools.cocoeval import Params
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate, silent
 
-TASKS = ('detection', 'segmentation', 'classification')
+KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
 IGNORED = -1  # label of pixels that are not counted
 IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
 CLASSES = 'classes.txt'  # a name on each line, in the folder of labels or beside it
@@ -45,19 +45,12 @@ def find_task(labels: Path, results: Path) -> str:
     Raises:
         ValueError: if they are not both a JSON, a CSV or a folder.
     """
-    for task, is_kind in zip(TASKS, (_is_json, Path.is_dir, _is_csv)):
-        if is_kind(labels) and is_kind(results):
+    kinds = {'folder' if path.is_dir() else path.is_file() and path.suffix.lower() for path in (labels, results)}
+    for kind, task in KINDS_OF_FILES.items():
+        if kinds == {kind}:
             return task
-    kinds = 'two COCO JSON files, two folders of PNGs or two CSV files'
-    raise ValueError(f'--labels and --results take {kinds}, got {labels}, {results}')
-
-
-def _is_json(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() == '.json'
-
-
-def _is_csv(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() == '.csv'
+    allowed = 'two COCO JSON files, two folders of PNGs or two CSV files'
+    raise ValueError(f'--labels and --results take {allowed}, got {labels}, {results}')
 
 
 def read_objects(labels: Path, results: Path) -> list[Evaluation]:

@@ -78,7 +78,9 @@ def fit_to_model(model: nn.Module, loaded: Any, checkpoint: str, instead: Option
 def _check_shapes(
     model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str, instead: str
 ) -> None:
-    expected = _trained(model)
+    statistics = ('running_mean', 'running_var')  # other buffers are computed
+    tensors = [*model.named_parameters(), *(pair for pair in model.named_buffers() if pair[0].endswith(statistics))]
+    expected = {key: tuple(value.shape) for key, value in tensors}
     missing = [key for key in expected if key not in shapes]
     wrong = [key for key in expected if key in shapes and shapes[key] != expected[key]]
     if not missing and not wrong:
@@ -100,10 +102,3 @@ def _check_shapes(
     if wrong:
         reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {expected[wrong[0]]})')
     raise CheckpointError(f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? {instead}')
-
-
-def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of parameters and running statistics; other buffers are computed."""
-    buffers = {key: value for key, value in model.named_buffers() if key.endswith(('running_mean', 'running_var'))}
-    both = {**dict(model.named_parameters()), **buffers}
-    return {key: tuple(value.shape) for key, value in both.items()}

@@ -65,14 +65,10 @@ def step_schedules(runner: Runner, epoch: int, iteration: int, checkpoint: Mappi
                 step(by_epoch=True)
         for _ in range(epochs - done):  # a batch sampler may make fewer batches than its length
             step(by_epoch=True)
+    optimizer = checkpoint.get('optimizer', {})
     for scheduler, state in zip(schedulers, checkpoint.get('param_schedulers', ())):
         if getattr(scheduler, 'need_val_args', False):
             scheduler.__dict__.update({key: state[key] for key in PLATEAU})
-            for group, saved in zip(scheduler.optimizer.param_groups, groups_of(checkpoint['optimizer'])):
+            saved_groups = [*optimizer['param_groups'], *filter(None, [optimizer.get('base_param_settings')])]
+            for group, saved in zip(scheduler.optimizer.param_groups, saved_groups):
                 group[scheduler.param_name] = saved[scheduler.param_name]
-
-
-def groups_of(optimizer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the groups in a wrapper's state, in the order of `OptimWrapper.param_groups`."""
-    base = optimizer.get('base_param_settings')
-    return [*optimizer['param_groups'], *([] if base is None else [base])]

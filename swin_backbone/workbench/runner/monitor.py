@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,18 +88,18 @@ class ValLossHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
         if metrics is None or getattr(self, 'loader', None) is None:
             return
-        sums: dict[str, float] = {}
+        sums: Counter[str] = Counter()
         try:
             with keep_generators(), torch.no_grad():
                 seed_generators(runner.seed, LOSS, runner.rank)
                 for pictures, losses in self._losses(runner):
-                    _add(sums, {NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
+                    sums.update({NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
         except Exception as error:  # no error here stops a training
             runner.logger.warning(f'--val-loss has no effect: {sentence_of(error)}')
-            self.loader, sums = None, {}
-        totals: dict[str, float] = {}
+            self.loader, sums = None, Counter()
+        totals: Counter[str] = Counter()
         for part in all_gather_object(sums):
-            _add(totals, part)
+            totals.update(part)
         number = totals.pop(NUM_PICTURES, 1)
         means = {f'val_{name}': total / number for name, total in totals.items()}
         for name, value in {**means, VAL_ITER: runner.iter}.items() if means else ():
@@ -143,11 +144,6 @@ def loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, Any]]
 def _loads_labels(step: dict[str, Any]) -> bool:
     kind = kind_of(step)
     return kind == 'ConvertBoxType' or (kind.startswith('Load') and kind.endswith('Annotations'))
-
-
-def _add(sums: dict[str, float], values: dict[str, float]) -> None:
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0) + value
 
 
 def enable_vis(cfg: Config, name: str) -> None:

@@ -82,7 +82,8 @@ def write_outputs(
                 write_coco_results(cfg, beside.with_suffix(''))
                 stack.callback(_rename, beside.with_suffix('.bbox.json'), beside)
             else:
-                write_predictions(cfg, str(beside))
+                dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
+                cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=str(beside))]
         yield hooks
 
 
@@ -163,12 +164,6 @@ def enable_tta(cfg: Config) -> None:
         cfg.tta_model.type = MaskTTAModel.__name__
     cfg.model = dict(cfg.tta_model, module=cfg.model)
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-
-
-def write_predictions(cfg: Config, out: str) -> None:
-    """Write the predictions of a test to the pickle `out`. mmengine refuses other names than .pkl and .pickle."""
-    dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
-    cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]
 
 
 def write_coco_results(cfg: Config, prefix: Path) -> None:

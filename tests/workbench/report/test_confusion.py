@@ -13,7 +13,7 @@ CLASSES = ('sky', 'road', 'tree', 'boat')  # no boat is labelled or predicted
 def test_iou_and_accuracy_are_those_of_mmseg(monkeypatch):
     evaluation = pytest.importorskip('mmseg.evaluation', reason='mmseg is not installed')
     monkeypatch.setattr(confusion, 'WORST', 2)
-    monkeypatch.setattr(confusion, 'SIDE', 20)
+    monkeypatch.setattr(confusion, 'KEPT_SIDE', 20)
     rng, counts, metric = np.random.default_rng(0), PixelCounts(CLASSES), evaluation.IoUMetric()
     metric.dataset_meta = dict(classes=CLASSES)
     for index in (5, 0, 1, 2, 3, 4):

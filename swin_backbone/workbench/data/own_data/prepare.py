@@ -84,7 +84,9 @@ def prepare(
     for argument, path in (('--data', data), ('--annotations', annotations)):
         if path is not None and not Path(path).exists():
             raise ValueError(f'{argument}: there is no {str(path)!r}')
-    indices_folder = Path(folder or _default_folder()).absolute()
+    cache_folder = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    default = os.environ.get(VARIABLE) or Path(cache_folder, 'swin_backbone', 'data')
+    indices_folder = Path(folder or default).absolute()
     listed = list_data(Path(data), None if annotations is None else Path(annotations), Path())
     results = [
         name for name in listed.results if os.path.realpath(listed.root / name) != os.path.realpath(indices_folder)
@@ -156,11 +158,6 @@ def _remove_oldest(indices_folder: Path) -> None:
                     (outputs / DATASET_FILE).unlink()  # the rest is no index
                     shutil.rmtree(outputs)
                     del sizes[outputs]
-
-
-def _default_folder() -> Path:
-    cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    return Path(os.environ.get(VARIABLE) or Path(cache, 'swin_backbone', 'data'))
 
 
 def _digest(folder: DataFolder, scope: str) -> str:

@@ -148,9 +148,12 @@ class Regions(nn.Module):
         indices, parts = [], []
         for level, (map_BCHW, aligned) in enumerate(zip(maps, layers)):
             index = (level_R == level).nonzero()[:, 0]
-            settings = *aligned.output_size, aligned.spatial_scale, aligned.sampling_ratio
             indices.append(index)
-            parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], *settings))
+            height, width = aligned.output_size
+            cut = roi_align(
+                map_BCHW, box_R4[index], image_R[index], height, width, aligned.spatial_scale, aligned.sampling_ratio
+            )
+            parts.append(cut)
         cut_RCHW = torch.cat(parts)
         return cut_RCHW.new_zeros(box_R4.shape[0], *cut_RCHW.shape[1:]).index_copy(0, torch.cat(indices), cut_RCHW)
 
