@@ -36,7 +36,7 @@ from swin_backbone.whole_files import write_whole
 from swin_backbone.workbench.export.export import manifest_of, write_model
 from swin_backbone.workbench.export.formats import FORMATS, OPERATOR_PRECISIONS, OPSET, check_format, quiet
 from swin_backbone.workbench.export.graph import Graph, maps_graph
-from swin_backbone.workbench.export.runtime import MANIFEST, Model
+from swin_backbone.workbench.export.runtime import MANIFEST, RuntimeModel
 
 from . import machine, timing
 from .peers import PEERS, Peer, build_peer, largest_difference
@@ -362,7 +362,7 @@ def exported_runs(
                 check_format(kind, precision, None if precisions is None else 'swin')
                 manifest = manifest_of(graph, folder, kind, precision)
                 (folder / MANIFEST).write_text(json.dumps(manifest))
-                run = Model(folder, threads=threads).run
+                run = RuntimeModel(folder, threads=threads).run
                 runs[f'{name}, {runtime} {precision}'] = partial(run, [image.numpy()])
 
     for name, model in models.items():

@@ -207,9 +207,9 @@ def truth_of(cfg: Config, picture: Tensor) -> Any:
 
 def exported_run(folder: str, picture: Tensor, threads: Optional[int]) -> Run:
     """Return a function that runs an exported whole model once, with the resizing of the test pipeline."""
-    from swin_backbone.workbench.export.runtime import Model
+    from swin_backbone.workbench.export.runtime import RuntimeModel
 
-    model, pixels = Model(folder, threads=threads), picture.permute(1, 2, 0).numpy()[..., ::-1]
+    model, pixels = RuntimeModel(folder, threads=threads), picture.permute(1, 2, 0).numpy()[..., ::-1]
     return lambda: list(model.predict([np.ascontiguousarray(pixels)]))
 
 

@@ -87,7 +87,7 @@ def run_in_process(spec: Spec) -> list[float]:
     losses = LossesHook()
     runner.register_hook(losses)
     with mixed_precision(model) if spec.bfloat16 else nullcontext():
-        build.run(runner, 'train')
+        build.run_loop(runner, 'train')
     return losses.totals
 
 

@@ -94,13 +94,13 @@ def check_sequence(name: str, value: object, allowed: str, length: Optional[int]
     return tuple(value)
 
 
-def check_size(name: str, value: object, least: int = 1) -> tuple[int, int]:
+def check_size(name: str, value: object) -> tuple[int, int]:
     """Check a side or a pair (height, width), and return a pair."""
-    allowed = f'a whole number of at least {least}, or a pair (height, width)'
+    allowed = 'a whole number of at least 1, or a pair (height, width)'
     sides = (value,) if is_int(value) else check_sequence(name, value, allowed)
     if len(sides) > 2:
         raise ValueError(refusal(name, allowed, value))
-    return check_int(name, sides[0], least), check_int(name, sides[-1], least)
+    return check_int(name, sides[0], 1), check_int(name, sides[-1], 1)
 
 
 def is_int(value: object) -> bool:

@@ -25,12 +25,12 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.workbench.cost.report import print_report, report
+    from swin_backbone.workbench.cost.report import count_costs, print_report
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
         cfg = make_job(args).cfg
-        data = report(cfg, args.shape, args.backbone_only)
+        data = count_costs(cfg, args.shape, args.backbone_only)
     print_report(data, Console())
     if args.json:
         with stop_on_user_errors((OSError,), args.debug):

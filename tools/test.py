@@ -44,7 +44,7 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.configs.published import find_weights
     from swin_backbone.workbench.job import build_test
-    from swin_backbone.workbench.runner.build import RUN_ERRORS, run
+    from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.launchers import rank
     from swin_backbone.workbench.runner.testing import OutputOptions
 
@@ -56,7 +56,7 @@ def main() -> None:
             checkpoint = args.checkpoint or find_weights(args.weights)
             runner = stack.enter_context(build_test(make_job(args), checkpoint, outputs))
         with stop_on_user_errors(RUN_ERRORS, args.debug):
-            metrics = run(runner, 'test')
+            metrics = run_loop(runner, 'test')
     if rank(args.launcher):
         return
     if args.show_dir:

@@ -40,7 +40,7 @@ def main() -> None:
     from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
     from swin_backbone.workbench.job import build_training, only_training, report, resolve_job
-    from swin_backbone.workbench.runner.build import RUN_ERRORS, run
+    from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.monitor import enable_vis
 
     with stop_on_user_errors(RUN_ERRORS, args.debug), ExitStack() as stack:
@@ -52,7 +52,7 @@ def main() -> None:
             runner = build_training(job)
             if args.report:
                 require_data(job.cfg, ('test',))
-        run(runner, 'train')
+        run_loop(runner, 'train')
         if args.report:
             if runner.last_checkpoint is None:
                 raise ValueError('--report takes a checkpoint, and the training has written none')

@@ -32,7 +32,7 @@ SAMPLING = 'deform_sampling'
 Method = Callable[..., Any]
 
 
-@OPTIM_WRAPPERS.register_module(name=['Bfloat16OptimWrapper', 'CpuAmpOptimWrapper'])  # the second of 0.1
+@OPTIM_WRAPPERS.register_module()
 class Bfloat16OptimWrapper(OptimWrapper):
     """Train in `mixed_precision` of bfloat16, on any device.
 

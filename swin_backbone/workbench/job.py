@@ -25,7 +25,7 @@ from .configs.paths import require_data, tested_set
 from .configs.published import find_weights, start_from, start_from_weights
 from .configs.training_settings import has_settings, lr_line
 from .data.annotations import uses_masks
-from .data.balance import Counted, count
+from .data.balance import Counted, count_epoch
 from .data.check_data import check_before_training
 from .data.datasets import DataSets
 from .data.own_data.config import weights_left_out
@@ -34,7 +34,7 @@ from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process
 from .resolve import combine, set_length, set_training
-from .runner.build import build_runner, run
+from .runner.build import build_runner, run_loop
 from .runner.launchers import processes, rank
 from .runner.lock import only_training_in
 from .runner.monitor import ValLossHook
@@ -99,7 +99,7 @@ def resolve_job(config: Union[str, Config], options: Optional[Options] = None) -
     datasets = DataSets(cfg)
     counted = Counted(data.splits['train'].pictures) if data else None
     if options.epochs is not None or options.balance:
-        counted = count(datasets, options.balance)
+        counted = count_epoch(datasets, options.balance)
     if counted is not None:
         set_length(cfg, options, data, counted, number)
         lines.append(counted.line)
@@ -150,10 +150,10 @@ def build_training(job: Job) -> SafeRunner:
 
 
 def train(job: Job) -> SafeRunner:
-    """Train, and return the runner. Errors: see `build_training`, `run` and `only_training`."""
+    """Train, and return the runner. Errors: see `build_training`, `run_loop` and `only_training`."""
     with only_training(job):
         runner = build_training(job)
-        run(runner, 'train')
+        run_loop(runner, 'train')
     return runner
 
 
@@ -204,9 +204,9 @@ def build_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = Non
 
 
 def test(job: Job, checkpoint: str) -> dict[str, float]:
-    """Return the metrics of a test. Arguments and errors: see `build_test` and `run`."""
+    """Return the metrics of a test. Arguments and errors: see `build_test` and `run_loop`."""
     with build_test(job, checkpoint) as runner:
-        metrics: dict[str, float] = run(runner, 'test')
+        metrics: dict[str, float] = run_loop(runner, 'test')
     return metrics
 
 
@@ -235,19 +235,18 @@ def report(
     return numbers
 
 
-def open_predictor(job: Job, checkpoint: Optional[str], batch: int = 1) -> Predictor:
+def open_predictor(job: Job, checkpoint: Optional[str]) -> Predictor:
     """Return a predictor of single pictures. It needs no data.
 
     Args:
         checkpoint: path, URL or published name of a whole model, or an exported folder; None: initial weights.
-        batch: of an exported model: see `ExportedPredictor`.
 
     Raises:
         ValueError: see `Predictor`.
     """
     options = job.options
     if checkpoint is not None and is_exported(checkpoint):
-        return open_exported(checkpoint, options, batch)
+        return open_exported(checkpoint, options)
     _require_no_threads(options)
     device = options.device or default_device()
     if device.partition(':')[0] == 'cpu':
@@ -285,10 +284,10 @@ def open_exported(folder: str, options: Options, batch: int = 1) -> ExportedPred
 
 
 def export(job: Job, checkpoint: str, out: Path, format: str = 'onnx', **settings: Any) -> dict[str, Any]:
-    """Write a folder that runs without torch. Arguments and errors: see `export.export.export`."""
-    from .export.export import export
+    """Write a folder that runs without torch. Arguments and errors: see `export.export.export_model`."""
+    from .export.export import export_model
 
-    return export(job.cfg, checkpoint, out, format, unsafe_load=job.options.unsafe_load, **settings)
+    return export_model(job.cfg, checkpoint, out, format, unsafe_load=job.options.unsafe_load, **settings)
 
 
 def _require_checkpoint_options(options: Options) -> None:

@@ -176,7 +176,7 @@ class Model:
         return predictions
 
     def export(self, out: PathLike, format: str = 'onnx', **options: Any) -> dict[str, Any]:
-        """Write a folder that runs without torch. Options: see `swin_backbone.workbench.export.export.export`.
+        """Write a folder that runs without torch. Options: see `swin_backbone.workbench.export.export.export_model`.
 
         Returns:
             The contents of deploy.json.

@@ -23,8 +23,6 @@ from .data.load_picture import OURS, name_loaders
 from .data.own_data.config import put_data
 from .data.own_data.prepare import Dataset
 
-OWN_DATA = 'own_data is no key of a config: give --data D, and --classes NAMES for names (in Python data=, classes=)'
-
 
 def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
     """Return a config with another backbone, other data, and `cfg_options`. `config` stays unchanged.
@@ -39,8 +37,6 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         ValueError: for an unknown backbone or key.
     """
     settings = options.cfg_options or {}
-    if 'own_data' in config or any(key.lstrip('+').startswith('own_data') for key in settings):
-        raise ConfigError(OWN_DATA)
     backbone = options.backbone
     cfg: Config = (
         swap_backbone(config, backbone, at=options.at, recipe=options.recipe) if backbone else copy.deepcopy(config)

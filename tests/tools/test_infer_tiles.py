@@ -60,9 +60,9 @@ def test_a_detector(tmp_path, files):
 def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
     pytest.importorskip('onnxscript', reason='onnxscript is not installed')
-    from swin_backbone.workbench.export.export import export
+    from swin_backbone.workbench.export.export import export_model
 
-    export(Config.fromfile(SEGMENTATION), str(files / f'{SEGMENTATION.stem}.pth'), tmp_path / 'DIR')
+    export_model(Config.fromfile(SEGMENTATION), str(files / f'{SEGMENTATION.stem}.pth'), tmp_path / 'DIR')
     assert json.loads((tmp_path / 'DIR' / 'deploy.json').read_text())['period'] == 224
     for name, model in (('checkpoint', SEGMENTATION), ('exported', tmp_path / 'DIR')):
         run_well(*command(files, model, tmp_path / name))

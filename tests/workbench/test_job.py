@@ -135,7 +135,7 @@ BFLOAT16 = dict(type='Bfloat16OptimWrapper')
         (False, 'bfloat16', BFLOAT16),
     ],
 )
-@pytest.mark.parametrize('before', ['OptimWrapper', 'AmpOptimWrapper', 'CpuAmpOptimWrapper'])
+@pytest.mark.parametrize('before', ['OptimWrapper', 'AmpOptimWrapper', 'Bfloat16OptimWrapper'])
 def test_amp_takes_the_wrapper_of_dtype_and_machine(monkeypatch, has_gpu, dtype, wrapper, before):
     monkeypatch.setattr(amp, 'has_accelerator', lambda: has_gpu)
     cfg = Config.fromfile(MASK_RCNN)
@@ -175,7 +175,7 @@ def training_with(**options):
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     info = dict(classes=(), task='maps')
-    monkeypatch.setattr(predictor, 'Model', lambda *_: SimpleNamespace(info=info))
+    monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_: SimpleNamespace(info=info))
     monkeypatch.setattr(job, 'build_runner', lambda *_, **__: None)
     made = job.resolve_job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
     start(made)

@@ -73,7 +73,7 @@ def test_wrong_pictures(shape):
 
 
 def test_export_takes_config_checkpoint_and_options(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, 'export', lambda *arguments, **options: (arguments, options))
+    monkeypatch.setattr(export, 'export_model', lambda *arguments, **options: (arguments, options))
     model = load(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py', work_dir=tmp_path)
     with pytest.raises(ValueError, match='to export, a model needs a checkpoint'):
         model.export(tmp_path)

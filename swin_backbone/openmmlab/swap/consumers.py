@@ -154,6 +154,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     """
     # All heads of a cascade, and the head of K-Net that makes the kernels
     nodes = walk(model, key, lambda name, _: name.isdecimal() or name in HEADS_OF_MAPS)
+    heads: list[tuple[str, ConfigDict]]
     heads = [(path, head) for path, head in nodes if isinstance(head, dict) and 'in_channels' in head]
     if not heads:
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')

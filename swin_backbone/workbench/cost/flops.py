@@ -73,7 +73,7 @@ class FlopCounts(nn.Module):
 
     def cost(self, prefix: str = '') -> Cost:
         """Return the cost of a module with its submodules; '' for the model."""
-        path = f'Counts.model.{prefix}'.rstrip('.')
+        path = f'FlopCounts.model.{prefix}'.rstrip('.')
         inside = [name for name in self.by_module if f'{name}.'.startswith(f'{path}.')]
         # Containers and unused modules have no entry, only their submodules.
         outermost = [name for name in inside if not any(name.startswith(f'{other}.') for other in inside)]
@@ -89,7 +89,7 @@ def build(cfg: dict[str, Any], scope: str, device: str = 'meta') -> nn.Module:
     return model
 
 
-def count(model: Any, height: int, width: int, device: str = 'meta') -> FlopCounts:
+def count_flops(model: Any, height: int, width: int, device: str = 'meta') -> FlopCounts:
     """Count one forward of a detector, segmentor or backbone on an image of height x width pixels."""
     counts = FlopCounts(model).eval()
     with torch.no_grad(), on_device(device), FlopCounterMode(display=False, custom_mapping=PER_ELEMENT) as counter:

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from ...models import SwinMLPBackbone
 from ...models.pyramid import SwinPyramid
-from .flops import FlopCounts, attention_costs, build, count
+from .flops import FlopCounts, attention_costs, build, count_flops
 
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count
 
 
-def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: bool = False) -> dict[str, Any]:
+def count_costs(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: bool = False) -> dict[str, Any]:
     """Return parameters and multiply-adds of a config's model, by part and by stage of the backbone.
 
     Args:
@@ -48,9 +48,9 @@ def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> FlopCou
     """Count on the meta device or, if a module fails there, on the CPU."""
     with DefaultScope.overwrite_default_scope(scope):
         try:
-            return count(build(model, scope, 'meta'), *shape, 'meta')
+            return count_flops(build(model, scope, 'meta'), *shape, 'meta')
         except (RuntimeError, NotImplementedError, TypeError):
-            return count(build(model, scope, 'cpu'), *shape, 'cpu')
+            return count_flops(build(model, scope, 'cpu'), *shape, 'cpu')
 
 
 def print_report(data: dict[str, Any], console: Console) -> None:

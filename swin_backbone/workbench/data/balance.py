@@ -37,7 +37,7 @@ class Counted(NamedTuple):
     line: str = ''
 
 
-def count(datasets: DataSets, balance: bool = False) -> Counted:
+def count_epoch(datasets: DataSets, balance: bool = False) -> Counted:
     """Count the pictures of an epoch and, with `balance`, objects or pixels of all classes.
 
     A segmentor's cross entropy gets weights by the pixels of all training labels. Other models see pictures of rare

@@ -36,14 +36,14 @@ from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
 from .picture import Normalise, at_one_size
-from .predictor import evaluate
+from .predictor import evaluate_folder
 from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
-from .runtime import MANIFEST, Model, Result, file_digest, openvino_core, read_manifest
+from .runtime import MANIFEST, Result, RuntimeModel, file_digest, openvino_core, read_manifest
 
 SHOWN, LOOKED_AT = 2, 8  # pictures of a data set for the verification
 
 
-def export(
+def export_model(
     cfg: Config,
     checkpoint: str,
     out: Path,
@@ -115,12 +115,12 @@ def export(
         palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
         **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
     )
-    metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
+    metric = (lambda folder: evaluate_folder(cfg, folder)) if part == 'model' else lambda folder: {}
     return write(graph, out, format, precision, meta, wanted, samples, calibration, metric, overwrite, operators)
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
-    """Return the graph of a whole model or of a part. Arguments and errors: see `export`."""
+    """Return the graph of a whole model or of a part. Arguments and errors: see `export_model`."""
     if part != 'model':
         settings = dict(preprocessing=Normalise(model.data_preprocessor).settings())
         return replace(maps_graph(model, part, shape), settings=settings)
@@ -146,7 +146,7 @@ def write(
     overwrite: bool = False,
     operators: Optional[str] = None,
 ) -> dict[str, Any]:
-    """Capture a graph, write a folder and verify the file: see `export`.
+    """Capture a graph, write a folder and verify the file: see `export_model`.
 
     Args:
         wanted: PyTorch's result for a picture, for a whole model.
@@ -171,9 +171,9 @@ def write(
         (folder / MANIFEST).write_text(json.dumps(manifest))
         if wanted is None:
             images = [feed[0] for feed in calibration[:SHOWN]]
-            figures = verify.verify_maps(Model(folder).run, graph, allowed, images)
+            figures = verify.verify_maps(RuntimeModel(folder).run, graph, allowed, images)
         else:
-            figures = verify.verify_results(Model(folder), wanted, samples or generated_pictures(graph), allowed)
+            figures = verify.verify_results(RuntimeModel(folder), wanted, samples or generated_pictures(graph), allowed)
         manifest['verification'] = figures
         if is_calibrated:
             before, after = ({**measure(exported, calibration), **metric(exported)} for exported in (wide, folder))
@@ -265,7 +265,7 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, operato
 
 def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
     """Return the size of a model, and the median time of up to five inputs."""
-    run, seconds = Model(folder).run, []
+    run, seconds = RuntimeModel(folder).run, []
     for feed in [inputs[0], *inputs[:5]]:  # a warm-up first
         start = time.perf_counter()
         run(feed)
@@ -284,7 +284,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
-    """Return PyTorch's result for a picture, in the form of `runtime.Model.predict`."""
+    """Return PyTorch's result for a picture, in the form of `runtime.RuntimeModel.predict`."""
     frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, (picture.shape[0], picture.shape[1]))
     (sample,) = predictor.predict([predictor.prepare(frame)])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':

@@ -31,7 +31,7 @@ from ..predict.thresholds import SCORE_THR
 from ..resume.completeness import compare_names
 from ..runner.build import build_runner
 from .picture import load_bands
-from .runtime import MANIFEST, Model, Result, RuntimeProblem, resized_size
+from .runtime import MANIFEST, Result, RuntimeModel, RuntimeProblem, resized_size
 
 
 def is_exported(path: str) -> bool:
@@ -49,14 +49,14 @@ class ExportedPredictor(Predictor):
 
     Args:
         folder: the folder of an exported whole model.
-        device, threads, batch: see `runtime.Model`.
+        device, threads, batch: see `runtime.RuntimeModel`.
 
     Raises:
-        RuntimeProblem: see `runtime.Model`.
+        RuntimeProblem: see `runtime.RuntimeModel`.
     """
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
-        self.model: Any = Model(folder, device, threads)
+        self.model: Any = RuntimeModel(folder, device, threads)
         self.loader = LoadPicture(**self.model.info['preprocessing'].get('load', {}))
         self.batch = batch
         stored = self.model.info.get('score_thr')
@@ -122,12 +122,12 @@ class ExportedModel(BaseModel):
     """An exported model for mmengine's test loop. Pictures are read again; the batch's inputs have no use.
 
     Args:
-        folder, device, threads: see `runtime.Model`.
+        folder, device, threads: see `runtime.RuntimeModel`.
     """
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
         super().__init__()
-        self.runtime = Model(folder, device, threads)
+        self.runtime = RuntimeModel(folder, device, threads)
         self.load = self.runtime.info['preprocessing'].get('load', {})
 
     def test_step(self, data: dict[str, Any]) -> list[BaseDataElement]:
@@ -154,7 +154,7 @@ class ExportedModel(BaseModel):
 
 def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
     """Test an exported model with a config's data and metric."""
-    info = Model(folder, device, threads).info  # raises errors before the data are read
+    info = RuntimeModel(folder, device, threads).info  # raises errors before the data are read
     scope = scope_of(info)
     if scope != cfg.get('default_scope', scope):
         raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
@@ -167,7 +167,7 @@ def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optiona
     start_from(cfg, None)
 
 
-def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
+def evaluate_folder(cfg: Config, folder: Path) -> dict[str, float]:
     """Return the metric of an exported model on a config's test set; empty: no test set."""
     cfg = copy.deepcopy(cfg)
     try:

@@ -52,7 +52,7 @@ class RuntimeProblem(ValueError):
     """An error for users: of a folder, a missing runtime, a device or a picture."""
 
 
-class Model:
+class RuntimeModel:
     """An exported model in a runtime.
 
     Args:
@@ -167,7 +167,7 @@ class Model:
         return shape[3]
 
 
-load = Model
+load = RuntimeModel
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

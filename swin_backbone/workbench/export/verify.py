@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from .graph import ExportError, Graph
-from .runtime import Model, Result
+from .runtime import Result, RuntimeModel
 
 VERIFIED_SIZES = ((224, 224), (97, 130), (250, 333))
 BATCHES = (1, 2)
@@ -85,7 +85,7 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
 
 
 def verify_results(
-    model: Model, wanted: Callable[[NDArray[Any]], Result], samples: Sequence[Sample], precision: str
+    model: RuntimeModel, wanted: Callable[[NDArray[Any]], Result], samples: Sequence[Sample], precision: str
 ) -> list[dict[str, Any]]:
     """Run pictures through a file and through PyTorch, in batches of one and two, and compare the results.
 

@@ -22,7 +22,7 @@ from ..data.load_picture import load_of
 from ..data.media import read_picture
 from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
 from ..pictures.curves import read_log
-from ..runner.build import run
+from ..runner.build import run_loop
 from .files import CLASSES, encode_csv, encode_objects
 from .report import NAME, PAGE, read_reports, write_report
 
@@ -71,7 +71,7 @@ def report_on_test(
         keep: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
         runner.register_hook(keep)
         numbers = {
-            name: float(value) for name, value in run(runner, 'test').items() if np.ndim(value) == 0
+            name: float(value) for name, value in run_loop(runner, 'test').items() if np.ndim(value) == 0
         }  # no matrices
         labels, results, pictures = keep.write()
         config = {key: value for key, value in runner.cfg.to_dict().items() if key not in NOT_COMPARED}

@@ -21,7 +21,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
 from .confusion import PixelCounts
-from .detection import Array, Evaluation, evaluate, silent
+from .detection import Array, Evaluation, evaluate_objects, silent
 
 KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
 IGNORED = -1  # label of pixels that are not counted
@@ -53,7 +53,7 @@ def find_task(labels: Path, results: Path) -> str:
     raise ValueError(f'--labels and --results take {allowed}, got {labels}, {results}')
 
 
-def read_objects(labels: Path, results: Path) -> list[Evaluation]:
+def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     """Return the evaluations of the boxes and of the masks of COCO results.
 
     Masks are evaluated if all results and labels have a `segmentation`. A result has a `score`; masks may have a score
@@ -99,7 +99,7 @@ def read_objects(labels: Path, results: Path) -> list[Evaluation]:
             scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in predictions]
         most = max((len(truth.imgToAnns[number]) for number in truth.imgs), default=0)
         params.maxDets = [1, 10, max(1000, most)]
-        evaluations.append(evaluate(truth, scored, params))
+        evaluations.append(evaluate_objects(truth, scored, params))
     return evaluations
 
 
@@ -129,7 +129,7 @@ def _to_json(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value.tolist()  # RLE; numbers of NumPy
 
 
-def read_pixels(labels: Path, results: Path, classes: Optional[Sequence[str]] = None) -> tuple[PixelCounts, Any]:
+def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[str]] = None) -> tuple[PixelCounts, Any]:
     """Count the pixels of label PNGs and predicted PNGs, and return the counts and the palette of the labels.
 
     Args:

@@ -13,7 +13,7 @@ from ..pictures.colours import distinct_colours
 from .analyse import detection_report
 from .confusion import WORST, classification_report
 from .detection import track
-from .files import IGNORED, find_pictures, find_task, read_objects, read_pixels, read_scores, tested_pictures
+from .files import IGNORED, count_label_pixels, find_pictures, find_task, read_evaluations, read_scores, tested_pictures
 from .page import common_kind, main_metric, render
 from .thumbnails import Load, draw, draw_labels
 
@@ -79,7 +79,7 @@ def write_report(
 
 def _of_objects(labels: Path, results: Path, pictures: Optional[Path], _classes: Any, load: Load) -> Part:
     """Return the report on a detector."""
-    evaluations = read_objects(labels, results)
+    evaluations = read_evaluations(labels, results)
     names = tested_pictures(evaluations[-1].truth)
     files = dict(zip(names, find_pictures(pictures, names.values())))
     report, thumbnails = detection_report(evaluations, files, load)
@@ -90,7 +90,7 @@ def _of_pixels(
     labels: Path, results: Path, pictures: Optional[Path], classes: Optional[Sequence[str]], load: Load
 ) -> Part:
     """Return the report on a segmentor."""
-    counts, palette = read_pixels(labels, results, classes)
+    counts, palette = count_label_pixels(labels, results, classes)
     report = counts.report()
     for row, file in zip(report['pictures'], find_pictures(pictures, [row['file'] for row in report['pictures']])):
         row['file'] = file

@@ -37,7 +37,7 @@ def outline(mask: Any) -> str:
     return ' '.join('M' + ' '.join(f'{x} {y}' for x, y in line) + 'Z' for line in lines)
 
 
-def read_pixels(file: str, load: Load = read_picture) -> Optional[Array]:
+def read_shown(file: str, load: Load = read_picture) -> Optional[Array]:
     """Return a picture as (H, W, 3) uint8 BGR; None if it cannot be read. Of many bands, the first three or one."""
     with suppress(OSError, ValueError):
         return shown(load(Path(file)))
@@ -55,7 +55,7 @@ def draw(
         panels: objects to draw over the picture, which stands beside itself for each panel.
         is_cropped: the part is that of the objects.
     """
-    pixels = read_pixels(file, load)
+    pixels = read_shown(file, load)
     if pixels is None:
         return {}
     low, high = np.zeros(2, int), np.array(pixels.shape[1::-1])
@@ -73,7 +73,7 @@ def draw_labels(
     file: str, label_HW: Array, predicted_HW: Array, palette: Sequence[Any], ignored: int, load: Load = read_picture
 ) -> dict[str, Any]:
     """Return the address of labels, prediction and wrong pixels of a segmentor, side by side."""
-    pixels = read_pixels(file, load)
+    pixels = read_shown(file, load)
     pixels = np.full((1, 1, 3), 128, np.uint8) if pixels is None else pixels  # grey
     small = cv2.resize(pixels, label_HW.shape[::-1], interpolation=cv2.INTER_AREA)
     colours, panels = np.array(palette, float)[:, ::-1], []  # BGR

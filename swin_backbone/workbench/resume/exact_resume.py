@@ -105,7 +105,7 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
         )
         return
     units = _units(runner)
-    saved_units = {key: state.get(key, value) for key, value in units.items()}  # older checkpoints have fewer keys
+    saved_units = {key: state[key] for key in units}
     changes = list(_differences(saved_units, units))
     yield from changes
     batches = state['batches_done']
@@ -122,8 +122,8 @@ def _restore_position(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
             else:
                 meta['epoch'], batches = divmod(batches, length)
             meta['iter'] = meta['epoch'] * length + batches
-    loop.batches_done, loop.validated_iter = batches, state.get('validated_iter', -1)
-    for hook, stopping in zip(_stopping_hooks(runner), state.get('stopping', ())):
+    loop.batches_done, loop.validated_iter = batches, state['validated_iter']
+    for hook, stopping in zip(_stopping_hooks(runner), state['stopping']):
         hook.best_score, hook.wait_count = stopping
     if state['sampler_seed'] is not None and hasattr(_sampler(runner), 'seed'):
         _sampler(runner).seed = state['sampler_seed']

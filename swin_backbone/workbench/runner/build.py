@@ -23,7 +23,7 @@ from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
 
 LEAD_S = 2  # seconds to wait after the loss of another process, so that the launcher reports that one
-RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
+RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run_loop` without a traceback
 
 
 def build_runner(
@@ -59,7 +59,7 @@ def build_runner(
     return runner
 
 
-def run(runner: Runner, what: Literal['train', 'test']) -> Any:
+def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     """Train or test.
 
     Returns:

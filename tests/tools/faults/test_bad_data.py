@@ -197,7 +197,7 @@ def test_a_new_pipeline_is_guarded(record_fault, own, tmp_path):
     switch_pipeline = cfg.train_dataloader.dataset.pipeline
     cfg.custom_hooks = [dict(type='PipelineSwitchHook', switch_epoch=1, switch_pipeline=switch_pipeline)]
     cfg.work_dir = str(tmp_path)
-    build.run(build_runner(cfg, skip_unreadable=True), 'train')
+    build.run_loop(build_runner(cfg, skip_unreadable=True), 'train')
     assert '1 pictures were skipped' in log_of(tmp_path)
     record_fault('bad_data')
 
@@ -211,7 +211,7 @@ def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_pa
     from swin_backbone.workbench.runner import build
 
     with pytest.raises(DataError) as error:
-        build.run(build_runner(cfg), 'train')
+        build.run_loop(build_runner(cfg), 'train')
     assert 'Traceback' in str(error.value)  # for --debug
     assert sentence_of(error.value) == (
         f'the label {path} has the values 200 (2304 pixels); 2 classes and ignore_index=255 allow 0 to 1, 255.'

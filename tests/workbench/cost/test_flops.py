@@ -10,7 +10,7 @@ from helpers.in_process import run_well
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
 from swin_backbone.devices import on_device
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.workbench.cost.flops import attention_costs, build, count
+from swin_backbone.workbench.cost.flops import attention_costs, build, count_flops
 
 CASCADE = 'cascade_rcnn/cascade-mask-rcnn_swin-{}-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco'
 HTC = 'htc/htc_swin-{}-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco'
@@ -36,7 +36,7 @@ PUBLISHED = [
 def counts_of(name, shape):
     cfg = read_config(ROOT / 'configs' / f'{name}.py')
     pytest.importorskip(cfg.default_scope, reason=f'{cfg.default_scope} is not installed')
-    return count(build(cfg.model, cfg.default_scope), *shape)
+    return count_flops(build(cfg.model, cfg.default_scope), *shape)
 
 
 @pytest.mark.parametrize(('name', 'params', 'flops', 'shape'), PUBLISHED)
@@ -80,7 +80,7 @@ def test_published_classifiers(arch, window, params, flops):
     kind, side = (SwinBackbone, 224) if window == 7 else (SwinV2Backbone, 256)
     with on_device('meta'):
         backbone = kind(arch=arch, window_size=window, small_map='shrink', out_indices=(3,)).eval()
-    cost = count(backbone, side, side).cost()
+    cost = count_flops(backbone, side, side).cost()
     classifier = 1000 * backbone.num_features[-1]  # a linear layer behind the mean over the last map
     biases = 0
     if kind is SwinV2Backbone:
@@ -98,7 +98,7 @@ def test_attention_is_the_closed_form_and_v2s_position_bias(kind, windows):
     """With windows that divide the maps."""
     with on_device('meta'):
         backbone = kind(arch='nano', window_size=windows).eval()
-    rows = attention_costs(count(backbone, 256, 512), '', 256, 512)
+    rows = attention_costs(count_flops(backbone, 256, 512), '', 256, 512)
     assert [(row['height'], row['width'], row['layers']) for row in rows] == [(64 >> i, 128 >> i, 2) for i in range(4)]
     for i, row in enumerate(rows):
         hw, C, heads, (wh, ww) = row['height'] * row['width'], 32 << i, 2 << i, backbone.window_size[i]
@@ -121,7 +121,7 @@ def test_what_is_counted_is_what_mmengine_counts(kind):
         model = kind(arch='nano', window_size=4, drop_path_rate=0.0)
     with torch.no_grad():
         theirs = get_model_complexity_info(model.eval(), (3, 128, 256), show_table=False, show_arch=False)
-    ours = count(model, 128, 256, 'cpu').cost()
+    ours = count_flops(model, 128, 256, 'cpu').cost()
     assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
 
 

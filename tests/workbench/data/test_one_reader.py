@@ -35,7 +35,7 @@ from swin_backbone.workbench.data.media import (
 from swin_backbone.workbench.data.rasters import read_tiff
 from swin_backbone.workbench.export import runtime
 from swin_backbone.workbench.job import resolve_job
-from swin_backbone.workbench.report.thumbnails import read_pixels
+from swin_backbone.workbench.report.thumbnails import read_shown
 from swin_backbone.workbench.tiles import open_picture
 from swin_backbone.workbench.tiles.grid import Window
 
@@ -96,7 +96,7 @@ def ways_in(path, predictor):
         checks=read_picture(path),
         inference=frame.pixels,
         tiles=np.concatenate([np.concatenate(row, 1) for row in parts]),
-        report=read_pixels(str(path)),
+        report=read_shown(str(path)),
     )
 
 
@@ -142,7 +142,7 @@ def test_values_that_are_no_colours_are_an_error(dtype, predictor, tmp_path, mon
             read()
     assert 'range of colours is unknown' in unreadable(dict(img_path=str(path)))
     if dtype != 'complex64':
-        assert read_pixels(str(path)).shape == (H, W, 3)  # a thumbnail is scaled
+        assert read_shown(str(path)).shape == (H, W, 3)  # a thumbnail is scaled
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, 'rasterio', None)
         with pytest.raises(OSError, match=reason):

@@ -96,7 +96,7 @@ def test_a_recipe(name, tmp_path):
     out = tmp_path / 'out'
     of_free_sizes = export.graph_of(open_predictor(cfg, str(checkpoint)).model, cfg, 'model', None)
     assert tuple(of_free_sizes.inputs[0].shape) == ('batch', 'height', 'width', BANDS)
-    manifest = export.export(cfg, str(checkpoint), out, shape=SHAPE)
+    manifest = export.export_model(cfg, str(checkpoint), out, shape=SHAPE)
     assert manifest['inputs'][0]['dtype'] == 'float32'
     assert manifest['inputs'][0]['shape'] == [1, *SHAPE, BANDS]
     model = runtime.load(out)
@@ -112,7 +112,7 @@ def test_a_recipe(name, tmp_path):
     (without,) = model.predict([changed])
     assert not np.array_equal(result.get('scores', result['labels']), without.get('scores', without['labels']))
     cfg.update(test_settings)
-    assert predictor.evaluate(cfg, out)
+    assert predictor.evaluate_folder(cfg, out)
     for shown_by in (open_predictor(cfg, str(checkpoint)), open_predictor(cfg, str(out), None)):
         check_drawn(shown_by, path)
     assert not multiprocessing.active_children()

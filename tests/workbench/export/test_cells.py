@@ -32,7 +32,7 @@ def test_a_whole_segmentor(format, precision, tmp_path):
     cfg = small_config('mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py')
     checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
     pictures = list(np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), np.uint8))
-    one = export.export(cfg, str(checkpoint), tmp_path / 'out', format, precision=precision, pictures=pictures)
+    one = export.export_model(cfg, str(checkpoint), tmp_path / 'out', format, precision=precision, pictures=pictures)
     assert (one['format'], one['precision']) == (format, precision)
 
 
@@ -46,7 +46,7 @@ def test_a_whole_model_in_fp16(family, tmp_path, monkeypatch):
         monkeypatch.setitem(verify.LEAST['matched'], 'fp16', ROUNDED)
     cfg = small_config(FAMILIES[family].config)
     checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
-    assert export.export(cfg, str(checkpoint), tmp_path / 'out', 'onnx', precision='fp16')['precision'] == 'fp16'
+    assert export.export_model(cfg, str(checkpoint), tmp_path / 'out', 'onnx', precision='fp16')['precision'] == 'fp16'
     import onnx
 
     model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
@@ -67,5 +67,5 @@ def test_a_detector_in_openvinos_int8_opens(tmp_path, monkeypatch):
     cfg = small_config(FAMILIES['Mask R-CNN'].config)
     checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
     pictures = list(np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), np.uint8))
-    one = export.export(cfg, str(checkpoint), tmp_path / 'out', 'openvino', precision='int8', pictures=pictures)
+    one = export.export_model(cfg, str(checkpoint), tmp_path / 'out', 'openvino', precision='int8', pictures=pictures)
     assert one['precision'] == 'int8'

@@ -88,7 +88,7 @@ def check_free_sizes(cfg, folder, texts=()):
 def export_checked(cfg, folder, **settings):
     require('onnx')
     checkpoint = str(save_checkpoint(cfg, folder / 'x.pth'))
-    manifest = export.export(cfg, checkpoint, folder / 'out', 'onnx', shape=(96, 130), **settings)
+    manifest = export.export_model(cfg, checkpoint, folder / 'out', 'onnx', shape=(96, 130), **settings)
     judge(manifest['verification'])
     return manifest
 
@@ -120,7 +120,9 @@ def test_texts_are_the_classes_and_the_language_model_stays_outside(grounding_di
     seen = []
     monkeypatch.setattr(export, 'write', lambda *words: seen.extend(words))
     checkpoint = str(save_checkpoint(grounding_dino, tmp_path / 'x.pth'))
-    export.export(grounding_dino, checkpoint, tmp_path / 'out', shape=(96, 130), texts=['cat', 'green apple', 'dog'])
+    export.export_model(
+        grounding_dino, checkpoint, tmp_path / 'out', shape=(96, 130), texts=['cat', 'green apple', 'dog']
+    )
     graph, *_ = seen
     assert seen[4]['classes'] == ['cat', 'green apple', 'dog']
     assert (64, 24) not in [tuple(one.shape) for one in graph.module.parameters()]
@@ -134,17 +136,17 @@ def test_grounding_dino_of_one_size(grounding_dino, tmp_path):
 
     model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
     assert [64, 24] not in [list(one.dims) for one in model.graph.initializer], 'the language model is in the file'
-    assert runtime.Model(tmp_path / 'out').classes == ['cat', 'green apple', 'dog']
+    assert runtime.RuntimeModel(tmp_path / 'out').classes == ['cat', 'green apple', 'dog']
 
 
 def test_texts_are_for_models_that_read_them(tmp_path):
     cfg = small_config('retinanet/retinanet_swin-t-p4-w7_fpn_1x_coco.py', swin=False)
     checkpoint = str(save_checkpoint(cfg, tmp_path / 'x.pth'))
     with pytest.raises(ExportError, match='--texts needs a model with a language_model, got RetinaNet'):
-        export.export(cfg, checkpoint, tmp_path / 'out', texts=['cat'])
+        export.export_model(cfg, checkpoint, tmp_path / 'out', texts=['cat'])
 
 
 def test_a_text_without_tokens_is_refused(grounding_dino, tmp_path):
     checkpoint = str(save_checkpoint(grounding_dino, tmp_path / 'x.pth'))
     with pytest.raises(ExportError, match="--texts takes classes that the language model reads, got '!'"):
-        export.export(grounding_dino, checkpoint, tmp_path / 'out', texts=['cat', '!'])
+        export.export_model(grounding_dino, checkpoint, tmp_path / 'out', texts=['cat', '!'])

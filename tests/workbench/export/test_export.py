@@ -61,7 +61,7 @@ def test_onnx_runtime_and_openvino_equal_pytorch_at_all_sizes(tmp_path):
     assert lengths == ['batch', 3, 'height', 'width']
     require('openvino')
     (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
-    of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
+    of_openvino = verify.verify_maps(runtime.RuntimeModel(tmp_path / 'out').run, one, 'fp32')
     for figures in (*manifest['verification'], *of_openvino):
         assert figures['error'] < 1e-5
 
@@ -83,7 +83,7 @@ def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
     one = graph.maps_graph(model, 'neck', None)
     require('onnx')
     export.write(one, tmp_path / 'out', 'onnx', 'fp32')
-    run = runtime.Model(tmp_path / 'out').run
+    run = runtime.RuntimeModel(tmp_path / 'out').run
     for size in ((1, 1), (8, 3), (5, 33)):
         image = torch.randn(2, 3, *size)
         for got, truth in zip(run([image.numpy()]), one.module(image)):
@@ -461,6 +461,6 @@ def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
     pytest.importorskip('mmdet', reason='mmdet is not installed')
     figures = [dict(name=name, objects=0, found=0, compared=0) for name in 'ab']
     made = dict(verification=figures, format='onnx', precision='fp32')
-    monkeypatch.setattr(export, 'export', lambda *_, **__: made)
+    monkeypatch.setattr(export, 'export_model', lambda *_, **__: made)
     result = run_well('tools/export.py', DETECTION, 'x.pth', '--out-dir', tmp_path)
     assert result.stdout.splitlines()[-1].startswith(f'{tmp_path}: onnx, fp32, not verified: nothing was compared')

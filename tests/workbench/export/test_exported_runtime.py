@@ -30,7 +30,7 @@ from helpers.openmmlab.jobs import open_predictor
 from swin_backbone import load
 from swin_backbone.kernels.native.library import load as load_library
 from swin_backbone.workbench.export import export, runtime
-from swin_backbone.workbench.export.predictor import evaluate
+from swin_backbone.workbench.export.predictor import evaluate_folder
 
 VERIFIED_SIZES = [(64, 90), (64, 90), (50, 41)]
 CONFIG = """
@@ -73,7 +73,7 @@ def work(tmp_path_factory):
     (folder / 'config.py').write_text(CONFIG.replace('DATA', str(folder)))
     cfg = Config.fromfile(folder / 'config.py')
     save_checkpoint(cfg, folder / 'model.pth')
-    export.export(cfg, str(folder / 'model.pth'), folder / 'out', pictures=pictures_of(folder))
+    export.export_model(cfg, str(folder / 'model.pth'), folder / 'out', pictures=pictures_of(folder))
     return folder
 
 
@@ -95,7 +95,7 @@ def one_size(work):
     """Return the folder of a model of one size."""
     if not (work / 'one_size').exists():
         cfg = Config.fromfile(work / 'config.py')
-        export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
+        export.export_model(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
     return work / 'one_size'
 
 
@@ -124,7 +124,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import runtime
 
-first, second = runtime.Model(sys.argv[2]), runtime.Model(sys.argv[2])
+first, second = runtime.RuntimeModel(sys.argv[2]), runtime.RuntimeModel(sys.argv[2])
 del first
 del second
 signal.signal(signal.SIGUSR1, lambda *_: print('handled'))
@@ -196,14 +196,14 @@ def run(*arguments, cwd):
 def test_there_is_no_metric_without_a_test_set(work):
     cfg = Config.fromfile(work / 'config.py')
     cfg.test_dataloader.dataset.data_root = str(work / 'missing')
-    assert evaluate(cfg, work / 'out') == {}
+    assert evaluate_folder(cfg, work / 'out') == {}
 
 
 def test_int8_needs_pictures(work):
     cfg = Config.fromfile(work / 'config.py')
     cfg.train_dataloader.dataset.data_root = str(work / 'nowhere')
     with pytest.raises(ValueError, match='int8 needs pictures to calibrate on: give --pictures'):
-        export.export(cfg, str(work / 'model.pth'), work / 'int8', precision='int8')
+        export.export_model(cfg, str(work / 'model.pth'), work / 'int8', precision='int8')
     assert not (work / 'int8').exists()
 
 
@@ -211,7 +211,7 @@ def test_int8_needs_pictures(work):
 def test_int8_by_the_library_runs_in_each_tool(work):
     cfg, out = Config.fromfile(work / 'config.py'), work / 'int8-swin'
     cfg.train_dataloader.dataset.data_root = str(work / 'nowhere')
-    manifest = export.export(cfg, str(work / 'model.pth'), out, precision='int8', operators='swin')
+    manifest = export.export_model(cfg, str(work / 'model.pth'), out, precision='int8', operators='swin')
     assert (manifest['precision'], 'quantization' in manifest) == ('int8', False)
     assert all(figure['equal_labels'] > 0.9 for figure in manifest['verification'])
     picture = pictures_of(work)[0]
@@ -228,7 +228,7 @@ def test_int8_by_the_library_runs_in_each_tool(work):
 def test_int8_of_the_training_set(work, format):
     require(format, *(['nncf'] if format == 'openvino' else []))
     cfg, out = Config.fromfile(work / 'config.py'), work / f'int8-{format}'
-    manifest = export.export(cfg, str(work / 'model.pth'), out, format, precision='int8')
+    manifest = export.export_model(cfg, str(work / 'model.pth'), out, format, precision='int8')
     assert all(figure['equal_labels'] > 0.8 for figure in manifest['verification'])
     before, after = (manifest['quantization'][when] for when in ('before', 'after'))
     assert after['bytes'] < before['bytes']
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
     meta = dict(dataset_meta=dict(classes=list('abcd')))
     torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(1)}, meta=meta), tmp_path / 'x.pth')
     with pytest.raises(ValueError, match=r'no weight of a Swin Transformer'):
-        export.export(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
+        export.export_model(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
 
 
 def test_the_example_in_python_runs_as_it_stands(work, tmp_path):
@@ -351,7 +351,7 @@ def test_the_cpp_example_runs_nodes_of_the_library(precision, work, tmp_path):
     openvino = pytest.importorskip('openvino', reason='openvino is not installed')
     out, place = tmp_path / 'out', Path(openvino.__file__).parent
     cfg = Config.fromfile(work / 'config.py')
-    export.export(cfg, str(work / 'model.pth'), out, 'openvino', precision=precision, operators='swin')
+    export.export_model(cfg, str(work / 'model.pth'), out, 'openvino', precision=precision, operators='swin')
     libraries = [next((place / 'libs').glob(f'libopenvino{name}.so.*')) for name in ('', '_onnx_frontend')]
     command = ['c++', '-std=c++17', '-shared', '-fPIC', f'-I{place}/include', f'-I{ROOT}/csrc', '-o', 'extension.so']
     command += [ROOT / 'examples' / 'openvino_operators.cpp', f'-L{out}', '-lswin', *libraries]
@@ -370,7 +370,7 @@ def test_the_cpp_example_runs_nodes_of_the_library(precision, work, tmp_path):
 )
 def test_the_cpp_example_prints_the_objects_python_finds(config, tmp_path):
     cfg = small_config(config)
-    export.export(cfg, str(save_checkpoint(cfg, tmp_path / 'model.pth')), tmp_path / 'out')
+    export.export_model(cfg, str(save_checkpoint(cfg, tmp_path / 'model.pth')), tmp_path / 'out')
     model = runtime.load(tmp_path / 'out')
     (picture,) = noise(model, 1)
     printed = deployed(tmp_path / 'out', [picture], tmp_path, 2)

@@ -51,7 +51,7 @@ def test_maps_in_threads(format, tmp_path):
     require(format)
     one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', (40, 52))
     export.write(one, tmp_path / 'out', format, 'fp32')
-    run = runtime.Model(tmp_path / 'out').run
+    run = runtime.RuntimeModel(tmp_path / 'out').run
     images = np.random.default_rng(0).standard_normal((40, 1, 3, 40, 52), np.float32)
     expected = [run([image])[0].copy() for image in images]
     got = in_threads(lambda image: run([image])[0], images)

@@ -108,7 +108,9 @@ def check(cfg, family, shape, folder):
     require('onnx')
     settings = FAMILIES[family]
     checkpoint, out = str(save_checkpoint(cfg, folder / 'x.pth')), folder / 'out'
-    manifest = export.export(copy.deepcopy(cfg), checkpoint, out, 'onnx', shape=shape)  # a DETR changes its settings
+    manifest = export.export_model(
+        copy.deepcopy(cfg), checkpoint, out, 'onnx', shape=shape
+    )  # a DETR changes its settings
     import onnx
 
     nodes = onnx.load(str(out / 'model.onnx')).graph.node
@@ -123,7 +125,7 @@ def check(cfg, family, shape, folder):
     graph = SimpleNamespace(free=shape is None, inputs=[Port(**one) for one in manifest['inputs']])
     (out / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
     results = (lambda picture: export.result_of(predictor, picture)), export.generated_pictures(graph)
-    judge(verify.verify_results(runtime.Model(out), *results, 'fp32'), least_iou)
+    judge(verify.verify_results(runtime.RuntimeModel(out), *results, 'fp32'), least_iou)
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_wrong_attributes_are_errors(name, value, exported):
 def test_a_whole_model(config, tmp_path):
     pytest.importorskip('mmseg' if 'mmseg' in config else 'mmdet', reason='the toolbox is not installed')
     cfg, out = small_config(config), tmp_path / 'onnx'
-    manifest = export.export(cfg, str(save_checkpoint(cfg, tmp_path / 'x.pth')), out, operators='swin')
+    manifest = export.export_model(cfg, str(save_checkpoint(cfg, tmp_path / 'x.pth')), out, operators='swin')
     assert set(kinds(out)[0]) == {'Embed', 'Block', 'Merge', 'OutputNorm', 'Convolution'}
     assert all(figure.get('equal_labels', figure.get('matched')) == 1 for figure in manifest['verification'])
     picture = np.random.default_rng(0).integers(0, 256, (97, 130, 3), np.uint8)

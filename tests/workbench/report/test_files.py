@@ -12,7 +12,7 @@ from helpers import ROOT
 
 pytest.importorskip('jinja2', reason='jinja2 is not installed')
 
-from swin_backbone.workbench.report.files import encode_csv, find_task, read_objects, read_pixels
+from swin_backbone.workbench.report.files import count_label_pixels, encode_csv, find_task, read_evaluations
 from swin_backbone.workbench.report.report import write_report
 
 NAMES = ['nut', 'bolt']
@@ -94,7 +94,7 @@ def test_masks_alone(objects):
         one['segmentation'] = dict(size=[64, 64], counts=[64 * x + y, *[side, 64 - side] * (side - 1), side,
                                                           64 * 64 - 64 * (x + side - 1) - y - side])  # fmt: skip
     save(results, found)
-    (evaluation,) = read_objects(labels, results)
+    (evaluation,) = read_evaluations(labels, results)
     assert evaluation.params.iouType == 'segm'
     assert set(evaluation.predictions.score) == {0.5}
     assert evaluation.results[0]['bbox'] == [4, 10, 20, 20]
@@ -115,7 +115,7 @@ def test_wrong_results_are_named(objects, change, message):
     if change.get('bbox', 0) is None:
         del found[1]['bbox']
     with pytest.raises(ValueError, match=message):
-        read_objects(labels, save(results, found))
+        read_evaluations(labels, save(results, found))
 
 
 @pytest.mark.parametrize('bits', [8, 16])
@@ -131,7 +131,7 @@ def test_label_pngs(tmp_path, bits):
     for number in range(3):
         cv2.imwrite(str(labels / f'{number}.png'), truth[number])
         cv2.imwrite(str(results / f'{number}.png'), predicted[number])
-    counts, _ = read_pixels(labels, results, NAMES)
+    counts, _ = count_label_pixels(labels, results, NAMES)
     assert counts.counts.sum() == 3 * 35 * 50
     assert counts.counts[0, 1] == (truth[:, :10] == 0).sum()
     (labels / 'classes.txt').write_text('nut\nbolt\n')
@@ -140,10 +140,10 @@ def test_label_pngs(tmp_path, bits):
     assert report['overall']['aAcc'] == pytest.approx(1 - counts.counts[0, 1] / counts.counts.sum())
     cv2.imwrite(str(results / '1.png'), predicted[1] + 2)
     with pytest.raises(ValueError, match=r'1\.png takes the values 0 to 1, got [23]'):
-        read_pixels(labels, results, NAMES)
+        count_label_pixels(labels, results, NAMES)
     (results / '2.png').unlink()
     with pytest.raises(ValueError, match=r'takes a PNG for each of .*, got no 2\.png'):
-        read_pixels(labels, results, NAMES)
+        count_label_pixels(labels, results, NAMES)
 
 
 def test_csv_files(tmp_path):

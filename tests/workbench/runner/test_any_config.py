@@ -70,7 +70,7 @@ def metrics_after_an_epoch(config, data, work_dir):
     runner.register_hook(hook)
     runner.register_hook(ValLossHook())
     try:
-        build.run(runner, 'train')
+        build.run_loop(runner, 'train')
     finally:
         forget_instances()
     return results, runner

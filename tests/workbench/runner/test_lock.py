@@ -44,7 +44,7 @@ def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fau
         with pytest.raises(TrainingStopped, match=who), only_training_in(str(tmp_path)):
             pass
     with pytest.raises(TrainingStopped, match=who):
-        build.run(build_runner(config(tmp_path, epochs=1)), 'train')
+        build.run_loop(build_runner(config(tmp_path, epochs=1)), 'train')
     with only_training_in(str(tmp_path), rank=1):  # rank 0 holds the lock
         pass
     (tmp_path / '.training.txt').unlink()

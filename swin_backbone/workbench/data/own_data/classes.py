@@ -6,8 +6,8 @@ from typing import Optional
 
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
-from .folder import DataFolder, line
-from .records import Lists, Records
+from .folder import DataFolder, left_out
+from .records import Records, SplitLists
 from .splits import index_tails, match_name, read_split_lists, split_of
 
 Labels = dict[Path, Optional[str]]  # class by picture; None: the picture is in no folder of a class
@@ -38,12 +38,10 @@ def read(folder: DataFolder) -> Optional[Records]:
     if len(names) < 2:
         return None
     labels = {path: name for part in by_split.values() for path, name in part.items() if name in names}
-    left_out = [path for part in by_split.values() for path in part if path not in labels]
-    lines = (
-        [line('left out', f'{len(left_out)} pictures in no folder of a class, as {min(left_out)}')] if left_out else []
-    )
+    others = [path for part in by_split.values() for path in part if path not in labels]
+    lines = left_out('pictures in no folder of a class', others)
     layout = 'lists of pictures and classes' if lists else 'a folder for each class'
-    return Records(layout, names, {'': labels}, *_splits(folder, by_split, labels), lines)
+    return Records(layout, names, {'': labels}, _splits(folder, by_split, labels), lines)
 
 
 def _by_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:
@@ -109,10 +107,10 @@ def _names_of(by_split: dict[Optional[str], Labels], lists: dict[str, dict[Path,
     return dict(zip(sorted(folders), names))
 
 
-def _splits(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> tuple[Lists, str]:
-    """Return the pictures of each split, and the source; none if there are only pictures for training."""
+def _splits(folder: DataFolder, by_split: dict[Optional[str], Labels], labels: dict[Path, str]) -> SplitLists:
+    """Return the pictures of each split; none if there are only pictures for training."""
     if None in by_split:
         return read_split_lists(folder, list(labels))
     lists = {str(split): [path for path in part if path in labels] for split, part in by_split.items()}
     lists = {split: part for split, part in lists.items() if part}
-    return ({}, '') if set(lists) == {'train'} else (lists, 'the names of folders or lists')
+    return SplitLists() if set(lists) == {'train'} else SplitLists(lists, 'the names of folders or lists')

@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -194,7 +194,12 @@ def line(title: str, *parts: str) -> str:
     return f'  {title:<12}' + ', '.join(filter(None, parts))
 
 
-def class_line(names: Iterable[str], more: str = '') -> str:
+def left_out(kind: str, paths: Collection[Path]) -> list[str]:
+    """Return the line of the report on paths of a kind; no line without any."""
+    return [line('left out', f'{len(paths)} {kind}, as {min(paths)}')] if paths else []
+
+
+def class_line(names: Iterable[str]) -> str:
     """Return the line of the report with the classes."""
     names = list(names)
-    return line('classes', f'{len(names)}: ' + ', '.join(names[:12]) + (', ...' if len(names) > 12 else '') + more)
+    return line('classes', f'{len(names)}: ' + ', '.join(names[:12]) + (', ...' if len(names) > 12 else ''))

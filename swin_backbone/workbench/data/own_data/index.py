@@ -66,8 +66,8 @@ def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
     pictures = records.parts.get('')
     if pictures is None:
         return dict(records.parts), []
-    if records.lists or not all(isinstance(annotation, str) for annotation in pictures.values()):
-        lists, lines = split_pictures(list(pictures), records.lists, records.source)
+    if records.lists.pictures or not all(isinstance(annotation, str) for annotation in pictures.values()):
+        lists, lines = split_pictures(list(pictures), records.lists)
     else:
         lists, lines = draw_by_class(pictures)
     return {split: {path: pictures[path] for path in part} for split, part in lists.items()}, lines

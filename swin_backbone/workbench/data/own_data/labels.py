@@ -10,7 +10,7 @@ import numpy as np
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, line
+from .folder import DataFolder, left_out, line
 from .pairs import LABEL_SUFFIXES, pair_labels
 from .records import Label, Records
 from .splits import read_split_lists
@@ -39,15 +39,12 @@ def read(folder: DataFolder) -> Optional[Records]:
     if not pairs:
         return None
     names, classes, in_colours, lines = _classes_of(folder, pairs)
-    if unlabelled:
-        lines.append(line('left out', f'{len(unlabelled)} pictures without labels, as {unlabelled[0]}'))
-    if unused:
-        lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
+    lines += left_out('pictures without labels', unlabelled) + left_out('files of labels without a picture', unused)
     if any(value != number for value, number in classes.items()):
         lines.append(line('written', f'{folder.outputs}/labels, the values of the classes'))
     lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
     part = {picture: Label(label, classes, in_colours) for picture, label in pairs.items()}
-    return Records('pictures and labels', names, {'': part}, *lists, lines)
+    return Records('pictures and labels', names, {'': part}, lists, lines)
 
 
 def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:

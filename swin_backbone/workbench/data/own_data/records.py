@@ -7,6 +7,13 @@ from typing import Any, NamedTuple
 Lists = dict[str, list[Path]]  # pictures by split
 
 
+class SplitLists(NamedTuple):
+    """Pictures by split, if files or folders name these, and the source for errors and the report."""
+
+    pictures: Mapping[str, list[Path]] = {}
+    source: str = ''
+
+
 class Records(NamedTuple):
     """The annotations of a user, before pictures are split, numbered and written.
 
@@ -16,8 +23,7 @@ class Records(NamedTuple):
         parts: by split 'train', 'val' and 'test', the annotation of each picture, whose path is relative to the root;
             a single part '', if its pictures are still to be split. An annotation is a list of `Image`, for a detector;
             a `Label`, for a segmentor; the name of a class, for a classifier.
-        lists: pictures of the part '' by split, if files or folders name these.
-        source: of the lists, for errors and the report.
+        lists: of the pictures of the part ''.
         lines: of the report.
         categories: of each part, of COCO's format with ids; default: `classes`, numbered from 1.
         images: folder of the pictures of each part, which the names of COCO's images are relative to; default: '.'.
@@ -26,8 +32,7 @@ class Records(NamedTuple):
     layout: str
     classes: list[str]
     parts: Mapping[str, Mapping[Path, Any]]
-    lists: Lists
-    source: str
+    lists: SplitLists
     lines: list[str]
     categories: Mapping[str, list[Any]] = {}
     images: Mapping[str, str] = {}

@@ -10,8 +10,8 @@ from unicodedata import normalize
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
 from ..media import PICTURE_SUFFIXES
-from .folder import DataFolder, is_yolo, line
-from .records import Lists
+from .folder import DataFolder, is_yolo, left_out, line
+from .records import Lists, SplitLists
 
 SPLIT_OF = {  # by the words of names
     **dict.fromkeys(('train', 'training', 'trn'), 'train'),
@@ -87,7 +87,7 @@ def draw_by_class(classes: Mapping[Path, str]) -> tuple[Lists, list[str]]:
     return dict(train=train, val=val), [line('split', DRAWN)]
 
 
-def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> tuple[Lists, list[str]]:
+def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, list[str]]:
     """Return pictures by split, and lines of the report. A test split is optional.
 
     Without lists, the names of folders decide, and without these a checksum.
@@ -95,25 +95,25 @@ def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> 
     Args:
         pictures: those with annotations.
         lists: pictures by split, also those without annotations.
-        source: of the lists, for errors.
 
     Raises:
         DataError: if a list names none of the pictures, or a part of training is in validation.
     """
     lines: list[str] = []
     by_split: dict[Optional[str], list[Path]] = {}
-    if lists:
-        for split, named in lists.items():
+    listed_pictures, source = lists
+    if listed_pictures:
+        for split, named in listed_pictures.items():
             chosen = set(named)
             by_split[split] = [picture for picture in pictures if picture in chosen]
             if split != 'test' and not by_split[split]:
                 raise DataError(f'{source} names no picture with annotations for {split}, of {len(pictures)} such')
-        listed = {picture for named in lists.values() for picture in named}
+        listed = {picture for named in listed_pictures.values() for picture in named}
         rest = [picture for picture in pictures if picture not in listed]
-        if 'train' not in lists:
+        if 'train' not in listed_pictures:
             by_split['train'] = rest
-        elif rest:
-            lines.append(line('left out', f'{len(rest)} pictures that no list names, as {rest[0]}'))
+        else:
+            lines += left_out('pictures that no list names', rest)
         lines.append(line('split', f'by {source}'))
     else:
         for picture in pictures:
@@ -149,8 +149,8 @@ def names_same(train: Iterable[Path], val: Iterable[Path], source: str) -> bool:
     return bool(shared)
 
 
-def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> tuple[Lists, str]:
-    """Return the pictures named in files train.txt, val.txt or test.txt, and the source for messages.
+def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> SplitLists:
+    """Return the pictures named in files train.txt, val.txt or test.txt.
 
     Args:
         pictures: all, relative to the root.
@@ -179,11 +179,11 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
     preferred = [path for path in by_folder if subject and path.name.lower() == subject.lower()]
     sources = preferred or list(by_folder)
     if not sources:
-        return {}, ''
+        return SplitLists()
     if any(by_folder[path] != by_folder[sources[0]] for path in sources):
         raise DataError(f'the lists in {" and ".join(map(str, sources[:3]))} differ: keep those in one folder')
-    left_out = f', in which {missing} names are of no picture' if missing else ''
-    return by_folder[sources[0]], f'the lists in {sources[0]}{left_out}'
+    strays = f', in which {missing} names are of no picture' if missing else ''
+    return SplitLists(by_folder[sources[0]], f'the lists in {sources[0]}{strays}')
 
 
 def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:

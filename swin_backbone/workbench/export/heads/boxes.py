@@ -59,7 +59,7 @@ def check_nms(cfg: ConfigDict) -> None:
         raise export_refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")
 
 
-def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
+def decode_boxes(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
     """Move boxes (R, 4) by a head's deltas (R, 4 * K), and clip boxes to the image with `clip_border`: (R, 4 * K).
 
     Args:

@@ -93,7 +93,7 @@ class DenseHead(boxes.Head):
             return SimpleNamespace(**{name: per_image(x) for name, x in vars(results).items()})
 
         def decode(priors: Tensor, values: Tensor, max_shape: Any) -> Tensor:
-            return boxes.decode(head.bbox_coder, priors, values, image_size)
+            return boxes.decode_boxes(head.bbox_coder, priors, values, image_size)
 
         sizes = [tuple(level.shape[-2:]) for level in outputs[0]]
         stride = dict(with_stride=True) if self.with_masks else {}

@@ -82,7 +82,7 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
 
 
 def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
-    """Return the graph of a whole detector. Arguments and errors: see `export.export`."""
+    """Return the graph of a whole detector. Arguments and errors: see `export_model`."""
     head: Any = head_of(model, texts)
     example = example_size(model.backbone, shape)
     padding = Padding(cfg.test_dataloader.dataset.pipeline)

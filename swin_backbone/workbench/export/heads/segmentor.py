@@ -59,7 +59,7 @@ class Segmentor(nn.Module):
 
 
 def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
-    """Return the graph of a whole segmentor. Arguments and errors: see `export.export`."""
+    """Return the graph of a whole segmentor. Arguments and errors: see `export_model`."""
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model) is not EncoderDecoder:
         raise export_refusal(f'{type(model).__name__} with {type(head).__name__}', ('EncoderDecoder',))

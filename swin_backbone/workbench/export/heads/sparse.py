@@ -39,7 +39,7 @@ class SparseHead(boxes.Head):
         image_R = torch.arange(B, device=box_R4.device)[:, None].expand(B, N).flatten()
         for head, regions in zip(self.stages, self.regions):
             logits_BNK, deltas_BN4, feature_BNC, _ = head(regions(maps, box_R4, image_R), feature_BNC)
-            box_R4 = boxes.decode(head.bbox_coder, box_R4, deltas_BN4.flatten(0, 1), view.image_size)
+            box_R4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas_BN4.flatten(0, 1), view.image_size)
         uses_sigmoid = self.stages[-1].loss_cls.use_sigmoid
         scores_BNK = logits_BNK.sigmoid() if uses_sigmoid else logits_BNK.softmax(-1)[..., :-1]
         return boxes.objects(*boxes.ranked(scores_BNK, box_R4.unflatten(0, (B, N)), self.most, view))[:4]

@@ -84,7 +84,7 @@ class RegionHead(boxes.Head):
             deltas_BN4 = boxes.take(boxes.per_prior(delta, 4), index_BN)
             parts.append((scores_BN, prior_M4[index_BN], deltas_BN4, torch.full_like(index_BN, level)))
         scores_BM, prior_BM4, deltas_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
-        found_R4 = boxes.decode(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
+        found_R4 = boxes.decode_boxes(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
         found_BM4 = found_R4.view_as(deltas_BM4)
         least_side = cfg.get('min_bbox_size', -1)
         kept = boxes.suppress(found_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
@@ -103,7 +103,7 @@ class RegionHead(boxes.Head):
             logits_RK, deltas = head(features)
             sum_RK = sum_RK + logits_RK
             boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
-            found_RK4 = boxes.decode(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (boxed, 4))
+            found_RK4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (boxed, 4))
             if stage < len(self.stages) - 1:
                 label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
                 box_R4 = boxes.take(found_RK4, label_R[:, None])[:, 0]

@@ -46,17 +46,6 @@ def test_segmentation_follows_the_command_line(own):
     assert cfg.val_evaluator.ignore_index == 255
 
 
-def test_a_key_own_data_is_refused_with_what_to_give(own, record_fault):
-    message = 'own_data is no key of a config: give --data D, and --classes NAMES'
-    with pytest.raises(ConfigError, match=message):
-        load_config(SEGMENTATION, None, {'own_data.classes': ['a', 'b']}, 'none', data=own)
-    cfg = read_config(SEGMENTATION)
-    cfg.own_data = dict(root='data')
-    with pytest.raises(ConfigError, match=message):
-        resolve_job(cfg)
-    record_fault('bad_commands', 2)
-
-
 def test_the_data_must_be_for_the_toolbox(own):
     with pytest.raises(ConfigError, match="the data are for a config of mmdet, got default_scope='mmseg'"):
         put_data(read_config(SEGMENTATION), prepare(own))

@@ -9,9 +9,9 @@ from urllib.parse import unquote
 from .....openmmlab.errors import DataError, Faults
 from ...annotations import check_annotations, look_through, read_annotations
 from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, line, list_folders, require_distinct
+from ..folder import UNREADABLE, DataFolder, left_out, line, list_folders, require_distinct
 from ..pairs import is_label
-from ..records import Image, Lists, Records
+from ..records import Image, Records, SplitLists
 from ..splits import (
     SAME,
     SPLITS,
@@ -62,11 +62,9 @@ def read(folder: DataFolder) -> Optional[Records]:
         del parts['val']
         lines.append(line('overruled', f'{source} {SAME}'))
     folders = {picture.parent for picture in named}
-    if unnamed := [picture for picture in folder.pictures if picture.parent in folders and picture not in named]:
-        lines.append(
-            line('left out', f'{len(unnamed)} pictures without an entry in these annotation files, as {unnamed[0]}')
-        )
-    lists: tuple[Lists, str] = ({}, '')
+    unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in named]
+    lines += left_out('pictures without an entry in these annotation files', unnamed)
+    lists = SplitLists()
     categories = {split: data['categories'] for split, (_, data, _) in files.items()}
     if 'val' not in parts:
         parts, picture_folders, categories = (
@@ -75,21 +73,21 @@ def read(folder: DataFolder) -> Optional[Records]:
             {'': categories['train']},
         )
         lists = read_split_lists(folder, [*parts['']])
-    return Records('COCO JSON', names, parts, *lists, lines, categories, picture_folders)
+    return Records('COCO JSON', names, parts, lists, lines, categories, picture_folders)
 
 
-def _images_of(data: dict[str, Any], picture_folder: str, left_out: Faults) -> dict[Path, list[Image]]:
+def _images_of(data: dict[str, Any], picture_folder: str, strays: Faults) -> dict[Path, list[Image]]:
     """Return the images of a file with their objects, by the paths of the pictures.
 
     Args:
-        left_out: gets the objects of no image.
+        strays: gets the objects of no image.
     """
     objects: dict[Any, list[dict[str, Any]]] = {image['id']: [] for image in data['images']}
     for item in data['annotations']:
         if item['image_id'] in objects:
             objects[item['image_id']].append(item)
         else:
-            left_out.add("objects whose 'image_id' is that of no image", f'{item["id"]} has {item["image_id"]!r}')
+            strays.add("objects whose 'image_id' is that of no image", f'{item["id"]} has {item["image_id"]!r}')
     pictures: dict[Path, list[Image]] = {}
     for image in data['images']:
         pictures.setdefault(Path(picture_folder, image['file_name']), []).append(Image(image, objects[image['id']]))
@@ -142,7 +140,7 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
 
 def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
     """Add sizes that Label Studio leaves out, in place. Return the pictures that are skipped."""
-    tails, left_out, unreadable = index_tails(folder.pictures), Faults(), list[dict[str, Any]]()
+    tails, faults, unreadable = index_tails(folder.pictures), Faults(), list[dict[str, Any]]()
     for image in data['images']:
         if not isinstance(image, dict) or (image.get('height') and image.get('width')):
             continue
@@ -153,7 +151,7 @@ def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
         except OSError as error:
             if not folder.skip_unreadable:
                 raise DataError(f'{error}{SKIP_HINT}') from error
-            left_out.add(UNREADABLE, str(error))
+            faults.add(UNREADABLE, str(error))
             unreadable.append(image)
     if unreadable:
         data['images'] = [image for image in data['images'] if image not in unreadable]
@@ -161,7 +159,7 @@ def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
         data['annotations'] = [
             item for item in data['annotations'] if not isinstance(item, dict) or str(item.get('image_id')) not in ids
         ]
-    return left_out
+    return faults
 
 
 def _repair(data: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 from .....openmmlab.errors import DataError, Faults
 from ...media import SKIP_HINT, picture_size
 from ..folder import UNREADABLE, DataFolder, line
-from ..records import Image, Lists, Records
+from ..records import Image, Records, SplitLists
 from .shapes import Box, area_of
 
 Source = TypeVar('Source')  # of the objects of a picture: a file, or an element of a file
@@ -27,11 +27,11 @@ class Part(NamedTuple):
         return self.where
 
 
-def read_objects(
+def convert_objects(
     folder: DataFolder,
     layout: str,
     files: Mapping[Path, Optional[Source]],
-    lists: tuple[Lists, str],
+    lists: SplitLists,
     read: Callable[[Source, tuple[int, int]], tuple[tuple[int, int], list[Box]]],
     classes: Callable[[set[str]], Sequence[str]],
     left_out: Optional[Faults] = None,
@@ -73,7 +73,7 @@ def read_objects(
         raise DataError('. '.join([f'none of the files in {folder.ann_root} has an object', *reasons]))
     if unknown := owners.keys() - {*names}:
         raise DataError(f'{owners[min(unknown)]} has the class {min(unknown)!r}, which is none of {names}')
-    return Records(layout, names, {'': pictures}, *lists, [line('left out', reason) for reason in reasons])
+    return Records(layout, names, {'': pictures}, lists, [line('left out', reason) for reason in reasons])
 
 
 def _to_coco(box: Box, size: tuple[int, int], own_id: str) -> dict[str, Any]:

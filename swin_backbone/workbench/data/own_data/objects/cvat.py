@@ -12,11 +12,11 @@ import numpy as np
 
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
-from ..folder import DataFolder, line
+from ..folder import DataFolder, left_out, line
 from ..pairs import is_label
-from ..records import Lists, Records
+from ..records import Lists, Records, SplitLists
 from ..splits import index_tails, match_name, read_split_lists, split_of
-from .convert import Part, read_objects
+from .convert import Part, convert_objects
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 from .voc import parse_xml
 
@@ -61,25 +61,24 @@ def read(folder: DataFolder) -> Optional[Records]:
             if split := split_of(Path(subset)):
                 lists.setdefault(split, []).append(picture)
     numbered, source = folder.class_names()
-    left_out = Faults()
-    records = read_objects(
+    faults = Faults()
+    records = convert_objects(
         folder, 'CVAT for images', parts,
-        (lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
-        lambda part, size: read_cvat(part, size, left_out),
-        lambda used: list(numbered.values() if numbered else names) or sorted(used), left_out,
+        SplitLists(lists, 'subsets of CVAT') if lists else read_split_lists(folder, pictures),
+        lambda part, size: read_cvat(part, size, faults),
+        lambda used: list(numbered.values() if numbered else names) or sorted(used), faults,
     )  # fmt: skip
-    if unnamed := sorted({*pictures} - parts.keys()):
-        records.lines.append(line('left out', f'{len(unnamed)} pictures without an entry, as {unnamed[0]}'))
+    records.lines.extend(left_out('pictures without an entry', {*pictures} - parts.keys()))
     records.lines.append(line('', f'from {source or "the labels of the XML"}'))
     return records
 
 
-def read_cvat(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tuple[int, int], list[Box]]:
+def read_cvat(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tuple[int, int], list[Box]]:
     """Return size and objects of an `image` element. Shapes with the same label and group_id are parts of an object.
 
     Args:
         size: height and width of the picture, for an element without a size.
-        left_out: gets the shapes without an area.
+        faults: gets the shapes without an area.
 
     Raises:
         DataError: with file, picture and element.
@@ -91,7 +90,7 @@ def read_cvat(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tupl
     for index, shape in enumerate(part.content):
         key = f'{part}: {shape.tag} {index}'
         if shape.tag not in ELEMENT_FORMS:
-            left_out.add(f'elements <{shape.tag}>', str(part))
+            faults.add(f'elements <{shape.tag}>', str(part))
             continue
         if not shape.get('label'):
             raise DataError(f'{key} has no label')

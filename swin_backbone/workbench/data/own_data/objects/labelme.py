@@ -18,11 +18,11 @@ import numpy as np
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.paths import read_text
-from ..folder import DataFolder, line
+from ..folder import DataFolder, left_out, line
 from ..pairs import Set, is_label, pairable_sets, set_of
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
-from .convert import Part, read_objects
+from .convert import Part, convert_objects
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 
 SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
@@ -51,19 +51,17 @@ def read(folder: DataFolder) -> Optional[Records]:
             raise DataError(f'{other} and {file} are of the same picture {picture}: see their imagePath')
         parts[picture] = Part(str(file), {name: value for name, value in data.items() if name != 'imageData'})
     numbered, source = folder.class_names()
-    left_out = Faults()
+    faults = Faults()
 
     def classes(used: set[str]) -> list[str]:
         return [name for name in (numbered or {}).values() if name in used or name not in NO_CLASSES] or sorted(used)
 
     lists = read_split_lists(folder, pictures)
-    records = read_objects(
-        folder, 'labelme JSON', parts, lists, lambda part, size: read_labelme(part, size, left_out), classes, left_out
+    records = convert_objects(
+        folder, 'labelme JSON', parts, lists, lambda part, size: read_labelme(part, size, faults), classes, faults
     )
-    others = {*folder.with_suffix('.json')} - {*files}
-    for paths, kind in (({*pictures} - parts.keys(), 'pictures without a JSON file'), (others, 'other JSON files')):
-        if paths:
-            records.lines.append(line('left out', f'{len(paths)} {kind}, as {min(paths)}'))
+    records.lines.extend(left_out('pictures without a JSON file', {*pictures} - parts.keys()))
+    records.lines.extend(left_out('other JSON files', {*folder.with_suffix('.json')} - {*files}))
     source = f'from {source}' if numbered else 'in the order of the alphabet: there is no classes.txt'
     records.lines.append(line('', source))
     return records
@@ -100,12 +98,12 @@ def _picture_of(
     return picture
 
 
-def read_labelme(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[tuple[int, int], list[Box]]:
+def read_labelme(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tuple[int, int], list[Box]]:
     """Return size and objects of a picture. Shapes with the same label and group_id are parts of an object.
 
     Args:
         size: height and width of the picture, for a file without a size.
-        left_out: gets the shapes without an area.
+        faults: gets the shapes without an area.
 
     Raises:
         DataError: with file and key.
@@ -120,7 +118,7 @@ def read_labelme(part: Part, size: tuple[int, int], left_out: Faults) -> tuple[t
             raise DataError(f'{key} takes an object, got {shape!r:.80}')
         kind = shape.get('shape_type') or 'polygon'
         if kind not in SHAPE_FORMS:
-            left_out.add(f'shapes of the type {kind!r}', str(part))
+            faults.add(f'shapes of the type {kind!r}', str(part))
             continue
         name = str(shape.get('label') or '').strip()
         if not name:

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 from .....openmmlab.errors import DataError
 from ....configs.paths import MOST_TEXT, read_file
-from ..folder import DataFolder, line
+from ..folder import DataFolder, left_out, line
 from ..pairs import Set, is_label, pairable_sets, set_of
 from ..records import Records
 from ..splits import folder_split, read_split_lists
-from .convert import read_objects
+from .convert import convert_objects
 from .shapes import Box, angle_of, box_around, corners_of
 
 
@@ -44,10 +44,8 @@ def read(folder: DataFolder) -> Optional[Records]:
         return [name for name in names if name in used or name != 'background']
 
     lists = read_split_lists(folder, pictures, 'Main')
-    records = read_objects(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
-    without = [picture for picture in pictures if picture not in by_picture]
-    if without:
-        records.lines.append(line('left out', f'{len(without)} pictures without an XML file, as {without[0]}'))
+    records = convert_objects(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
+    records.lines.extend(left_out('pictures without an XML file', {*pictures} - by_picture.keys()))
     records.lines.append(line('', source))
     return records
 

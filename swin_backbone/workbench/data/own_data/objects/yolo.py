@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from .....openmmlab.errors import DataError
 from ....configs.paths import read_text
-from ..folder import DataFolder, is_yolo, line, numbers_of, require_distinct
+from ..folder import DataFolder, is_yolo, left_out, line, numbers_of, require_distinct
 from ..pairs import is_label, pairable_sets, set_of
-from ..records import Lists, Records
+from ..records import Lists, Records, SplitLists
 from ..splits import index_tails, match_lines, read_split_lists, split_of
-from .convert import read_objects
+from .convert import convert_objects
 from .shapes import Box, box_around, corners_of
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
@@ -62,10 +62,10 @@ def read(folder: DataFolder) -> Optional[Records]:
         names = list(numbered.values()) if numbered else None
         source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
     lists, of_yaml = _read_lists(folder, yaml_path, settings)
-    by_lists = (lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
+    by_lists = SplitLists(lists, str(yaml_path)) if lists else read_split_lists(folder, folder.pictures)
     points = math.prod(settings.get('kpt_shape') or [0])
     has_tracks = not points and _have_tracks(chain(*samples))
-    records = read_objects(
+    records = convert_objects(
         folder, 'YOLO', files, by_lists, lambda file, size: (size, read_yolo(file, size, names, points, has_tracks)),
         lambda used: names or sorted(used, key=lambda name: (len(name), name)),
     )  # fmt: skip
@@ -76,8 +76,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         )
     if has_tracks or any(0 < len(text.split()) - 5 - points <= _most_behind(points) for text in chain(*samples)):
         records.lines.append(line('not read', "the numbers behind an object: a score or a track's id"))
-    if unused:
-        records.lines.append(line('left out', f'{len(unused)} text files without a picture, as {unused[0]}'))
+    records.lines.extend(left_out('text files without a picture', unused))
     records.lines.extend(line('', text) for text in (source, *of_yaml) if text)
     return records
 
