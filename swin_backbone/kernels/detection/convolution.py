@@ -12,13 +12,16 @@ from typing import Any, NamedTuple, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter
 
+from ...compat import constant_when_compiled
+from ...modes import is_recordable, is_recorded
 from ..native.availability import find_dtype_obstacle, find_obstacle
 from ..native.layers import Derive, plan_layer
 from ..native.library import PRODUCTS, Convolution
 from ..native.limits import is_within
 from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
+from ..native.operators import register
+from ..native.schemas import Schema
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels
@@ -32,19 +35,25 @@ CAST = {torch.float32, torch.bfloat16, torch.float16}  # by autocast
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
     """Return whether `convolve` takes the arguments, and is faster than torch. Torch raises errors for wrong arguments.
 
-    In bfloat16 the processor must have instructions for bfloat16, but not AMX: by AMX torch takes less time.
+    In bfloat16 the processor must have instructions for bfloat16, but not AMX: by AMX torch takes less time. A graph
+    compares no sizes of maps: the operator of torch does.
     """
     (N, C), tensors = weight_NC33.shape[:2], [t for t in (x_BCHW, weight_NC33, bias_N) if t is not None]
     return bool(
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and find_obstacle(x_BCHW) is None  # before any comparison of sizes: a graph would keep the comparison
-        and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
+        and find_obstacle(x_BCHW, is_compilable=True) is None
         and _takes_dtype(_dtype_of(*tensors))
-        and all(type(t) in (Tensor, Parameter) and is_readable(t) for t in tensors)
-        and is_within('convolution', max(TILES), len(x_BCHW), *x_BCHW.shape[2:], C, N)
+        and all(is_recordable(t) if is_recorded() else is_readable(t) for t in tensors)
+        and (is_recorded() or takes_sizes((len(x_BCHW), *x_BCHW.shape[2:], C), N))
     )
+
+
+def takes_sizes(shape: Sequence[int], N: int) -> bool:
+    """Return whether the library takes maps (B, H, W, C) and N output channels, and is faster than torch."""
+    B, H, W, C = shape
+    return num_tiles(4, B, H, W) >= MIN_TILES and is_within('convolution', max(TILES), B, H, W, C, N)
 
 
 def num_tiles(side: int, B: int, H: int, W: int) -> int:
@@ -72,6 +81,7 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
+@constant_when_compiled
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
     if dtype is None or find_dtype_obstacle(dtype) is not None:
         return False
@@ -97,22 +107,39 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()
-    operator = _Convolution(cache, is_trained)
-    call = plan_layer(operator, _by_torch, x_BHWC.shape, weight_NC33, bias_N, is_cast=False)
-    return call(x_BHWC).permute(0, 3, 1, 2).to(dtype=dtype)
+    if is_recorded():
+        y_BHWN = torch.ops.swin_backbone.convolve(x_BHWC, weight_NC33, bias_N, is_trained)[0]
+    else:
+        operator = _Convolution(cache, is_trained)
+        y_BHWN = plan_layer(operator, _by_torch, x_BHWC.shape, weight_NC33, bias_N, is_cast=False)(x_BHWC)
+    return y_BHWN.permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 class _Convolution(NamedTuple):
-    """See `native.layers.Operator`."""
+    """See `native.layers.GraphOperator`.
+
+    Attributes:
+        may_use_torch: whether torch computes the sizes that `takes_sizes` refuses: a graph has maps of all sizes.
+    """
 
     cache: Optional[Cache]
     is_trained: bool
+    may_use_torch: bool = False
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        N = len(weights[0])
+        return (*shape[:3], N), [shape, weights[0].shape, (N,)]
+
+    def most_stored(self, shape: Sequence[int]) -> int:
+        return 0
 
     def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
         return parameters
 
     def compute(self, x_BHWC: Tensor, described: Sequence[Any]) -> Sequence[Tensor]:
         weight, bias = described
+        if self.uses_torch(x_BHWC, weight):
+            return (_by_torch(x_BHWC, weight, bias).contiguous(),)
         tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
         if self.cache is None:
             packed = pack(weight, tile)
@@ -124,23 +151,38 @@ class _Convolution(NamedTuple):
     def gradients(
         self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, _: Any, weights: Sequence[Any], *stored: Tensor
     ) -> Sequence[Optional[Tensor]]:
-        weight = weights[0]
+        weight, (N, C) = weights[0], weights[0].shape[:2]
         of_x = of_weight = of_bias = None
-        if needed[0]:
+        if needed[0] and not self.uses_torch(x_BHWC, weight):
             tile = tile_for(grad_BHWN, False)
             turned = pack(weight.flip(2, 3).transpose(0, 1), tile)
-            of_x = convolution(grad_BHWN, turned, tile, None, weight.shape[1])
-        if needed[1] or needed[2]:
+            of_x = convolution(grad_BHWN, turned, tile, None, C)
+        by_torch = needed[0] and of_x is None, *needed[1:3]
+        if any(by_torch):
             # torch emulates products of bfloat16 on a processor without bfloat16
             wide = x_BHWC.dtype if libswin().multiplies_bfloat16 else torch.float32
-            _, of_weight, of_bias = torch.ops.aten.convolution_backward(
+            of_x_BCHW, of_weight, of_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.to(wide).permute(0, 3, 1, 2),
                 x_BHWC.to(wide).permute(0, 3, 1, 2),
                 weight.to(wide),
-                [len(weight)],
-                *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, needed[1], needed[2]]),
+                [N],
+                *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, by_torch),
             )
+            of_x = of_x_BCHW.permute(0, 2, 3, 1).contiguous() if by_torch[0] else of_x
         return of_x, of_weight, of_bias
+
+    def uses_torch(self, x_BHWC: Tensor, weight: Tensor) -> bool:
+        return self.may_use_torch and not takes_sizes(x_BHWC.shape, len(weight))
+
+
+register(
+    'convolve',
+    Schema(
+        ['weight', 'bias'],
+        'bool is_trained',
+        lambda _, cache, weights, is_trained: (_Convolution(cache, is_trained, may_use_torch=True), weights),
+    ),
+)
 
 
 def _by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:

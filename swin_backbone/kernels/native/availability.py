@@ -41,7 +41,7 @@ class Storage(NamedTuple):
     reason: str
 
 
-def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
+def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None, is_compilable: bool = False) -> Optional[str]:
     """Return a sentence on why the library does not compute with tensors like `x`, or None.
 
     The device, the dtype and the modes of torch decide.
@@ -49,6 +49,7 @@ def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]
     Args:
         layer: a layer of a Swin with the map `x`: float32, or under autocast of any floating dtype. If the map is on
             another device, so are the weights: the memory of the packed weights is freed.
+        is_compilable: whether the call is an operator of torch for torch.compile alone. A layer is one for all graphs.
     """
     recorder = recorder_of(x)
     if x.device.type != 'cpu':
@@ -58,8 +59,8 @@ def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]
     if recorder not in (None, 'torch.compile', 'torch.export') or (recorder and _is_onnx_export()):
         return f'The compiled library is no part of what {recorder} records.'
     is_cast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
-    if layer is None and is_recorded():
-        return 'The compiled library is an operator of torch for layers of a Swin alone.'
+    if layer is None and is_recorded() and not (is_compilable and recorder == 'torch.compile'):
+        return 'The compiled library has no operator of torch for this computation here.'
     if layer is not None and x.dtype is not torch.float32 and not is_cast:
         return f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
     if has_global_hooks():

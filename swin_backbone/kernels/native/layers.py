@@ -66,8 +66,18 @@ class Operator(Protocol):
         """
 
 
-class SwinOperator(Operator, Protocol):
-    """A layer of a Swin, which is an operator of torch too, see `operators.py`."""
+class GraphOperator(Operator, Protocol):
+    """A computation that is an operator of torch too, see `operators.py`."""
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        """Return the shape of the output, and the shapes of all gradients."""
+
+    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
+        """Return the bytes of the operator of torch's second output, which backward takes."""
+
+
+class SwinOperator(GraphOperator, Protocol):
+    """A layer of a Swin."""
 
     @property
     def name(self) -> str:
@@ -78,12 +88,6 @@ class SwinOperator(Operator, Protocol):
 
     def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
         """Return the arguments of the operator of torch after the input: tensors, then settings."""
-
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-        """Return the shape of the output, and the shapes of all gradients."""
-
-    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        """Return the bytes of the operator of torch's second output, which backward takes."""
 
 
 Size4 = tuple[int, int, int, int]

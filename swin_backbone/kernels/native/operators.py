@@ -61,8 +61,11 @@ def _register_formulas() -> None:
     from . import flops as flops  # torch's counter imports sympy, which takes half a second
 
 
-def _register(name: str, schema: Schema) -> None:
-    """Register an operator of torch and its backward pass."""
+def register(name: str, schema: Schema) -> None:
+    """Register an operator of torch, `torch.ops.swin_backbone.NAME(x, *weights, *settings)`, and its backward pass.
+
+    The first output is the operator's, of the dtype of `x`. The second is what the backward pass takes.
+    """
     count, full_name, backward_name = len(schema.weights), f'swin_backbone::{name}', f'{name}_backward'
     arguments = f'Tensor x, {"".join(f"Tensor? {weight}, " for weight in schema.weights)}{schema.settings}'
     LIBRARY.define(f'{name}({arguments}) -> (Tensor, Tensor)')
@@ -76,19 +79,20 @@ def _register(name: str, schema: Schema) -> None:
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
         operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
         described, stored = operator.describe(x.shape, weights, as_given), [saved] if len(saved) else []
-        of_x, *of_weights = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
-        return [of_x if needed[0] else x.new_empty(0), *of_weights]
+        gradients: Any = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
+        of = [x, *arguments]
+        return [g.to(t.dtype) if n else x.new_empty(0) for g, t, n in zip(gradients, of, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         operator, weights = schema.make_operator(x, arguments)
         y_shape, _ = operator.shapes_of_results(x.shape, *weights)
         saved = x.new_empty(operator.most_stored(x.shape, *weights), dtype=torch.uint8)
-        return x.new_empty(y_shape, dtype=torch.float32), saved
+        return x.new_empty(y_shape), saved
 
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         operator, weights = schema.make_operator(x, arguments)
-        of_x, *of_weights = operator.shapes_of_results(x.shape, *weights)[1]
-        return [x.new_empty(size, dtype=torch.float32) for size in (of_x if needed[0] else (0,), *of_weights)]
+        shapes, of = operator.shapes_of_results(x.shape, *weights)[1], [x, *arguments]
+        return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, of, needed)]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*inputs[: 1 + count], output[1])
@@ -119,4 +123,4 @@ def _refuse(*_: Any) -> Any:
 
 
 for _name, _schema in SCHEMAS.items():
-    _register(_name, _schema)
+    register(_name, _schema)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...models.windows import Windows
-from .layers import BlockOperator, BlockSettings, BlockWeights, OutputNormOperator, ProjectionOperator, SwinOperator
+from .layers import BlockOperator, BlockSettings, BlockWeights, GraphOperator, OutputNormOperator, ProjectionOperator
 from .memory import Cache
 
 Weights = Sequence[Optional[Tensor]]
@@ -28,11 +28,11 @@ class Schema(NamedTuple):
 
     weights: Sequence[str]
     settings: str
-    make: Callable[..., tuple[SwinOperator, Weights]]
+    make: Callable[..., tuple[GraphOperator, Weights]]
 
     def make_operator(
         self, x: Tensor, arguments: Sequence[Any], cache: Optional[Cache] = None
-    ) -> tuple[SwinOperator, Weights]:
+    ) -> tuple[GraphOperator, Weights]:
         """Return the computation for the arguments after the input, and the weights that have gradients."""
         count = len(self.weights)
         return self.make(x.shape, {} if cache is None else cache, arguments[:count], *arguments[count:])
@@ -50,7 +50,7 @@ def _make_block(
     eps: Sequence[float],
     dtype: torch.dtype,
     stores: bool,
-) -> tuple[SwinOperator, Weights]:
+) -> tuple[GraphOperator, Weights]:
     tensors: Any = weights[:-1]
     w = BlockWeights(*tensors)
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
@@ -69,7 +69,7 @@ def _make_projection(
     post_norm: bool,
     dtype: torch.dtype,
     has_gradients: bool,
-) -> tuple[SwinOperator, Weights]:
+) -> tuple[GraphOperator, Weights]:
     return ProjectionOperator(merges, eps, post_norm, dtype, cache, has_gradients), weights
 
 

@@ -40,9 +40,11 @@ class Conv3x3(nn.Conv2d):
 def channels_last(x: Tensor) -> Tensor:
     """Return maps in channels_last memory.
 
-    In a graph and under `torch.func` the memory format does not change. A map without a batch, (C, H, W), has none.
+    In an exported graph and under `torch.func` the memory format does not change. A map without a batch, (C, H, W),
+    has none.
     """
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and recorder_of(x) is None else x
+    is_changed = x.dim() == 4 and recorder_of(x) in (None, 'torch.compile')
+    return x.contiguous(memory_format=torch.channels_last) if is_changed else x
 
 
 def use_channels_last(module: nn.Module) -> None:

@@ -23,7 +23,7 @@ class UPerHead(OfMMSeg):
     """mmseg's UPerHead. Arguments and parameters are equal, results are equal up to rounding.
 
     mmseg enlarges the maps of all levels to the largest map, then convolves. Here a coarse map is convolved at its own
-    size, see `conv_of_resized`. Compiled and exported graphs are mmseg's.
+    size, see `conv_of_resized`. Exported graphs are mmseg's.
     """
 
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -54,7 +54,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
     conv = module.conv
     return (
         x.device.type == 'cpu'
-        and recorder_of(x) is None
+        and recorder_of(x) in (None, 'torch.compile')
         and is_plain(conv)
         and module.order == ('conv', 'norm', 'act')
         and not (has_global_hooks() or is_changed(module) or is_changed(conv))

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from swin_backbone.kernels.detection import convolution
 from swin_backbone.kernels.detection.convolution import convolve, pack, takes_maps
 from swin_backbone.kernels.native.availability import find_dtype_obstacle
+from swin_backbone.openmmlab.layers.conv3x3 import conv_3x3
 
 # Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
 ROUNDING = 1e-5
@@ -193,3 +194,33 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
 def test_wrong_arguments(x, weight, bias):
     with pytest.raises(ValueError, match=r'weight|packed|bias|x '):
         convolve(x, weight, bias)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
+@pytest.mark.parametrize('has_bias', [False, True])
+def test_a_graph_has_an_operator_for_maps_of_all_sizes(dtype, has_bias):
+    """torch computes small maps, inside the operator; results are those of eager mode, from one compilation."""
+    weight, bias, graphs = drawn(40, 32, 3, 3, seed=1), drawn(40, seed=2) if has_bias else None, []
+
+    def record(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes if 'swin_backbone' in str(node.target)])
+        return graph
+
+    try:
+        run = torch.compile(conv_3x3, backend=record, dynamic=True, fullgraph=True)
+        for shape in ((2, 32, 24, 36), (4, 32, 9, 5), (3, 32, 31, 32)):
+            with torch.autocast('cpu', torch.bfloat16, enabled=dtype is torch.bfloat16):
+                expected = outputs_and_gradients(conv_3x3, drawn(*shape), weight, bias)
+                y = outputs_and_gradients(run, drawn(*shape), weight, bias)
+            bound = 1e-5 if dtype is torch.float32 else 1e-2
+            assert all((a - b).abs().max() <= bound * b.abs().max() for a, b in zip(y, expected))
+        assert graphs == [['swin_backbone.convolve']]
+    finally:
+        torch._dynamo.reset()
+
+
+def test_opcheck():
+    weight, bias = drawn(40, 32, 3, 3, seed=1).requires_grad_(), drawn(40, seed=2).requires_grad_()
+    for x_BHWC in (drawn(2, 24, 36, 32).requires_grad_(), drawn(1, 5, 5, 32)):
+        torch.library.opcheck(torch.ops.swin_backbone.convolve.default, (x_BHWC, weight, bias, True))
+        torch.library.opcheck(torch.ops.swin_backbone.convolve.default, (x_BHWC, weight.detach(), None, False))
