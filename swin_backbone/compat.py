@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -42,6 +42,22 @@ def constant_when_compiled(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def hidden_from_compiler(function: Function) -> Function:
+    """Let torch.compile break its graph at the calls of a function, and trace nothing inside.
+
+    torch's function imports the compiler, which takes a second. Here a process that compiles nothing does not import
+    it. Without torch's function: torch.compile traces the function.
+    """
+    disable = getattr(torch, '_disable_dynamo', None)
+    hidden = function if disable is None else disable(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (hidden if 'torch._dynamo' in sys.modules else function)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def prepare_compiler() -> None:

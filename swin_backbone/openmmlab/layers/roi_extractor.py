@@ -12,6 +12,7 @@ from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor as OfMMDet
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...compat import hidden_from_compiler
 from ..mmcv_ops.roi import roi_align_backward, roi_align_forward
 
 MEAN = 1  # mmcv's number of the pool mode
@@ -44,14 +45,20 @@ class SingleRoIExtractor(OfMMDet):
             levels_R = self.map_roi_levels(rois, len(feats))
             if roi_scale_factor is not None:
                 rois = self.roi_rescale(rois, roi_scale_factor)
-        levels_R, order_R = levels_R.sort(stable=True)
-        counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
         settings = [
             (*layer.output_size, layer.spatial_scale, layer.sampling_ratio, MEAN, layer.aligned) for layer in layers
         ]
-        align: Any = _RoIAlign
-        sorted_RCIJ: Tensor = align.apply(rois[order_R], counts, settings, *feats)
-        return sorted_RCIJ[order_R.argsort()]
+        return align_by_level(feats, rois, levels_R, settings)
+
+
+@hidden_from_compiler  # the numbers of regions are known at run time alone
+def align_by_level(feats: Sequence[Tensor], rois_R5: Tensor, levels_R: Tensor, settings: list[Any]) -> Tensor:
+    """Return the features (R, C, I, J) of regions, each from the map of its level; `settings` are those of the maps."""
+    levels_R, order_R = levels_R.sort(stable=True)
+    counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
+    align: Any = _RoIAlign
+    sorted_RCIJ: Tensor = align.apply(rois_R5[order_R], counts, settings, *feats)
+    return sorted_RCIJ[order_R.argsort()]
 
 
 class _RoIAlign(torch.autograd.Function):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
+from ...compat import hidden_from_compiler
 from . import deform, losses, maps, roi, roi_rotated
 from . import nms as suppression
 
@@ -42,6 +43,7 @@ def _say_once() -> None:
     )
 
 
+@hidden_from_compiler  # like mmcv's compiled functions
 def call(name: str, *args: Any, **kwargs: Any) -> Any:
     """Call an operator. The first call prints a line. A missing operator is a NotImplementedError."""
     if name in ('get_compiler_version', 'get_compiling_cuda_version'):  # of mmcv's report of the environment
