@@ -23,6 +23,27 @@ def test_a_function_is_marked_as_torch_marks_it():
     assert marked_by(compat.constant_when_compiled) == marked_by(torch.compiler.assume_constant_result) != {}
 
 
+HIDDEN = """
+import sys, torch
+from swin_backbone.compat import hidden_from_compiler
+add = hidden_from_compiler(lambda x: x + 1)
+x = torch.zeros(2)
+assert add(x).sum() == 2
+assert 'torch._dynamo' not in sys.modules
+graphs = []
+def record(graph, _):
+    graphs.append(len([n for n in graph.graph.nodes if n.op == 'call_function']))
+    return graph
+run = torch.compile(lambda x: (add(x * 3) * 3).sin(), backend=record)
+assert run(x).equal(torch.full((2,), 3.0).sin())
+assert graphs == [1, 1], graphs
+"""
+
+
+def test_a_hidden_function_breaks_a_graph_and_imports_no_compiler():
+    run_python('-c', HIDDEN)
+
+
 def test_a_prefix_in_base_is_found_before_mmengine_is_asked(tmp_path, monkeypatch):
     asked, mmengines = [], Config._get_cfg_path
     monkeypatch.setattr(

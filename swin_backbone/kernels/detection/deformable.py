@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...modes import is_recorded
 from ..native.layers import Derive, plan_layer
 from ..native.library import Deformable
 from ..native.limits import is_within
-from ..native.memory import address, empty, libswin
+from ..native.memory import Cache, address, empty, libswin
+from ..native.operators import register
+from ..native.schemas import Schema
 
 
 def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -31,9 +34,17 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
         ValueError: if the arguments do not fit.
     """
     values, *others = (x.float().contiguous() for x in (values_BShd, places, weights))
-    operator, by_torch = _Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2)
-    y_BQhd = plan_layer(operator, by_torch, values.shape, *others)(values)
+    if is_recorded():
+        y_BQhd = torch.ops.swin_backbone.attend_deformably(values, *others, shapes_L2)[0]
+    else:
+        operator, by_torch = _Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2)
+        y_BQhd = plan_layer(operator, by_torch, values.shape, *others)(values)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
+
+
+def takes_layer(channels: int, heads: int, levels: int, points: int) -> bool:
+    """Return whether the library takes a layer in a graph, which compares no sizes of maps."""
+    return is_within('deformable', 1, 1, 1, heads, channels // heads, levels, points)
 
 
 def takes_sizes(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: int, num_points: int) -> bool:
@@ -44,9 +55,16 @@ def takes_sizes(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: 
 
 
 class _Deformable(NamedTuple):
-    """See `native.layers.Operator`."""
+    """See `native.layers.GraphOperator`."""
 
     shapes_L2: Tensor
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+        (B, _, h, d), (places, weights_BQhLP) = shape, weights
+        return (B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape]
+
+    def most_stored(self, shape: Sequence[int]) -> int:
+        return 0
 
     def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
         return parameters
@@ -82,6 +100,13 @@ class _Deformable(NamedTuple):
         grad, to = address('gradient', grad_BQhd, y_BQhd.shape), [address('gradient', g, g.shape) for g in gradients]
         libswin().deformable_backward(byref(call), *arrays, grad, *to)
         return gradients
+
+
+def _make(_: Sequence[int], cache: Cache, tensors: Sequence[Any]) -> tuple[_Deformable, Sequence[Any]]:
+    return _Deformable(tensors[2].contiguous()), tensors[:2]
+
+
+register('attend_deformably', Schema(['places', 'weights', 'shapes'], '', _make))
 
 
 def _by_torch(shapes_L2: Tensor, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:

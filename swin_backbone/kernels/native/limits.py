@@ -11,6 +11,8 @@ from typing import Optional
 
 import torch
 
+from ...compat import constant_when_compiled
+
 THREADS = range(1, 1025)
 MAX_TERMS = 2**16  # of a sum in eight bits
 NUMBERS = range(2**44 + 1)  # of an array, in four bytes each
@@ -157,6 +159,7 @@ def find_size_obstacle(function: str, threads: int, *sizes: int) -> Optional[str
     return None
 
 
+@constant_when_compiled
 def is_within(function: str, *sizes: int) -> bool:
     """Return whether the library takes the sizes of a call, see `find_size_obstacle`."""
     return find_size_obstacle(function, torch.get_num_threads(), *sizes) is None

@@ -67,7 +67,7 @@ def register(name: str, schema: Schema) -> None:
     The first output is the operator's, of the dtype of `x`. The second is what the backward pass takes.
     """
     count, full_name, backward_name = len(schema.weights), f'swin_backbone::{name}', f'{name}_backward'
-    arguments = f'Tensor x, {"".join(f"Tensor? {weight}, " for weight in schema.weights)}{schema.settings}'
+    arguments = f'Tensor x, {"".join(f"Tensor? {weight}, " for weight in schema.weights)}{schema.settings}'.rstrip(', ')
     LIBRARY.define(f'{name}({arguments}) -> (Tensor, Tensor)')
     LIBRARY.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 

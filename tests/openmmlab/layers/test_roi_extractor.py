@@ -83,6 +83,23 @@ def test_of_bfloat16_maps_boxes_are_not_rounded(monkeypatch):
     assert (theirs(maps, rois).float() - exact).abs().max() > 0.1
 
 
+def test_a_compiled_extractor_traces_nothing_of_the_library():
+    from torch._dynamo.utils import counters
+
+    (maps, rois), extractor = (pyramid(), regions(20)), extractors()[1]
+    counters.clear()
+    try:
+        compiled = torch.compile(extractor, backend='eager')
+        for number in (20, 30):
+            rois = regions(number)
+            torch.testing.assert_close(compiled(maps, rois), extractor(maps, rois))
+    finally:
+        torch._dynamo.reset()
+    reasons = ' '.join(counters['graph_break'])
+    assert 'align_by_level' in reasons
+    assert 'ctypes' not in reasons
+
+
 def test_a_maximum_is_mmcvs(monkeypatch):
     monkeypatch.setattr(import_module('mmcv.ops.roi_align'), 'ext_module', ext)
     _, ours = extractors(pool_mode='max', sampling_ratio=2)
