@@ -130,7 +130,7 @@ class _Convolution(NamedTuple):
         N = len(weights[0])
         return (*shape[:3], N), [shape, weights[0].shape, (N,)]
 
-    def most_stored(self, shape: Sequence[int]) -> int:
+    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
         return 0
 
     def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:

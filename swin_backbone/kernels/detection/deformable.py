@@ -63,7 +63,7 @@ class _Deformable(NamedTuple):
         (B, _, h, d), (places, weights_BQhLP) = shape, weights
         return (B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape]
 
-    def most_stored(self, shape: Sequence[int]) -> int:
+    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
         return 0
 
     def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
