@@ -9,9 +9,10 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from setuptools import Extension
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -101,12 +102,15 @@ def extensions() -> list[Extension]:
     return [Extension('swin_backbone.kernels.native.libswin', sources, depends=headers, optional=optional)]
 
 
-def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:
+def compile_sources(
+    objects: Path, of: Target, flags: list[str], isas: Optional[Container[str]] = None
+) -> list[str]:
     """Compile the library's sources, several at a time.
 
     Args:
         objects: the folder of object files.
         flags: for the compiler, after `FLAGS`.
+        isas: names of instruction sets. Default: all that the compiler supports.
 
     Returns:
         The files to link.
@@ -117,7 +121,7 @@ def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:
     pic = [] if of.system == 'windows' else ['-fPIC']
     command = [*of.compiler, *FLAGS, *pic, f'-I{SOURCES}', *flags]
     objects.mkdir(parents=True, exist_ok=True)
-    sets = supported_sets(of, objects)
+    sets = {isa: own for isa, own in supported_sets(of, objects).items() if isas is None or isa in isas}
     if not sets:
         raise CompileError('the compiler knows none of the instruction sets')
     with_sets = [f'-DSWIN_WITH_{isa.upper()}' for isa in sets]

@@ -139,9 +139,9 @@ def test_large_logits_neither_overflow_nor_lose_the_largest(dtype):
     assert all(rms(ours[name] - truth[name]) < 1.5 * rms(autocast[name] - truth[name]) for name in truth)
 
 
-@pytest.mark.parametrize('channels', [64, 512])  # a sum of weight gradients for a thread, or a shared sum
+@pytest.mark.parametrize('channels', [64, 256])  # a sum of weight gradients for a thread; from 2 MB, a shared sum
 def test_same_bits_each_time_and_from_several_python_threads(channels, dtype):
-    block, x = in_7x7_windows(2 * channels // 64, channels), torch.randn(2, 17, 20, channels)
+    block, x = in_7x7_windows(2 * channels // 64, channels), torch.randn(1, 17, 20, channels)
     run = partial(by_library, block, x, torch.randn_like(x), dtype)
     threads, outputs = torch.get_num_threads(), []
     try:
