@@ -2,7 +2,7 @@
 # Build the compiled operators with AddressSanitizer and UBSan in a folder of their own, and run with them the library's own
 # test, random calls of it (csrc/tests/fuzz.cpp) and the operators' tests, or a script.
 #
-# bash tests/kernels/native/sanitize.sh [PYTHON [SCRIPT ARGUMENT...]]     a minute to build, four to run
+# bash tests/kernels/native/sanitize.sh [PYTHON [SCRIPT ARGUMENT...]]     a minute to build, three to run
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 python=$(realpath --no-symlinks "$(command -v "${1:-python}")") # a link into a virtual environment stays a link

@@ -118,6 +118,7 @@ def check_room(block, x, dtype, threads=1):
 
 
 @given(case=cases(), bfloat16=st.booleans(), threads=st.integers(1, 4))
+@settings(max_examples=25)
 def test_a_graph_has_room_for_what_a_block_stores(case, bfloat16, threads):
     check_room(*case, torch.bfloat16 if bfloat16 else torch.float32, threads)
 
