@@ -102,9 +102,7 @@ def extensions() -> list[Extension]:
     return [Extension('swin_backbone.kernels.native.libswin', sources, depends=headers, optional=optional)]
 
 
-def compile_sources(
-    objects: Path, of: Target, flags: list[str], isas: Optional[Container[str]] = None
-) -> list[str]:
+def compile_sources(objects: Path, of: Target, flags: list[str], isas: Optional[Container[str]] = None) -> list[str]:
     """Compile the library's sources, several at a time.
 
     Args:
