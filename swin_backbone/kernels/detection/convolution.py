@@ -16,7 +16,7 @@ from torch import Tensor
 from ...compat import constant_when_compiled
 from ...modes import is_recordable, is_recorded
 from ..native.availability import find_dtype_obstacle, find_obstacle
-from ..native.layers import Derive, plan_layer
+from ..native.layers import Derive, ResultShapes, plan_layer
 from ..native.library import PRODUCTS, Convolution
 from ..native.limits import is_within
 from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
@@ -126,12 +126,9 @@ class _Convolution(NamedTuple):
     is_trained: bool
     may_use_torch: bool = False
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         N = len(weights[0])
-        return (*shape[:3], N), [shape, weights[0].shape, (N,)]
-
-    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        return 0
+        return ResultShapes((*shape[:3], N), [shape, weights[0].shape, (N,)])
 
     def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
         return parameters

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...modes import is_recorded
-from ..native.layers import Derive, plan_layer
+from ..native.layers import Derive, ResultShapes, plan_layer
 from ..native.library import Deformable
 from ..native.limits import is_within
 from ..native.memory import Cache, address, empty, libswin
@@ -59,12 +59,9 @@ class _Deformable(NamedTuple):
 
     shapes_L2: Tensor
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         (B, _, h, d), (places, weights_BQhLP) = shape, weights
-        return (B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape]
-
-    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        return 0
+        return ResultShapes((B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape])
 
     def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
         return parameters

@@ -29,7 +29,7 @@ def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
         T, P = math.prod(x.shape[:3]), x.shape[0] * rows * columns * N
         linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
         return [2 * tokens * weight.numel() for tokens, weight in zip((P, T, T, T), linear)], 2 * 2 * P * N * C
-    y_shape, _ = operator.shapes_of_results(x.shape, *weights)
+    y_shape = operator.shapes_of_results(x.shape, *weights).output
     is_projection = len(weights) > 2
     return [2 * math.prod(y_shape[:3]) * weights[0].numel()] if is_projection and weights[0] is not None else [], 0
 

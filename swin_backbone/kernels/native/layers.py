@@ -66,14 +66,23 @@ class Operator(Protocol):
         """
 
 
+class ResultShapes(NamedTuple):
+    """The shapes of an operator's results: of the output, and of the gradients of the input and of all weights.
+
+    Attributes:
+        stored: bytes of the second output of the operator of torch, which backward takes.
+    """
+
+    output: Sequence[int]
+    gradients: Sequence[Sequence[int]]
+    stored: int = 0
+
+
 class GraphOperator(Operator, Protocol):
     """A computation that is an operator of torch too, see `operators.py`."""
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-        """Return the shape of the output, and the shapes of all gradients."""
-
-    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        """Return the bytes of the operator of torch's second output, which backward takes."""
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+        """Return the shapes of results for an input of a shape, which may have symbols of a graph."""
 
 
 class SwinOperator(GraphOperator, Protocol):
@@ -277,8 +286,8 @@ class BlockOperator(NamedTuple):
         of_windows = [*windows.window_size], [*windows.shift], windows.mask_padding, windows.pads_first
         return *weights, self.drop_path_2B, *of_windows, settings.scale, [*settings.eps], self.dtype, self.stores
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
-        return shape, [shape, *self.shapes(weights[1].shape[0])]
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+        return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.most_stored(shape, *weights))
 
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> c_structures.Block:
         (h, D, scale, eps, table_window), windows, C = self.settings, self.windows, shape[3]
@@ -334,7 +343,10 @@ class BlockOperator(NamedTuple):
         return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
 
     def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        """See `SwinOperator`. The groups of windows depend on the processor; over 32 windows a group may not fit."""
+        """Return bytes that hold the stored values with any groups of windows, which depend on the processor.
+
+        The values of a group of more than 32 windows may not fit.
+        """
         if not self.stores:
             return 0
         (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
@@ -438,16 +450,13 @@ class ProjectionOperator(NamedTuple):
     def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
         return *weights, self.merges, self.eps, self.post_norm, self.dtype, self.has_gradients
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         (weight, *_), (N, K) = weights, weights[0].flatten(1).shape
         B, H, W = shape[:3] if self.merges else (shape[0], *shape[2:])
         down, across = (2, 2) if self.merges else weight.shape[2:]
         normed = 0 if self.eps is None else N if self.post_norm else K
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
-        return y_shape, [shape, weight.shape, (N,), (normed,), (normed,)]
-
-    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        return 0
+        return ResultShapes(y_shape, [shape, weight.shape, (N,), (normed,), (normed,)])
 
     def describe(
         self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive
@@ -557,12 +566,9 @@ class OutputNormOperator(NamedTuple):
     def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
         return *weights, self.eps
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> tuple[Sequence[int], Sequence[Sequence[int]]]:
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         B, H, W, C = shape
-        return (B, C, H, W), [shape, (C,), (C,)]
-
-    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        return 0
+        return ResultShapes((B, C, H, W), [shape, (C,), (C,)])
 
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:
         """Return the addresses of weight and bias, and their memory."""

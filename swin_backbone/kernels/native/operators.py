@@ -80,19 +80,18 @@ def register(name: str, schema: Schema) -> None:
         operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
         described, stored = operator.describe(x.shape, weights, as_given), [saved] if len(saved) else []
         gradients: Any = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
-        of = [x, *arguments]
-        return [g.to(t.dtype) if n else x.new_empty(0) for g, t, n in zip(gradients, of, needed)]
+        inputs = [x, *arguments]
+        return [g.to(t.dtype) if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         operator, weights = schema.make_operator(x, arguments)
-        y_shape, _ = operator.shapes_of_results(x.shape, *weights)
-        saved = x.new_empty(operator.most_stored(x.shape, *weights), dtype=torch.uint8)
-        return x.new_empty(y_shape), saved
+        shapes = operator.shapes_of_results(x.shape, *weights)
+        return x.new_empty(shapes.output), x.new_empty(shapes.stored, dtype=torch.uint8)
 
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         operator, weights = schema.make_operator(x, arguments)
-        shapes, of = operator.shapes_of_results(x.shape, *weights)[1], [x, *arguments]
-        return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, of, needed)]
+        shapes, inputs = operator.shapes_of_results(x.shape, *weights).gradients, [x, *arguments]
+        return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, inputs, needed)]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*inputs[: 1 + count], output[1])
