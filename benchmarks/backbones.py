@@ -34,7 +34,7 @@ from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
 from swin_backbone.whole_files import write_whole
 from swin_backbone.workbench.export.export import manifest_of, write_model
-from swin_backbone.workbench.export.formats import FORMATS, OPERATOR_PRECISIONS, OPSET, check_format, quiet
+from swin_backbone.workbench.export.formats import MODEL_FILES, OPERATOR_PRECISIONS, OPSET, check_format, quiet
 from swin_backbone.workbench.export.graph import Graph, maps_graph
 from swin_backbone.workbench.export.runtime import MANIFEST, RuntimeModel
 
@@ -370,7 +370,7 @@ def exported_runs(
         folder = beside / name
         folder.mkdir()
         if name not in ours:
-            _write_by_torch(one_size, image[:1], folder / FORMATS['onnx'])
+            _write_by_torch(one_size, image[:1], folder / MODEL_FILES['onnx'])
             add(f'{name}, fixed size', one_size, folder)
             continue
         free = maps_graph(model, 'backbone', None)

@@ -31,12 +31,12 @@ def check_outputs(
     Raises:
         FileExistsError: with the first file that may not be written.
     """
-    read = set(filter(None, map(_identity, inputs)))
+    input_ids = set(filter(None, map(_identity, inputs)))
     for path in (Path(path) for path in paths if path is not None):
         if not os.path.lexists(path):
             continue
         mode = path.lstat().st_mode
-        if _identity(path) in read:
+        if _identity(path) in input_ids:
             raise FileExistsError(f'{path} is read here, and would be overwritten: write to another place')
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             raise FileExistsError(f'{path} is there already, and is no regular file: write to another place')

@@ -407,9 +407,9 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
             f'The bias tables count as those of the windows {current} of the backbone, because the file does not name '
             'the windows. Tables of a window (height, width) and (width, height) have equal shapes'
         )
-    named = tuple(weights.windows.get(f'stages.{stage}.blocks.0.{BIAS_TABLE}', current[stage]) for stage in stages)
-    if weights.format.family == MLP and named != current:
-        raise CheckpointError(f'it is a Swin-MLP of windows {named}, the backbone has {current}')
+    stored = tuple(weights.windows.get(f'stages.{stage}.blocks.0.{BIAS_TABLE}', current[stage]) for stage in stages)
+    if weights.format.family == MLP and stored != current:
+        raise CheckpointError(f'it is a Swin-MLP of windows {stored}, the backbone has {current}')
     scales = [weights.windows.get(f'stages.{stage}.blocks.0.attn.w_msa.logit_scale') for stage in stages]
     if weights.format.family == V2 and any(scales):
         used = [size or window for size, window in zip(backbone.pretrained_window_sizes, current)]

@@ -114,11 +114,11 @@ def convert_checkpoint(
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     """Return weights under the names and in the orders of a format."""
-    named = {**weights.backbone, **weights.classifier}
+    tensors = {**weights.backbone, **weights.classifier}
     if format.name == 'torchvision':
-        named.update(_index_tables(weights))
-    renamed = from_here(named, format)
-    if format.name == 'hf' and 'head.weight' not in named:  # a bare model of transformers, and no part of a classifier
+        tensors.update(_index_tables(weights))
+    renamed = from_here(tensors, format)
+    if format.name == 'hf' and 'head.weight' not in tensors:  # a bare model, and no part of a classifier
         renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
     # Copies, because files with shared memory are larger (torch.save) or an error (safetensors)
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}

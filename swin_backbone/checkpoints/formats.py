@@ -251,7 +251,7 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
 def fuse(weights: dict[str, Tensor], parts: tuple[str, str, str], fused: str) -> dict[str, Tensor]:
     """Concatenate the weights of three layers, PARTS.weight and PARTS.bias, under names that begin with `fused`.
 
-    Where one of the three is missing, the others keep their names.
+    If a layer is missing, the others keep their names.
     """
     pattern = re.compile(rf'(.*\.)({"|".join(parts)})\.(\w+)')
     result = {}

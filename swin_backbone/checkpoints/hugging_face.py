@@ -73,16 +73,16 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
     """
     if missing:
         raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
-    named = weights.backbone
+    tensors = weights.backbone
     is_v2 = weights.format.family == V2
-    projection_DCHW = named['patch_embed.projection.weight']
-    width, depths, heads = swin_sizes(named, weights.format.family)
+    projection_DCHW = tensors['patch_embed.projection.weight']
+    width, depths, heads = swin_sizes(tensors, weights.format.family)
     patch = projection_DCHW.shape[2]
     window, last = _windows(weights, len(depths), is_v2)
     head = weights.classifier.get('head.weight')
     name = 'Swinv2' if is_v2 else 'Swin'
     # transformers' Swin V2 has no norms of outputs
-    with_norm = [stage for stage in range(len(depths)) if f'norm{stage}.weight' in named and not is_v2]
+    with_norm = [stage for stage in range(len(depths)) if f'norm{stage}.weight' in tensors and not is_v2]
     kind = 'ForImageClassification' if head is not None else 'Backbone' if with_norm else 'Model'
     config: dict[str, Any] = dict(
         architectures=[f'{name}{kind}'],
@@ -95,14 +95,14 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         depths=list(depths),
         num_heads=list(heads),
         window_size=window,
-        mlp_ratio=named['stages.0.blocks.0.ffn.layers.0.0.weight'].shape[0] / width,
-        qkv_bias=any(f'stages.0.blocks.0.attn.w_msa.{bias}' in named for bias in ('qkv.bias', 'q_bias')),
-        use_absolute_embeddings='absolute_pos_embed' in named,
+        mlp_ratio=tensors['stages.0.blocks.0.ffn.layers.0.0.weight'].shape[0] / width,
+        qkv_bias=any(f'stages.0.blocks.0.attn.w_msa.{bias}' in tensors for bias in ('qkv.bias', 'q_bias')),
+        use_absolute_embeddings='absolute_pos_embed' in tensors,
         hidden_act='gelu',
         layer_norm_eps=1e-5,
     )
     if config['use_absolute_embeddings']:
-        side = math.isqrt(named['absolute_pos_embed'].shape[1])
+        side = math.isqrt(tensors['absolute_pos_embed'].shape[1])
         sizes = [patch * length for length in weights.map_size or (side, side)]
         config['image_size'] = sizes if len(set(sizes)) > 1 else sizes[0]
     if head is not None:

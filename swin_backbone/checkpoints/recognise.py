@@ -90,7 +90,7 @@ def plain_name(name: str, wrappers: Container[str] = WRAPPERS) -> str:
 
 
 def plain_names(names: Iterable[str], wrappers: Container[str] = WRAPPERS) -> dict[str, str]:
-    """Return each name without the parts of wrappers. A name stays where another name is the shorter one."""
+    """Return each name without the parts of wrappers. A name stays whole if its short form is another name."""
     names = list(names)
     taken, plain = set(names), {}
     for name in names:

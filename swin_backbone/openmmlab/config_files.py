@@ -79,7 +79,7 @@ def read_config(path: Union[str, Path]) -> Config:
         raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
 
 
-def import_package(cfg: Config) -> None:
+def add_custom_import(cfg: Config) -> None:
     """Let a config import this package."""
     imports = cfg.get('custom_imports') or {}
     names = imports.get('imports', [])

@@ -85,14 +85,14 @@ def resolve_job(config: Union[str, Config], options: Optional[Options] = None) -
     if options.precision and options.compile:
         raise ValueError('--precision int8 excludes --compile: torch computes compiled layers, in float32')
     rank(options.launcher)  # raises if the launcher has not started this process
-    read = config if isinstance(config, Config) else read_config(config)
-    data = _prepare_data(read, options)
-    combined = combine(read, options, data)
+    base = config if isinstance(config, Config) else read_config(config)
+    data = _prepare_data(base, options)
+    combined = combine(base, options, data)
     if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options or ()):
         # mmengine imports only the modules in the file
         import_modules_from_strings(**combined.custom_imports)
     if data:
-        _print(options.launcher, [*weights_left_out(read, combined)])
+        _print(options.launcher, [*weights_left_out(base, combined)])
     if data is None and not has_settings(options):
         return Job(combined, options, data, DataSets(combined), [])
     cfg, number, lines = set_training(combined, options), processes(options.launcher), list[str]()

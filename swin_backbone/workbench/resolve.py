@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
-from ..openmmlab.config_files import import_package
+from ..openmmlab.config_files import add_custom_import
 from ..openmmlab.errors import ConfigError, parts_of
 from ..openmmlab.swap.replace import swap_backbone
 from ..options import Options
@@ -61,7 +61,7 @@ def _name_own_loaders(cfg: Config) -> None:
     """Let all pipelines load pictures by this package, which the config imports then."""
     name_loaders(cfg)
     if any(part['type'] == OURS for _, part in parts_of(cfg)):
-        import_package(cfg)
+        add_custom_import(cfg)
 
 
 def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def set_training(config: Config, options: Options) -> Config:
     """Return a config with the settings of a training, besides its length: see `set_length`.
 
     Raises:
-        ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take one of these.
+        ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take a setting.
     """
     cfg: Config = copy.deepcopy(config)
     apply_settings(cfg, options)

@@ -17,8 +17,7 @@ from helpers import ROOT, run_python
 from swin_backbone import command_line
 from swin_backbone.checkpoints import FORMATS
 from swin_backbone.options import ARGUMENTS
-from swin_backbone.workbench.export.formats import FORMATS as EXPORT_FORMATS
-from swin_backbone.workbench.export.formats import PRECISIONS
+from swin_backbone.workbench.export.formats import MODEL_FILES, PRECISIONS
 from swin_backbone.workbench.export.graph import PARTS
 from swin_backbone.workbench.runner.monitor import VIS_BACKENDS
 
@@ -313,7 +312,7 @@ def test_values_that_need_no_import_are_those_of_the_package(monkeypatch):
     assert next(action.choices for action in parser._actions if action.dest == 'vis') == list(VIS_BACKENDS)
     (parser,) = parsers(TOOLS / 'export.py', monkeypatch)
     named = {action.dest: {*re.findall(r'\w+', action.help)} - {'default', 'or'} for action in parser._actions}
-    assert (named['format'], named['part']) == ({*EXPORT_FORMATS}, {*PARTS})
+    assert (named['format'], named['part']) == ({*MODEL_FILES}, {*PARTS})
     (choices,) = (action.choices for action in parser._actions if action.dest == 'precision')
     assert {*choices} == {precision for several in PRECISIONS.values() for precision in several}
 

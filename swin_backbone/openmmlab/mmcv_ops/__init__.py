@@ -25,7 +25,9 @@ def put_in_place() -> None:
 
     `SWIN_BACKBONE_STAND_INS=0` switches this off.
     """
-    if os.environ.get(STAND_INS_SWITCH) == '0' or not _has_operators():
+    if os.environ.get(STAND_INS_SWITCH) == '0':
+        return
+    if any(importlib.util.find_spec(name) is None for name in ('mmcv', 'mmcv.ops')):
         return
     import mmcv
     import torch  # noqa: F401 - the compiled one is linked to its libraries
@@ -40,11 +42,6 @@ def put_in_place() -> None:
 
     sys.modules[NAME] = ext
     mmcv._ext = ext
-
-
-def _has_operators() -> bool:
-    """Return whether there is an mmcv with `mmcv.ops`."""
-    return all(importlib.util.find_spec(name) is not None for name in ('mmcv', 'mmcv.ops'))
 
 
 def in_use() -> str:

@@ -10,7 +10,7 @@ from mmengine.logging import print_log
 
 from ...archs import ARCHS
 from ...checks import check_choice
-from ..config_files import import_package, read_config
+from ..config_files import add_custom_import, read_config
 from ..diff import summarize
 from ..errors import kind_of, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
@@ -86,7 +86,7 @@ def swap_backbone(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
                 "recipe 'swin' takes it out"
             )
-    import_package(after)
+    add_custom_import(after)
     if verbose:
         text = '\n'.join([f'{name} into this config:', summarize(before, after), *notes])
         print_log(text, logger='current')

@@ -25,7 +25,7 @@ from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, che
 from ...openmmlab.errors import DataError, Faults, walk
 from ..configs.paths import MARKS, annotation_file, decode, read_file
 
-CLASSES_SHOWN = 10  # in an error
+NAMES_SHOWN = 10  # in an error
 
 NO_MASK = 'objects without a segmentation, in a config that trains or tests on masks'
 BAD_POLYGON = 'objects with a polygon that pycocotools cannot draw'
@@ -110,14 +110,14 @@ def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
     missing = [name for name in classes if name not in names]
     if missing:
         raise DataError(
-            f'the classes {first_of(missing, CLASSES_SHOWN)} of metainfo are no categories of {path}, whose categories '
-            f'are {first_of(names, CLASSES_SHOWN)}'
+            f'the classes {first_of(missing, NAMES_SHOWN)} of metainfo are no categories of {path}, whose categories '
+            f'are {first_of(names, NAMES_SHOWN)}'
         )
     shared = [name for name in names if name in classes]
     if shared != classes:
         raise DataError(
             f'the classes of metainfo must be in the order of the categories of {path}, because mmdet numbers them so: '
-            f'{first_of(shared, CLASSES_SHOWN)}; got {first_of(classes, CLASSES_SHOWN)}'
+            f'{first_of(shared, NAMES_SHOWN)}; got {first_of(classes, NAMES_SHOWN)}'
         )
 
 
@@ -216,7 +216,7 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
             in_evaluation.add('categories of one name', repr(name))
     if not names:
         errors.add('no categories', 'each has an id and a name')
-    known = first_of([f'{number} ({name})' for number, name in names.items()], CLASSES_SHOWN)
+    known = first_of([f'{number} ({name})' for number, name in names.items()], NAMES_SHOWN)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     filled, strays = set(), Faults()
     loaded: Counter[Any] = Counter()

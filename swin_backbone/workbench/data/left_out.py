@@ -41,7 +41,8 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
     pictures = dict(file.pictures) if file else {}
     transforms = dataset.pipeline.transforms if is_trained_on else []
     loading = [_without_pixels(step) for step in transforms if getattr(step, 'with_bbox', False)]
-    filtering = _with_filters(transforms)
+    filters = [index for index, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
+    filtering = copy.deepcopy(list(transforms[: max(filters, default=-1) + 1]))  # some keep pictures of earlier calls
     left_out, by_loading, by_filters = Faults(), Faults(), Faults()
     number = left = filtered = looked = 0
     end = time.monotonic() + seconds
@@ -99,12 +100,6 @@ def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
     except Exception:  # of a wrong mask: an error, named with its picture
         return np.zeros(len(item['instances']), bool)
     return flags
-
-
-def _with_filters(transforms: Sequence[Any]) -> list[Any]:
-    """Return copies of the transforms as far as the last filter of objects; none without a filter."""
-    indices = [index for index, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
-    return copy.deepcopy(list(transforms[: indices[-1] + 1])) if indices else []  # some keep pictures of earlier calls
 
 
 def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:

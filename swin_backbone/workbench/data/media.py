@@ -82,8 +82,8 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
             stems.setdefault(path, path.stem)
         else:
             matched = [Path(p) for p in sorted(glob(source, recursive=True))] if has_magic(source) else []
-            named = Path(*takewhile(lambda part: not has_magic(part), path.parts))
-            matched = _without_results([p for p in matched if not p.is_dir()], named)
+            fixed_part = Path(*takewhile(lambda part: not has_magic(part), path.parts))
+            matched = _without_results([p for p in matched if not p.is_dir()], fixed_part)
             if not matched:
                 is_camera = source.isdecimal() or '://' in source
                 camera = '. A camera or an address is not read: record or download a file first' if is_camera else ''

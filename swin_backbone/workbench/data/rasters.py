@@ -268,9 +268,9 @@ def open_gdal(
         parts: list[NDArray[Any]] = []
         with _gdal(f'{name} at rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]}'):
             for page in pages:
-                wanted = min(page.count, most - sum(map(len, parts)))
-                if wanted > 0:
-                    parts.append(page.read(list(range(1, wanted + 1)), window=(rows, columns)))
+                count = min(page.count, most - sum(map(len, parts)))
+                if count > 0:
+                    parts.append(page.read(list(range(1, count + 1)), window=(rows, columns)))
         bands_CHW: NDArray[Any] = np.concatenate(parts)
         return bands_CHW.transpose(1, 2, 0)
 

@@ -63,7 +63,7 @@ def export_model(
     Args:
         cfg: config of mmdet or mmseg.
         checkpoint: path or URL of the whole model.
-        format: a name from `formats.FORMATS`.
+        format: a name from `formats.MODEL_FILES`.
         part: 'model', from pixels to result; 'backbone'; or 'neck', the backbone with the neck.
         shape: height and width of the model's input, for batch size 1: see `at_one_size`. None: batch, height and
             width stay free.
@@ -100,12 +100,12 @@ def export_model(
     is_calibrated = formats.is_calibrated(precision, operators)
     if is_calibrated:
         calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
-    wanted = partial(result_of, predictor) if part == 'model' else None
+    reference = partial(result_of, predictor) if part == 'model' else None
     samples = [verify.Sample(f'picture {number} of --pictures', picture) for number, picture in enumerate(pictures, 1)]
-    if wanted and not samples:
-        samples = shown_pictures(cfg, 'test', wanted)
+    if reference and not samples:
+        samples = shown_pictures(cfg, 'test', reference)
         if is_calibrated:  # for pictures of this kind, not for generated ones
-            samples = samples or shown_pictures(cfg, 'train', wanted)
+            samples = samples or shown_pictures(cfg, 'train', reference)
         else:
             samples += generated_pictures(graph)
     meta = dict(
@@ -116,7 +116,7 @@ def export_model(
         **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
     )
     metric = (lambda folder: evaluate_folder(cfg, folder)) if part == 'model' else lambda folder: {}
-    return write(graph, out, format, precision, meta, wanted, samples, calibration, metric, overwrite, operators)
+    return write(graph, out, format, precision, meta, reference, samples, calibration, metric, overwrite, operators)
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
@@ -139,7 +139,7 @@ def write(
     format: str,
     precision: str,
     meta: Optional[dict[str, Any]] = None,
-    wanted: Optional[Callable[[NDArray[Any]], Result]] = None,
+    reference: Optional[Callable[[NDArray[Any]], Result]] = None,
     samples: Sequence[verify.Sample] = (),
     calibration: Sequence[Feed] = (),
     metric: Callable[[Path], dict[str, float]] = lambda folder: {},
@@ -149,7 +149,7 @@ def write(
     """Capture a graph, write a folder and verify the file: see `export_model`.
 
     Args:
-        wanted: PyTorch's result for a picture, for a whole model.
+        reference: PyTorch's result for a picture, for a whole model.
         samples: pictures for the verification of a whole model; empty: generated ones.
         calibration: inputs for int8 without `operators`.
         metric: evaluates the model in a folder; a calibrated manifest has the metric before and after quantization.
@@ -159,9 +159,9 @@ def write(
     with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as beside:
         wide = Path(beside) / 'fp32'
         if is_calibrated:
-            write(graph, wide, format, 'fp32', meta, wanted, samples)
+            write(graph, wide, format, 'fp32', meta, reference, samples)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
-            name = formats.FORMATS[format]
+            name = formats.MODEL_FILES[format]
             quantize(wide / name, folder / name, calibration)
         else:
             write_model(graph, folder, format, precision, operators)
@@ -169,11 +169,13 @@ def write(
         packages = ('torch', *formats.NEEDED[format])
         manifest['versions'] = dict(swin_backbone=__version__, **{name: version(name) for name in packages})
         (folder / MANIFEST).write_text(json.dumps(manifest))
-        if wanted is None:
+        if reference is None:
             images = [feed[0] for feed in calibration[:SHOWN]]
             figures = verify.verify_maps(RuntimeModel(folder).run, graph, allowed, images)
         else:
-            figures = verify.verify_results(RuntimeModel(folder), wanted, samples or generated_pictures(graph), allowed)
+            figures = verify.verify_results(
+                RuntimeModel(folder), reference, samples or generated_pictures(graph), allowed
+            )
         manifest['verification'] = figures
         if is_calibrated:
             before, after = ({**measure(exported, calibration), **metric(exported)} for exported in (wide, folder))
@@ -215,13 +217,13 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _require_export(out: Path, overwrite: bool) -> None:
-    wanted = f'--out-dir takes a new folder, or with --overwrite one of an earlier export, got {str(out)!r}'
+    message = f'--out-dir takes a new folder, or with --overwrite one of an earlier export, got {str(out)!r}'
     if not out.is_dir() or out.is_symlink():
-        raise ExportError(wanted)
+        raise ExportError(message)
     for path in sorted(out.iterdir()):
         is_ours = path.is_file() and (path.name in (MANIFEST, LIBRARY) or path.match('model.*'))
         if not (overwrite and is_ours):
-            raise ExportError(f'{wanted}, with {path.name}' + ('' if is_ours else ', which no export writes'))
+            raise ExportError(f'{message}, with {path.name}' + ('' if is_ours else ', which no export writes'))
 
 
 def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
@@ -232,7 +234,7 @@ def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict
         format=format,
         precision=precision,
         task=graph.task,
-        file=formats.FORMATS[format] if formats.FORMATS[format] in names else formats.FORMATS['onnx'],
+        file=formats.MODEL_FILES[format] if formats.MODEL_FILES[format] in names else formats.MODEL_FILES['onnx'],
         sha256={path.name: file_digest(path) for path in files},
         **(dict(library=LIBRARY) if LIBRARY in names else {}),
         inputs=[vars(port) for port in graph.inputs],
@@ -241,11 +243,11 @@ def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict
 
 
 def write_model(graph: Graph, folder: Path, format: str, precision: str, operators: Optional[str] = None) -> None:
-    """Capture a graph, and write it in a format to the file named in `formats.FORMATS`.
+    """Capture a graph, and write it in a format to the file named in `formats.MODEL_FILES`.
 
     With `operators`, the file is ONNX for every runtime, and the compiled library is written beside it.
     """
-    path, onnx_file = folder / formats.FORMATS[format], folder / formats.FORMATS['onnx']
+    path, onnx_file = folder / formats.MODEL_FILES[format], folder / formats.MODEL_FILES['onnx']
     if operators:
         graph = with_nodes(graph, precision)
         shutil.copyfile(library_path(), folder / LIBRARY)
@@ -296,12 +298,12 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     return result
 
 
-def shown_pictures(cfg: Config, phase: str, wanted: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
+def shown_pictures(cfg: Config, phase: str, reference: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
     """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
     samples: list[verify.Sample] = []
     with suppress(ExportError, OSError):
         for number, picture in enumerate(dataset_pictures(cfg, phase, LOOKED_AT), 1):
-            result = wanted(picture)
+            result = reference(picture)
             if verify.compare(result, result)['compared']:
                 samples.append(verify.Sample(f'picture {number} of the {phase} set', picture))
             if len(samples) == SHOWN:

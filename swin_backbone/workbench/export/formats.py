@@ -23,7 +23,7 @@ TORCH = Path(torch.__file__).parent
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 9  # of ONNX 1.15, as OPSET; the latest for ONNX Runtime 1.17
-FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml'}
+MODEL_FILES = {'onnx': 'model.onnx', 'openvino': 'model.xml'}
 PRECISIONS = {'onnx': ('fp32', 'fp16', 'int8'), 'openvino': ('fp16', 'fp32', 'bf16', 'int8')}
 OPERATOR_PRECISIONS = {'swin': ('fp32', 'bf16', 'int8')}  # precisions of --operators, for ONNX Runtime and OpenVINO
 # Numbers in a result that replaces operators of constants. Tables of all windows of one size may exceed the weights.
@@ -38,7 +38,7 @@ def check_format(format: str, precision: Optional[str], operators: Optional[str]
     Raises:
         ValueError: for an unknown format, an unsuitable precision or operators.
     """
-    check_choice('--format', format, FORMATS)
+    check_choice('--format', format, MODEL_FILES)
     precisions, option = PRECISIONS[format], f'--format {format}'
     if operators is not None:
         check_choice('--operators', operators, OPERATOR_PRECISIONS)

@@ -70,9 +70,9 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
     for image in map(torch.from_numpy, images) if images else (torch.randn(s, generator=generator) for s in shapes):
         shape = image.shape
         with torch.no_grad():
-            wanted = [tensor.numpy() for tensor in graph.module(image)]
+            expected = [tensor.numpy() for tensor in graph.module(image)]
         got = run([image.numpy()])
-        errors = [map_error(*pair, precision) for pair in zip(got, wanted)]
+        errors = [map_error(*pair, precision) for pair in zip(got, expected)]
         figures.append(dict(shape=list(shape), error=max(errors)))
         worst = int(np.argmax(errors))
         if not errors[worst] <= MAP_TOLERANCE[precision]:
@@ -85,12 +85,12 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
 
 
 def verify_results(
-    model: RuntimeModel, wanted: Callable[[NDArray[Any]], Result], samples: Sequence[Sample], precision: str
+    model: RuntimeModel, reference: Callable[[NDArray[Any]], Result], samples: Sequence[Sample], precision: str
 ) -> list[dict[str, Any]]:
     """Run pictures through a file and through PyTorch, in batches of one and two, and compare the results.
 
     Args:
-        wanted: PyTorch's result for a picture.
+        reference: PyTorch's result for a picture.
 
     Returns:
         A figure for each run: name and size of the picture, and the result of `compare`. The figure of a generated
@@ -103,11 +103,11 @@ def verify_results(
     most = model.info['limits'].get('objects')
     is_free = isinstance(model.info['inputs'][0]['shape'][0], str)
     for sample in samples:
-        truth = wanted(sample.pixels)
+        expected = reference(sample.pixels)
         for batch in BATCHES if is_free else (1,):
             for got in model.predict([sample.pixels] * batch, batch):
                 figure: dict[str, Any] = dict(name=sample.name, picture=list(sample.pixels.shape[:2]), batch=batch)
-                figure.update(compare(got, truth, precision, most))
+                figure.update(compare(got, expected, precision, most))
                 difference = _difference(figure, precision)
                 if difference and not sample.is_generated:
                     raise ExportError(f'verification failed in {sample.name}: {difference}: {figure}')
@@ -139,7 +139,7 @@ def outcome(figures: Sequence[dict[str, Any]]) -> str:
     return '; '.join([words, *(f'{name}: {difference}' for name, difference in differences.items())])
 
 
-def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict[str, Any]:
+def compare(got: Result, expected: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict[str, Any]:
     """Compare two results.
 
     Args:
@@ -151,24 +151,24 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
         the share of both lists' objects `matched` in the other list within the precision's IoU of boxes and masks and
         its score, and the worst IoUs and score error.
     """
-    if 'boxes' not in wanted:
-        labels = wanted['labels']
+    if 'boxes' not in expected:
+        labels = expected['labels']
         compared = labels.size if np.ptp(labels) else 0
-        return dict(compared=compared, equal_labels=float(_as_good(got['labels'], wanted).mean()))
-    tolerance, scores = SCORE_TOLERANCE[precision], np.concatenate([wanted['scores'], got['scores']])
-    full = [side['scores'].min() for side in (wanted, got) if most and len(side['scores']) == most]
+        return dict(compared=compared, equal_labels=float(_as_good(got['labels'], expected).mean()))
+    tolerance, scores = SCORE_TOLERANCE[precision], np.concatenate([expected['scores'], got['scores']])
+    full = [side['scores'].min() for side in (expected, got) if most and len(side['scores']) == most]
     # Rounding may move an object over the end of a list: the model's threshold, or the largest number of objects.
     least = max([CLEAR_SCORE, *full]) + tolerance
     if len(scores) and not (scores >= least).any():
         least = max(np.sort(scores)[-FEW_OBJECTS:][0], scores.min() + tolerance)
-    pairs = [(wanted, got, index) for index in _clear(wanted, least)]
-    pairs += [(got, wanted, index) for index in _clear(got, least)]
-    figure: dict[str, Any] = dict(objects=len(wanted['scores']), found=len(got['scores']), compared=len(pairs))
+    pairs = [(expected, got, index) for index in _clear(expected, least)]
+    pairs += [(got, expected, index) for index in _clear(got, least)]
+    figure: dict[str, Any] = dict(objects=len(expected['scores']), found=len(got['scores']), compared=len(pairs))
     if pairs:
         ious, errors, mask_ious = np.array([_best_match(other, side, index) for side, other, index in pairs]).T
         matched = (ious >= MATCH_IOU[precision]) & (errors <= tolerance) & (mask_ious >= MATCH_MASK_IOU[precision])
         figure.update(matched=float(matched.mean()), least_iou=float(ious.min()), score_error=float(errors.max()))
-        if 'masks' in wanted:
+        if 'masks' in expected:
             figure.update(least_mask_iou=float(mask_ious.min()))
     return figure
 
@@ -178,46 +178,46 @@ def _clear(result: Result, least: float) -> NDArray[Any]:
     return np.flatnonzero((result['scores'] >= least) & (result['boxes'][:, :2] < result['boxes'][:, 2:]).all(1))
 
 
-def _as_good(labels_HW: NDArray[Any], wanted: Result) -> NDArray[np.bool_]:
+def _as_good(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
     """Return the places with PyTorch's label or an equal logit: (H, W). Without objects, Mask2Former's logits tie."""
-    logits_KHW = wanted.get('logits')
-    equal_HW: NDArray[np.bool_] = labels_HW == wanted['labels']
+    logits_KHW = expected.get('logits')
+    equal_HW: NDArray[np.bool_] = labels_HW == expected['labels']
     if logits_KHW is None or len(logits_KHW) == 1:  # a single logit is compared with a threshold
         return equal_HW
-    own_HW = np.take_along_axis(logits_KHW, labels_HW[None].astype(np.int64), 0)[0]
-    ties_HW: NDArray[np.bool_] = own_HW >= logits_KHW.max(0) - TIE * max(1.0, float(np.abs(logits_KHW).max()))
+    logits_HW = np.take_along_axis(logits_KHW, labels_HW[None].astype(np.int64), 0)[0]
+    ties_HW: NDArray[np.bool_] = logits_HW >= logits_KHW.max(0) - TIE * max(1.0, float(np.abs(logits_KHW).max()))
     return equal_HW | ties_HW
 
 
-def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, float]:
-    """Return box IoU, score error and mask IoU of the best match in `got` for an object of `wanted`, by class."""
+def _best_match(got: Result, expected: Result, index: int) -> tuple[float, float, float]:
+    """Return box IoU, score error and mask IoU of the best match in `got` for an object of `expected`, by class."""
     from mmdet.evaluation import bbox_overlaps
 
-    same = np.flatnonzero(got['labels'] == wanted['labels'][index])
+    same = np.flatnonzero(got['labels'] == expected['labels'][index])
     if not len(same):
         return 0.0, float('inf'), 0.0
-    (ious,) = bbox_overlaps(wanted['boxes'][index : index + 1], got['boxes'][same])
-    shifts = np.abs(wanted['boxes'][index] - got['boxes'][same]).max(1)
+    (ious,) = bbox_overlaps(expected['boxes'][index : index + 1], got['boxes'][same])
+    shifts = np.abs(expected['boxes'][index] - got['boxes'][same]).max(1)
     ious = np.where(shifts <= SAME_CORNERS, 1.0, ious)  # the IoU of a box of few pixels falls with rounding
-    errors = np.abs(got['scores'][same] - wanted['scores'][index])
+    errors = np.abs(got['scores'][same] - expected['scores'][index])
     best = same[np.lexsort((errors, -np.round(ious, 3)))[0]]
     mask_iou = 1.0
-    if 'masks' in wanted:
-        mask, other = wanted['masks'][index], got['masks'][best]
+    if 'masks' in expected:
+        mask, other = expected['masks'][index], got['masks'][best]
         mask_iou = 0.0
         if mask.shape == other.shape:
             mask_iou = 1 - float((mask ^ other).sum()) / max(FEW_PIXELS, (mask | other).sum())
-    return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou
+    return float(ious.max()), float(abs(got['scores'][best] - expected['scores'][index])), mask_iou
 
 
-def map_error(got: NDArray[Any], wanted: NDArray[Any], precision: str = 'fp32') -> float:
+def map_error(got: NDArray[Any], expected: NDArray[Any], precision: str = 'fp32') -> float:
     """Return the largest difference, relative to the largest value or 1; infinite for unequal shapes.
 
     In int8, both are root mean squares: a rare outlier does not count.
     """
-    if got.shape != wanted.shape:
+    if got.shape != expected.shape:
         return float('inf')
-    difference = got.astype(np.float32) - wanted
+    difference = got.astype(np.float32) - expected
     if precision.startswith('int8'):
-        return float(np.linalg.norm(difference) / max(np.linalg.norm(wanted), np.finfo(np.float32).tiny))
-    return float(np.abs(difference).max() / max(1.0, np.abs(wanted).max()))
+        return float(np.linalg.norm(difference) / max(np.linalg.norm(expected), np.finfo(np.float32).tiny))
+    return float(np.abs(difference).max() / max(1.0, np.abs(expected).max()))

@@ -85,11 +85,11 @@ class Prediction:
 
     def _number_segments(self, numbers_HW: NDArray[Any]) -> None:
         """Number segments from 1: 0 is no segment in COCO's PNGs, but mmdet uses it."""
-        numbers_N, places_HW, areas_N = np.unique(numbers_HW, return_inverse=True, return_counts=True)
+        numbers_N, index_HW, areas_N = np.unique(numbers_HW, return_inverse=True, return_counts=True)
         labels_N = numbers_N % INSTANCE_OFFSET
         is_segment_N = labels_N < len(self.classes)
         ids_N = is_segment_N.cumsum() * is_segment_N
-        self.segment_map = ids_N[places_HW.reshape(numbers_HW.shape)]
+        self.segment_map = ids_N[index_HW.reshape(numbers_HW.shape)]
         for number, label, area in zip(ids_N.tolist(), labels_N.tolist(), areas_N.tolist()):
             if number:
                 self.segments.append(dict(id=number, label=label, name=self.classes[label], area=area))

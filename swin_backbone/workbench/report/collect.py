@@ -90,8 +90,8 @@ def report_on_test(
             return summarize(Config(before), Config(after))
 
         base = next(base_datasets(runner.test_dataloader.dataset), None)
-        read = read_picture if base is None else load_of(base)
-        return write_report(folder, labels, results, pictures, None, others, True, about, differences, read)
+        load = read_picture if base is None else load_of(base)
+        return write_report(folder, labels, results, pictures, None, others, True, about, differences, load)
 
 
 class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures

@@ -10,7 +10,7 @@ from .detection import Array
 from .thumbnails import reduce
 
 KEPT_SIDE = 280  # pixels of a kept label map
-IGNORED = 255  # label of pixels that are not counted, unless the evaluator has another
+DEFAULT_IGNORED = 255  # label of pixels that are not counted, unless the evaluator has another
 WORST = 24  # pictures with a thumbnail
 
 
@@ -25,7 +25,7 @@ class PixelCounts:
         worst: (share of wrong pixels, -number, labels, predictions) of `WORST` pictures, reduced to `KEPT_SIDE` pixels.
     """
 
-    def __init__(self, classes: Sequence[str], ignored: int = IGNORED):
+    def __init__(self, classes: Sequence[str], ignored: int = DEFAULT_IGNORED):
         self.classes, self.ignored = classes, ignored
         self.counts = np.zeros((len(classes), len(classes)), np.int64)  # (labels, predictions)
         self.pictures: list[dict[str, Any]] = []

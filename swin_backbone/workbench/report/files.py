@@ -133,7 +133,7 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
     """Count the pixels of label PNGs and predicted PNGs, and return the counts and the palette of the labels.
 
     Args:
-        classes: names; None: those of `CLASSES`, or else the values.
+        classes: names; None: the names in `CLASSES`, or the values without this file.
 
     Raises:
         ValueError: if a file is missing, has colours, another size, or a value of no class.
@@ -142,7 +142,9 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
     missing = [name for name in names if not (results / name).is_file()]
     if not names or missing:
         raise ValueError(f'{results} takes a PNG for each of {labels}, got {f"no {missing[0]}" if names else "none"}')
-    classes = list(classes or _read_classes(labels))
+    files = [path for path in (labels / CLASSES, labels.parent / CLASSES) if path.is_file()]
+    if not classes and files:
+        classes = files[0].read_text(encoding='utf-8').split('\n')[:-1]
     if not classes:
         largest = max(int(_read_values(folder / name)[0].max()) for name in names for folder in (labels, results))
         classes = [f'class {value}' for value in range(largest + 1)]
@@ -168,11 +170,6 @@ def _read_values(path: Path) -> tuple[Array, Any]:
     if values.ndim != 2:
         raise ValueError(f'{path} takes a class for each pixel, got colours: {values.shape}')
     return np.where(values == ignored, IGNORED, values), palette and np.array(palette).reshape(-1, 3)
-
-
-def _read_classes(labels: Path) -> list[str]:
-    files = [path for path in (labels / CLASSES, labels.parent / CLASSES) if path.is_file()]
-    return files[0].read_text(encoding='utf-8').split('\n')[:-1] if files else []
 
 
 def read_scores(labels: Path, results: Path) -> Scores:

@@ -44,17 +44,17 @@ def newest_whole_checkpoint(work_dir: str, out_dir: str, template: str) -> Optio
 def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
     logger = MMLogger.get_current_instance()
     pointer = Path(work_dir, LAST)
-    named = pointer.read_text(errors='replace').strip() if pointer.is_file() else ''
+    pointed = pointer.read_text(errors='replace').strip() if pointer.is_file() else ''
     if '://' in out_dir:  # a file backend of the config
-        return named or None
+        return pointed or None
     # In the middle of an epoch, the iteration follows the number
     names = [re.sub(r'\\\{.*?\\\}', r'\\d+(_iter_\\d+)?', re.escape(each)) for each in (template, EPOCHS, ITERATIONS)]
-    last = Path(out_dir, Path(named).name)  # the folder may have moved
+    last = Path(out_dir, Path(pointed).name)  # the folder may have moved
     files = {path for folder in {work_dir, out_dir} for path in Path(folder).glob('*.pth')}
     checkpoints = [path for path in files if re.fullmatch('|'.join(names), path.name) and path.is_file()]
     checkpoints.sort(key=lambda path: (path == last, path.stat().st_mtime_ns), reverse=True)
-    if last not in checkpoints and (named or checkpoints):
-        logger.warning(f'{pointer} names {named or "nothing"}, and {out_dir} has no checkpoint of that name.')
+    if last not in checkpoints and (pointed or checkpoints):
+        logger.warning(f'{pointer} names {pointed or "nothing"}, and {out_dir} has no checkpoint of that name.')
     problems = []
     for path in checkpoints:
         try:
@@ -70,6 +70,6 @@ def _choose(work_dir: str, out_dir: str, template: str) -> Optional[str]:
             return str(path)
     if problems:
         raise CheckpointError(f'no checkpoint in {out_dir} is whole: ' + '; '.join(problems))
-    if named:
-        raise CheckpointError(f'{pointer} names {named}, and {out_dir} has no checkpoint')
+    if pointed:
+        raise CheckpointError(f'{pointer} names {pointed}, and {out_dir} has no checkpoint')
     return None

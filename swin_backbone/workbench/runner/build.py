@@ -22,7 +22,7 @@ from ..resume.loading import read_checkpoints_safely
 from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
 
-LEAD_S = 2  # seconds to wait after the loss of another process, so that the launcher reports that one
+LEAD_S = 2  # seconds to wait after another process is lost: the launcher reports the first process that ends
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run_loop` without a traceback
 
 

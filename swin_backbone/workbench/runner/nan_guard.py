@@ -78,8 +78,12 @@ class NonFiniteGuardHook(Hook):
             elif not loss_is_finite:
                 self.problem = 'loss'
             else:
-                self.problem = None if _handles_overflow(wrapper) else 'gradient norm'
-                if _scales_losses(wrapper):  # AmpOptimWrapper skips the step too, and adapts its scale
+                scaler: Any = getattr(wrapper, 'loss_scaler', None)  # of AmpOptimWrapper
+                scales = scaler is not None and scaler.is_enabled()
+                # It answers an overflow by a lower scale, if the scale is dynamic and above 1
+                is_answered = scales and wrapper._scale_update_param is None and scaler.get_scale() > 1
+                self.problem = None if is_answered else 'gradient norm'
+                if scales:  # the wrapper skips the step too, and adapts its scale
                     step(**kwargs)
 
         wrapper.update_params, wrapper.step = update_params_and_watch, step_if_finite
@@ -150,16 +154,6 @@ def _flags_of_gradients(wrapper: OptimWrapper) -> list[Tensor]:
     if not norms:
         return []
     return [torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())]
-
-
-def _handles_overflow(wrapper: OptimWrapper) -> bool:
-    """Return whether AmpOptimWrapper can answer an overflow by a lower scale: the scale is dynamic and above 1."""
-    return _scales_losses(wrapper) and wrapper._scale_update_param is None and bool(wrapper.loss_scaler.get_scale() > 1)
-
-
-def _scales_losses(wrapper: OptimWrapper) -> bool:
-    """Return whether the wrapper is an AmpOptimWrapper that scales losses, without loss_scale=dict(enabled=False)."""
-    return hasattr(wrapper, 'loss_scaler') and bool(wrapper.loss_scaler.is_enabled())
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:

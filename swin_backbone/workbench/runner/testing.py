@@ -74,9 +74,11 @@ def write_outputs(
         elif outputs.out:
             out = Path(outputs.out)
             is_coco = out.suffix == '.json' and cfg.get('default_scope') == 'mmdet'
-            read = [annotation_file(node) for _, node in [*datasets_in(cfg, 'test'), *metrics_in(cfg, 'test')]]
+            annotation_files = [
+                annotation_file(node) for _, node in [*datasets_in(cfg, 'test'), *metrics_in(cfg, 'test')]
+            ]
             more = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
-            check_outputs(out, *more, inputs=[*inputs, *filter(None, read)], overwrite=outputs.overwrite)
+            check_outputs(out, *more, inputs=[*inputs, *filter(None, annotation_files)], overwrite=outputs.overwrite)
             beside = stack.enter_context(written_by_others(out.parent)) / out.name
             if is_coco:
                 write_coco_results(cfg, beside.with_suffix(''))

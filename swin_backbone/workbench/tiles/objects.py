@@ -105,8 +105,8 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
     if lengths is None:
         raise ValueError(f'segmentation takes a compressed RLE, got {segmentation!r:.80}')
     (x, y, width, height), rows = box, segmentation['size'][0]
-    places_HW = (x + np.arange(width)) * rows + y + np.arange(height)[:, None]
-    mask_HW: NDArray[Any] = np.searchsorted(np.cumsum(lengths), places_HW, side='right') % 2 == 1
+    index_HW = (x + np.arange(width)) * rows + y + np.arange(height)[:, None]
+    mask_HW: NDArray[Any] = np.searchsorted(np.cumsum(lengths), index_HW, side='right') % 2 == 1
     return mask_HW
 
 

@@ -162,7 +162,7 @@ def _loaders(cfg: Config, data: Dataset) -> Iterator[tuple[Any, Index]]:
 
 
 def _evaluated(data: Dataset) -> list[tuple[str, Index]]:
-    """Return the index of validation and of the test, which takes the validation data where there are no others."""
+    """Return the indices of validation and test. Without data for a test, the validation data are tested."""
     return [('val', data.splits['val']), ('test', data.splits.get('test', data.splits['val']))]
 
 

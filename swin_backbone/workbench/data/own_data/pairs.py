@@ -104,8 +104,8 @@ def set_of(path: Path) -> Set:
 def pairable_sets(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[Set, set[Set]]:
     """Return the sets of labels that the pictures of each set may have.
 
-    Labels of the same words or, if there are none, those of no other pictures' words, without another number:
-    original_images and label_images_semantic, but not images_2021 and labels_2020.
+    A set of labels with the words of the pictures is theirs. Without one, all sets that are not named like other
+    pictures, and have no different number: label_images_semantic for original_images, not labels_2020 for images_2021.
     """
     of_pictures, of_labels = set(map(set_of, pictures)), set(map(set_of, labels))
 

@@ -168,13 +168,13 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
         texts = read_text(path).splitlines() if split else []
         if split is None or is_yolo(texts):  # labels of a picture called train.jpg
             continue
-        named = match_lines(texts, tails)
-        if not named and IMAGE_SETS in map(str.lower, path.parts):
+        matches = match_lines(texts, tails)
+        if not matches and IMAGE_SETS in map(str.lower, path.parts):
             raise DataError(f'{path} names no picture below {folder.root}, as {texts[:1]}')
         lists = by_folder.setdefault(path.parent, {})
-        missing += sum(map(bool, map(str.strip, texts))) - len(named) if named else 0
-        if named and (name != 'trainval' or 'train' not in lists):
-            lists[split] = named
+        missing += sum(map(bool, map(str.strip, texts))) - len(matches) if matches else 0
+        if matches and (name != 'trainval' or 'train' not in lists):
+            lists[split] = matches
     by_folder = {path: lists for path, lists in by_folder.items() if lists}
     preferred = [path for path in by_folder if subject and path.name.lower() == subject.lower()]
     sources = preferred or list(by_folder)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ....positions import Size
 from ..graph import export_refusal, require_kind
 from ..picture import Content
-from .operators import NEVER, nms, roi_align
+from .operators import NEVER, graph_nms, graph_roi_align
 
 
 class View(NamedTuple):
@@ -113,7 +113,7 @@ def suppress(
     if not nms_cfg.get('class_agnostic', False):
         apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
         moved_BM4 = boxes_BM4 + label_BM[..., None].to(boxes_BM4.dtype) * apart_B11
-    kept_n3 = nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
+    kept_n3 = graph_nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
     # Append `most` empty entries for topk
     is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
@@ -150,7 +150,7 @@ class Regions(nn.Module):
             index = (level_R == level).nonzero()[:, 0]
             indices.append(index)
             height, width = aligned.output_size
-            cut = roi_align(
+            cut = graph_roi_align(
                 map_BCHW, box_R4[index], image_R[index], height, width, aligned.spatial_scale, aligned.sampling_ratio
             )
             parts.append(cut)
@@ -176,8 +176,8 @@ def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tupl
     """Return the `most` best pairs of query and class by image: scores, boxes of the original picture, labels."""
     B, Q, K = scores_BQK.shape
     scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
-    found_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
-    return scores_BN, found_BN4, index_BN % K
+    boxes_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
+    return scores_BN, boxes_BN4, index_BN % K
 
 
 def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor:
@@ -193,8 +193,8 @@ def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor
 
 def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
     """Return the weights of a box's cells at the pixels of an axis: (n, length, cells)."""
-    place_L = torch.arange(length, device=start_n.device).to(start_n.dtype) + 0.5
-    inside_nL = (place_L - start_n[:, None]) / (end_n - start_n)[:, None] * cells - 0.5
+    pixel_L = torch.arange(length, device=start_n.device).to(start_n.dtype) + 0.5
+    inside_nL = (pixel_L - start_n[:, None]) / (end_n - start_n)[:, None] * cells - 0.5
     cell_Y = torch.arange(cells, device=start_n.device).to(start_n.dtype)
     weight = (1 - (inside_nL[..., None] - cell_Y).abs()).clamp(min=0)
     return torch.where(torch.isfinite(inside_nL)[..., None], weight, 0)

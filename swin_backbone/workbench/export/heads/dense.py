@@ -49,11 +49,11 @@ class DenseHead(boxes.Head):
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         outputs = self.head(maps)
         candidates = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
-        found_BN4, least_side = candidates.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
-        scores_BN, found_BN4, label_BN, index_BN = boxes.suppress(
-            found_BN4, candidates.scores, candidates.labels, self.cfg.nms, self.most, least_side
+        boxes_BN4, least_side = candidates.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
+        scores_BN, boxes_BN4, label_BN, index_BN = boxes.suppress(
+            boxes_BN4, candidates.scores, candidates.labels, self.cfg.nms, self.most, least_side
         )
-        image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, found_BN4, label_BN)
+        image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, boxes_BN4, label_BN)
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
         kernel_nC, prior_n4 = (
@@ -124,8 +124,8 @@ class DenseHead(boxes.Head):
         scores_BM, label_BM = logits_BMK.sigmoid().max(-1)
         scores_BM = scores_BM * there_BM1[..., 0].sigmoid()
         scores_BM = torch.where(scores_BM >= self.cfg.score_thr, scores_BM, NEVER)
-        found_BM4 = head._bbox_decode(torch.cat(priors), deltas_BM4)
-        return SimpleNamespace(bboxes=found_BM4, scores=scores_BM, labels=label_BM)
+        boxes_BM4 = head._bbox_decode(torch.cat(priors), deltas_BM4)
+        return SimpleNamespace(bboxes=boxes_BM4, scores=scores_BM, labels=label_BM)
 
     def _masks(
         self, map_BPHW: Tensor, image_n: Tensor, kernel_nC: Tensor, prior_n4: Tensor, view: boxes.View
@@ -133,8 +133,8 @@ class DenseHead(boxes.Head):
         """Return the masks of RTMDet. The layers of an object are matrix products with the map and relative places."""
         head, picture_size, zoom_4 = self.head, view.picture_size or (1, 1), view.zoom_4
         H, W = map_BPHW.shape[-2:]
-        place_M2 = head.prior_generator.single_level_grid_priors((H, W), level_idx=0, device=map_BPHW.device)
-        offset_n2M = (prior_n4[:, None, :2] - place_M2).transpose(1, 2) / (prior_n4[:, 2, None, None] * 8)
+        point_M2 = head.prior_generator.single_level_grid_priors((H, W), level_idx=0, device=map_BPHW.device)
+        offset_n2M = (prior_n4[:, None, :2] - point_M2).transpose(1, 2) / (prior_n4[:, 2, None, None] * 8)
         x = torch.cat([offset_n2M, map_BPHW.flatten(2)[image_n]], 1)
         parts = kernel_nC.split([*head.weight_nums, *head.bias_nums], 1)
         layers = len(head.weight_nums)

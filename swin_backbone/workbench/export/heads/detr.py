@@ -120,40 +120,40 @@ class TransformerHead(boxes.Head):
         memory: Any = parts.encoder(
             query=x_BTC, query_pos=flatten_maps(positions), key_padding_mask=mask_BT, **shared, **text
         )
-        read: dict[str, Any] = {}
+        words: dict[str, Any] = {}
         if text:
-            memory, read['memory_text'] = memory
-            read['text_token_mask'] = read['memory_text'].new_ones(read['memory_text'].shape[:2], dtype=torch.bool)
-        asked, _ = parts.pre_decoder(
-            memory=memory, memory_mask=ratios, spatial_shapes=sizes, **read
+            memory, words['memory_text'] = memory
+            words['text_token_mask'] = words['memory_text'].new_ones(words['memory_text'].shape[:2], dtype=torch.bool)
+        inputs, _ = parts.pre_decoder(
+            memory=memory, memory_mask=ratios, spatial_shapes=sizes, **words
         )  # mmdet passes the ratios to `_proposals`
-        asked.pop('text_attention_mask', None)  # no token is masked
+        inputs.pop('text_attention_mask', None)  # no token is masked
         refines = self.is_dino or parts.with_box_refine
         shared.update(reg_branches=head.reg_branches if refines else None)
-        shared.update(self_attn_mask=asked.pop('dn_mask')) if self.is_dino else None
-        first = asked['reference_points']
-        states, references = parts.decoder(value=asked.pop('memory'), key_padding_mask=mask_BT, **asked, **shared)
+        shared.update(self_attn_mask=inputs.pop('dn_mask')) if self.is_dino else None
+        first = inputs['reference_points']
+        states, references = parts.decoder(value=inputs.pop('memory'), key_padding_mask=mask_BT, **inputs, **shared)
         references = references if self.is_dino else [first, *references]
-        classes, results = (outputs[-1] for outputs in head(states, list(references), **read))
+        classes, results = (outputs[-1] for outputs in head(states, list(references), **words))
         scores_BQK = classes.sigmoid() if head.loss_cls.use_sigmoid else classes.softmax(-1)[..., :-1]
         if text:
             scores_BQK = scores_BQK @ self.shares_KL.t()
-        found_BQ4 = boxes.clip(bbox_cxcywh_to_xyxy(results) * view.image_size.flip(0).repeat(2), view.image_size)
-        scores_BN, found_BN4, label_BN = boxes.ranked(scores_BQK, found_BQ4, self.most, view)
+        boxes_BQ4 = boxes.clip(bbox_cxcywh_to_xyxy(results) * view.image_size.flip(0).repeat(2), view.image_size)
+        scores_BN, boxes_BN4, label_BN = boxes.ranked(scores_BQK, boxes_BQ4, self.most, view)
         if self.least is not None:
             scores_BN = torch.where(scores_BN > self.least, scores_BN, NEVER)
         if self.nms:
-            scores_BN, found_BN4, label_BN, _ = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.most)
-        return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
+            scores_BN, boxes_BN4, label_BN, _ = boxes.suppress(boxes_BN4, scores_BN, label_BN, self.nms, self.most)
+        return boxes.objects(scores_BN, boxes_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: LevelSizes) -> tuple[Tensor, Tensor]:
         """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4).
 
         Boxes of the padding have a centre above 1.
         """
-        place_1T2 = token_places(sizes, ratios_1L2)
-        sides = [place_1T2.new_full((1, H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
-        box_1T4 = torch.cat([place_1T2, torch.cat(sides, 1)], -1)
+        centre_1T2 = token_places(sizes, ratios_1L2)
+        sides = [centre_1T2.new_full((1, H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
+        box_1T4 = torch.cat([centre_1T2, torch.cat(sides, 1)], -1)
         inside_1T1 = ((box_1T4 > 0.01) & (box_1T4 < 0.99)).all(-1, keepdim=True)
         logits_1T4 = torch.where(inside_1T1, torch.log(box_1T4 / (1 - box_1T4)), float('inf'))
         tokens = self.parts.memory_trans_fc(torch.where(inside_1T1, memory_BTC, 0.0))

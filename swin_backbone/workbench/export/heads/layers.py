@@ -27,9 +27,9 @@ def copy_for_graph(module: Any) -> Any:
     for parent in list(module.modules()):
         for layer in parent.children():
             if isinstance(layer, MultiScaleDeformableAttention):
-                layer.forward = partial(deformable_attention, layer)
+                layer.forward = partial(graph_deformable_attention, layer)
             elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
-                layer.forward = partial(deformable_convolution, layer, type(parent).__name__ == 'DyDCNv2')
+                layer.forward = partial(graph_deformable_convolution, layer, type(parent).__name__ == 'DyDCNv2')
             elif isinstance(layer, nn.AdaptiveAvgPool2d):
                 layer.forward = partial(adaptive_avg_pool, layer.output_size)  # type: ignore[method-assign]
     if hasattr(module, 'deform_sampling'):  # TOODHead samples every channel at a different place
@@ -39,7 +39,7 @@ def copy_for_graph(module: Any) -> Any:
     return module
 
 
-def deformable_attention(
+def graph_deformable_attention(
     layer: Any,
     query: Tensor,
     key: Optional[Tensor] = None,
@@ -116,8 +116,8 @@ def token_places(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     levels = []
     for level, (H, W) in enumerate(sizes):
         y_H, x_W = ((torch.arange(n, device=ratios_1L2.device).to(ratios_1L2.dtype) + 0.5) / n for n in (H, W))
-        place_HW2 = torch.stack([x_W.expand(H, W), y_H[:, None].expand(H, W)], -1)
-        levels.append(place_HW2.flatten(0, 1) / ratios_1L2[0, level])
+        centre_HW2 = torch.stack([x_W.expand(H, W), y_H[:, None].expand(H, W)], -1)
+        levels.append(centre_HW2.flatten(0, 1) / ratios_1L2[0, level])
     return torch.cat(levels)[None]
 
 
@@ -131,7 +131,7 @@ def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
     return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
 
 
-def deformable_convolution(
+def graph_deformable_convolution(
     layer: Any, rereads: bool, x: Tensor, offset: Optional[Tensor] = None, mask: Optional[Tensor] = None
 ) -> Tensor:
     """Compute mmcv's DeformConv2d or ModulatedDeformConv2d. A layer with `conv_offset` computes the offsets.
@@ -153,12 +153,12 @@ def deformable_convolution(
     stride, padding, dilation = (
         value if isinstance(value, tuple) else (value, value) for value in (layer.stride, layer.padding, layer.dilation)
     )
-    seen_BCKHW = sampled(x, offset, layer.kernel_size, stride, padding, dilation, G)
+    samples_BCKHW = sampled(x, offset, layer.kernel_size, stride, padding, dilation, G)
     if mask is not None:
-        mask_BG1KHW = mask.unflatten(1, (G, 1, seen_BCKHW.shape[2]))
-        seen_BCKHW = (seen_BCKHW.unflatten(1, (G, -1)) * mask_BG1KHW).flatten(1, 2)
+        mask_BG1KHW = mask.unflatten(1, (G, 1, samples_BCKHW.shape[2]))
+        samples_BCKHW = (samples_BCKHW.unflatten(1, (G, -1)) * mask_BG1KHW).flatten(1, 2)
     weight = layer.weight.flatten(1)[..., None, None]
-    return F.conv2d(seen_BCKHW.flatten(1, 2), weight, getattr(layer, 'bias', None), groups=layer.groups)
+    return F.conv2d(samples_BCKHW.flatten(1, 2), weight, getattr(layer, 'bias', None), groups=layer.groups)
 
 
 def sampled(
@@ -171,8 +171,8 @@ def sampled(
     """
     B, C, rows, columns = x.shape
     H, W = offset.shape[-2:]
-    place_K = torch.arange(kernel[0] * kernel[1], device=x.device)
-    y_K, x_K = ((place_K // kernel[1]).to(x.dtype) * dilation[0], (place_K % kernel[1]).to(x.dtype) * dilation[1])
+    tap_K = torch.arange(kernel[0] * kernel[1], device=x.device)
+    y_K, x_K = ((tap_K // kernel[1]).to(x.dtype) * dilation[0], (tap_K % kernel[1]).to(x.dtype) * dilation[1])
     y_H, x_W = (
         torch.arange(length, device=x.device).to(x.dtype) * step - pad
         for length, step, pad in zip((H, W), stride, padding)
@@ -183,8 +183,8 @@ def sampled(
     height, width = size_tensor(rows, columns, x)
     grid = torch.stack([(2 * x_place + 1) / width - 1, (2 * y + 1) / height - 1], -1)
     maps = x.reshape(B * groups, C // groups, rows, columns)
-    seen = F.grid_sample(maps, grid.flatten(1, 2), mode='bilinear', padding_mode='zeros', align_corners=False)
-    return seen.reshape(B, C, len(place_K), H, W)
+    samples = F.grid_sample(maps, grid.flatten(1, 2), mode='bilinear', padding_mode='zeros', align_corners=False)
+    return samples.reshape(B, C, len(tap_K), H, W)
 
 
 def adaptive_avg_pool(output_size: Any, x_BCHW: Tensor) -> Tensor:
@@ -199,8 +199,8 @@ def adaptive_avg_pool(output_size: Any, x_BCHW: Tensor) -> Tensor:
 
 def _bins(number: int, length: int, like: Tensor) -> Tensor:
     bin_n1 = torch.arange(number, device=like.device)[:, None]
-    place_L = torch.arange(length, device=like.device)
+    position_L = torch.arange(length, device=like.device)
     # i L // n <= place and place < ceil((i + 1) L / n), without a division
-    inside_nL = ((place_L + 1) * number > bin_n1 * length) & (place_L * number < (bin_n1 + 1) * length)
+    inside_nL = ((position_L + 1) * number > bin_n1 * length) & (position_L * number < (bin_n1 + 1) * length)
     weights_nL = inside_nL.to(like.dtype)
     return weights_nL / weights_nL.sum(1, keepdim=True)

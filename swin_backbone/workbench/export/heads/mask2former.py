@@ -107,10 +107,10 @@ def around(masks_nhw: Tensor) -> Tensor:
     """Return the boxes around masks, all 0 for an empty mask: (n, 4)."""
     ends = []
     for axis in (1, 2):  # columns and rows with a pixel
-        seen_nL = masks_nhw.any(axis).to(torch.float32)
-        place_L = torch.arange(seen_nL.shape[1], device=seen_nL.device).to(torch.float32)
-        last_n = (seen_nL * (place_L + 1)).amax(1)
-        first_n = seen_nL.shape[1] - (seen_nL * (seen_nL.shape[1] - place_L)).amax(1)
+        filled_nL = masks_nhw.any(axis).to(torch.float32)
+        position_L = torch.arange(filled_nL.shape[1], device=filled_nL.device).to(torch.float32)
+        last_n = (filled_nL * (position_L + 1)).amax(1)
+        first_n = filled_nL.shape[1] - (filled_nL * (filled_nL.shape[1] - position_L)).amax(1)
         ends.append((torch.minimum(first_n, last_n), last_n))
     (x1, x2), (y1, y2) = ends
     return torch.stack([x1, y1, x2, y2], 1)

@@ -15,7 +15,7 @@ NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to
 
 
 @torch.library.custom_op('swin_deploy::nms', mutates_args=())
-def nms(boxes_BM4: Tensor, scores_BM: Tensor, iou_threshold: float) -> Tensor:
+def graph_nms(boxes_BM4: Tensor, scores_BM: Tensor, iou_threshold: float) -> Tensor:
     """Keep the best of overlapping boxes, above an overlap of `iou_threshold` (NMS).
 
     Boxes with the score NEVER are ignored.
@@ -23,23 +23,25 @@ def nms(boxes_BM4: Tensor, scores_BM: Tensor, iou_threshold: float) -> Tensor:
     Returns:
         (n, 3): image, 0 and box. The boxes of an image are sorted, best first.
     """
-    from mmcv.ops import nms as of_one
+    from mmcv.ops import nms
 
     kept = [boxes_BM4.new_empty(0, 3, dtype=torch.int64)]
     for image, scores_M in enumerate(scores_BM):
-        among = (scores_M > NEVER / 2).nonzero()[:, 0]
-        if len(among):
-            _, best = of_one(boxes_BM4[image, among].contiguous(), scores_M[among].contiguous(), iou_threshold)
-            box = among[best]
+        valid = (scores_M > NEVER / 2).nonzero()[:, 0]
+        if len(valid):
+            _, best = nms(boxes_BM4[image, valid].contiguous(), scores_M[valid].contiguous(), iou_threshold)
+            box = valid[best]
             kept.append(torch.stack([torch.full_like(box, image), torch.zeros_like(box), box], 1))
     return torch.cat(kept)
 
 
-nms.register_fake(lambda boxes, *_: boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), 3, dtype=torch.int64))
+graph_nms.register_fake(
+    lambda boxes, *_: boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), 3, dtype=torch.int64)
+)
 
 
 @torch.library.custom_op('swin_deploy::roi_align', mutates_args=())
-def roi_align(
+def graph_roi_align(
     map_BCHW: Tensor,
     box_R4: Tensor,
     image_R: Tensor,
@@ -55,14 +57,14 @@ def roi_align(
         scale: the map's resolution relative to the boxes' coordinates.
         samples: samples in a bin along an axis; 0: the number of cells in the bin.
     """
-    from mmcv.ops import roi_align as of_all
+    from mmcv.ops import roi_align
 
     regions_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
-    cut_RCHW: Tensor = of_all(map_BCHW.contiguous(), regions_R5, (height, width), scale, samples, 'avg', True)
+    cut_RCHW: Tensor = roi_align(map_BCHW.contiguous(), regions_R5, (height, width), scale, samples, 'avg', True)
     return cut_RCHW
 
 
-roi_align.register_fake(
+graph_roi_align.register_fake(
     lambda map, boxes, _, height, width, *__: map.new_empty(boxes.shape[0], map.shape[1], height, width)
 )
 

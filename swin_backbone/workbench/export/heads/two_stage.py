@@ -54,14 +54,14 @@ class RegionHead(boxes.Head):
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         proposals_BN4, there_BN = self._propose(maps, view.image_size)
         semantic = None if self.semantic is None else self.semantic(maps)[1]
-        scores_BNK, found_BNK4 = self._refine(maps, semantic, proposals_BN4, view.image_size)
+        scores_BNK, boxes_BNK4 = self._refine(maps, semantic, proposals_BN4, view.image_size)
         B, N, K = scores_BNK.shape
         scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, NEVER)
         if not self.with_masks:
-            found_BNK4 = found_BNK4 / view.zoom_4
-        found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
+            boxes_BNK4 = boxes_BNK4 / view.zoom_4
+        boxes_BM4 = boxes_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
-        kept = boxes.suppress(found_BM4, scores_BNK.reshape(B, N * K), label_BM, self.cfg.nms, self.cfg.max_per_img)
+        kept = boxes.suppress(boxes_BM4, scores_BNK.reshape(B, N * K), label_BM, self.cfg.nms, self.cfg.max_per_img)
         image_n, box_n4, score_n, label_n, _ = boxes.objects(*kept[:3])
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
@@ -84,31 +84,31 @@ class RegionHead(boxes.Head):
             deltas_BN4 = boxes.take(boxes.per_prior(delta, 4), index_BN)
             parts.append((scores_BN, prior_M4[index_BN], deltas_BN4, torch.full_like(index_BN, level)))
         scores_BM, prior_BM4, deltas_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
-        found_R4 = boxes.decode_boxes(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
-        found_BM4 = found_R4.view_as(deltas_BM4)
+        boxes_R4 = boxes.decode_boxes(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
+        boxes_BM4 = boxes_R4.view_as(deltas_BM4)
         least_side = cfg.get('min_bbox_size', -1)
-        kept = boxes.suppress(found_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
+        kept = boxes.suppress(boxes_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
         return kept[1], kept[0] > NEVER
 
     def _refine(
-        self, maps: Sequence[Tensor], semantic: Optional[Tensor], found_BN4: Tensor, image_size: Tensor
+        self, maps: Sequence[Tensor], semantic: Optional[Tensor], boxes_BN4: Tensor, image_size: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return scores (B, N, K) and boxes (B, N, K or 1, 4) of proposals, after all stages."""
-        B, N, _ = found_BN4.shape
-        image_R = torch.arange(B, device=found_BN4.device)[:, None].expand(B, N).reshape(B * N)
-        box_R4 = found_BN4.reshape(B * N, 4)
+        B, N, _ = boxes_BN4.shape
+        image_R = torch.arange(B, device=boxes_BN4.device)[:, None].expand(B, N).reshape(B * N)
+        box_R4 = boxes_BN4.reshape(B * N, 4)
         sum_RK: Any = 0
         for stage, (head, regions) in enumerate(zip(self.stages, self.regions)):
             features = self._fused('bbox', regions(maps, box_R4, image_R), semantic, box_R4, image_R)
             logits_RK, deltas = head(features)
             sum_RK = sum_RK + logits_RK
             boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
-            found_RK4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (boxed, 4))
+            boxes_RK4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (boxed, 4))
             if stage < len(self.stages) - 1:
                 label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
-                box_R4 = boxes.take(found_RK4, label_R[:, None])[:, 0]
+                box_R4 = boxes.take(boxes_RK4, label_R[:, None])[:, 0]
         scores_RK = (sum_RK / len(self.stages)).softmax(-1)[:, :-1]
-        return scores_RK.reshape(B, N, -1), found_RK4.reshape(B, N, boxed, 4)
+        return scores_RK.reshape(B, N, -1), boxes_RK4.reshape(B, N, boxed, 4)
 
     def _fused(
         self, kind: str, features: Tensor, semantic: Optional[Tensor], box_R4: Tensor, image_R: Tensor

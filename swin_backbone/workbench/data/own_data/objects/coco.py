@@ -56,13 +56,13 @@ def read(folder: DataFolder) -> Optional[Records]:
     strays = Faults()
     parts = {split: _images_of(data, picture_folders[split], strays) for split, (_, data, _) in files.items()}
     lines += [line('left out', sentence) for sentence in strays.sentences()]
-    named = {picture for part in parts.values() for picture in part}
+    listed = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
     if 'val' in parts and names_same(parts['train'], parts['val'], source):
         del parts['val']
         lines.append(line('overruled', f'{source} {SAME}'))
-    folders = {picture.parent for picture in named}
-    unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in named]
+    folders = {picture.parent for picture in listed}
+    unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
     lines += left_out('pictures without an entry in these annotation files', unnamed)
     lists = SplitLists()
     categories = {split: data['categories'] for split, (_, data, _) in files.items()}
@@ -109,8 +109,8 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
     by_split: dict[Optional[str], list[Path]] = {}
     contents = {}
     lines: list[str] = []
-    named = [path for path in candidates if 'instances' in path.stem]
-    for path in (named or candidates)[:MAX_JSONS]:
+    instance_files = [path for path in candidates if 'instances' in path.stem]
+    for path in (instance_files or candidates)[:MAX_JSONS]:
         split = split_of(path.relative_to(folder.ann_root))
         try:
             contents[path] = read_annotations(path, 'COCO')

@@ -88,8 +88,8 @@ def _picture_of(
 ) -> Path:
     """Return the picture of `imagePath`, which is relative to the file, or else of the file's name."""
     relative, stated = file.relative_to(folder.ann_root), str(data.get('imagePath') or '').replace('\\', '/')
-    named = os.path.normpath(relative.parent / stated)
-    picture = (match_name(named, tails) if stated else None) or match_name(str(relative.with_suffix('')), tails)
+    stated_path = os.path.normpath(relative.parent / stated)
+    picture = (match_name(stated_path, tails) if stated else None) or match_name(str(relative.with_suffix('')), tails)
     if picture is None or ('/' not in stated and set_of(relative) not in sets[set_of(picture)]):
         held = '; imageData has the picture: `labelme_export_json` writes a file of it' if data.get('imageData') else ''
         raise DataError(

@@ -125,7 +125,7 @@ def rotate(points: NDArray[Any], degrees: float) -> NDArray[Any]:
 
 
 def join_groups(parts: Iterable[tuple[Hashable, Box]]) -> list[Box]:
-    """Join the parts of an object, which have the same class and the same group, which is not None."""
+    """Join the boxes of a class with an equal group into one object. A box of group None is an object."""
     groups: dict[Hashable, list[Box]] = {}
     for number, (group, box) in enumerate(parts):
         groups.setdefault((number,) if group is None else (box.category, group), []).append(box)

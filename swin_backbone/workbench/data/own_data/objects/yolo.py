@@ -208,15 +208,15 @@ def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -
 def _find_by_end(entry: str, split: str, folder: DataFolder) -> Optional[Path]:
     """Return the folder or text file whose path has the longest end of an entry: Windows's, Colab's or in other cases.
 
-    Several such places are none, and so is a folder of another split.
+    None if several paths have it, or if it is a folder of another split.
     """
-    wanted = [part.lower() for part in PureWindowsPath(entry).parts if part not in ('..', '\\')]
-    inside = {path for picture in folder.pictures for path in picture.parents}
-    inside |= {file for file in folder.files if file.suffix.lower() == '.txt'}
+    entry_parts = [part.lower() for part in PureWindowsPath(entry).parts if part not in ('..', '\\')]
+    candidates = {path for picture in folder.pictures for path in picture.parents}
+    candidates |= {file for file in folder.files if file.suffix.lower() == '.txt'}
     root = folder.root.resolve()
-    parts = {root / path: [part.lower() for part in (root / path).parts] for path in inside}
-    for first in range(len(wanted)):
-        end = wanted[first:]
+    parts = {root / path: [part.lower() for part in (root / path).parts] for path in candidates}
+    for first in range(len(entry_parts)):
+        end = entry_parts[first:]
         fitting = [path for path, names in parts.items() if names[-len(end) :] == end]
         if fitting:
             is_of_split = split_of(fitting[0].relative_to(root)) in (None, split)
