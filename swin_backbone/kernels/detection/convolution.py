@@ -136,7 +136,7 @@ class _Convolution(NamedTuple):
     def compute(self, x_BHWC: Tensor, described: Sequence[Any]) -> Sequence[Tensor]:
         weight, bias = described
         if self.uses_torch(x_BHWC, weight):
-            return (_by_torch(x_BHWC, weight, bias).contiguous(),)
+            return (_by_torch(x_BHWC, weight, bias).to(x_BHWC.dtype).contiguous(),)  # autocast may change the dtype
         tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
         if self.cache is None:
             packed = pack(weight, tile)

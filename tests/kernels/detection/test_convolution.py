@@ -224,3 +224,13 @@ def test_opcheck():
     for x_BHWC in (drawn(2, 24, 36, 32).requires_grad_(), drawn(1, 5, 5, 32)):
         torch.library.opcheck(torch.ops.swin_backbone.convolve.default, (x_BHWC, weight, bias, True))
         torch.library.opcheck(torch.ops.swin_backbone.convolve.default, (x_BHWC, weight.detach(), None, False))
+
+
+def test_autocast_does_not_change_the_dtype_of_the_operator():
+    weight = drawn(40, 32, 3, 3, seed=1)
+    with torch.autocast('cpu', torch.float16):
+        for side in (5, 40):
+            assert (
+                torch.ops.swin_backbone.convolve(drawn(1, side, side, 32), weight, None, False)[0].dtype
+                is torch.float32
+            )
