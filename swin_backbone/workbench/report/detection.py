@@ -84,7 +84,7 @@ class Evaluation(NamedTuple):
         return shared
 
 
-def evaluate_objects(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) -> Evaluation:
+def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) -> Evaluation:
     """Evaluate predictions as COCOeval, a class at a time, in a fraction of its memory.
 
     Args:

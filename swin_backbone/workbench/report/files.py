@@ -21,7 +21,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
 from .confusion import PixelCounts
-from .detection import Array, Evaluation, evaluate_objects, silent
+from .detection import Array, Evaluation, evaluate, silent
 
 KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
 IGNORED = -1  # label of pixels that are not counted
@@ -99,7 +99,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
             scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in predictions]
         most = max((len(truth.imgToAnns[number]) for number in truth.imgs), default=0)
         params.maxDets = [1, 10, max(1000, most)]
-        evaluations.append(evaluate_objects(truth, scored, params))
+        evaluations.append(evaluate(truth, scored, params))
     return evaluations
 
 

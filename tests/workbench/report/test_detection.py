@@ -24,14 +24,14 @@ TIDE = {
 }  # fmt: skip
 
 
-def evaluate_objects(truth, results, iou_type='bbox', **settings):
+def evaluate(truth, results, iou_type='bbox', **settings):
     params = Params(iou_type)
     params.__dict__.update(settings)
-    return detection.evaluate_objects(truth, results, params)
+    return detection.evaluate(truth, results, params)
 
 
 def report_on(truth, results, **settings):
-    return detection_report([evaluate_objects(truth, results, **settings)], files_of(truth))
+    return detection_report([evaluate(truth, results, **settings)], files_of(truth))
 
 
 def files_of(truth):
@@ -52,7 +52,7 @@ def test_ap_is_that_of_pycocotools_to_the_last_digit(kind, settings, crowd):
         expected.params.__dict__.update(copy.deepcopy(settings))
         expected.evaluate()
         expected.accumulate()
-    evaluation = evaluate_objects(truth, results, kind, **copy.deepcopy(settings))
+    evaluation = evaluate(truth, results, kind, **copy.deepcopy(settings))
     assert (evaluation.precision == expected.eval['precision']).all()
     with contextlib.redirect_stdout(io.StringIO()):
         expected.params.maxDets = [1, 10, 100]  # `summarize` returns AP for 100 alone, here of the last
@@ -78,7 +78,7 @@ def test_a_picture_with_more_than_a_hundred_objects_has_one_ap():
 @pytest.mark.parametrize('seed', TIDE)
 def test_kinds_and_costs_are_those_of_tide(seed):
     truth, results = scene(seed)
-    evaluation = evaluate_objects(truth, results)
+    evaluation = evaluate(truth, results)
     errors = find_errors(evaluation, 0.5)
     counts = dict(zip(KINDS, np.bincount(errors.kind)), missed=errors.is_missed.sum())
     gains = costs(evaluation, errors)
@@ -169,16 +169,14 @@ def test_poor_masks_make_no_label_doubtful():
     box = [20.0, 20.0, 30.0, 30.0]
     truth = as_coco(range(5), [annotation(image + 1, image, 0, box) for image in range(5)], 1)
     results = [result(image, 0, [70.0, 70.0, 9.0, 9.0], 0.9) | dict(bbox=box) for image in range(5)]
-    report, _ = detection_report([evaluate_objects(truth, results, kind) for kind in ('bbox', 'segm')], files_of(truth))
+    report, _ = detection_report([evaluate(truth, results, kind) for kind in ('bbox', 'segm')], files_of(truth))
     assert (report['overall']['AP'], report['labels']) == (0, {kind: [] for kind in DOUBTS})
 
 
 def test_a_picture_that_is_not_tested_is_not_listed():
     """--skip-unreadable leaves it out. COCOeval counts its objects as missed."""
     truth = as_coco(range(3), [annotation(image + 1, image, 0, [10, 10, 40, 40]) for image in range(3)], 1)
-    report, _ = detection_report(
-        [evaluate_objects(truth, [result(0, 0, [10, 10, 40, 40], 0.9)])], {0: '0.jpg', 1: '1.jpg'}
-    )
+    report, _ = detection_report([evaluate(truth, [result(0, 0, [10, 10, 40, 40], 0.9)])], {0: '0.jpg', 1: '1.jpg'})
     assert [row['file'] for row in report['pictures']] == ['1.jpg', '0.jpg']
     assert [row['file'] for row in report['labels']['not found']] == ['1.jpg']
 
@@ -188,7 +186,7 @@ def test_predictions_are_compared_with_labels_once(monkeypatch, kinds):
     counted = []
     monkeypatch.setattr(analyse, 'find_errors', lambda *args: counted.append(args) or find_errors(*args))
     truth, results = planted_scene(2)
-    detection_report([evaluate_objects(truth, results, kind) for kind in kinds], files_of(truth))
+    detection_report([evaluate(truth, results, kind) for kind in kinds], files_of(truth))
     assert len(counted) == 1
 
 
@@ -196,7 +194,7 @@ def test_f1_of_each_threshold_is_that_of_the_predictions_above():
     truth, results = scene(7)
     report, _ = report_on(truth, results)
     for threshold in (0.0, 0.3, 0.62):
-        evaluation = evaluate_objects(truth, [one for one in results if one['score'] >= threshold])
+        evaluation = evaluate(truth, [one for one in results if one['score'] >= threshold])
         found, objects = len(evaluation.predictions.score), evaluation.totals.sum()
         f1 = 2 * (evaluation.predictions.match >= 0).sum() / (found + objects)
         assert report['curves']['all']['F1'][round(100 * threshold)] == pytest.approx(f1, abs=1e-4)
@@ -226,5 +224,5 @@ def test_a_class_is_evaluated_in_its_pictures_alone(monkeypatch):
 
     monkeypatch.setattr(detection, 'COCOeval', Counted)
     truth = as_coco(range(100), [annotation(i + 1, i, i % 5, [0, 0, 9, 9]) for i in range(20)], 10)
-    evaluate_objects(truth, [result(90, 7, [0, 0, 9, 9], 0.5)])
+    evaluate(truth, [result(90, 7, [0, 0, 9, 9], 0.5)])
     assert seen == [16] * 5 + [4]  # 4 sizes

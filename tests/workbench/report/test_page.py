@@ -16,7 +16,7 @@ from scenes import as_coco, scene
 
 from swin_backbone.workbench.report.analyse import detection_report
 from swin_backbone.workbench.report.confusion import PixelCounts, classification_report
-from swin_backbone.workbench.report.detection import evaluate_objects
+from swin_backbone.workbench.report.detection import evaluate
 from swin_backbone.workbench.report.page import common_kind, main_metric, render
 from swin_backbone.workbench.report.thumbnails import draw_labels
 
@@ -28,7 +28,7 @@ LOG = dict(losses={'loss': [[1, 2.5], [2, 1.5]], 'loss_cls': [[1, 1.0]]}, rates=
 def of_boxes(files):
     truth, results = scene(0, crowd=0.1)
     truth.cats[5]['name'] = ODD
-    return detection_report([evaluate_objects(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
+    return detection_report([evaluate(truth, results, Params(kind)) for kind in ('bbox', 'segm')], files)
 
 
 def of_pixels(files):
@@ -92,7 +92,7 @@ def test_the_summary_names_worst_class_threshold_and_error(page):
 
 def test_the_summary_names_nothing_without_objects():
     truth = as_coco(range(2), [], 2)
-    report, thumbnails = detection_report([evaluate_objects(truth, [], Params('bbox'))], {0: '0.jpg', 1: '1.jpg'})
+    report, thumbnails = detection_report([evaluate(truth, [], Params('bbox'))], {0: '0.jpg', 1: '1.jpg'})
     report.update(title='', checkpoint='', tested=2, metrics={}, log=None, compared=[], compared_kind=None)
     page = render(report, thumbnails, Path())
     assert [words for words in ('worst class', 'best threshold', 'main kind', '--score-thr') if words in page] == []
