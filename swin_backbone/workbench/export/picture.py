@@ -62,14 +62,18 @@ class Normalise(nn.Module):
 
     def __init__(self, preprocessor: Any):
         super().__init__()
-        self.flip_channels = bool(preprocessor._channel_conversion)
+        # OpenMMLab's mmsegmentation has other names: channel_conversion, pad_val
+        conversions = [getattr(preprocessor, name, False) for name in ('channel_conversion', '_channel_conversion')]
+        self.flip_channels = any(conversions)
         self.mean_C, self.std_C = torch.zeros(1), torch.ones(1)
         if preprocessor._enable_normalize:
             self.mean_C, self.std_C = preprocessor.mean.flatten().float(), preprocessor.std.flatten().float()
         # mmseg pads pictures of a test only by `test_cfg`
-        test_cfg = getattr(preprocessor, 'test_cfg', dict(size_divisor=preprocessor.pad_size_divisor)) or {}
-        self.divisor: int = test_cfg.get('size_divisor') or 1
-        self.pad_value = float(preprocessor.pad_value)
+        if hasattr(preprocessor, 'test_cfg'):
+            self.divisor: int = (preprocessor.test_cfg or {}).get('size_divisor') or 1
+        else:
+            self.divisor = preprocessor.pad_size_divisor
+        self.pad_value = float(preprocessor.pad_val if hasattr(preprocessor, 'pad_val') else preprocessor.pad_value)
 
     def forward(self, picture_BHWC: Tensor) -> Tensor:
         """Turn pixels (B, H, W, C), BGR for three bands, into a normalised image (B, C, H', W')."""

@@ -61,6 +61,7 @@ def randomise(model):
     return model
 
 
+@MODELS.register_module(force=True)  # by name: OpenMMLab's mmengine cannot print a config with a class
 class Strided(nn.Module):
     """A backbone of four convolutions. Its maps have the widths and strides of the small Swin."""
 

@@ -15,7 +15,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('tifffile', reason='tifffile is not installed')
 
 import tifffile
-from helpers.export.small_exports import WIDTHS, Strided, randomise, require
+from helpers.export.small_exports import WIDTHS, randomise, require
 from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone.openmmlab.config_files import read_config
@@ -61,7 +61,7 @@ def config_of_page(name, root):
     path.write_text(code.replace('data/bands', str(root)).replace('(1333, 800)', '(320, 256)'))
     prepare_process()  # the page's config has the prefix of a command
     cfg = read_config(str(path))
-    cfg.model.backbone = dict(type=Strided, in_channels=cfg.model.backbone.in_channels)
+    cfg.model.backbone = dict(type='mmengine.Strided', in_channels=cfg.model.backbone.in_channels)
     if 'neck' in cfg.model:
         cfg.model.neck.in_channels = WIDTHS
         cfg.model.bbox_head.stacked_convs = 1

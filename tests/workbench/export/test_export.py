@@ -464,3 +464,11 @@ def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(export, 'export_model', lambda *_, **__: made)
     result = run_well('tools/export.py', DETECTION, 'x.pth', '--out-dir', tmp_path)
     assert result.stdout.splitlines()[-1].startswith(f'{tmp_path}: onnx, fp32, not verified: nothing was compared')
+
+
+@pytest.mark.parametrize('name', ['_channel_conversion', 'channel_conversion'])
+def test_channels_are_flipped_by_either_name_of_mmsegmentation(name):
+    preprocessor = SimpleNamespace(_enable_normalize=False, pad_size_divisor=1, pad_value=0)
+    assert not picture.Normalise(preprocessor).flip_channels
+    setattr(preprocessor, name, True)
+    assert picture.Normalise(preprocessor).flip_channels
