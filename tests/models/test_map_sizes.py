@@ -6,7 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 
-SIZES_KEY = dict(embed_dims=32, depths=(2, 1, 1), num_heads=(1, 2, 4), strides=(4, 2, 2), window_size=4)
+SIZES = dict(embed_dims=32, depths=(2, 1, 1), num_heads=(1, 2, 4), strides=(4, 2, 2), window_size=4)
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ SIZES_KEY = dict(embed_dims=32, depths=(2, 1, 1), num_heads=(1, 2, 4), strides=(
     [(SwinBackbone, 4, (4, 2, 3)), (SwinV2Backbone, 2, (2, 2, 2)), (SwinBackbone, (4, 4), (4, 2, 2))],
 )
 def test_sizes_of_maps(kind, patch, strides):
-    model = kind(**{**SIZES_KEY, 'patch_size': patch, 'strides': strides, 'out_indices': (0, 1, 2)}).eval()
+    model = kind(**{**SIZES, 'patch_size': patch, 'strides': strides, 'out_indices': (0, 1, 2)}).eval()
     for size in ((1, 1), (33, 70), (128, 95)):
         with torch.no_grad():
             assert [tuple(y.shape[1:]) for y in model(torch.rand(1, 3, *size))] == model.map_sizes(*size)
@@ -33,6 +33,6 @@ def peak_of(run):
 
 def test_memory_holds_two_and_a_half_maps():
     """At the peak memory holds the first output, the stage's map, and the map that patch merging makes."""
-    model, x = SwinBackbone(**SIZES_KEY, out_indices=(0, 1, 2)).eval(), torch.rand(1, 3, 1024, 1024)
+    model, x = SwinBackbone(**SIZES, out_indices=(0, 1, 2)).eval(), torch.rand(1, 3, 1024, 1024)
     C, H, W = model.map_sizes(1024, 1024)[0]
     assert 2.5 * 4 * C * H * W <= peak_of(lambda: model(x)) < 2.75 * 4 * C * H * W

@@ -12,7 +12,7 @@ from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.compat import without_cudnn_attention
 from swin_backbone.models import SimMIMSwinBackbone, SimMIMSwinV2Backbone
 
-SIZES_KEY = [(40, 60), (33, 21), (96, 64)]
+SIZES = [(40, 60), (33, 21), (96, 64)]
 ROUNDS = 3
 WAYS = [dict(), dict(backend='torch'), dict(backend='torch', with_cp=True)]
 
@@ -53,7 +53,7 @@ def test_sizes_and_modes_of_autograd(backbone, way, training):
 
         return run
 
-    assert_alike_in_threads([job(torch.randn(2, 3, *size), size[0] == 33) for size in SIZES_KEY])
+    assert_alike_in_threads([job(torch.randn(2, 3, *size), size[0] == 33) for size in SIZES])
 
 
 @pytest.mark.parametrize('training', [False, True])

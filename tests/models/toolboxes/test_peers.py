@@ -9,7 +9,7 @@ from swin_backbone.archs import ARCHS
 pytestmark = pytest.mark.peer
 mmdet_swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed')
 
-SIZES_KEY = [(1, 1), (33, 47), (255, 255), (112, 137), (224, 224), (7, 400), (130, 64)]
+SIZES = [(1, 1), (33, 47), (255, 255), (112, 137), (224, 224), (7, 400), (130, 64)]
 FEW = [(33, 47), (112, 137)]
 OF_COCO = (800, 1333)
 
@@ -31,11 +31,11 @@ def make_pair(arch, **arguments):
 @pytest.mark.parametrize(
     ('arch', 'sizes'),
     [
-        ('tiny', SIZES_KEY),
+        ('tiny', SIZES),
         ('nano', [OF_COCO]),
         ('small', FEW),  # the blocks are tiny's
         ('base', FEW),
-        pytest.param('large', [*SIZES_KEY, OF_COCO], marks=pytest.mark.slow),  # mmdet's takes 6 GB
+        pytest.param('large', [*SIZES, OF_COCO], marks=pytest.mark.slow),  # mmdet's takes 6 GB
     ],
 )
 def test_outputs_equal_mmdets(arch, sizes):

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.toolboxes]
 
 # mmpretrain's patch embedding drops the rest of a picture after whole 4x4 patches. Our patch embedding pads the rest.
 # All sizes are whole patches.
-SIZES_KEY = [(32, 32), (36, 48), (112, 136), (224, 224), (8, 400)]
+SIZES = [(32, 32), (36, 48), (112, 136), (224, 224), (8, 400)]
 WINDOW = {1: 7, 2: 8}
 
 
@@ -49,7 +49,7 @@ def make_pair(version, small_map):
 def test_outputs_and_gradients_equal_mmpretrains(version, small_map):
     peer, ours = make_pair(version, small_map)
     # mmpretrain's windows do not shrink. On a map of the window's size, windows are not shifted.
-    sizes = SIZES_KEY if small_map == 'pad' else [(32 * WINDOW[version],) * 2]
+    sizes = SIZES if small_map == 'pad' else [(32 * WINDOW[version],) * 2]
     for size in sizes:
         x = torch.randn(1, 3, *size, dtype=torch.float64)
         with torch.no_grad():
