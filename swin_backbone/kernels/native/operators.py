@@ -81,7 +81,7 @@ def register(name: str, schema: Schema) -> None:
         described, stored = operator.describe(x.shape, weights, as_given), [saved] if len(saved) else []
         gradients: Any = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
         inputs = [x, *arguments]
-        return [g.to(t.dtype) if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
+        return [g.to(t.dtype).contiguous() if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         operator, weights = schema.make_operator(x, arguments)

@@ -234,3 +234,11 @@ def test_autocast_does_not_change_the_dtype_of_the_operator():
                 torch.ops.swin_backbone.convolve(drawn(1, side, side, 32), weight, None, False)[0].dtype
                 is torch.float32
             )
+
+
+def test_gradients_of_the_operator_are_contiguous():
+    """As a graph expects: torch's gradient of a weight has the memory format of the maps."""
+    x, weight, grad = drawn(2, 24, 36, 32), drawn(40, 32, 3, 3, seed=1), drawn(2, 24, 36, 40)
+    saved = torch.empty(0, dtype=torch.uint8)
+    gradients = torch.ops.swin_backbone.convolve_backward(grad, saved, [True, True, False], x, weight, None, True)
+    assert [gradient.is_contiguous() for gradient in gradients] == [True] * 3
