@@ -115,3 +115,21 @@ def test_a_graph_is_mmsegs():
     graphs = [torch.export.export(head, (inputs,)).graph for head in (theirs, ours)]
     names = [[str(node.target) for node in graph.nodes if node.op == 'call_function'] for graph in graphs]
     assert names[0] == names[1]
+
+
+def test_a_compiled_head_is_one_graph_for_three_sizes():
+    ours, graphs = heads()[1], []
+
+    def record(graph, _):
+        graphs.append(graph)
+        return graph
+
+    try:
+        compiled = torch.compile(ours, backend=record, fullgraph=True, dynamic=True)
+        with torch.no_grad():
+            for size in ((72, 88), (33, 50), (80, 60)):  # no side is a number of channels, or a side of a pooled map
+                inputs = maps(*size)
+                torch.testing.assert_close(compiled(inputs), ours(inputs), rtol=1e-5, atol=1e-6)
+    finally:
+        torch._dynamo.reset()
+    assert len(graphs) == 1
