@@ -4,7 +4,7 @@ Layout: B batch, H W height and width of a map, C channels.
 """
 
 import inspect
-from functools import cache
+from functools import lru_cache
 from typing import Any, Optional
 
 import torch
@@ -15,19 +15,12 @@ from ...compat import constant_when_compiled
 Values = dict[str, Any]  # arguments of a call, by name
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 
-_signature_of = cache(inspect.signature)
-
 
 def list_arguments(module: Any) -> list[str]:
     """Return the names of the arguments of `forward`, except those of OPTIONAL. A scripted module has none."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
-    _, *parameters = _signature_of(type(module).forward).parameters.values()
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in OPTIONAL
-    ]
+    return [name for name in _parameters_of(type(module).forward)[0] if name not in OPTIONAL]
 
 
 def modules_inside(layer: nn.Module) -> dict[str, Any]:
@@ -52,9 +45,9 @@ def _parameters_of(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tupl
     return _read_parameters(forward)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _read_parameters(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...], bool]:
-    _, *parameters = _signature_of(forward).parameters.values()
+    _, *parameters = inspect.signature(forward).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     required = tuple(parameter.name for parameter in named if parameter.default is parameter.empty)
     defaults = tuple(None if parameter.name in required else parameter.default for parameter in named)
