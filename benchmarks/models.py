@@ -47,7 +47,7 @@ from swin_backbone.openmmlab.layers.maps import prepare_convolutions
 from swin_backbone.options import Options, positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
-from swin_backbone.workbench.job import resolve_job
+from swin_backbone.workbench.job import Job
 
 from . import machine, timing
 from .one_training import as_ours, as_theirs, restore_layers
@@ -89,7 +89,7 @@ def main() -> None:
             machine.require_quiet()
         if args.keep_memory:
             keep_freed_memory()
-        cfg = resolve_job(args.config, Options(cfg_options=args.cfg_options)).cfg
+        cfg = Job(args.config, Options(cfg_options=args.cfg_options)).cfg
         picture = read_picture(args.picture, args.shape)
         runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train, args.compile)
         runs.update({folder: exported_run(folder, picture, args.threads) for folder in args.exported})

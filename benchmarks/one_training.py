@@ -25,7 +25,7 @@ from swin_backbone.openmmlab.layers.accelerate import LAYER_FILES
 from swin_backbone.openmmlab.mixed_precision import mixed_precision
 from swin_backbone.options import Options
 from swin_backbone.whole_files import write_whole, write_whole_by
-from swin_backbone.workbench.job import resolve_job
+from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.runner import build
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -111,7 +111,7 @@ def _config(spec: Spec) -> Config:
         data=spec.data,
         annotations=spec.annotations,
     )
-    cfg = resolve_job(spec.config, options).cfg
+    cfg = Job(spec.config, options).cfg
     theirs = as_theirs(cfg.model.backbone, cfg.get('default_scope', 'mmdet'))
     if spec.swin == 'theirs':
         cfg.model.backbone = theirs

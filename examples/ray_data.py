@@ -121,10 +121,10 @@ class Model:
 
     def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
         from swin_backbone.options import Options
-        from swin_backbone.workbench.job import open_predictor, resolve_job
+        from swin_backbone.workbench.job import Job, open_predictor
         from swin_backbone.workbench.predict.results import Results
 
-        job = resolve_job(config, Options(device='cuda:0' if gpus else 'cpu'))
+        job = Job(config, Options(device='cuda:0' if gpus else 'cpu'))
         self.predictor = open_predictor(job, checkpoint)
         self.results = Results(Path(), self.predictor, score_thr)  # writes no file
 

@@ -181,7 +181,7 @@ def is_config(word: str) -> bool:
 
 
 def make_job(args: argparse.Namespace) -> Any:
-    """Return the job of a command line: see `workbench.job.resolve_job`.
+    """Return the job of a command line: see `workbench.job.Job`.
 
     Raises:
         ValueError: if config and checkpoint are swapped, or by the job.
@@ -189,9 +189,9 @@ def make_job(args: argparse.Namespace) -> Any:
     checkpoint = getattr(args, 'checkpoint', None)
     if checkpoint and is_config(checkpoint) and not is_config(args.config):
         raise ValueError(f'the config comes before the checkpoint, got {args.config} {checkpoint}: arguments swapped?')
-    from swin_backbone.workbench.job import resolve_job
+    from swin_backbone.workbench.job import Job
 
-    return resolve_job(args.config, options_of(args))
+    return Job(args.config, options_of(args))
 
 
 def options_of(args: argparse.Namespace) -> Options:

@@ -39,7 +39,7 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
-    from swin_backbone.workbench.job import build_training, only_training, report, resolve_job
+    from swin_backbone.workbench.job import Job, only_training, report
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.monitor import enable_vis
 
@@ -49,7 +49,7 @@ def main() -> None:
             if args.vis:
                 enable_vis(job.cfg, args.vis)
             stack.enter_context(only_training(job))
-            runner = build_training(job)
+            runner = job.build_training()
             if args.report:
                 require_data(job.cfg, ('test',))
         run_loop(runner, 'train')
@@ -58,7 +58,7 @@ def main() -> None:
                 raise ValueError('--report takes a checkpoint, and the training has written none')
             folder = Path(job.cfg.work_dir, 'report')
             options = Options(skip_unreadable=args.skip_unreadable, unsafe_load=args.unsafe_load)
-            report(resolve_job(runner.cfg, options), runner.last_checkpoint, folder, overwrite=True)
+            report(Job(runner.cfg, options), runner.last_checkpoint, folder, overwrite=True)
             print(folder / 'index.html')
 
 

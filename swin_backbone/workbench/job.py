@@ -1,13 +1,13 @@
 """What tools/ and `swin_backbone.load` do with a config: train, test, report, predict, export.
 
-`resolve_job` reads the config and the data of a user, and resolves both once (resolve.py). Everything else is a
-function of its result.
+`Job` reads the config and the data of a user, and resolves both once (resolve.py). Everything else is a function of
+it.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 from mmengine.config import Config
 from mmengine.device import get_device
@@ -42,72 +42,70 @@ from .runner.safe_runner import SafeRunner
 from .runner.testing import OutputOptions, enable_tta, write_outputs
 
 
-class Job(NamedTuple):
-    """A resolved config and its sources.
-
-    Args:
-        cfg: the resolved config.
-        options: of the command.
-        data: of the user; None for those of the config.
-        datasets: the data sets of the config.
-        changes: lines on what the settings of a training change in the config.
-    """
-
-    cfg: Config
-    options: Options
-    data: Optional[Dataset]
-    datasets: DataSets
-    changes: Sequence[str]
-
-    def print(self, *lines: str) -> None:
-        """Print lines in the first process of a run."""
-        _print(self.options.launcher, lines)
-
-
-def resolve_job(config: Union[str, Config], options: Optional[Options] = None) -> Job:
-    """Read a config and the data of a user, and resolve both.
+class Job:
+    """A config and the data of a user, both read and resolved once.
 
     Args:
         config: a file, `mmdet::...`, `mmseg::...` or `swin_backbone::...`, or a loaded config, which stays unchanged.
         options: of the command.
 
+    Attributes:
+        cfg: the resolved config.
+        options: of the command.
+        data: of the user; None for those of the config.
+        datasets: the data sets of the config.
+        changes: lines on what the settings of a training change in the config.
+
     Raises:
         ValueError: if the config is missing, or an option does not fit the config.
         DataError: for wrong data.
     """
-    prepare_process()
-    options = options or Options()
-    if options.at and not options.backbone:
-        raise ValueError(f'--at {options.at} needs --backbone, which is missing')
-    for name in ('annotations', 'classes'):
-        if getattr(options, name) is not None and options.data is None:
-            raise ValueError(f'--{name} {getattr(options, name)} needs --data, which is missing')
-    if options.precision and options.compile:
-        raise ValueError('--precision int8 excludes --compile: torch computes compiled layers, in float32')
-    rank(options.launcher)  # raises if the launcher has not started this process
-    base = config if isinstance(config, Config) else read_config(config)
-    data = _prepare_data(base, options)
-    combined = combine(base, options, data)
-    if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options or ()):
-        # mmengine imports only the modules in the file
-        import_modules_from_strings(**combined.custom_imports)
-    if data:
-        _print(options.launcher, [*weights_left_out(base, combined)])
-    if data is None and not has_settings(options):
-        return Job(combined, options, data, DataSets(combined), [])
-    cfg, number, lines = set_training(combined, options), processes(options.launcher), list[str]()
-    datasets = DataSets(cfg)
-    counted = Counted(data.splits['train'].pictures) if data else None
-    if options.epochs is not None or options.balance:
-        counted = count_epoch(datasets, options.balance)
-    if counted is not None:
-        set_length(cfg, options, data, counted, number)
-        lines.append(counted.line)
-    if not options.auto_scale_lr and (options.batch is not None or data):
-        lines.append(lr_line(cfg, number))
-    changes = summarize(combined, cfg)
-    lines.append(f'changed settings:\n{changes}' if changes else '')
-    return Job(cfg, options, data, datasets, lines)
+
+    def __init__(self, config: Union[str, Config], options: Optional[Options] = None) -> None:
+        prepare_process()
+        self.options = options = options or Options()
+        if options.at and not options.backbone:
+            raise ValueError(f'--at {options.at} needs --backbone, which is missing')
+        for name in ('annotations', 'classes'):
+            if getattr(options, name) is not None and options.data is None:
+                raise ValueError(f'--{name} {getattr(options, name)} needs --data, which is missing')
+        rank(options.launcher)  # raises if the launcher has not started this process
+        base = config if isinstance(config, Config) else read_config(config)
+        self.data = data = _prepare_data(base, options)
+        combined = combine(base, options, data)
+        if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options or ()):
+            # mmengine imports only the modules in the file
+            import_modules_from_strings(**combined.custom_imports)
+        if data:
+            self.print(*weights_left_out(base, combined))
+        self.datasets, self.changes = _set_training(combined, options, data)
+        self.cfg = self.datasets.cfg
+
+    def print(self, *lines: str) -> None:
+        """Print lines in the first process of a run."""
+        _print(self.options.launcher, lines)
+
+    def build_training(self) -> SafeRunner:
+        """Return the runner of a training, after a check of the data.
+
+        `weights` of the options are the first weights of the whole model. `resume` is a checkpoint to continue from, or
+        'auto' for the last one in the working folder.
+
+        Raises:
+            ValueError: for an error in the config or the data.
+        """
+        self.print(*self.changes)
+        cfg, options = self.cfg, self.options
+        if options.amp:
+            enable_amp(cfg, options.amp)
+        if options.weights is not None:
+            start_from_weights(cfg, options.weights)
+        if options.resume is not None:
+            cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)
+        require_data(cfg, ('train', 'val'))
+        if self.data and not rank(options.launcher):
+            check_before_training(self.datasets, options.skip_unreadable)
+        return _build_runner(self, hooks=[ValLossHook()] if options.val_loss else [])
 
 
 def _prepare_data(config: Config, options: Options) -> Optional[Dataset]:
@@ -126,33 +124,29 @@ def _prepare_data(config: Config, options: Options) -> Optional[Dataset]:
     return data
 
 
-def build_training(job: Job) -> SafeRunner:
-    """Return the runner of a training, after a check of the data.
-
-    `weights` of the options are the first weights of the whole model. `resume` is a checkpoint to continue from, or
-    'auto' for the last one in the working folder.
-
-    Raises:
-        ValueError: for an error in the config or the data.
-    """
-    job.print(*job.changes)
-    cfg, options = job.cfg, job.options
-    if options.amp:
-        enable_amp(cfg, options.amp)
-    if options.weights is not None:
-        start_from_weights(cfg, options.weights)
-    if options.resume is not None:
-        cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)
-    require_data(cfg, ('train', 'val'))
-    if job.data and not rank(options.launcher):
-        check_before_training(job.datasets, options.skip_unreadable)
-    return _build_runner(job, hooks=[ValLossHook()] if options.val_loss else [])
+def _set_training(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
+    """Return the data sets of a config with the settings of a training, and lines on what these change."""
+    if data is None and not has_settings(options):
+        return DataSets(combined), []
+    cfg, number, lines = set_training(combined, options), processes(options.launcher), list[str]()
+    datasets = DataSets(cfg)
+    counted = Counted(data.splits['train'].pictures) if data else None
+    if options.epochs is not None or options.balance:
+        counted = count_epoch(datasets, options.balance)
+    if counted is not None:
+        set_length(cfg, options, data, counted, number)
+        lines.append(counted.line)
+    if not options.auto_scale_lr and (options.batch is not None or data):
+        lines.append(lr_line(cfg, number))
+    changes = summarize(combined, cfg)
+    lines.append(f'changed settings:\n{changes}' if changes else '')
+    return datasets, lines
 
 
 def train(job: Job) -> SafeRunner:
-    """Train, and return the runner. Errors: see `build_training`, `run_loop` and `only_training`."""
+    """Train, and return the runner. Errors: see `Job.build_training`, `run_loop` and `only_training`."""
     with only_training(job):
-        runner = build_training(job)
+        runner = job.build_training()
         run_loop(runner, 'train')
     return runner
 

@@ -249,9 +249,9 @@ def load(
 
 
 def _resolve(config: Union[str, Config], options: Options) -> Job:
-    from .job import resolve_job
+    from .job import Job
 
-    return resolve_job(config, options)
+    return Job(config, options)
 
 
 def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:

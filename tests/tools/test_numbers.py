@@ -63,12 +63,12 @@ def test_predictions_do_not_depend_on_the_batch(detector, tmp_path):
 
 
 def test_eight_bits_of_test_infer_and_report(detector, tmp_path, monkeypatch):
-    """Also with `--amp`. A hook of the config does not take eight bits back."""
+    """Also with `--amp` and `--compile`. A hook of the config does not take eight bits back."""
     root, checkpoint, (config, _, *options) = detector
     dtypes, words = count_blocks(monkeypatch), [*options, '--precision', 'int8']
     (tmp_path / 'config.py').write_text(f"_base_ = {config!r}\ncustom_hooks = [dict(type='AccelerateHook')]")
     run_well('tools/test.py', tmp_path / 'config.py', checkpoint, *words, '--work-dir', tmp_path)
-    words += ['--amp', '--out-dir', tmp_path]
+    words += ['--amp', '--compile', '--out-dir', tmp_path]
     run_well('tools/infer.py', root / 'images' / 'val', config, '--weights', checkpoint, *words)
     assert dtypes == 4 * 4 * [torch.int8]
     model = load(config, checkpoint, options=parse_options(options[1:]))

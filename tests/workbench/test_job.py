@@ -161,11 +161,15 @@ def test_what_amp_refuses(monkeypatch):
 
 
 def training_with(**options):
-    return lambda made: job.build_training(made._replace(options=Options(**options)))
+    def start(made):
+        made.options = Options(**options)
+        made.build_training()
+
+    return start
 
 
 @pytest.mark.parametrize(('start', 'expected'), [
-    (job.build_training, (True, 'epoch_4.pth')),
+    (training_with(), (True, 'epoch_4.pth')),
     (training_with(resume='auto'), (True, None)),
     (training_with(resume='epoch_1.pth'), (True, 'epoch_1.pth')),
     (training_with(weights=RECIPE), (False, find_weights(RECIPE))),
@@ -177,7 +181,7 @@ def test_where_weights_come_from(monkeypatch, start, expected):
     info = dict(classes=(), task='maps')
     monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_: SimpleNamespace(info=info))
     monkeypatch.setattr(job, 'build_runner', lambda *_, **__: None)
-    made = job.resolve_job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
+    made = job.Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
     start(made)
     assert (made.cfg.resume, made.cfg.load_from) == expected
 
@@ -187,7 +191,7 @@ def test_where_weights_come_from(monkeypatch, start, expected):
     (dict(threads=2), '--threads takes an exported model'),
 ])  # fmt: skip
 def test_options_of_an_exported_model_with_a_checkpoint(option, error, tmp_path):
-    resolved = job.resolve_job(Config(dict(model=dict())), Options(work_dir=tmp_path, **option))
+    resolved = job.Job(Config(dict(model=dict())), Options(work_dir=tmp_path, **option))
     with pytest.raises(ValueError, match=error), job.build_test(resolved, 'epoch_1.pth'):
         pass
 

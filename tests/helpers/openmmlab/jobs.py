@@ -15,8 +15,8 @@ def load_config(config, work_dir=None, options=None, launcher='none', backbone=N
     """Return the config of a job. `more`: see `Options`."""
     given = dict(work_dir=work_dir, cfg_options=options or {}, launcher=launcher, backbone=backbone, **more)
     given = {name: value for name, value in given.items() if value is not None}
-    return job.resolve_job(str(config), Options(**given)).cfg
+    return job.Job(str(config), Options(**given)).cfg
 
 
 def open_predictor(cfg, checkpoint, device='cpu', **more):
-    return job.open_predictor(job.resolve_job(cfg, Options(device=device, **more)), checkpoint)
+    return job.open_predictor(job.Job(cfg, Options(device=device, **more)), checkpoint)

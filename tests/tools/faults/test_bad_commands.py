@@ -41,12 +41,6 @@ def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, too
     record_fault('bad_commands')
 
 
-def test_compiled_layers_have_no_eight_bits(record_fault):
-    error = error_of('tools/test.py', DETECTION, CHECKPOINT, '--precision', 'int8', '--compile')
-    assert error.endswith('--precision int8 excludes --compile: torch computes compiled layers, in float32')
-    record_fault('bad_commands')
-
-
 def test_spaces_reach_the_config(own, tmp_path):
     spaced = tmp_path / 'my pictures'
     spaced.symlink_to(own)

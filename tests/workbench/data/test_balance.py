@@ -15,7 +15,7 @@ from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.job import build_training, resolve_job
+from swin_backbone.workbench.job import Job
 
 BALANCED = Options(epochs=3, batch=4, balance=True)
 
@@ -24,7 +24,7 @@ def job_of(tmp_path, words, change=lambda cfg: None, options=BALANCED):
     config, _, *given = (word for word in words if options.epochs is None or 'max_epochs' not in str(word))
     cfg = read_config(str(config))
     change(cfg)
-    return resolve_job(cfg, replace(options, work_dir=str(tmp_path), cfg_options=parse_options(given)))
+    return Job(cfg, replace(options, work_dir=str(tmp_path), cfg_options=parse_options(given)))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def in_repetition(cfg):
 
 def test_pictures_of_rare_classes_are_repeated(rare_bolts, tmp_path, capsys):
     """The limit is 4, half of the washer's 8 pictures: the bolt's picture repeats sqrt(4 / 1) times."""
-    runner = build_training(job_of(tmp_path, detection(rare_bolts)))
+    runner = job_of(tmp_path, detection(rare_bolts)).build_training()
     dataset = runner.cfg.train_dataloader.dataset
     assert (dataset.type, dataset.oversample_thr) == ('ClassBalancedDataset', 4 / 12)
     loader = runner.build_dataloader(runner.cfg.train_dataloader)
@@ -88,7 +88,7 @@ def test_the_loss_of_a_segmentor_weighs_rare_classes_more(tmp_path, capsys):
     job.print(*job.changes)
     line = 'by class: bolt 21.4 (0.00% of the pixels), nut 1.77 (25.00% of the pixels), ground 0.742 (75.00% of'
     assert f'--balance weighs the cross entropy {line}' in capsys.readouterr().out
-    assert build_training(job).model.decode_head.loss_decode.class_weight == [ground, nut, bolt]
+    assert job.build_training().model.decode_head.loss_decode.class_weight == [ground, nut, bolt]
 
 
 def test_labels_are_counted_as_training_loads_them(tmp_path):

@@ -9,7 +9,7 @@ from helpers.openmmlab.own_data import make_own_data
 
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.datasets import DataSets, base_datasets
-from swin_backbone.workbench.job import build_training, resolve_job
+from swin_backbone.workbench.job import Job
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASK_RCNN = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -38,7 +38,7 @@ def test_a_training_parses_its_annotations_five_times(tmp_path, parsed, config):
     own = make_own_data(tmp_path / 'own')
     options = {'train_dataloader.num_workers': 0, '+train_dataloader.persistent_workers': False}
     given = Options(backbone='swin-nano', data=own, work_dir=str(tmp_path), cfg_options=options)
-    runner = build_training(resolve_job(config, given))
+    runner = Job(config, given).build_training()
     runner.build_train_loop(runner._train_loop)
     runner.build_val_loop(runner._val_loop)
     train, val = (len(json.loads((own / f'{split}.json').read_text())['annotations']) for split in ('train', 'val'))

@@ -34,7 +34,7 @@ from swin_backbone.workbench.data.media import (
 )
 from swin_backbone.workbench.data.rasters import read_tiff
 from swin_backbone.workbench.export import runtime
-from swin_backbone.workbench.job import resolve_job
+from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.report.thumbnails import read_shown
 from swin_backbone.workbench.tiles import open_picture
 from swin_backbone.workbench.tiles.grid import Window
@@ -219,7 +219,7 @@ def test_every_loader_of_a_config_is_ours():
     """A name with a scope, a class, and steps inside other steps."""
     from mmcv.transforms import LoadImageFromFile
 
-    cfg = resolve_job(CONFIG).cfg
+    cfg = Job(CONFIG).cfg
     steps = cfg.train_dataloader.dataset.pipeline, cfg.test_dataloader.dataset.pipeline
     assert [pipeline[0].type for pipeline in steps] == ['swin_backbone.LoadPicture'] * 2
     cfg.train_pipeline = [
@@ -256,7 +256,7 @@ def test_inference_loads_as_the_test_pipeline_does(tmp_path, name, kind):
     rgb = cv2.resize(bands_of(np.uint8, 3).transpose(1, 2, 0), (96, 64))
     Image.fromarray(rgb).save(tmp_path / 'a.jpg', exif=exif, quality=70)
     step = dict(type=LoadImageFromFile if kind == 'class' else kind, **SETTINGS[name])
-    cfg = resolve_job(CONFIG).cfg
+    cfg = Job(CONFIG).cfg
     cfg.test_dataloader.dataset.pipeline[0] = step
     cfg.model.backbone.in_channels = 1 if name == 'grey' else 3
     cfg.model.data_preprocessor.update(mean=[100.0], std=[60.0], bgr_to_rgb=False)

@@ -20,7 +20,7 @@ from mmengine.registry import HOOKS, MODELS
 from swin_backbone import NonFiniteGuardHook, load
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.options import Options
-from swin_backbone.workbench.job import build_training, resolve_job
+from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.runner.validation import predict_by_shape
 
 # config: the layout of the data, and options that make the model small
@@ -115,8 +115,8 @@ def test_a_config_sets_the_guard_of_losses_or_turns_it_off(tmp_path):
     def build(more):
         forget_instances()
         given = {**options(), **more}
-        job = resolve_job(config, Options(data=root, work_dir=str(tmp_path / 'work'), cfg_options=given))
-        return build_training(job)
+        job = Job(config, Options(data=root, work_dir=str(tmp_path / 'work'), cfg_options=given))
+        return job.build_training()
 
     runner = build({})
     assert guards_of(runner) == [10]

@@ -20,7 +20,7 @@ from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.seeds import LOSS, seed_generators
-from swin_backbone.workbench.job import build_training, resolve_job
+from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.pictures.curves import read_log
 from swin_backbone.workbench.runner.monitor import ValLossHook, loss_pipeline
 
@@ -131,7 +131,7 @@ def test_a_model_without_losses_gets_one_warning(tmp_path):
 def own_training(tmp_path, kind):
     config, _, *words = kind(make_own_data(tmp_path / 'own'))
     options = Options(work_dir=str(tmp_path / 'work'), cfg_options=parse_options(words), val_loss=True)
-    runner = build_training(resolve_job(str(config), options))
+    runner = Job(str(config), options).build_training()
     hook = next(hook for hook in runner.hooks if isinstance(hook, ValLossHook))
     return runner, hook
 

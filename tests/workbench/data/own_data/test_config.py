@@ -13,7 +13,7 @@ from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.own_data.config import put_data, set_num_classes, weights_left_out
 from swin_backbone.workbench.data.own_data.prepare import prepare
-from swin_backbone.workbench.job import resolve_job
+from swin_backbone.workbench.job import Job
 
 CITYSCAPES = 'mmseg::cgnet/cgnet_fcn_4xb4-60k_cityscapes-680x680.py'
 
@@ -114,7 +114,7 @@ def test_weights_by_option_stay_and_a_wrong_number_is_an_error(own):
 
 
 def test_weights_of_another_toolboxs_classes_are_left_out_with_a_line(own, capsys):
-    cfg = resolve_job(CITYSCAPES, Options(data=own, annotations=own / 'labels')).cfg
+    cfg = Job(CITYSCAPES, Options(data=own, annotations=own / 'labels')).cfg
     assert cfg.model.decode_head.loss_decode.class_weight is None
     line = 'model.decode_head.loss_decode.class_weight of the config: its 19 weights are of other classes'
     assert line in capsys.readouterr().out
