@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .arguments import InitCfg
 from .initializers import apply_initializers, split_init_cfg
-from .layers.mlp import MLP
 from .layers.norm import build_norm
+from .layers.swin_block import build_mlp
 
 
 class GlobalAttention(nn.Module):
@@ -44,7 +44,7 @@ class GlobalAttention(nn.Module):
         self.norm1 = build_norm(norm_cfg, embed_dims)
         self.attn = nn.MultiheadAttention(embed_dims, num_heads, batch_first=True)
         self.norm2 = build_norm(norm_cfg, embed_dims)
-        self.ffn = MLP(embed_dims, int(mlp_ratio * embed_dims), dict(type='GELU'))
+        self.ffn = build_mlp(embed_dims, int(mlp_ratio * embed_dims), dict(type='GELU'))
 
     def init_weights(self) -> None:
         """Apply the initializers of `init_cfg`."""

@@ -71,18 +71,6 @@ class Windows(NamedTuple):
         region_LN = (row_regions[:, None, :, None] * 3 + column_regions[None, :, None, :]).view(rows * columns, Wh * Ww)
         return (region_LN[:, :, None] == region_LN[:, None])[:, None]
 
-    def edges(self, device: torch.device) -> list[tuple[slice, slice, Tensor]]:
-        """Return the three groups of windows that mix tokens of opposite edges of the map, each with its mask.
-
-        Returns:
-            Three times (rows, columns, `edge_masks` (N, N)). Without `mask_padding` no other window needs a mask.
-        """
-        if not any(self.shift):
-            return []
-        before, last = slice(None, -1), slice(-1, None)
-        parts = (last, before), (before, last), (last, last)
-        return [(*part, apart) for part, apart in zip(parts, edge_masks(self.window_size, self.shift, device))]
-
     def counts(self) -> Size:
         """Return the numbers of windows in a column and in a row."""
         (above, left), (Wh, Ww) = self.before, self.window_size
@@ -102,9 +90,15 @@ class Windows(NamedTuple):
         return region_S.view(count, window)
 
 
+# Windows of a shifted map that mix tokens of opposite edges, as indices of windows (B, rows, columns): last row, last
+# column, corner. Without `mask_padding` no other window needs a mask.
+_ALL, _LAST, _OTHERS = slice(None), slice(-1, None), slice(-1)
+EDGES = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LAST)
+
+
 @cached_table
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return whether two places are in different regions: (3, N, N), in the last row, the last column, the corner."""
+    """Return whether two places are in different regions, for each entry of `EDGES`: (3, N, N)."""
     regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
     of_row_N, of_column_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
     bottom, right = (region_N[:, None] != region_N for region_N in (of_row_N, of_column_N))

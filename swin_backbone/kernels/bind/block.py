@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...models.layers.mlp import MLP, DropPath
-from ...models.layers.swin_block import ShiftedWindowAttention, SwinBlock, WindowAttention
+from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
@@ -42,7 +41,7 @@ KINDS_V1 = {
     **dict.fromkeys(NORMS[:2], nn.LayerNorm),
     **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
     **dict.fromkeys(LINEARS, nn.Linear),
-    **{'ffn': MLP, 'ffn.layers': nn.Sequential, 'ffn.layers.0': nn.Sequential, 'ffn.layers.0.1': nn.GELU},
+    **{'ffn': nn.Sequential, 'ffn.layers': nn.Sequential, 'ffn.layers.0': nn.Sequential, 'ffn.layers.0.1': nn.GELU},
     **{'ffn.layers.0.2': nn.Dropout, 'ffn.layers.2': nn.Dropout, 'drop_path': DropPath},
 }
 KINDS_V2 = {

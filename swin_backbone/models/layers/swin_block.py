@@ -7,6 +7,7 @@ Layout: B batch, H W height and width of a map, C channels, L windows of all ima
 d channels of a head.
 """
 
+from collections import OrderedDict
 from typing import Any, Optional
 
 import torch
@@ -17,11 +18,13 @@ from ...compat import without_cudnn_attention
 from ...modes import linear_dtype, recorder_of
 from ...positions import Size, relative_position_bias
 from ...replace import is_hooked, replaceable
-from ..windows import Windows, fit_window
-from .mlp import MLP, DropPath
-from .norm import build_norm
+from ..windows import EDGES, Windows, edge_masks, fit_window
+from .norm import build_activation, build_norm
 
 BY_PRODUCTS = {'cpu'}  # devices where batched products and a softmax are faster than scaled_dot_product_attention
+
+
+Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGES`, and its mask (N, N)
 
 
 class BaseAttention(nn.Module):
@@ -40,51 +43,84 @@ class BaseAttention(nn.Module):
 
         Padding is zeros: its query, key and value are the biases of `project`.
         """
-        bias_hNN = self.position_bias(windows.window_size)
+        B, bias_hNN = x_BHWC.shape[0], self.position_bias(windows.window_size)
         qkv_LN3C = self.project(windows.partition(x_BHWC))
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-        bias_LhNN, is_recorded, edges = bias_hNN.to(q.dtype)[None], recorder_of(x_BHWC) is not None, []
+        bias_LhNN = bias_hNN.to(q.dtype)[None]
+        is_recorded = recorder_of(x_BHWC) is not None
+        edges: Edges = []
         if windows.mask_padding or is_recorded:  # a graph cannot slice by the number of windows: all get a mask
             mask_L1NN = windows.mask(q.device)
             if mask_L1NN is not None:
-                bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
-        else:
-            edges = windows.edges(q.device)
-        grid = (x_BHWC.shape[0], *windows.counts()) if edges else ()
+                bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(B, 1, 1, 1)
+        elif any(windows.shift):
+            edges = [*zip(EDGES, edge_masks(windows.window_size, windows.shift, q.device))]
+        grid = B, *windows.counts()
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_recorded or q.device.type in BY_PRODUCTS:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
-            for rows, columns, masked_NN in edges:
+            for edge, masked_NN in edges:
                 # Outside autograd: the softmax gives masked logits a gradient of 0.
-                logits_LhNN.detach().unflatten(0, grid)[:, rows, columns].masked_fill_(masked_NN, -torch.inf)
+                logits_LhNN.detach().unflatten(0, grid)[edge].masked_fill_(masked_NN, -torch.inf)
             # With a dtype, since autocast computes a softmax in float32 without. Its sums are in float32 in any case.
             weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
             y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
         else:
-            y_LNC = _attend_fused([q, k, v], bias_LhNN, self.scale, dropout, edges, grid)
-        return self.proj_drop(self.proj(windows.reverse(y_LNC, x_BHWC.shape[0])))
+            y_LNC = _attend_fused((q, k, v), bias_LhNN, self.scale, dropout, edges, grid)
+        return self.proj_drop(self.proj(windows.reverse(y_LNC, B)))
 
 
 def _attend_fused(
-    qkv: list[Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
     bias_LhNN: Tensor,
     scale: float,
     dropout: float,
-    edges: list[tuple[slice, slice, Tensor]],
-    grid: tuple[int, ...],
+    edges: Edges,
+    grid: tuple[int, int, int],
 ) -> Tensor:
     """Return the attended tokens of windows, (L, N, C). Windows at the edges are computed again, with a mask."""
 
-    def attend_all(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with without_cudnn_attention():
             return F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale).transpose(1, 2)
 
-    y_LNhd = attend_all(bias_LhNN, *qkv).clone(memory_format=torch.contiguous_format)
-    for rows, columns, masked_NN in edges:
-        qkv_edge = [x.unflatten(0, grid)[:, rows, columns].flatten(0, 2) for x in qkv]
-        y_edge = y_LNhd.unflatten(0, grid)[:, rows, columns]
-        y_edge.copy_(attend_all(bias_LhNN.masked_fill(masked_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
+    y_LNhd = attend(bias_LhNN, *qkv).clone(memory_format=torch.contiguous_format)
+    for edge, masked_NN in edges:
+        qkv_edge = [x.unflatten(0, grid)[edge].flatten(0, 2) for x in qkv]
+        y_edge = y_LNhd.unflatten(0, grid)[edge]
+        y_edge.copy_(attend(bias_LhNN.masked_fill(masked_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
     return y_LNhd.flatten(2)
+
+
+def build_mlp(embed_dims: int, hidden_channels: int, act_cfg: dict[str, Any], drop_rate: float = 0.0) -> nn.Sequential:
+    """Return two linear layers with an activation between them, and dropout after each; named as in mmcv's `FFN`."""
+    first = nn.Sequential(nn.Linear(embed_dims, hidden_channels), build_activation(act_cfg), nn.Dropout(drop_rate))
+    second = nn.Linear(hidden_channels, embed_dims), nn.Dropout(drop_rate)
+    return nn.Sequential(OrderedDict(layers=nn.Sequential(first, *second)))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016, arXiv 1603.09382), with the numbers of mmcv's `DropPath`.
+
+    In training, the samples of a batch become zeros with probability `drop_prob`, and the others are scaled. A random
+    number is drawn for each sample, in the dtype and on the device of the input.
+    """
+
+    def __init__(self, drop_prob: float):
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of `x`, whose first dimension is the batch."""
+        if not self.training or self.drop_prob == 0:
+            return x
+        share = 1 - self.drop_prob  # of samples that stay
+        shape = x.shape[0], *(1,) * (x.ndim - 1)
+        stays = (torch.rand(shape, dtype=x.dtype, device=x.device) + share).floor()
+        return x / share * stays
+
+    def extra_repr(self) -> str:
+        return f'drop_prob={self.drop_prob}'
 
 
 class BaseBlock(nn.Module):
@@ -204,7 +240,7 @@ class SwinBlock(BaseBlock):
             WindowAttention(embed_dims, num_heads, window_size, qkv_bias, qk_scale, attn_drop_rate, drop_rate)
         )
         self.norm2 = build_norm(norm_cfg, embed_dims)
-        self.ffn = MLP(embed_dims, feedforward_channels, act_cfg, drop_rate)
+        self.ffn = build_mlp(embed_dims, feedforward_channels, act_cfg, drop_rate)
         self.drop_path = DropPath(drop_path_rate)
 
     @replaceable

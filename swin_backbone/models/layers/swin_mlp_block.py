@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from ...positions import Size
 from ...replace import replaceable
 from ..windows import Windows
-from .mlp import MLP, DropPath
 from .norm import build_norm
-from .swin_block import BaseBlock
+from .swin_block import BaseBlock, DropPath, build_mlp
 
 
 class SwinMLPBlock(BaseBlock):
@@ -49,7 +48,7 @@ class SwinMLPBlock(BaseBlock):
         channels = num_heads * window_size[0] * window_size[1]
         self.spatial_mlp = nn.Conv1d(channels, channels, kernel_size=1, groups=num_heads)
         self.norm2 = build_norm(norm_cfg, embed_dims)
-        self.ffn = MLP(embed_dims, feedforward_channels, act_cfg, drop_rate)
+        self.ffn = build_mlp(embed_dims, feedforward_channels, act_cfg, drop_rate)
         self.drop_path = DropPath(drop_path_rate)
 
     @replaceable

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from ...modes import without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import replaceable
-from .mlp import MLP, DropPath
 from .norm import build_norm
-from .swin_block import BaseAttention, BaseBlock, ShiftedWindowAttention
+from .swin_block import BaseAttention, BaseBlock, DropPath, ShiftedWindowAttention, build_mlp
 
 CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
 
@@ -131,7 +130,7 @@ class SwinV2Block(BaseBlock):
         arguments = embed_dims, num_heads, window_size, pretrained_window, qkv_bias, attn_drop_rate, drop_rate
         self.attn = ShiftedWindowAttention(WindowAttentionV2(*arguments))
         self.norm2 = build_norm(norm_cfg, embed_dims)
-        self.ffn = MLP(embed_dims, feedforward_channels, act_cfg, drop_rate)
+        self.ffn = build_mlp(embed_dims, feedforward_channels, act_cfg, drop_rate)
         self.drop_path = DropPath(drop_path_rate)
         self.norm3 = build_norm(norm_cfg, embed_dims) if extra_norm else None
         for norm in (self.norm1, self.norm2):
