@@ -63,7 +63,7 @@ def _put_objects(cfg: Config, data: Dataset) -> None:
             'CocoDataset',
             data_root=data.root,
             ann_file=index.file,
-            data_prefix=dict(img=index.images),
+            data_prefix=dict(img=''),
             metainfo=metainfo,
         )
     default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])

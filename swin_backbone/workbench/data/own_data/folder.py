@@ -1,13 +1,12 @@
-"""The folder of a user's pictures and annotations: files, names of classes, and converted data."""
+"""The folder of a user's pictures and annotations: files, and names of classes."""
 
-import json
 import math
 import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from ....openmmlab.errors import DataError
 from ....outputs import RESULTS_MARK
@@ -23,14 +22,13 @@ LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelm
 
 
 class DataFolder(NamedTuple):
-    """Files of a user, and the folder for converted data.
+    """Files of a user, and how they are read.
 
     Args:
         root: folder of the pictures.
         files: below `root`, relative to it.
         ann_root: folder of the annotations.
         ann_files: below `ann_root`, relative to it.
-        outputs: folder for splits and converted annotations.
         results: unread folders of earlier commands.
         one_file: the only annotation file or data.yaml to read.
         names: classes from the command line.
@@ -42,7 +40,6 @@ class DataFolder(NamedTuple):
     files: list[Path]
     ann_root: Path
     ann_files: list[Path]
-    outputs: Path
     results: list[str]
     one_file: Optional[Path]
     names: Optional[Sequence[str]] = None
@@ -61,13 +58,6 @@ class DataFolder(NamedTuple):
         """Return the annotation files with a suffix and a pattern in their first 64 KiB, or `one_file` if it has."""
         paths = self.with_suffix(suffix) if self.one_file is None else [self.one_file]
         return [path for path in paths if path.suffix.lower() == suffix and re.search(pattern.encode(), _head(path))]
-
-    def write(self, name: str, data: Any) -> Path:
-        """Write bytes, or an object as JSON, below `outputs`, and return the absolute path."""
-        path = self.outputs / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
-        return path.absolute()
 
     def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
         """Return the names of the classes by their values, and the source; (None, '') without names.

@@ -1,5 +1,6 @@
 """The index of records: pictures are split, objects numbered and checked, and a file is written for each split."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,7 @@ class Index:
 
     Args:
         file: in COCO's format for a detector; pairs of pictures and labels, in mmengine's format, for a segmentor; and
-            pictures with the numbers of their classes for a classifier.
-        images: folder of the pictures, relative to the root of the data set.
+            pictures with the numbers of their classes for a classifier. Names of pictures are relative to the root.
         pictures: their number.
         objects: number of objects by class, of a detector.
         most: objects of a picture, of a detector.
@@ -35,15 +35,14 @@ class Index:
     """
 
     file: str
-    images: str
     pictures: int
     objects: Mapping[str, int] = field(default_factory=dict)
     most: int = 0
     has_rles: bool = False
 
 
-def write_index(scope: str, folder: DataFolder, records: Records) -> tuple[dict[str, Index], list[str]]:
-    """Write a file for each split into `folder.outputs`, and return the indices and the lines of the report.
+def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path) -> tuple[dict[str, Index], list[str]]:
+    """Write a file for each split into the folder `outputs`, and return the indices and the lines of the report.
 
     Raises:
         DataError: if pictures cannot be split, or annotations are wrong.
@@ -56,7 +55,7 @@ def write_index(scope: str, folder: DataFolder, records: Records) -> tuple[dict[
         )
     head, splits = [f'data in {folder.root}: {records.layout}'], {}
     for split, part in parts.items():
-        splits[split], described = write(folder, split, part, records)
+        splits[split], described = write(folder, outputs / split, part, records)
         head.append(line(split, *described))
     return splits, [*head, class_line(records.classes), *lines, *records.lines]
 
@@ -109,12 +108,11 @@ def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
 
 
 def _write_objects(
-    folder: DataFolder, split: str, part: Mapping[Path, list[Image]], records: Records
+    folder: DataFolder, target: Path, part: Mapping[Path, list[Image]], records: Records
 ) -> tuple[Index, list[str]]:
     ids = {name: number for number, name in enumerate(records.classes, 1)}
     numbered = [dict(id=number, name=name) for name, number in ids.items()]
-    categories = records.categories.get(split, records.categories.get('', numbered))
-    picture_folder = records.images.get(split, records.images.get('', '.'))
+    categories = records.categories.get(target.name, records.categories.get('', numbered))
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for entry in (image for pictures in part.values() for image in pictures):
@@ -125,39 +123,42 @@ def _write_objects(
             )
             annotations.append({**number, **item})
     data = dict(images=images, annotations=annotations, categories=categories)
-    path = folder.write(f'{split}.json', data)
+    path = target.with_suffix('.json')
+    path.write_text(json.dumps(data), encoding='utf-8')
     known = check_annotations(path, 'COCO', folder.with_masks, (data, False))
     most = max((number for _, _, number in known.pictures.values()), default=0)
-    index = Index(str(path), picture_folder, len(images), dict(known.objects), most, bool(known.rles))
-    return index, [f'{len(images)} pictures in {picture_folder}']
+    index = Index(str(path), len(images), dict(known.objects), most, bool(known.rles))
+    return index, [f'{len(images)} pictures in {list_folders([*part])}']
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
 
 
 def _write_labels(
-    folder: DataFolder, split: str, part: Mapping[Path, Label], records: Records
+    folder: DataFolder, target: Path, part: Mapping[Path, Label], records: Records
 ) -> tuple[Index, list[str]]:
+    written = target.with_name('labels')
     items: list[dict[str, Any]] = [
         dict(
             img_path=picture.as_posix(),
-            seg_map_path=str(_write_label(folder, picture, label).absolute()),
+            seg_map_path=str(_write_label(folder, picture, label, written).absolute()),
             reduce_zero_label=False,
             label_map=None,
             seg_fields=[],
         )
         for picture, label in part.items()
     ]
-    path = folder.write(f'{split}.json', dict(metainfo={}, data_list=items))
+    path = target.with_suffix('.json')
+    path.write_text(json.dumps(dict(metainfo={}, data_list=items)), encoding='utf-8')
     folders = list_folders([label.path for label in part.values()])
-    return Index(str(path), '', len(items)), [
+    return Index(str(path), len(items)), [
         f'{len(items)} pictures in {list_folders([*part])}',
-        f'labels in {folders}',
+        f'labels in {folders}' + (f', as classes in {written}' if written.is_dir() else ''),
     ]
 
 
-def _write_label(folder: DataFolder, picture: Path, label: Label) -> Path:
-    """Write the classes of a label file whose values are others, and return the path."""
+def _write_label(folder: DataFolder, picture: Path, label: Label, outputs: Path) -> Path:
+    """Write the classes of a label file whose values are others into the folder `outputs`, and return the path."""
     path, classes = folder.ann_root / label.path, label.classes
     if all(value == number for value, number in classes.items()):
         return path
@@ -174,16 +175,19 @@ def _write_label(folder: DataFolder, picture: Path, label: Label) -> Path:
             shown = f'colour {tuple(value.to_bytes(3, "big"))}' if label.in_colours else f'value {value}'
             raise DataError(f'the label {path} has the {shown}, which is that of no class')
         labels[values == value] = classes[value]
-    name = f'labels/{label.path.with_suffix(".png").as_posix()}'
-    return folder.write(name, cv2.imencode('.png', labels)[1].tobytes())
+    written = outputs / label.path.with_suffix('.png')
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_bytes(cv2.imencode('.png', labels)[1].tobytes())
+    return written
 
 
 # --- classification ---------------------------------------------------------------------------------------------------
 
 
 def _write_classes(
-    folder: DataFolder, split: str, part: Mapping[Path, str], records: Records
+    folder: DataFolder, target: Path, part: Mapping[Path, str], records: Records
 ) -> tuple[Index, list[str]]:
     content = ''.join(f'{path.as_posix()} {records.classes.index(name)}\n' for path, name in part.items())
-    path = folder.write(f'{split}.txt', content.encode())
-    return Index(str(path), '', len(part)), [f'{len(part)} pictures', str(path)]
+    path = target.with_suffix('.txt')
+    path.write_bytes(content.encode())
+    return Index(str(path), len(part)), [f'{len(part)} pictures', str(path)]

@@ -40,8 +40,6 @@ def read(folder: DataFolder) -> Optional[Records]:
         return None
     names, classes, in_colours, lines = _classes_of(folder, pairs)
     lines += left_out('pictures without labels', unlabelled) + left_out('files of labels without a picture', unused)
-    if any(value != number for value, number in classes.items()):
-        lines.append(line('written', f'{folder.outputs}/labels, the values of the classes'))
     lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
     part = {picture: Label(label, classes, in_colours) for picture, label in pairs.items()}
     return Records('pictures and labels', names, {'': part}, lists, lines)

@@ -15,14 +15,24 @@ from .objects import coco, cvat, labelme, voc, yolo
 from .records import Records
 
 Reader = Callable[[DataFolder], Optional[Records]]
-# By toolbox: what reads the data of a config from files with a suffix, and what is looked for
-READERS: dict[str, tuple[dict[Reader, str], str]] = {
+ANY = ('', '')  # files
+# By toolbox: what reads the data of a config, from files with a suffix and a pattern; and what is looked for
+READERS: dict[str, tuple[dict[Reader, tuple[str, str]], str]] = {
     'mmdet': (
-        {labelme.read: '.json', cvat.read: '.xml', coco.read: '.json', yolo.read: '', voc.read: '.xml'},
+        {
+            labelme.read: ('.json', labelme.SHAPES),
+            cvat.read: ('.xml', cvat.ROOT),
+            coco.read: ('.json', ''),
+            yolo.read: ANY,
+            voc.read: ('.xml', ''),
+        },
         'a JSON in the format of COCO or labelme, text files of YOLO, or XML of Pascal VOC or CVAT for images',
     ),
-    'mmpretrain': ({classes.read: ''}, 'a folder of pictures for each class, or lists train.txt and val.txt'),
-    'mmseg': ({labels.read: ''}, 'a PNG of labels for each picture, in folders called labels, masks or annotations'),
+    'mmpretrain': ({classes.read: ANY}, 'a folder of pictures for each class, or lists train.txt and val.txt'),
+    'mmseg': (
+        {labels.read: ANY},
+        'a PNG of labels for each picture, in folders called labels, masks or annotations',
+    ),
 }
 
 
@@ -36,12 +46,10 @@ def read_data(scope: str, folder: DataFolder) -> Records:
     if not (folder.pictures or folder.holding('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
         raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
     readers, layouts = READERS[scope]
-    files = folder.ann_files if folder.one_file is None else [folder.one_file]
-    suffixes = {'', *(path.suffix.lower() for path in files)}
     first_error = None  # a broken file may be beside a whole layout
-    for read, suffix in readers.items():
+    for read, (suffix, pattern) in readers.items():
         try:
-            records = read(folder) if suffix in suffixes else None
+            records = read(folder) if not suffix or folder.holding(suffix, pattern) else None
         except DataError as error:
             first_error = first_error or error
             continue
@@ -58,13 +66,12 @@ def read_data(scope: str, folder: DataFolder) -> Records:
     )
 
 
-def list_data(data: Path, annotations: Optional[Path], outputs: Path) -> DataFolder:
+def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
     """List the files of a user.
 
     Args:
         data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
         annotations: a file or folder, if they are not below `data`.
-        outputs: folder for splits and converted annotations.
 
     Raises:
         DataError: if a file is no annotation file.
@@ -84,4 +91,4 @@ def list_data(data: Path, annotations: Optional[Path], outputs: Path) -> DataFol
         ann_root = annotations if annotations.is_dir() else annotations.parent
         ann_files, ann_results = list_files(ann_root)
         results += ann_results
-    return DataFolder(root, files, ann_root, ann_files, outputs, results, one_file)
+    return DataFolder(root, files, ann_root, ann_files, results, one_file)

@@ -1,27 +1,24 @@
 """The pictures and annotations of a user as data sets: an index for each split, written once, which never changes.
 
 The folder of an index is named by a digest of what is read. Equal data have one index, which all trainings share; a
-changed file gives another folder, and trainings that run keep theirs. A new index takes the place of those that were
-not used for longest, if there are too many.
+changed file gives another folder, and trainings that run keep theirs. The oldest indices are removed, if there are too
+many.
 """
 
 import hashlib
 import json
 import os
-import secrets
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Optional, Union
 
 from filelock import FileLock, Timeout
 
-from ....openmmlab.errors import DataError
 from ....outputs import mark_folder
-from ....whole_files import write_whole
 from .folder import DataFolder, line
 from .index import Index, write_index
 from .layouts import READERS, list_data, read_data
@@ -31,6 +28,7 @@ DATASET_FILE = 'dataset.json'  # in the folder of an index, written last
 DIGITS = 16  # of a digest in a name
 MOST_INDICES = 100
 MOST_BYTES = 20 * 2**30  # of all indices
+IN_USE_S = 30 * 24 * 3600  # since the last use: a training may read its index for so long
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def prepare(
     cache_folder = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     default = os.environ.get(VARIABLE) or Path(cache_folder, 'swin_backbone', 'data')
     indices_folder = Path(folder or default).absolute()
-    listed = list_data(Path(data), None if annotations is None else Path(annotations), Path())
+    listed = list_data(Path(data), None if annotations is None else Path(annotations))
     results = [
         name for name in listed.results if os.path.realpath(listed.root / name) != os.path.realpath(indices_folder)
     ]
@@ -101,45 +99,16 @@ def prepare(
             f'{VARIABLE} names another folder'
         ) from error
     with FileLock(f'{outputs}.lock'):
-        _hold(outputs)
-        is_new = not (outputs / DATASET_FILE).is_file()
-        if is_new:
-            shutil.rmtree(outputs, ignore_errors=True)  # of a process that has died
-            try:
-                _write(scope, listed._replace(outputs=outputs))
-            except BaseException:
-                shutil.rmtree(outputs, ignore_errors=True)
-                raise
+        dataset = _read(outputs)
+        if dataset is None:
+            _remove_oldest(indices_folder)
+            dataset = _write(outputs, scope, listed)
         os.utime(outputs)
-    if is_new:
-        _remove_oldest(indices_folder)
-    return _read(outputs, scope, str(listed.root))
-
-
-@cache
-def _hold(outputs: Path) -> FileLock:
-    """Keep an index until the end of the process, by a lock of its own: several processes may use an index."""
-    _is_held(outputs)
-    lock = FileLock(f'{outputs}.{secrets.token_hex(8)}.use', thread_local=False)
-    lock.acquire()
-    return lock
-
-
-def _is_held(outputs: Path) -> bool:
-    """Return whether a process keeps an index, and remove the lock files of processes that have ended."""
-    is_held = False
-    for path in outputs.parent.glob(f'{outputs.name}.*.use'):
-        try:
-            FileLock(path, timeout=0).acquire().lock.release()
-        except Timeout:
-            is_held = True
-        else:
-            path.unlink(missing_ok=True)
-    return is_held
+    return dataset
 
 
 def _remove_oldest(indices_folder: Path) -> None:
-    """Remove the indices that were not used for longest, beyond `MOST_INDICES` and `MOST_BYTES`.
+    """Remove the indices that were not used for longest, beyond `MOST_INDICES` and `MOST_BYTES`, after `IN_USE_S`.
 
     A run of a saved config reads an index without `prepare`: the times of its files count too.
     """
@@ -151,10 +120,10 @@ def _remove_oldest(indices_folder: Path) -> None:
         indices = [path.parent for path in indices_folder.glob(f'*/{DATASET_FILE}')]
         sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in sorted(indices, key=last_use)}
         for outputs in list(sizes):
-            if len(sizes) <= MOST_INDICES and sum(sizes.values()) <= MOST_BYTES:
+            if len(sizes) < MOST_INDICES and sum(sizes.values()) <= MOST_BYTES:
                 return
             with suppress(Timeout), FileLock(f'{outputs}.lock', timeout=0):
-                if not _is_held(outputs):
+                if time.time() - last_use(outputs) > IN_USE_S:
                     (outputs / DATASET_FILE).unlink()  # the rest is no index
                     shutil.rmtree(outputs)
                     del sizes[outputs]
@@ -178,21 +147,27 @@ def _digest(folder: DataFolder, scope: str) -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-def _write(scope: str, folder: DataFolder) -> None:
-    folder.outputs.mkdir()
-    records = read_data(scope, folder)
-    splits, lines = write_index(scope, folder, records)
-    lines.append(line('index', str(folder.outputs)))
-    content = dict(classes=records.classes, splits={name: asdict(index) for name, index in splits.items()}, lines=lines)
-    write_whole(folder.outputs / DATASET_FILE, json.dumps(content).encode())
+def _write(outputs: Path, scope: str, folder: DataFolder) -> Dataset:
+    """Write an index, and return the data set. After an error there is no index."""
+    shutil.rmtree(outputs, ignore_errors=True)  # of a process that has died
+    outputs.mkdir()
+    try:
+        records = read_data(scope, folder)
+        splits, lines = write_index(scope, folder, records, outputs)
+        lines.append(line('index', str(outputs)))
+        dataset = Dataset(scope, str(folder.root), tuple(records.classes), splits, tuple(lines))
+        (outputs / DATASET_FILE).write_text(json.dumps(asdict(dataset)), encoding='utf-8')
+    except BaseException:
+        shutil.rmtree(outputs, ignore_errors=True)
+        raise
+    return dataset
 
 
-def _read(outputs: Path, scope: str, root: str) -> Dataset:
+def _read(outputs: Path) -> Optional[Dataset]:
+    """Return the data set of an index; None without an index, or if its last file is not whole."""
     try:
         content = json.loads((outputs / DATASET_FILE).read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f'{outputs / DATASET_FILE} cannot be read: {error}. Remove the folder, and it is written again'
-        ) from error
+    except (OSError, ValueError):
+        return None
     splits = {split: Index(**values) for split, values in content['splits'].items()}
-    return Dataset(scope, root, tuple(content['classes']), splits, tuple(content['lines']))
+    return Dataset(content['scope'], content['root'], tuple(content['classes']), splits, tuple(content['lines']))

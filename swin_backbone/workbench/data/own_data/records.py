@@ -25,8 +25,7 @@ class Records(NamedTuple):
             a `Label`, for a segmentor; the name of a class, for a classifier.
         lists: of the pictures of the part ''.
         lines: of the report.
-        categories: of each part, of COCO's format with ids; default: `classes`, numbered from 1.
-        images: folder of the pictures of each part, which the names of COCO's images are relative to; default: '.'.
+        categories: of each part, in COCO's format; default: `classes`, numbered from 1.
     """
 
     layout: str
@@ -35,7 +34,6 @@ class Records(NamedTuple):
     lists: SplitLists
     lines: list[str]
     categories: Mapping[str, list[Any]] = {}
-    images: Mapping[str, str] = {}
 
 
 class Image(NamedTuple):

@@ -1,10 +1,7 @@
 """An index of a user's data: written once, shared by equal data, never changed; it keeps the user's own ids."""
 
-import gc
 import json
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,38 +78,28 @@ def test_an_index_of_a_process_that_died_is_written_again(own, tmp_path):
     assert len(json.loads(index.read_text())['images']) == 4
 
 
-HOLDS = """
-import sys
-from swin_backbone.workbench.data.own_data.prepare import prepare
-print(prepare(sys.argv[1], folder=sys.argv[2]).splits['train'].file, flush=True)
-sys.stdin.read()
-"""
+def test_an_index_whose_last_file_is_half_is_written_again(own, tmp_path):
+    data = prepare(own, folder=tmp_path / 'indices')
+    last = Path(data.splits['train'].file).with_name(preparing.DATASET_FILE)
+    last.write_bytes(last.read_bytes()[:-9])
+    assert prepare(own, folder=tmp_path / 'indices') == data
 
 
 def test_the_index_that_was_not_used_for_longest_is_removed(tmp_path, monkeypatch):
-    """Never one that another process uses, of whatever age."""
+    """Never one that was used in the last month."""
     place, roots = tmp_path / 'indices', [make_own_data(tmp_path / f'own{number}') for number in range(5)]
-    command = [sys.executable, '-c', HOLDS, str(roots[0]), str(place)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        held = Path(process.stdout.readline().strip()).parent
-        indices = {number: prepared(roots[number], place) for number in (1, 2)}
-        for age, path in ((9, held), (8, indices[1]), (7, indices[2])):
-            for part in (path, *path.iterdir()):
-                os.utime(part, (time.time() - 1000 * age,) * 2)
-        assert prepared(roots[1], place) == indices[1]  # used now
-        preparing._hold.cache_clear()  # as at the end of this process
-        gc.collect()
-        monkeypatch.setattr(preparing, 'MOST_INDICES', 3)
-        indices[3] = prepared(roots[3], place)
-        assert {path.parent for path in place.glob('*/dataset.json')} == {held, indices[1], indices[3]}
-        preparing._hold.cache_clear()
-        gc.collect()
-        monkeypatch.setattr(preparing, 'MOST_BYTES', 1)
-        indices[4] = prepared(roots[4], place)
-        assert {path.parent for path in place.glob('*/dataset.json')} == {held, indices[4]}
-        assert Path(held, 'train.json').is_file()
+    indices = [prepared(root, place) for root in roots[:3]]
+    for days, path in zip((90, 80, 70), indices):
+        for part in (path, *path.iterdir()):
+            os.utime(part, (time.time() - 24 * 3600 * days,) * 2)
+    assert prepared(roots[0], place) == indices[0]  # used now
+    monkeypatch.setattr(preparing, 'MOST_INDICES', 3)
+    indices.append(prepared(roots[3], place))
+    assert {path.parent for path in place.glob('*/dataset.json')} == {indices[0], indices[2], indices[3]}
+    monkeypatch.setattr(preparing, 'MOST_BYTES', 1)
+    indices.append(prepared(roots[4], place))
+    assert {path.parent for path in place.glob('*/dataset.json')} == {indices[0], indices[3], indices[4]}
     assert prepared(roots[1], place) == indices[1]  # is written again
-    assert not preparing._is_held(held)
 
 
 def prepared(root, place):
@@ -148,7 +135,7 @@ def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
 def test_a_reader_returns_records_and_writes_nothing(tmp_path, layout):
     root = layouts.made(layout, tmp_path)
     before, scope = contents(tmp_path), dict(labels='mmseg', classes='mmpretrain').get(layout, 'mmdet')
-    records = preparing.read_data(scope, preparing.list_data(root, None, tmp_path / 'outputs'))
+    records = preparing.read_data(scope, preparing.list_data(root, None))
     assert sum(map(len, records.parts.values())) == sum(layouts.COUNTS.values())
     assert {*layouts.NAMES} <= {*records.classes}
     assert contents(tmp_path) == before

@@ -37,8 +37,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     if not files:
         return None
     paths = [path for path, *_ in files.values()]
-    picture_folders: dict[str, str] = {}
-    for split, (path, data, has_mark) in files.items():
+    for path, data, has_mark in files.values():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
         lines += [line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
         _repair(data)
@@ -46,15 +45,15 @@ def read(folder: DataFolder) -> Optional[Records]:
             repaired = look_through(data, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
-        picture_folders[split], renamed = _find_pictures(folder, path, data)
-        if renamed:
-            lines.append(line('found', f'{len(renamed)} pictures of {path.name} by their names, as {renamed[0]}'))
-    contents = [data for _, data, _ in files.values()]
-    _join_categories(contents)
-    names = [str(category['name']) for category in contents[0]['categories']]
+        if by_name := _find_pictures(folder, path, data):
+            lines.append(line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
+    contents = {split: data for split, (_, data, _) in files.items()}
+    _join_categories([*contents.values()])
+    names = [str(category['name']) for category in contents['train']['categories']]
     require_distinct(names, paths[0])
     strays = Faults()
-    parts = {split: _images_of(data, picture_folders[split], strays) for split, (_, data, _) in files.items()}
+    parts = {split: _images_of(data, strays) for split, data in contents.items()}
+    categories = {split: data['categories'] for split, data in contents.items()}
     lines += [line('left out', sentence) for sentence in strays.sentences()]
     listed = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
@@ -65,18 +64,13 @@ def read(folder: DataFolder) -> Optional[Records]:
     unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
     lines += left_out('pictures without an entry in these annotation files', unnamed)
     lists = SplitLists()
-    categories = {split: data['categories'] for split, (_, data, _) in files.items()}
     if 'val' not in parts:
-        parts, picture_folders, categories = (
-            {'': parts['train']},
-            {'': picture_folders['train']},
-            {'': categories['train']},
-        )
+        parts, categories = {'': parts['train']}, {'': categories['train']}
         lists = read_split_lists(folder, [*parts['']])
-    return Records('COCO JSON', names, parts, lists, lines, categories, picture_folders)
+    return Records('COCO JSON', names, parts, lists, lines, categories)
 
 
-def _images_of(data: dict[str, Any], picture_folder: str, strays: Faults) -> dict[Path, list[Image]]:
+def _images_of(data: dict[str, Any], strays: Faults) -> dict[Path, list[Image]]:
     """Return the images of a file with their objects, by the paths of the pictures.
 
     Args:
@@ -90,7 +84,7 @@ def _images_of(data: dict[str, Any], picture_folder: str, strays: Faults) -> dic
             strays.add("objects whose 'image_id' is that of no image", f'{item["id"]} has {item["image_id"]!r}')
     pictures: dict[Path, list[Image]] = {}
     for image in data['images']:
-        pictures.setdefault(Path(picture_folder, image['file_name']), []).append(Image(image, objects[image['id']]))
+        pictures.setdefault(Path(image['file_name']), []).append(Image(image, objects[image['id']]))
     return pictures
 
 
@@ -217,11 +211,10 @@ def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Opt
     return best.as_posix() if rank(best)[0] else None
 
 
-def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> tuple[str, list[Path]]:
-    """Return the folder of the pictures of an annotation file, and those in other folders, found by their names.
+def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[Path]:
+    """Make paths below the root of the pictures' names, in place, and return those that are found by their names.
 
-    If there are such, all names become paths below the root, in place. Label Studio writes addresses and paths of its
-    server, and Windows's separators; other programs leave out folders.
+    Label Studio writes addresses and paths of its server, and Windows's separators; other programs leave out folders.
     """
     picture_folder = _picture_folder(folder, path, data)
     paths = [Path(picture_folder or '.', image['file_name']) for image in data['images']]
@@ -237,12 +230,9 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> tupl
             f'{path} names {len(paths)} pictures, as {name!r}, and below {folder.root} is no picture of this name, or '
             f'several; there are pictures in {list_folders(folder.pictures)}'
         )
-    renamed = sorted(picture for picture in matches.values() if picture)
-    if not renamed:
-        return picture_folder or '.', []
     for image, name in zip(data['images'], paths):
         image['file_name'] = (matches.get(name) or name).as_posix()
-    return '.', renamed
+    return sorted(picture for picture in matches.values() if picture)
 
 
 def _join_categories(contents: Sequence[dict[str, Any]]) -> None:

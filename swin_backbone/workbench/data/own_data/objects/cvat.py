@@ -30,11 +30,9 @@ ELEMENT_FORMS = dict(
 WITH_AREA = ('any', 'rectangle', *ELEMENT_FORMS)  # types of labels
 
 
-def read(folder: DataFolder) -> Optional[Records]:
+def read(folder: DataFolder) -> Records:
     """Read XML files with an element for each picture. Subsets called Train and Validation are the split."""
     files = folder.holding('.xml', ROOT)
-    if not files:
-        return None
     pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
     tails = index_tails(pictures)
     parts: dict[Path, Optional[Part]] = {}

@@ -35,11 +35,9 @@ SHAPE_FORMS = dict(
 NO_CLASSES = ('__ignore__', '_background_')  # begin the labels.txt of labelme's examples
 
 
-def read(folder: DataFolder) -> Optional[Records]:
+def read(folder: DataFolder) -> Records:
     """Read a JSON file for each picture, with `imagePath` or the name of the picture."""
     files = folder.holding('.json', SHAPES)
-    if not files:
-        return None
     pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
     tails = index_tails(pictures)
     sets = pairable_sets(pictures, (file.relative_to(folder.ann_root) for file in files))
