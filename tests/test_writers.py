@@ -85,7 +85,7 @@ class Others:
 
 
 def train_or_report(index, folder, others):
-    from swin_backbone.workbench.runner.lock import only_training_in
+    from swin_backbone.workbench.runner.safe_runner import only_training_in
 
     try:
         with only_training_in(str(folder)), only_process(folder, 'reports in'), only_process(folder, 'reports in'):

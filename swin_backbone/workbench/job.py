@@ -36,9 +36,8 @@ from .process import prepare_process
 from .resolve import combine, set_length, set_training
 from .runner.build import build_runner, run_loop
 from .runner.launchers import processes, rank
-from .runner.lock import only_training_in
 from .runner.monitor import ValLossHook
-from .runner.safe_runner import SafeRunner
+from .runner.safe_runner import SafeRunner, only_training_in
 from .runner.testing import OutputOptions, enable_tta, write_outputs
 
 
@@ -71,7 +70,18 @@ class Job:
                 raise ValueError(f'--{name} {getattr(options, name)} needs --data, which is missing')
         rank(options.launcher)  # raises if the launcher has not started this process
         base = config if isinstance(config, Config) else read_config(config)
-        self.data = data = _prepare_data(base, options)
+        data: Optional[Dataset] = None
+        if options.data is not None:
+            data = prepare(
+                options.data,
+                options.annotations,
+                options.classes,
+                scope=str(base.get('default_scope')),
+                with_masks=uses_masks(base),
+                skip_unreadable=options.skip_unreadable,
+            )
+            self.print(*data.lines)
+        self.data = data
         combined = combine(base, options, data)
         if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options or ()):
             # mmengine imports only the modules in the file
@@ -83,7 +93,8 @@ class Job:
 
     def print(self, *lines: str) -> None:
         """Print lines in the first process of a run."""
-        _print(self.options.launcher, lines)
+        if any(lines) and not rank(self.options.launcher):
+            print(*filter(None, lines), sep='\n', flush=True)
 
     def build_training(self) -> SafeRunner:
         """Return the runner of a training, after a check of the data.
@@ -106,22 +117,6 @@ class Job:
         if self.data and not rank(options.launcher):
             check_before_training(self.datasets, options.skip_unreadable)
         return _build_runner(self, hooks=[ValLossHook()] if options.val_loss else [])
-
-
-def _prepare_data(config: Config, options: Options) -> Optional[Dataset]:
-    """Return the data of a user for a config, and print what is read; None without data."""
-    if options.data is None:
-        return None
-    data = prepare(
-        options.data,
-        options.annotations,
-        options.classes,
-        scope=str(config.get('default_scope')),
-        with_masks=uses_masks(config),
-        skip_unreadable=options.skip_unreadable,
-    )
-    _print(options.launcher, data.lines)
-    return data
 
 
 def _set_training(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
@@ -155,7 +150,7 @@ def only_training(job: Job) -> AbstractContextManager[None]:
     """Keep other trainings out of the working folder, before the runner writes its first files: log and config.
 
     Raises:
-        TrainingStopped: see `only_training_in`.
+        FolderInUse: see `only_training_in`.
     """
     return only_training_in(job.cfg.work_dir, rank(job.options.launcher))
 
@@ -310,8 +305,3 @@ def _build_runner(job: Job, whole: bool = False, hooks: Sequence[Hook] = ()) -> 
     for hook in hooks:
         runner.register_hook(hook)
     return runner
-
-
-def _print(launcher: str, lines: Sequence[str]) -> None:
-    if any(lines) and not rank(launcher):
-        print(*filter(None, lines), sep='\n', flush=True)

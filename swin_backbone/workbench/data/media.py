@@ -219,12 +219,11 @@ def reduction_note(path: Path) -> str:
     """
     with open(path, 'rb') as file:
         head = file.read(26)
-        file.seek(0)
-        tags = tiff_tags(file)
-    if is_tiff(head):
-        with suppress(OSError):
-            return tiff_note(path.read_bytes(), str(path)) if may_be_reduced(tags) else ''
-        return ''
+        if is_tiff(head):
+            file.seek(0)
+            with suppress(OSError):
+                return tiff_note(path.read_bytes(), str(path)) if may_be_reduced(tiff_tags(file)) else ''
+            return ''
     if not (head.startswith(b'\x89PNG') and len(head) == 26 and head[24] > 8):
         return ''
     pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)

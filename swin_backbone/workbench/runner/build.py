@@ -15,7 +15,7 @@ from ...checkpoints.errors import CheckpointError
 from ...devices import keep_freed_memory
 from ...openmmlab.compat import has_accelerator
 from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
-from ...outputs import mark_folder
+from ...outputs import FolderInUse, mark_folder
 from ..configs.check import check_classes
 from ..data.datasets import DataSets
 from ..resume.loading import read_checkpoints_safely
@@ -23,7 +23,8 @@ from .launchers import is_lost_peer, name_ranks_of_slurm
 from .safe_runner import SafeRunner, runner_class
 
 LEAD_S = 2  # seconds to wait after another process is lost: the launcher reports the first process that ends
-RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run_loop` without a traceback
+# Errors of `run_loop` without a traceback
+RUN_ERRORS = (ConfigError, CheckpointError, DataError, FolderInUse, TrainingStopped)
 
 
 def build_runner(
@@ -68,6 +69,7 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     Raises:
         ConfigError: for an error in the first step of training, in the first validation or in the test.
         DataError, CheckpointError: for a bad file.
+        FolderInUse: if another process trains in the working folder.
         TrainingStopped: if a process of the run is lost, and for further reasons.
     """
     record = PhaseHook()

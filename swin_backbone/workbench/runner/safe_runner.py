@@ -1,7 +1,7 @@
 """The Runner of tools/train.py and tools/test.py: mmengine's Runner with guards for checkpoints and data."""
 
 import logging
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial
 from typing import Any, NoReturn, Optional, Union
 
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from ...acceleration import accelerate
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...openmmlab.mixed_precision import MixedPrecisionHook
+from ...outputs import only_process
 from ...whole_files import CANNOT_WRITE
 from ..data.datasets import DataSets
 from ..data.guard import GuardHook, guard_dataset
@@ -27,7 +28,6 @@ from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import FitCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
 from .estimate import EstimateHook
-from .lock import only_training_in
 from .monitor import CurvesHook
 from .nan_guard import NonFiniteGuardHook
 from .signals import SignalHook, init_worker
@@ -210,8 +210,8 @@ class SafeRunner(Runner):
         """Train, as mmengine, while no other training is in the folder.
 
         Raises:
-            TrainingStopped: if another process trains in the folder, on a full disk, or after too many losses that are
-                not finite.
+            FolderInUse: if another process trains in the folder.
+            TrainingStopped: on a full disk, or after too many losses that are not finite.
         """
         try:
             with only_training_in(self.work_dir, self.rank):
@@ -239,6 +239,20 @@ class SafeRunner(Runner):
         has_averages = any(isinstance(hook, EMAHook) for hook in self.hooks)  # validation runs on them
         is_between_steps = getattr(self._train_loop, 'is_between_steps', False)  # no attribute of a foreign loop
         return is_between_steps and self.iter > 0 and self.world_size == 1 and (self.model.training or not has_averages)
+
+
+def only_training_in(work_dir: str, rank: int = 0) -> AbstractContextManager[None]:
+    """Keep other trainings out of a folder while the context lasts: two would mix their checkpoints.
+
+    Tests and other tools take no lock.
+
+    Args:
+        rank: rank of this process. Rank 0 holds the lock for all ranks.
+
+    Raises:
+        FolderInUse: if another process trains in the folder, naming the process.
+    """
+    return nullcontext() if rank else only_process(work_dir, 'trains in', 'training')
 
 
 class LogFile(logging.FileHandler):

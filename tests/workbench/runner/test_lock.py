@@ -10,9 +10,9 @@ import pytest
 from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.toy_training import config, start, wait
 
-from swin_backbone.openmmlab.errors import TrainingStopped
+from swin_backbone.outputs import FolderInUse
 from swin_backbone.workbench.runner import build
-from swin_backbone.workbench.runner.lock import only_training_in
+from swin_backbone.workbench.runner.safe_runner import only_training_in
 
 
 def hold(folder, workers=0):
@@ -41,14 +41,14 @@ def holder(tmp_path):
 def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fault):
     who = rf'^process {holder} on \S+, since \S+, trains in {re.escape(str(tmp_path))}'
     for _ in range(2):
-        with pytest.raises(TrainingStopped, match=who), only_training_in(str(tmp_path)):
+        with pytest.raises(FolderInUse, match=who), only_training_in(str(tmp_path)):
             pass
-    with pytest.raises(TrainingStopped, match=who):
+    with pytest.raises(FolderInUse, match=who):
         build.run_loop(build_runner(config(tmp_path, epochs=1)), 'train')
     with only_training_in(str(tmp_path), rank=1):  # rank 0 holds the lock
         pass
     (tmp_path / '.training.txt').unlink()
-    with pytest.raises(TrainingStopped, match=r'^another process trains in'), only_training_in(str(tmp_path)):
+    with pytest.raises(FolderInUse, match=r'^another process trains in'), only_training_in(str(tmp_path)):
         pass
     wait_killed(holder)
     record_fault('locks', 4)

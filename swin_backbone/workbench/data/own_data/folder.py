@@ -187,9 +187,3 @@ def line(title: str, *parts: str) -> str:
 def left_out(kind: str, paths: Collection[Path]) -> list[str]:
     """Return the line of the report on paths of a kind; no line without any."""
     return [line('left out', f'{len(paths)} {kind}, as {min(paths)}')] if paths else []
-
-
-def class_line(names: Iterable[str]) -> str:
-    """Return the line of the report with the classes."""
-    names = list(names)
-    return line('classes', f'{len(names)}: ' + ', '.join(names[:12]) + (', ...' if len(names) > 12 else ''))

@@ -9,15 +9,17 @@ from typing import Any
 import cv2
 import numpy as np
 
+from ....checkpoints.errors import first_of
 from ....openmmlab.errors import DataError
 from ..annotations import check_annotations
 from ..check_labels import ANY_VALUE, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, class_line, line, list_folders
+from .folder import DataFolder, line, list_folders
 from .objects.shapes import angle_of, area_of, box_around, corners_of
 from .records import Image, Label, Records
 from .splits import draw_by_class, split_pictures
 
+CLASSES_SHOWN = 12
 RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
 
 
@@ -57,7 +59,8 @@ def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path)
     for split, part in parts.items():
         splits[split], described = write(folder, outputs / split, part, records)
         head.append(line(split, *described))
-    return splits, [*head, class_line(records.classes), *lines, *records.lines]
+    classes = line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
+    return splits, [*head, classes, *lines, *records.lines]
 
 
 def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
