@@ -15,6 +15,8 @@ from swin_backbone.after_import import call_after_import
 SNAPSHOT = """
 import importlib.util, json, logging, os, signal, sys, warnings
 
+OUR_ADAPTER = 'swin_backbone.adapters.peft'  # a finder waits for it
+
 
 def import_others():
     import yaml
@@ -61,7 +63,7 @@ def snapshot():
         prefixes=dict(MODULE2PACKAGE),
         environment=dict(os.environ),
         modules={name: file_of(module) for name, module in sys.modules.items()},
-        finders=sorted(map(name_of, sys.meta_path)),
+        finders=sorted(name_of(finder) for finder in sys.meta_path if getattr(finder, 'name', '') != OUR_ADAPTER),
         filters=sorted(map(repr, warnings.filters)),
         globals=sorted(map(name_of, torch.serialization.get_safe_globals())),
         settings=repr((torch.get_default_dtype(), torch.get_num_threads(), *flags)),

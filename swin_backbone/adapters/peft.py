@@ -1,4 +1,6 @@
-"""LoRA on the backbone (Hu et al. 2021, arXiv 2106.09685), by peft. Importing this file registers it for configs.
+"""LoRA on the backbone (Hu et al. 2021, arXiv 2106.09685), by peft.
+
+With mmengine installed, `openmmlab/registration.py` registers the backbone for configs once this file is imported.
 
 Matched to peft 0.21: `inject_adapter_in_model`, `get_peft_model_state_dict`, `peft.tuners.lora.LoraLayer`.
 """
@@ -73,11 +75,3 @@ def _from_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: 
     for name in [name for name, _ in module.named_parameters() if BASE in name]:
         if (plain := prefix + name.replace(BASE, '')) in state_dict:
             state_dict[prefix + name] = state_dict.pop(plain)
-
-
-try:
-    from mmengine.registry import MODELS
-except ImportError:  # plain torch needs no registry
-    pass
-else:
-    MODELS.register_module(module=LoraSwinBackbone)

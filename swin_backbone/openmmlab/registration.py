@@ -5,6 +5,7 @@ import logging
 from mmengine.logging import print_log
 from mmengine.registry import MODELS
 
+from ..after_import import call_after_import
 from ..models import (
     GlobalAttention,
     SimMIMSwinBackbone,
@@ -19,6 +20,15 @@ for _model in (
     GlobalAttention,
 ):
     MODELS.register_module(module=_model)
+
+
+def _register_lora() -> None:
+    from ..adapters.peft import LoraSwinBackbone
+
+    MODELS.register_module(module=LoraSwinBackbone)
+
+
+call_after_import('swin_backbone.adapters.peft', _register_lora)  # not imported here: peft takes seconds
 
 
 class _CurrentLogger(logging.Handler):
