@@ -101,31 +101,25 @@ def test_nothing_of_swin_v2_overflows_in_float16(with_cp):
     assert all(parameter.grad.isfinite().all() for parameter in backbone.parameters())
 
 
-@pytest.mark.parametrize('arch', [TWO_STAGES, pytest.param({}, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(('kind', 'grad'), [(SwinBackbone, False), *((kind, True) for kind in KINDS)])
-def test_compiles_without_a_graph_break(kind, grad, arch):
-    backbone, x = randomised(kind=kind, **arch), torch.randn(2, 3, 40, 90)
-    with torch.set_grad_enabled(grad):
-        outputs, expected = torch.compile(backbone, fullgraph=True, backend='aot_eager')(x), backbone(x)
-    for output, reference in zip(outputs, expected):
-        torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
-    if grad:
-        parameters = list(backbone.parameters())
-        gradients = [
-            torch.autograd.grad(sum(o.square().mean() for o in maps), parameters) for maps in (outputs, expected)
-        ]
-        for gradient, reference in zip(*gradients):
-            torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-5)
+@pytest.mark.parametrize('kind', KINDS)
+def test_compiles_without_a_graph_break(kind):
+    """By torch operations; tests/kernels/native/test_graphs.py compiles the library's layers."""
+    backbone, x = randomised(kind=kind, backend='torch', **TWO_STAGES), torch.randn(2, 3, 40, 90)
+    outputs, expected = torch.compile(backbone, fullgraph=True, backend='aot_eager')(x), backbone(x)
+    parameters = list(backbone.parameters())
+    gradients = [torch.autograd.grad(sum(o.square().mean() for o in maps), parameters) for maps in (outputs, expected)]
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
     torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(('arch', 'times'), [(TWO_STAGES, 1), pytest.param({}, 4, marks=pytest.mark.slow)])
 @torch.no_grad()
-def test_ten_sizes_are_one_compilation(arch, times):
+def test_five_sizes_are_one_compilation(arch, times):
     """At all sizes, the last stage has at least two windows a side. A single window needs a second graph."""
     backbone, counter = SwinBackbone(arch='nano', **arch).eval(), CompileCounter()
     compiled = torch.compile(backbone, fullgraph=True, dynamic=True, backend=counter)
-    heights, widths = (64, 58, 75, 120, 63, 83, 80, 100, 74, 67), (80, 150, 58, 120, 63, 125, 57, 175, 74, 75)
+    heights, widths = (64, 58, 75, 120, 63), (80, 150, 58, 120, 63)
     for height, width in zip(heights, widths):
         x = torch.randn(1, 3, times * height, times * width)
         for output, reference in zip(compiled(x), backbone(x)):

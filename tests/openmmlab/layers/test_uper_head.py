@@ -118,7 +118,7 @@ def test_a_graph_is_mmsegs():
 
 
 def test_a_compiled_head_is_one_graph_for_three_sizes():
-    ours, graphs = heads()[1], []
+    ours, graphs = heads(in_channels=[8, 16], in_index=[0, 1], pool_scales=(1, 3))[1], []
 
     def record(graph, _):
         graphs.append(graph)

@@ -10,6 +10,7 @@ from torch import nn
 from swin_backbone import SwinLayerDecayOptimizerConstructor, swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap import replace as swap_module
+from swin_backbone.workbench.process import prepare_process
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -217,6 +218,7 @@ def test_what_it_cannot_place_it_names_and_leaves_alone(config, change, message)
 
 
 def test_prefixes_resolve_in_base_too(tmp_path):
+    prepare_process()
     path = tmp_path / 'child.py'
     path.write_text(f'_base_ = {DEEPLAB!r}\n')
     assert Config.fromfile(path).model.decode_head == read_config(DEEPLAB).model.decode_head

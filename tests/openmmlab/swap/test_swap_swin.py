@@ -22,6 +22,7 @@ CONFIGS = [
     for name in names
     if 'swin' in name
 ]
+ONE_OF_EACH_FOLDER = [*{path.rpartition('/')[0]: path for path in CONFIGS}.values()]
 
 
 def own_name(cfg):
@@ -29,21 +30,19 @@ def own_name(cfg):
     return NAMES[backbone.embed_dims, backbone.depths[2]]
 
 
-def test_there_are_many():
+@pytest.mark.parametrize(
+    'paths', [ONE_OF_EACH_FOLDER, pytest.param(CONFIGS, marks=pytest.mark.slow)], ids=['one', 'all']
+)
+def test_only_types_change(paths):
     assert len(CONFIGS) >= 100
-
-
-@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
-def test_only_types_change(toolbox):
-    for path in CONFIGS:
-        if path.startswith(toolbox):
-            cfg = read_config(path)
-            expected = cfg.to_dict()
-            expected['model']['backbone']['type'] = 'SwinBackbone'
-            imports = expected.setdefault('custom_imports', dict(imports=[]))
-            names = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
-            imports['imports'] = [*names, 'swin_backbone']
-            assert swap_backbone(cfg, own_name(cfg), verbose=False).to_dict() == expected, path
+    for path in paths:
+        cfg = read_config(path)
+        expected = cfg.to_dict()
+        expected['model']['backbone']['type'] = 'SwinBackbone'
+        imports = expected.setdefault('custom_imports', dict(imports=[]))
+        names = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
+        imports['imports'] = [*names, 'swin_backbone']
+        assert swap_backbone(cfg, own_name(cfg), verbose=False).to_dict() == expected, path
 
 
 @pytest.mark.slow
