@@ -41,8 +41,8 @@ model = dict(
     data_preprocessor=dict(type='SegDataPreProcessor', mean=[120., 110., 100.], std=[60., 50., 40.], bgr_to_rgb=True,
                            test_cfg=dict(size_divisor=16)),
     backbone=dict(type='SwinBackbone', embed_dims=32, depths=(1,), num_heads=(2,), strides=(4,), out_indices=(0,)),
-    decode_head=dict(type='PSPHead', in_channels=32, channels=8, num_classes=4, norm_cfg=norm_cfg, in_index=0,
-                     pool_scales=(1, 2)),
+    decode_head=dict(type='FCNHead', in_channels=32, channels=8, num_convs=1, num_classes=4, norm_cfg=norm_cfg,
+                     in_index=0),
     test_cfg=dict(mode='whole'))
 pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 80), keep_ratio=True),
             dict(type='LoadAnnotations'), dict(type='PackSegInputs')]

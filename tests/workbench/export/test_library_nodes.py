@@ -33,8 +33,8 @@ def _one_small_size(monkeypatch):
     monkeypatch.setattr(verify, 'VERIFIED_SIZES', ((33, 47),))
 
 
-def write(model, folder, format='onnx', precision='fp32', shape=None, part='backbone'):
-    export.write(graph.maps_graph(model, part, shape), folder, format, precision, operators='swin')
+def write(model, folder, precision='fp32', shape=None, part='backbone'):
+    export.write(graph.maps_graph(model, part, shape), folder, 'onnx', precision, operators='swin')
     return folder
 
 
@@ -45,9 +45,7 @@ def v1():
 
 @pytest.fixture(scope='module')
 def exported(v1, tmp_path_factory):
-    out = tmp_path_factory.mktemp('exported') / 'out'
-    export.write(graph.maps_graph(v1, 'backbone', None), out, 'onnx', 'fp32', operators='swin')
-    return out
+    return write(v1, tmp_path_factory.mktemp('exported') / 'out')
 
 
 def kinds(folder):
@@ -121,7 +119,7 @@ def test_eight_bits_are_those_of_pytorch(cls, arguments, tmp_path):
 
 
 @pytest.mark.parametrize('part', ['whole', 'largest'])
-def test_wrong_eight_bits_are_refused(part, v1, tmp_path, monkeypatch):
+def test_wrong_eight_bits_are_refused(part, tmp_path, monkeypatch):
     """Outputs with the factor or the numbers of another output."""
     right = library_nodes.in_eight_bits
 
@@ -131,7 +129,7 @@ def test_wrong_eight_bits_are_refused(part, v1, tmp_path, monkeypatch):
 
     monkeypatch.setattr(library_nodes, 'in_eight_bits', wrong)
     with pytest.raises(export.ExportError, match=r'map\d is .* off PyTorch, and int8 by swin allows 1e-01'):
-        write(v1, tmp_path / 'out', precision='int8')
+        write(small_swin(SwinBackbone, depths=(1,)), tmp_path / 'out', precision='int8', shape=(33, 47))
     assert not (tmp_path / 'out').exists()
 
 
@@ -185,15 +183,15 @@ class Neck(nn.Module):
         return x, *(conv(x) for conv in self.plain)
 
 
-@pytest.mark.parametrize('format', ['onnx', 'openvino'])
-def test_wide_3x3_convolutions_are_nodes(format, v1, tmp_path):
+def test_wide_3x3_convolutions_are_nodes(v1, tmp_path):
     torch.manual_seed(0)
     model = nn.ModuleDict(dict(backbone=v1, neck=Neck())).eval()
-    write(model, tmp_path / 'out', format, part='neck')
-    own, others = kinds(tmp_path / 'out')
+    own, others = kinds(write(model, tmp_path / 'out', part='neck'))
     assert own[-2:] == ['Convolution'] * 2
     assert [node.op_type for node in others].count('Conv') == 3
-    check_equal(runtime.load(tmp_path / 'out', threads=2).run, lambda image: model.neck(v1(image)), error=1e-5)
+    for format in ('onnx', 'openvino'):
+        run = open_in(tmp_path / 'out', format, tmp_path / format).run
+        check_equal(run, lambda image: model.neck(v1(image)), error=1e-5)
 
 
 @pytest.mark.slow
@@ -275,12 +273,10 @@ def test_wrong_attributes_are_errors(name, value, exported):
         open_and_run()
 
 
+@pytest.mark.slow  # test_exported_runtime.py has a whole model in eight bits
 @pytest.mark.parametrize(
     'config',
-    [
-        'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py',
-        pytest.param('mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', marks=pytest.mark.slow),
-    ],
+    ['mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py', 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'],
 )
 def test_a_whole_model(config, tmp_path):
     pytest.importorskip('mmseg' if 'mmseg' in config else 'mmdet', reason='the toolbox is not installed')
