@@ -73,9 +73,11 @@ def tiff_tags(file: BinaryIO) -> Mapping[int, Any]:
     head = file.read(8)
     if not is_tiff(head):
         return {}
-    head += file.read(8) if head[2:3] == b'+' or head[3:4] == b'+' else b''  # of BigTIFF
+    order = head[:2]
+    if b'+' in head[:4]:  # Pillow looks for BigTIFF's mark at the place of little endian
+        head = b'II+\0' + head[4:] + file.read(8)
     try:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(head)
+        tags = TiffImagePlugin.ImageFileDirectory_v2(head, prefix=order)
         file.seek(tags.next)
         tags.load(file)
     except Exception:  # a damaged file: the decoders raise
@@ -257,7 +259,7 @@ def open_gdal(
         is_inverted = structure.get('MINISWHITE') == 'YES'
         colours = None
         photometric = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, GREY_OR_RGB[1])
-        has_palette = photometric == PALETTE if tags else page.colorinterp[0].name == 'palette'
+        has_palette = photometric == PALETTE if tags else page.colorinterp[0].name == 'palette' and not is_inverted
         if has_palette:
             colours = np.zeros((1 << 8 * dtype.itemsize, 3), np.uint8)
             for value, colour in page.colormap(1).items():

@@ -150,7 +150,11 @@ def test_values_that_are_no_colours_are_an_error(dtype, predictor, tmp_path, mon
     record_fault('bad_pictures')
 
 
-def test_colours_of_other_photometric_interpretations(tmp_path, predictor, monkeypatch):
+BIG_ENDIAN = dict(bigtiff=True, byteorder='>')
+
+
+@pytest.mark.parametrize('order', [{}, BIG_ENDIAN], ids=['TIFF', 'BigTIFF'])
+def test_colours_of_other_photometric_interpretations(tmp_path, predictor, monkeypatch, order):
     grey_HW, colours = bands_of(np.uint8, 1)[0], np.random.default_rng(0).integers(0, 65535, (3, 256), np.uint16)
     rgb_CHW = bands_of(np.uint8, 3)
     cases = dict(
@@ -164,7 +168,8 @@ def test_colours_of_other_photometric_interpretations(tmp_path, predictor, monke
     )
     for name, (pixels, settings, wanted) in cases.items():
         path = tmp_path / f'{name}.tif'
-        tifffile.imwrite(path, pixels, **settings)
+        swaps = 'bitspersample' in settings  # tifffile swaps the bytes of 12 bits in big endian
+        tifffile.imwrite(path, pixels, **settings, **({} if swaps else order))
         wanted = np.broadcast_to(np.atleast_3d(wanted), (H, W, 3))
         for way, found in ways_in(path, predictor).items():
             np.testing.assert_array_equal(found, wanted, f'{name} by {way}')
@@ -195,6 +200,8 @@ def test_a_tiff_is_turned_as_a_jpeg_is(tmp_path, orientation, predictor):
     tifffile.imwrite(tmp_path / 'a.tif', rgb, photometric='rgb', extratags=tag)
     with Image.open(tmp_path / 'a.tif') as image:  # OpenCV reads no TIFF of another proportion
         turned = np.asarray(ImageOps.exif_transpose(image))[..., ::-1]
+    if orientation % 2:  # Pillow reads no BigTIFF in big endian
+        tifffile.imwrite(tmp_path / 'a.tif', rgb, photometric='rgb', extratags=tag, **BIG_ENDIAN)
     assert picture_size(tmp_path / 'a.tif') == turned.shape[:2]
     for pixels in (read_picture(tmp_path / 'a.tif'), predictor.load(tmp_path / 'a.tif')):
         np.testing.assert_array_equal(pixels, turned)
