@@ -51,10 +51,9 @@ def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path)
     """
     parts, lines = _split(records)
     write: Any = dict(mmdet=_write_objects, mmseg=_write_labels, mmpretrain=_write_classes)[scope]
-    if scope == 'mmdet':
-        lines += _prepare_objects(
-            folder, [image for part in parts.values() for images in part.values() for image in images]
-        )
+    if scope == 'mmdet':  # each image once: a picture may be in two splits
+        images = [image for part in records.parts.values() for images in part.values() for image in images]
+        lines += _prepare_objects(folder, images)
     head, splits = [f'data in {folder.root}: {records.layout}'], {}
     for split, part in parts.items():
         splits[split], described = write(folder, outputs / split, part, records)
@@ -121,10 +120,11 @@ def _write_objects(
     for entry in (image for pictures in part.values() for image in pictures):
         images.append({'id': len(images) + 1, **entry.image})
         for item in entry.objects:
-            number = dict(
-                id=len(annotations) + 1, image_id=images[-1]['id'], category_id=ids.get(item.pop('category', ''))
+            numbers = dict(
+                id=len(annotations) + 1, image_id=images[-1]['id'], category_id=ids.get(item.get('category', ''))
             )
-            annotations.append({**number, **item})
+            kept = {name: value for name, value in item.items() if name != 'category'}
+            annotations.append({**numbers, **kept})
     data = dict(images=images, annotations=annotations, categories=categories)
     path = target.with_suffix('.json')
     path.write_text(json.dumps(data), encoding='utf-8')

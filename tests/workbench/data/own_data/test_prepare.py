@@ -10,6 +10,7 @@ import pytest
 from helpers.in_process import run_well
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_data import DETECTION, make_own_data, read_coco, write_coco
+from PIL import Image
 
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.own_data import prepare as preparing
@@ -199,6 +200,13 @@ def test_objects_of_other_formats_have_their_file_and_place(tmp_path):
         assert Path(file).read_text().splitlines()[int(place) - 1]
 
 
+def test_a_test_without_objects_is_left_out_with_a_line(own, tmp_path):
+    write_coco(own, 'test', dict(read_coco(own, 'val'), annotations=[]))
+    data = prepare(own, folder=tmp_path / 'indices')
+    assert {*data.splits} == {'train', 'val'}
+    assert f'  left out    {own}/test.json, a test without objects' in data.lines
+
+
 def test_a_json_without_pictures_beside_a_full_one_is_a_warning(own, tmp_path):
     write_coco(own, 'val', dict(images=[], annotations=[], categories=read_coco(own)['categories']))
     data = prepare(own, folder=tmp_path / 'indices')
@@ -237,3 +245,32 @@ def test_skip_unreadable_holds_for_conversions(tmp_path, layout, record_fault):
     assert 'pictures that cannot be read, with their objects: 1, as ' in left_out
     assert 'train_1.jpg' in left_out
     record_fault('bad_data')
+
+
+@pytest.mark.parametrize('layout', ['cvat_coco', 'yolo'])
+def test_a_picture_of_two_splits_has_its_objects_in_both(tmp_path, layout):
+    """Rotated boxes are turned once."""
+    root, names = tmp_path / 'own', [f'{number}.png' for number in range(4)]
+    (root / 'images').mkdir(parents=True)
+    for name in names:
+        Image.new('RGB', (100, 60)).save(root / 'images' / name)
+    for split, chosen in dict(train=names[:3], val=names[3:], test=names[2:3]).items():
+        (root / f'{split}.txt').write_text('\n'.join(f'images/{name}' for name in chosen))
+    if layout == 'yolo':
+        (root / 'data.yaml').write_text('names: [nut, bolt]\ntrain: train.txt\nval: val.txt\ntest: test.txt\n')
+        (root / 'labels').mkdir()
+        for name in names:
+            (root / 'labels' / name).with_suffix('.txt').write_text('1 0.5 0.5 0.2 0.4\n')
+    else:
+        box = dict(category_id=2, bbox=[38, 20, 24, 20], area=480, iscrowd=0, attributes=dict(rotation=90.0))
+        images = [dict(id=number, file_name=name, height=60, width=100) for number, name in enumerate(names, 1)]
+        objects = [dict(box, id=number, image_id=number) for number in range(1, 5)]
+        categories = [dict(id=1, name='nut'), dict(id=2, name='bolt')]
+        (root / 'all.json').write_text(json.dumps(dict(images=images, annotations=objects, categories=categories)))
+    data = prepare(root, folder=tmp_path / 'indices')
+    for split in ('train', 'test'):
+        items = json.loads(Path(data.splits[split].file).read_text())['annotations']
+        assert [item['category_id'] for item in items] == [2] * len(items)
+        assert [item['bbox'] for item in items] == [[40, 18, 20, 24]] * len(items)
+    assert data.splits['test'].objects == dict(nut=0, bolt=1)
+    assert not [text for text in data.lines if 'rotated' in text and '4 boxes' not in text]

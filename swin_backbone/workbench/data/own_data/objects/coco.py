@@ -119,8 +119,10 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
             raise fault
-    tests = [path for path in by_split.get('test', ()) if contents[path][0]['annotations']]
-    by_split['test'] = tests  # COCO's own files of test pictures have no objects
+    for path in by_split.get('test', ()):
+        if not contents[path][0]['annotations']:  # as COCO's own files of test pictures
+            lines.append(line('left out', f'{path}, a test without objects'))
+            by_split['test'] = [other for other in by_split['test'] if other != path]
     train, val, test = assign_splits(by_split)
     for phase, paths in (('training', train), ('validation', val), ('the test', test)):
         if len(paths) > 1:
