@@ -28,7 +28,6 @@ class Windows(NamedTuple):
         shift: (rows, columns) that the map is rolled up and left; (0, 0) in a block without shift.
         mask_padding: whether padding is a region of its own, which no token attends to. All published weights were
             trained with False.
-        pads_first: True: the map is padded, then rolled. False: the map is rolled, then padded (timm).
         before: (rows, columns) of padding above and left of the map: Swin-MLP shifts its windows so.
     """
 
@@ -37,7 +36,6 @@ class Windows(NamedTuple):
     window_size: Size
     shift: Size = (0, 0)
     mask_padding: bool = False
-    pads_first: bool = True
     before: Size = (0, 0)
 
     def partition(self, x_BHWC: Tensor) -> Tensor:
@@ -86,7 +84,7 @@ class Windows(NamedTuple):
         region_S = (place_S >= count * window - shift).long()
         if self.mask_padding:
             is_padding_S = place_S >= (self.height, self.width)[axis]
-            region_S = torch.where(is_padding_S.roll(-shift) if self.pads_first else is_padding_S, 2, region_S)
+            region_S = torch.where(is_padding_S.roll(-shift), 2, region_S)
         return region_S.view(count, window)
 
 
@@ -110,14 +108,11 @@ def find_tokens(windows: Windows, device: torch.device) -> Tensor:
     """Return the number of the token at each place of one image, from 0 to T - 1, or T at padding: (L * N,)."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.before
-    up_left = [-shift for shift in windows.shift]
     # Tokens are numbered from -T to -1, and T is added at the end: the zeros of `F.pad` become T.
     token_HW = torch.arange(-H * W, 0, device=device).view(H, W)
-    if any(windows.shift) and not windows.pads_first:
-        token_HW = token_HW.roll(up_left, (0, 1))
     token_YX = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
-    if any(windows.shift) and windows.pads_first:
-        token_YX = token_YX.roll(up_left, (0, 1))
+    if any(windows.shift):
+        token_YX = token_YX.roll([-shift for shift in windows.shift], (0, 1))
     return _swap_middle(token_YX.view(rows, Wh, columns, Ww)).view(-1) + H * W
 
 
@@ -128,13 +123,10 @@ def find_places(windows: Windows, device: torch.device) -> Tensor:
     (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.before
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
     place_YX = _swap_middle(place).view(rows * Wh, columns * Ww)
-    if any(windows.shift) and windows.pads_first:
+    if any(windows.shift):
         place_YX = place_YX.roll(windows.shift, (0, 1))
     row_H, column_W = (torch.arange(first, first + n, device=device) for first, n in ((above, H), (left, W)))
-    place_HW = place_YX.index_select(0, row_H).index_select(1, column_W)  # a slice would compare symbols
-    if any(windows.shift) and not windows.pads_first:
-        place_HW = place_HW.roll(windows.shift, (0, 1))
-    return place_HW.flatten()
+    return place_YX.index_select(0, row_H).index_select(1, column_W).flatten()  # a slice would compare symbols
 
 
 def _swap_middle(x: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def bias_method(model, n):
 def windows_method(model, n):
     one = block(model, n)
     windows = one.windows
-    one.windows = lambda x: windows(x)._replace(pads_first=False)
+    one.windows = lambda x: windows(x)._replace(mask_padding=True)
 
 
 def subclass(model, n):

@@ -121,12 +121,8 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Block
     if any(tensors[name] is None or not tensors[name].dim() for name in needed):
         return f'{type(block).__name__} lacks a weight that it was built with.'
     attention, windows, C = modules['attn.w_msa'], block.windows(x_BHWC), x_BHWC.shape[3]
-    if (
-        windows.before != (0, 0)
-        or (windows.mask_padding and not windows.pads_first)
-        or windows[:2] != x_BHWC.shape[1:3]
-    ):
-        return 'The compiled library pads at right and bottom alone, and masks only padding before a roll.'
+    if windows.before != (0, 0) or windows[:2] != x_BHWC.shape[1:3]:
+        return 'The compiled library pads at right and bottom alone.'
     if is_v2:
         h, hidden, table_window = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]]), attention.pretrained_window
         shapes = [(h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)]

@@ -131,9 +131,8 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
     stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
-    operator = BlockOperator(
-        BlockSettings(h, hidden, scale, eps, windows.window_size), windows, dtype, cache_of(block), stores
-    )
+    settings = BlockSettings(h, hidden, scale, eps, windows.window_size, origin.pads_first)
+    operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
     (_, x), *others = values.items()
     by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape)
     call = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)

@@ -34,6 +34,7 @@ class Origin(NamedTuple):
     arguments: str  # of `forward`, without OPTIONAL
     windows: Callable[[Any, Values, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
     drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
+    pads_first: bool = True  # see `BlockSettings`
 
 
 def read_windows(block: Any, values: Values, size: Size) -> Windows:
@@ -68,7 +69,7 @@ def find_mask(windows: Windows) -> Optional[Tensor]:
 
 
 def _read_timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = read_windows(block, values, size)._replace(pads_first=False)
+    windows = read_windows(block, values, size)
     height, width = block.input_resolution
     has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
     return None if has_mask and windows.counts() != windows._replace(height=height, width=width).counts() else windows
@@ -100,7 +101,7 @@ _TRANSFORMERS = Origin(
 BLOCKS = (
     _TOOLBOX._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
     _TOOLBOX,
-    _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2'),
+    _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2', pads_first=False),
     _OFFICIAL,
     _FIXED,
     Origin(

@@ -248,6 +248,7 @@ class BlockSettings(NamedTuple):
     scale: float  # the factor on q k^T
     eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
     table_window: Size  # of the table of position biases (V1), or of pre-training (V2)
+    pads_first: bool = True  # whether a map is padded, then rolled. False: it is rolled, then padded (timm).
 
 
 class BlockOperator(NamedTuple):
@@ -283,21 +284,21 @@ class BlockOperator(NamedTuple):
 
     def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
         windows, settings = self.windows, self.settings
-        of_windows = [*windows.window_size], [*windows.shift], windows.mask_padding, windows.pads_first
+        of_windows = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
         return *weights, self.drop_path_2B, *of_windows, settings.scale, [*settings.eps], self.dtype, self.stores
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.most_stored(shape, *weights))
 
     def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> c_structures.Block:
-        (h, D, scale, eps, table_window), windows, C = self.settings, self.windows, shape[3]
+        (h, D, scale, eps, table_window, pads_first), windows, C = self.settings, self.windows, shape[3]
         sizes = *shape, D, h, *windows.window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
         settings = self.dtype, C, h, D, windows.window_size, table_window
         tensors, addresses = cached_while_unchanged(
             parameters, settings, lambda: self.pack(C, derive(*parameters)), self.cache
         )
-        padding = 1 if windows.mask_padding else 0 if windows.pads_first else 2
+        padding = 1 if windows.mask_padding else 0 if pads_first else 2
         described = c_structures.Block(
             *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
             *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses, address('drop_path', self.drop_path_2B, (2, shape[0]))),

@@ -54,8 +54,8 @@ def _make_block(
     tensors: Any = weights[:-1]
     w = BlockWeights(*tensors)
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
-    windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding, pads_first)
-    settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size)
+    windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
+    settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
     operator = BlockOperator(settings, windows, dtype, cache, stores, weights[-1])
     return operator._replace(room=operator.most_stored(shape, *w)), w
 
