@@ -22,13 +22,6 @@ class Sizes(NamedTuple):
     num_heads: tuple[int, ...]
     windows: tuple[Size, ...]
 
-    def of_block(self, stage: int, index: int, mlp_ratio: float) -> dict[str, Any]:
-        """Return the size arguments of a block. Every second block shifts its windows."""
-        width, (Wh, Ww) = self.widths[stage], self.windows[stage]
-        shift = (Wh // 2, Ww // 2) if index % 2 else (0, 0)
-        sizes = dict(embed_dims=width, num_heads=self.num_heads[stage], feedforward_channels=int(mlp_ratio * width))
-        return dict(sizes, window_size=(Wh, Ww), shift=shift)
-
 
 def check_sizes(
     archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any, depths: Any, num_heads: Any, window_size: Any
@@ -48,13 +41,6 @@ def check_sizes(
             allowed = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {widths[stage]}'
             raise ValueError(refusal(f'num_heads[{stage}]', allowed, heads))
     return Sizes(widths, depths, num_heads, _check_windows(window_size, len(depths)))
-
-
-def check_pretrain_size(value: object, archs: Mapping[str, Arch]) -> Size:
-    if isinstance(value, str):  # a frequent mistake: SwinBackbone('swin-t')
-        allowed = f"a size; a published size is a keyword, arch='tiny', of {list(archs)}"
-        raise TypeError(refusal('pretrain_img_size', allowed, value))
-    return check_size('pretrain_img_size', value)
 
 
 def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple[int, ...]:

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from ..checkpoints.adapt import load_checkpoint
 from ..checkpoints.state_dict import prepare_state_dict, store_sizes
-from ..checks import check_choice, check_int, check_number, refusal
+from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, recorder_of
-from ..positions import Size, resize_absolute_position_embedding
+from ..positions import resize_absolute_position_embedding
 from ..replace import BACKENDS, has_plan, replaceable, torch_alone
-from .arguments import InitCfg, Sizes, check_out_indices, check_patches
+from .arguments import InitCfg, Pair, Sizes, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
 from .layers.norm import build_norm
@@ -122,7 +122,7 @@ class SwinPyramid(nn.Module):
         make_block: Callable[..., nn.Module],
         merging_first: bool,
         merging_norm: str,
-        pretrain_img_size: Size,
+        pretrain_img_size: Pair,
         in_channels: int,
         patch_size: Any,
         mlp_ratio: float,
@@ -143,11 +143,11 @@ class SwinPyramid(nn.Module):
         super().__init__()
         self.init_cfg = copy.deepcopy(init_cfg)
         self.is_init = False  # mmengine initialises a module once
-        num_stages = len(sizes.depths)
+        widths, num_stages = sizes.widths, len(sizes.depths)
         self.merging_first = merging_first
         self.in_channels = in_channels
         self.window_size = sizes.windows  # (Wh, Ww) of each stage
-        self.num_features = list(sizes.widths)
+        self.num_features = list(widths)
         strides, patch = check_patches(strides, patch_size, num_stages)
         self.out_indices = check_out_indices(out_indices, num_stages)
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
@@ -155,17 +155,16 @@ class SwinPyramid(nn.Module):
         if not -1 <= self.frozen_stages <= num_stages:
             raise ValueError(refusal('frozen_stages', f'-1 to {num_stages}, the number of stages', frozen_stages))
         self.small_map = check_choice('small_map', small_map, ['pad', 'shrink'])
-        narrowest = min(sizes.widths)
-        hidden = f'a number of at least 1 / {narrowest}, one hidden channel'
-        check_number('mlp_ratio', mlp_ratio, hidden, lambda ratio: ratio * narrowest >= 1)
+        allowed = f'a number of at least 1 / {min(widths)}, one hidden channel'
+        check_number('mlp_ratio', mlp_ratio, allowed, lambda ratio: ratio * min(widths) >= 1)
         # A rate of 1 would divide by 0.
         check_number('drop_path_rate', drop_path_rate, 'a rate from 0 to below 1', lambda rate: 0 <= rate < 1)
 
-        self.patch_embed = PatchEmbed(in_channels, sizes.widths[0], patch, norm_cfg if patch_norm else None)
+        self.patch_embed = PatchEmbed(in_channels, widths[0], patch, norm_cfg if patch_norm else None)
+        height, width = check_size('pretrain_img_size', pretrain_img_size)
         if use_abs_pos_embed:
-            self.pretrain_map_size = pretrain_img_size[0] // patch[0], pretrain_img_size[1] // patch[1]
-            num_patches = self.pretrain_map_size[0] * self.pretrain_map_size[1]
-            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, sizes.widths[0]))
+            self.pretrain_map_size = rows, columns = height // patch[0], width // patch[1]
+            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, rows * columns, widths[0]))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         else:
             self.register_parameter('absolute_pos_embed', None)
@@ -173,22 +172,37 @@ class SwinPyramid(nn.Module):
 
         rates_L = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
         rates = iter(rates_L.tolist())
-        common = dict(drop_rate=drop_rate, act_cfg=act_cfg, norm_cfg=norm_cfg, small_map=small_map)
         self.stages: Any = nn.ModuleList()  # of SwinStage
-        for stage, depth in enumerate(sizes.depths):
+        for stage, (width, depth, num_heads, (Wh, Ww)) in enumerate(zip(*sizes)):
+            common = dict(
+                embed_dims=width,
+                num_heads=num_heads,
+                window_size=(Wh, Ww),
+                feedforward_channels=int(mlp_ratio * width),
+                drop_rate=drop_rate,
+                act_cfg=act_cfg,
+                norm_cfg=norm_cfg,
+                small_map=small_map,
+            )
+            shifts = (0, 0), (Wh // 2, Ww // 2)  # in turn
             blocks = [
-                make_block(stage, i, drop_path_rate=next(rates), **common, **sizes.of_block(stage, i, mlp_ratio))
-                for i in range(depth)
+                make_block(stage, index, shift=shifts[index % 2], drop_path_rate=next(rates), **common)
+                for index in range(depth)
             ]
-            coarser = stage if merging_first else stage + 1  # the stage that the patch merging of `stage` leads to
+            next_stage = stage if merging_first else stage + 1  # the stage behind the patch merging
             downsample = None
-            if 0 < coarser < num_stages:
-                width, cfg = sizes.widths[coarser], None if merging_norm == 'none' else norm_cfg
-                downsample = PatchMerging(width // 2, width, strides[coarser], cfg, post_norm=merging_norm == 'after')
-            kind = MergingFirstStage if merging_first and downsample is not None else SwinStage
-            self.stages.append(kind(blocks, downsample, tuple(zip(sizes.widths, sizes.depths))))
+            if 0 < next_stage < num_stages:
+                downsample = PatchMerging(
+                    widths[next_stage - 1],
+                    widths[next_stage],
+                    strides[next_stage],
+                    None if merging_norm == 'none' else norm_cfg,
+                    post_norm=merging_norm == 'after',
+                )
+            stage_class = MergingFirstStage if merging_first and stage else SwinStage
+            self.stages.append(stage_class(blocks, downsample, tuple(zip(widths, sizes.depths))))
         for stage in self.out_indices:
-            self.add_module(f'norm{stage}', build_norm(norm_cfg, sizes.widths[stage]))
+            self.add_module(f'norm{stage}', build_norm(norm_cfg, widths[stage]))
 
         self._register_state_dict_hook(store_sizes)  # type: ignore[no-untyped-call]  # of torch
         self._register_load_state_dict_pre_hook(prepare_state_dict, with_module=True)  # type: ignore[no-untyped-call]  # of torch

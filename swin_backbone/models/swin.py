@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 from ..archs import ARCHS, DEFAULT_WINDOW
 from ..checks import refusal
-from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrain_size, check_sizes
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_sizes
 from .layers import SwinBlock
 from .pyramid import SwinPyramid
 
@@ -103,6 +103,9 @@ class SwinBackbone(SwinPyramid):
         mask_padding: bool = False,
         backend: str = 'auto',
     ):
+        if isinstance(pretrain_img_size, str):  # a frequent mistake: SwinBackbone('swin-t')
+            allowed = f"a size; a published size is a keyword, arch='tiny', of {list(ARCHS)}"
+            raise TypeError(refusal('pretrain_img_size', allowed, pretrain_img_size))
         if pretrained is not None and not isinstance(pretrained, str):
             raise TypeError(refusal('pretrained', 'a path or an address', pretrained))
         if pretrained:
@@ -121,7 +124,7 @@ class SwinBackbone(SwinPyramid):
             make_block,
             merging_first=False,
             merging_norm='before' if patch_norm else 'none',
-            pretrain_img_size=check_pretrain_size(pretrain_img_size, ARCHS),
+            pretrain_img_size=pretrain_img_size,
             in_channels=in_channels,
             patch_size=patch_size,
             mlp_ratio=mlp_ratio,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from ..archs import ARCHS_MLP
-from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrain_size, check_sizes
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_sizes
 from .layers import SwinMLPBlock
 from .pyramid import SwinPyramid
 
@@ -67,7 +67,7 @@ class SwinMLPBackbone(SwinPyramid):
             lambda stage, index, **common: SwinMLPBlock(**common),
             merging_first=False,
             merging_norm='before',
-            pretrain_img_size=check_pretrain_size(pretrain_img_size, ARCHS_MLP),
+            pretrain_img_size=pretrain_img_size,
             in_channels=in_channels,
             patch_size=patch_size,
             mlp_ratio=mlp_ratio,

@@ -4,15 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
-from .arguments import (
-    DEFAULT_STRIDES,
-    InitCfg,
-    Pair,
-    WindowSize,
-    check_pretrain_size,
-    check_pretrained_windows,
-    check_sizes,
-)
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrained_windows, check_sizes
 from .layers import SwinV2Block
 from .pyramid import SwinPyramid
 
@@ -105,7 +97,7 @@ class SwinV2Backbone(SwinPyramid):
             make_block,
             merging_first=True,
             merging_norm='after',
-            pretrain_img_size=check_pretrain_size(pretrain_img_size, ARCHS_V2),
+            pretrain_img_size=pretrain_img_size,
             in_channels=in_channels,
             patch_size=patch_size,
             mlp_ratio=mlp_ratio,
