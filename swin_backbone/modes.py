@@ -77,11 +77,12 @@ def linear_dtype(x: Tensor) -> torch.dtype:
 
 
 def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Cache the tables of a function of sizes. While a graph is traced, the function builds them anew.
+    """Cache the tables of a function of sizes, up to `CACHED_BYTES`.
 
-    A transform of `torch.func` wraps the tables that are built under it, and the wrappers end with the transform. Fake
-    tensors have no values and serve their own fake mode alone. A CUDA graph reads the tables of its capture at
-    every replay: the process keeps them. A table that is built during a capture has no values before a replay.
+    No table is cached while a graph is traced, or under a transform of `torch.func`, whose wrappers of tensors end with
+    it. A fake tensor has no values, and serves its own fake mode alone. A CUDA graph reads the tables of its capture at
+    every replay: they are kept. A table that is built during a capture has no values before a replay, and is not
+    cached.
     """
     tables: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the least recently used first
     captured: dict[tuple[Any, ...], Tensor] = {}

@@ -39,7 +39,7 @@ def resize_relative_position_bias_table(table_Rh: Tensor, source_window: Size, t
 def log_spaced_coordinates(
     window_size: Size, pretrained_window: Size, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2).
+    """Return the offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2).
 
     As in microsoft/Swin-Transformer, offsets are scaled so that the largest of `pretrained_window` is 8, and mapped by
     log2(1 + x) / 3: the largest becomes 1.057. A larger window has larger offsets.

@@ -38,7 +38,5 @@ def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
     report.log()
     for name in keys:
         del state_dict[name]
-    norms = {
-        key: value for key, value in targets.items() if re.search(r'(^|\.)norm\d+\.\w+$', key) and '.blocks.' not in key
-    }
+    norms = {key: value for key, value in targets.items() if re.search(r'(^|backbone\.)norm\d+\.\w+$', key)}
     state_dict.update({prefix + key: value for key, value in {**norms, **fitted}.items()})

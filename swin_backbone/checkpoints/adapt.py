@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..archs import DEFAULT_WINDOW
 from ..positions import Size
 from .errors import CheckpointError, first_of, naming
-from .formats import MLP, V2
+from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
 from .lora import BASE_LAYER, has_adapters, merge_adapters, without_base_layer
 from .reading import read_checkpoint
 from .recognise import (
@@ -40,7 +40,6 @@ OF_A_CLASSIFIER = (
     'classifiers do not shift windows, and detectors and segmentors do: '
     "small_map='shrink' gives the classifier's features"
 )
-BIAS_TABLE = 'attn.w_msa.relative_position_bias_table'
 NO_PLACE = 'the backbone has no such weight'  # a reason to ignore a weight
 
 
@@ -198,59 +197,76 @@ def adapt_weights(
         CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's, or
             weights are not finite.
     """
-    plain = _plain_names_of(model)
-    names = {plain[name]: name for name in plain}  # in the model, by the name without wrappers
-    targets = {plain[name]: value for name, value in model.state_dict().items()}
+    # Names in the model, and weights of the model, by the name without wrappers
+    names = {plain: name for name, plain in _plain_names_of(model).items()}
+    state_dict = model.state_dict()
+    targets = {plain: state_dict[name] for plain, name in names.items()}
     backbones = backbones_of(model)
     fitted: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
     report = LoadReport(checkpoint)
     with naming(checkpoint):
         tensors = tensors_of(loaded)
         if has_adapters(tensors):
-            tensors = without_base_layer(tensors) if has_adapters(model.state_dict()) else merge_adapters(tensors)
+            tensors = without_base_layer(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
         is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in targets.items())
         swins = {
-            at: find_swin(tensors, prefer=at, prefix=prefix, is_own=is_own, family=backbone.family)
-            for at, backbone in backbones.items()
+            owner: find_swin(tensors, prefer=owner, prefix=prefix, is_own=is_own, family=backbone.family)
+            for owner, backbone in backbones.items()
         }
-        for at, weights in swins.items():
-            inside = {key.removeprefix(at): value for key, value in targets.items() if key.startswith(at)}
+        for owner, weights in swins.items():
+            inside = {key.removeprefix(owner): value for key, value in targets.items() if key.startswith(owner)}
             _compare_sizes(weights, inside, tensors)
-            for key, value in _fit_backbone(weights, inside, backbones[at].module, report).items():
-                fitted[at + key] = value
+            for key, value in _fit_backbone(weights, inside, backbones[owner].module, report).items():
+                fitted[owner + key] = value
+    owner, weights = [*swins.items()][-1]
     report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
-    # Names outside the backbone lose the wrapper's prefix, such as `model.`.
-    before = weights.prefix.removesuffix(at)
-    prefixes = tuple(weights.prefix for weights in swins.values())
-    _fit_elsewhere(
-        {key: v for key, v in tensors.items() if not key.startswith(prefixes)}, before, targets, fitted, report
-    )
+    model_prefix = weights.prefix.removesuffix(owner)  # of the whole model in the checkpoint, such as `model.`
+    backbone_prefixes = tuple(weights.prefix for weights in swins.values())
+    outside = {key: value for key, value in tensors.items() if not key.startswith(backbone_prefixes)}
+    for key, value in outside.items():  # necks and heads: equal names and shapes
+        name = key.removeprefix(model_prefix)
+        if name not in targets or name in fitted:
+            continue
+        if value.shape == targets[name].shape:
+            fitted[name] = value
+        else:
+            report.other_shapes[names[name]] = tuple(value.shape)
+            report.warnings.append(
+                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(targets[name].shape)} in the '
+                'model: it was not loaded'
+            )
     for weights in swins.values():
         for reason, keys in weights.ignored.items():
-            ignored = [key for key in keys if key.removeprefix(before) not in fitted]
+            ignored = [key for key in keys if key.removeprefix(model_prefix) not in fitted]
             if reason == OUTSIDE:
-                ignored = [key for key in ignored if not key.startswith(prefixes)]
+                ignored = [key for key in ignored if key in outside]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
     missing = {key: value for key, value in targets.items() if key not in fitted}
     report.missing = [names[key] for key in missing if key.startswith(tuple(swins))]
     report.missing_elsewhere = [names[key] for key in missing if not key.startswith(tuple(swins))]
-    report.other_shapes = {names[key]: shape for key, shape in report.other_shapes.items()}
-    report.renamed = _pair({names[key]: value for key, value in missing.items()}, tensors, swins, report)
+    report.renamed = _find_renamed({names[key]: value for key, value in missing.items()}, tensors, swins, report)
     fitted = OrderedDict((names[key], value) for key, value in fitted.items())
-    fitted._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), before)
+    fitted._metadata = _metadata_for(model, getattr(tensors, '_metadata', {}), model_prefix)
     check_finite(model, fitted, checkpoint)
     report.loaded = list(fitted)
     return fitted, report
 
 
-def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], before: str) -> dict[str, dict[str, Any]]:
+def _metadata_for(model: nn.Module, metadata: dict[str, dict[str, Any]], prefix: str) -> dict[str, dict[str, Any]]:
     """Return the metadata of a checkpoint, such as versions, by the names of a model's modules.
 
     Sizes are left out: the fitted weights have the model's.
+
+    Args:
+        prefix: of the whole model's names in the checkpoint.
     """
-    stored = {name: metadata.get((before + plain_name(name)).rstrip('.'), {}) for name, _ in model.named_modules()}
-    return {name: {key: value for key, value in of.items() if key != SIZES_KEY} for name, of in stored.items() if of}
+    result = {}
+    for name, _ in model.named_modules():
+        entry = metadata.get((prefix + plain_name(name)).rstrip('.'))
+        if entry:
+            result[name] = {key: value for key, value in entry.items() if key != SIZES_KEY}
+    return result
 
 
 def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
@@ -272,7 +288,7 @@ def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: di
         raise CheckpointError(f'it is a Swin of {in_checkpoint}; the backbone has {in_model}')
 
 
-def _pair(
+def _find_renamed(
     missing: dict[str, Tensor], tensors: dict[str, Tensor], swins: dict[str, SwinWeights], report: LoadReport
 ) -> dict[str, str]:
     """Return names in the checkpoint, by names in the model: unused and missing weights of equal shapes.
@@ -282,16 +298,16 @@ def _pair(
     """
     shapes = {key: value.shape for weights in swins.values() for key, value in weights.backbone.items()}
     shapes |= {key: value.shape for key, value in tensors.items()}
-    pairs: dict[str, str] = {}
-    for names, *reasons in ((report.missing, NO_PLACE, UNKNOWN), (report.missing_elsewhere, OUTSIDE)):
-        unused = defaultdict(list)
+
+    def pair(names: list[str], *reasons: str) -> dict[str, str]:
+        unused = defaultdict(list)  # names in the checkpoint by shape
         for reason in reasons:
             for key in report.ignored.get(reason, []):
                 unused[shapes[key]].append(key)
-        partners = {name: unused[missing[name].shape].pop(0) for name in names if unused[missing[name].shape]}
-        if OUTSIDE not in reasons or 2 * len(partners) >= len(names):
-            pairs |= partners
-    return pairs
+        return {name: unused[missing[name].shape].pop(0) for name in names if unused[missing[name].shape]}
+
+    inside, outside = pair(report.missing, NO_PLACE, UNKNOWN), pair(report.missing_elsewhere, OUTSIDE)
+    return inside | outside if 2 * len(outside) >= len(report.missing_elsewhere) else inside
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
@@ -393,8 +409,9 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
     Raises:
         CheckpointError: for a Swin-MLP of another window.
     """
-    current, stages = backbone.window_size, range(len(backbone.stages))
-    windows = tuple(trained.get(f'stages.{stage}.blocks.0.{BIAS_TABLE}', current[stage]) for stage in stages)
+    current = backbone.window_size
+    first_blocks = [f'stages.{stage}.blocks.0.' for stage in range(len(backbone.stages))]
+    windows = tuple(trained.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
     default, several = (DEFAULT_WINDOW, DEFAULT_WINDOW), len(set(windows)) > 1
     if any(window != used and (several or used == default) for window, used in zip(windows, current)):
         assumed = '' if weights.windows else ', if with square windows, which the file does not name'
@@ -407,36 +424,14 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
             f'The bias tables count as those of the windows {current} of the backbone, because the file does not name '
             'the windows. Tables of a window (height, width) and (width, height) have equal shapes'
         )
-    stored = tuple(weights.windows.get(f'stages.{stage}.blocks.0.{BIAS_TABLE}', current[stage]) for stage in stages)
+    stored = tuple(weights.windows.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
     if weights.format.family == MLP and stored != current:
         raise CheckpointError(f'it is a Swin-MLP of windows {stored}, the backbone has {current}')
-    scales = [weights.windows.get(f'stages.{stage}.blocks.0.attn.w_msa.logit_scale') for stage in stages]
+    scales = [weights.windows.get(block + LOGIT_SCALE) for block in first_blocks]
     if weights.format.family == V2 and any(scales):
         used = [size or window for size, window in zip(backbone.pretrained_window_sizes, current)]
         if any(scale not in (None, window) for scale, window in zip(scales, used)):
             report.warnings.append(
                 f'The position bias was trained with offsets scaled by windows {tuple(scales)}, the backbone scales '
                 f'them by {tuple(used)}: set pretrained_window_sizes'
-            )
-
-
-def _fit_elsewhere(
-    tensors: dict[str, Tensor], before: str, targets: dict[str, Tensor], fitted: dict[str, Tensor], report: LoadReport
-) -> None:
-    """Add the weights of neck and heads to `fitted`, by equal names and shapes.
-
-    Args:
-        before: prefix of the whole model's names in the checkpoint.
-    """
-    for key, value in tensors.items():
-        name = key.removeprefix(before)
-        if name not in targets or name in fitted:
-            continue
-        if value.shape == targets[name].shape:
-            fitted[name] = value
-        else:
-            report.other_shapes[name] = tuple(value.shape)
-            report.warnings.append(
-                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(targets[name].shape)} in the '
-                'model: it was not loaded'
             )

@@ -84,27 +84,30 @@ def convert_checkpoint(
         weights = find_swin(tensors)
         family, name = weights.format.family, 'mmdet' if to == 'mmseg' else to
         if (family, name) not in WRITTEN:
-            names = ', '.join(known for of, known in WRITTEN if of == family)
+            names = ', '.join(known for other, known in WRITTEN if other == family)
             raise CheckpointError(f'it holds a {family}, which {name} has not: it can be written as {names}')
         format = WRITTEN[family, name]
-        around, used = _around(weights, tensors, MASK2FORMER_HEADS[to]) if to in MASK2FORMER_HEADS else ({}, 0)
-        if around and weights.format.name == 'hf':
+        neck_and_heads: dict[str, Tensor] = {}
+        num_used = 0
+        if to in MASK2FORMER_HEADS:
+            neck_and_heads, num_used = _neck_and_heads(weights, tensors, MASK2FORMER_HEADS[to])
+        if neck_and_heads and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of the Swin, unused by the heads
         all_weights = {**weights.backbone, **weights.classifier}
         check_shapes(all_weights)
-        check_numbers(all_weights, around)
+        check_numbers(all_weights, neck_and_heads)
         missing = missing_weights(all_weights, family)
         config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
-    if around:
-        converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **around}
+    if neck_and_heads:
+        converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **neck_and_heads}
     _write(converted, file, format)
     if folder:
         write_whole(folder / CONFIG, config)
     left_out = {
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
-    left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - used
+    left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - num_used
     report = (
         f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: '
         + (', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing')
@@ -124,7 +127,7 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}
 
 
-def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], int]:
+def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], int]:
     """Return neck and heads of the model around a backbone, and the number of their tensors in the checkpoint."""
     outside = {key: tensors[key] for key in weights.ignored.get(OUTSIDE, [])}
     heads = find_heads(outside)

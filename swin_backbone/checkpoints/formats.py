@@ -39,11 +39,13 @@ Rows = tuple[tuple[str, str], ...]
 V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
 # Saved by some implementations, computed here.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
+BIAS_TABLE, LOGIT_SCALE = 'attn.w_msa.relative_position_bias_table', 'attn.w_msa.logit_scale'  # in a block
+SPATIAL_MLP = 'spatial_mlp.weight'
 # A name in every backbone of a family, which tells the place of the backbone in a model and the heads of a stage.
 ANCHORS = {
-    V1: 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table',
-    V2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
-    MLP: 'stages.0.blocks.0.spatial_mlp.weight',
+    V1: f'stages.0.blocks.0.{BIAS_TABLE}',
+    V2: f'stages.0.blocks.0.{LOGIT_SCALE}',
+    MLP: f'stages.0.blocks.0.{SPATIAL_MLP}',
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..positions import Size
 from .errors import CheckpointError, first_of, naming
-from .formats import V2
+from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights
 from .resize import window_of_table
 from .sizes import swin_sizes
@@ -78,17 +78,17 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
     projection_DCHW = tensors['patch_embed.projection.weight']
     width, depths, heads = swin_sizes(tensors, weights.format.family)
     patch = projection_DCHW.shape[2]
-    window, last = _windows(weights, len(depths), is_v2)
+    window, last_window = _windows(weights, len(depths), is_v2)
     head = weights.classifier.get('head.weight')
     name = 'Swinv2' if is_v2 else 'Swin'
     # transformers' Swin V2 has no norms of outputs
-    with_norm = [stage for stage in range(len(depths)) if f'norm{stage}.weight' in tensors and not is_v2]
-    kind = 'ForImageClassification' if head is not None else 'Backbone' if with_norm else 'Model'
+    normed_stages = [stage for stage in range(len(depths)) if f'norm{stage}.weight' in tensors and not is_v2]
+    kind = 'ForImageClassification' if head is not None else 'Backbone' if normed_stages else 'Model'
     config: dict[str, Any] = dict(
         architectures=[f'{name}{kind}'],
         model_type=name.lower(),
         # The map of the last stage is one window, because transformers shrinks larger windows.
-        image_size=last * patch * 2 ** (len(depths) - 1),
+        image_size=last_window * patch * 2 ** (len(depths) - 1),
         patch_size=patch,
         num_channels=projection_DCHW.shape[1],
         embed_dim=width,
@@ -112,11 +112,11 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
             label2id={name: label for label, name in enumerate(labels)},
         )
     if kind == 'Backbone':
-        config.update(out_features=[f'stage{stage + 1}' for stage in with_norm])
+        config.update(out_features=[f'stage{stage + 1}' for stage in normed_stages])
     if is_v2:
-        scaled = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(depths))]
+        scales = [weights.windows.get(f'stages.{stage}.blocks.0.{LOGIT_SCALE}') for stage in range(len(depths))]
         config['pretrained_window_sizes'] = [
-            0 if of in (None, (window, window), (last, last)) else of[0] for of in scaled
+            0 if scale in (None, (window, window), (last_window, last_window)) else scale[0] for scale in scales
         ]
     return (json.dumps(config, indent=2) + '\n').encode()
 
@@ -125,7 +125,7 @@ def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
     """Return the side of the window of all stages, and of the last one, which may be smaller in Swin V2."""
     windows: list[Size] = []
     for stage in range(stages):
-        key = f'stages.{stage}.blocks.0.attn.w_msa.relative_position_bias_table'
+        key = f'stages.{stage}.blocks.0.{BIAS_TABLE}'
         window = weights.windows.get(key) or (None if is_v2 else window_of_table(weights.backbone[key]))
         if window is None:
             raise CheckpointError(

@@ -89,13 +89,13 @@ def read_open_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_
         elif (plain := _read_pickle(file)) is not None:
             return plain
         file.seek(0)
-        return _finish(_original_load(file, map_location=map_location, **_only_weights()), {})
+        return _replace_stand_ins(_original_load(file, map_location=map_location, **_only_weights()), {})
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
         name = re.search(r'GLOBAL ([\w.]+)', str(error))
         reason = re.search(r'WeightsUnpickler error:\s*(.+)', str(error))
-        why = f'it wants {name[1]}' if name else reason[1] if reason else str(error).split('\n')[0]
+        why = f'it contains {name[1]}' if name else reason[1] if reason else str(error).split('\n')[0]
         raise RefusedCheckpoint(
             f'refused, because it is more than weights ({why}) and could execute anything; if you trust whoever made '
             f'it, make weights of it with `python tools/convert_checkpoint.py {path} OUT --to mmdet --unsafe-load` and '
@@ -159,7 +159,7 @@ def _read_pickle(file: BinaryIO) -> Any:
         return None
     if not isinstance(first, dict) or not isinstance(first.get('model'), dict):
         raise ValueError('a pickle, but none of torch.save')
-    return _finish(first, {})
+    return _replace_stand_ins(first, {})
 
 
 def _first_sentence(error: Exception) -> str:
@@ -191,7 +191,7 @@ class _Array:
         _, shape, dtype, by_columns, data = state
         self.array: NDArray[Any] = dtype.numbers(data).reshape(shape, order='F' if by_columns else 'C')
 
-    def finish(self) -> NDArray[Any]:
+    def original(self) -> NDArray[Any]:
         return self.array
 
 
@@ -201,8 +201,8 @@ class _History:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def finish(self) -> Any:
-        values, counts = (self.state[name].finish() for name in ('_log_history', '_count_history'))
+    def original(self) -> Any:
+        values, counts = (self.state[name].original() for name in ('_log_history', '_count_history'))
         try:
             from mmengine.logging import HistoryBuffer
         except ImportError:
@@ -210,15 +210,15 @@ class _History:
         return HistoryBuffer(values, counts, int(self.state.get('max_length', 1_000_000)))
 
 
-def _leave_out(owner: Any, name: Any) -> None:
-    """Stand-in for getattr; a HistoryBuffer's pickle gets methods by getattr."""
+def _no_method(owner: Any, name: Any) -> None:
+    """Stand-in for getattr, by which a HistoryBuffer's pickle gets methods. They are left out."""
     if owner is not _History:
         raise pickle.UnpicklingError('GLOBAL builtins.getattr')
 
 
 STAND_INS: dict[str, Any] = {  # by the name of the original
     'mmengine.logging.history_buffer.HistoryBuffer': _History,
-    'builtins.getattr': _leave_out,
+    'builtins.getattr': _no_method,
     'builtins.bytes': lambda: b'',
     'numpy.dtype': _DType,
     'numpy.ndarray': _Array,
@@ -254,26 +254,26 @@ def _only_weights() -> dict[str, Any]:
     return dict(weights_only=False, pickle_module=unpickler_of_weights(STAND_INS))
 
 
-def _finish(value: Any, finished: dict[int, tuple[Any, Any]]) -> Any:
+def _replace_stand_ins(value: Any, replaced: dict[int, tuple[Any, Any]]) -> Any:
     """Replace stand-ins by their values, inside lists and dicts too. Shared objects stay shared.
 
     Args:
-        finished: (value, result) by the id of the value, which has to stay alive.
+        replaced: (value, result) by the id of the value, which has to stay alive.
     """
-    if id(value) in finished:
-        return finished[id(value)][1]
+    if id(value) in replaced:
+        return replaced[id(value)][1]
     result = value
     if isinstance(value, (_Array, _History)):
-        result = value.finish()
+        result = value.original()
     elif isinstance(value, (_DType, type, FunctionType)):
         raise pickle.UnpicklingError(f'GLOBAL {value}')
-    finished[id(value)] = value, result
+    replaced[id(value)] = value, result
     if type(value) in (dict, OrderedDict, Counter):
         for key, item in value.items():
-            value[key] = _finish(item, finished)
+            value[key] = _replace_stand_ins(item, replaced)
     elif type(value) is list:
-        value[:] = [_finish(item, finished) for item in value]
+        value[:] = [_replace_stand_ins(item, replaced) for item in value]
     elif type(value) is tuple:
-        result = tuple(_finish(item, finished) for item in value)
-        finished[id(value)] = value, result
+        result = tuple(_replace_stand_ins(item, replaced) for item in value)
+        replaced[id(value)] = value, result
     return result

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..positions import Size
 from .errors import CheckpointError
-from .formats import ALL, ANCHORS, INDEX_TABLES, Format, name_here, to_here
+from .formats import ALL, ANCHORS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, Format, name_here, to_here
 from .resize import window_of_coordinates, window_of_index
 from .state_dict import StoredSizes, stored_sizes
 
@@ -70,18 +70,24 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
                     )
                     raise CheckpointError(f'{key} is {kind}: save dense weights, on the CPU or another device')
                 tensors[names[str(key)]] = value.detach()
-        # Versions of modules, as in torch, by which some modules rename weights, and sizes: `state_dict.store_sizes`.
-        metadata: dict[str, Any] = {}
-        stored = getattr(loaded, '_metadata', None)
-        entries = [(plain_name(str(key)), key, of) for key, of in stored.items()] if isinstance(stored, dict) else []
-        for name, _, of in sorted(entries, key=lambda entry: entry[0] == entry[1]):  # the shorter name overrides
-            if isinstance(of, dict):
-                metadata.setdefault(name, {}).update(of)
-        tensors._metadata = metadata  # type: ignore[attr-defined]
+        tensors._metadata = _plain_metadata(getattr(loaded, '_metadata', None))  # type: ignore[attr-defined]
     if not tensors:
         inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
         raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')
     return tensors
+
+
+def _plain_metadata(stored: Any) -> dict[str, dict[str, Any]]:
+    """Return the metadata of a state_dict by names without wrappers. An entry without wrappers overrides.
+
+    The metadata has versions of modules, by which some modules rename weights, and sizes: `state_dict.store_sizes`.
+    """
+    metadata: dict[str, dict[str, Any]] = {}
+    names = stored if isinstance(stored, dict) else {}
+    for name in sorted(names, key=lambda name: plain_name(str(name)) == name):
+        if isinstance(stored[name], dict):
+            metadata.setdefault(plain_name(str(name)), {}).update(stored[name])
+    return metadata
 
 
 def plain_name(name: str, wrappers: Container[str] = WRAPPERS) -> str:
@@ -147,29 +153,28 @@ def find_swin(
         CheckpointError: if no Swin is found, or weights are no floating numbers.
     """
     format, prefix = _choose_swin(tensors, prefer, prefix, family)
-    around = prefix.rstrip('.').rpartition('.')[0]  # prefix of the model around the backbone, where a head is
-    short = {
-        key: key.removeprefix(prefix) if key.startswith(prefix) else key.removeprefix(f'{around}.') for key in tensors
-    }
+    model_prefix = f'{prefix.rstrip(".").rpartition(".")[0]}.'  # of the model around the backbone, where a head is
+    short = {key: key.removeprefix(prefix if key.startswith(prefix) else model_prefix) for key in tensors}
     if not is_own:
         format = _refine(format, {short[key] for key in tensors if key.startswith(prefix)}, set(short.values()))
     weights = SwinWeights(format, prefix)
     for key, name in short.items():
-        renamed, is_inside, reason = name_here(name, format), key.startswith(prefix), None
+        renamed, is_inside = name_here(name, format) or '', key.startswith(prefix)
         if is_inside and INDEX_TABLES.search(key):
             reason = 'index tables and masks'
-            _note_window(weights, renamed or '', tensors[key])
-        elif renamed and renamed.startswith(('head.', 'norm.')) and (is_inside or renamed.startswith('head.')):
+            _note_window(weights, renamed, tensors[key])
+        elif renamed.startswith('head.') or (is_inside and renamed.startswith('norm.')):
             reason = 'classification head' if renamed.startswith('head.') else 'classification norm'
             weights.classifier[renamed] = tensors[key]
-        elif renamed and is_inside:
+        elif is_inside and renamed:
             weights.backbone[renamed] = tensors[key]
+            continue
         else:
             reason = UNKNOWN if is_inside else OUTSIDE
-        if reason:
-            weights.ignored.setdefault(reason, []).append(key)
-    check_floating({**weights.backbone, **weights.classifier})
-    for key, value in {**weights.backbone, **weights.classifier}.items():
+        weights.ignored.setdefault(reason, []).append(key)
+    all_weights = {**weights.backbone, **weights.classifier}
+    check_floating(all_weights)
+    for key, value in all_weights.items():
         if not value.dim() and value.is_floating_point():  # a counter has no axis
             raise CheckpointError(f'{key} has shape (), and weights of a Swin have axes: the file is damaged')
     weights.backbone = to_here(weights.backbone, format)
@@ -181,7 +186,7 @@ def find_swin(
 def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], family: Optional[str]) -> tuple[Format, str]:
     """Return the format and the prefix of a Swin backbone; see `find_swin`."""
     any_family = swins_in(names)
-    formats = {at: format for at, format in any_family.items() if family in (None, format.family)}
+    formats = {prefix: format for prefix, format in any_family.items() if family in (None, format.family)}
     if not formats:
         if any_family:
             other = next(iter(any_family.values())).family
@@ -193,7 +198,7 @@ def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], famil
         if at_prefix is None or family not in (None, at_prefix.family):
             raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(formats)}')
         return at_prefix, prefix
-    prefix = min(formats, key=lambda at: (at != prefer, not _AVERAGED.search(at), len(at)))
+    prefix = min(formats, key=lambda name: (name != prefer, not _AVERAGED.search(name), len(name)))
     return formats[prefix], prefix
 
 
@@ -212,11 +217,11 @@ def _note_window(weights: SwinWeights, name: str, table: Tensor) -> None:
 
 def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
     """Store the sizes of the metadata. They override those of index tables."""
-    for name, windows in (('relative_position_bias_table', sizes.windows), ('logit_scale', sizes.scales)):
+    for name, windows in ((BIAS_TABLE, sizes.windows), (LOGIT_SCALE, sizes.scales)):
         for key in weights.backbone:
             block = re.match(r'stages\.(\d+)\.blocks\.\d+\.', key)
             if block and (window := dict(enumerate(windows)).get(int(block[1]))):
-                weights.windows[f'{block[0]}attn.w_msa.{name}'] = window
+                weights.windows[f'{block[0]}{name}'] = window
     weights.map_size = sizes.map_size or weights.map_size
 
 
@@ -238,13 +243,15 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
     return swins or lacking
 
 
-def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:
+def _refine(format: Format, backbone_names: set[str], all_names: set[str]) -> Format:
     """Tell origins with the same names of blocks apart."""
     others = {other.name: other for other in ALL if other.family == format.family}
-    merges = [key for key in inside if '.downsample.' in key]
+    merges = [key for key in backbone_names if '.downsample.' in key]
     if format.name == 'official' and merges and not any(key.startswith('layers.0.') for key in merges):
         return others.get('timm', format)
-    is_mmpretrain = 'norm0.weight' not in inside and ('head.fc.weight' in everywhere or 'mask_token' in inside)
+    is_mmpretrain = 'norm0.weight' not in backbone_names and (
+        'head.fc.weight' in all_names or 'mask_token' in backbone_names
+    )
     if format.name == 'mmdet' and is_mmpretrain:
         return others.get('mmpretrain', format)
     return format

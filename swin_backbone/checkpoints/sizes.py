@@ -39,7 +39,9 @@ def swin_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
     stages = range(max(depths, default=-1) + 1)
     projection = weights.get('patch_embed.projection.weight')
     width = 0 if projection is None or projection.dim() != 4 else projection.shape[0]
-    return SwinSizes(width, *(tuple(of.get(stage, 0) for stage in stages) for of in (depths, heads)))
+    return SwinSizes(
+        width, tuple(depths.get(stage, 0) for stage in stages), tuple(heads.get(stage, 0) for stage in stages)
+    )
 
 
 def _heads(anchor: Optional[Tensor], family: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 from torch import Tensor
 
 from ..positions import Size
-from .formats import INDEX_TABLES
+from .formats import BIAS_TABLE, INDEX_TABLES, SPATIAL_MLP
 
 SIZES_KEY = 'swin_backbone'  # key of the sizes in the metadata of a backbone
 
@@ -37,10 +37,9 @@ def stored_sizes(metadata: Any) -> StoredSizes:
     sizes = metadata.get(SIZES_KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(sizes, Mapping):
         return StoredSizes()
-    windows, scales = (
-        of if isinstance(of, (list, tuple)) else () for of in map(sizes.get, ('window_size', 'scaled_by'))
-    )
-    return StoredSizes(tuple(map(_size, windows)), tuple(map(_size, scales)), _size(sizes.get('map_size')))
+    lists = [sizes.get(key) for key in ('window_size', 'scaled_by')]
+    windows, scales = (tuple(map(_size, entry)) if isinstance(entry, (list, tuple)) else () for entry in lists)
+    return StoredSizes(windows, scales, _size(sizes.get('map_size')))
 
 
 def _size(size: Any) -> Optional[Size]:
@@ -68,7 +67,7 @@ def prepare_state_dict(
     pairs = [
         (f'stages.{stage}.blocks.0.{weight}', window, backbone.window_size[stage])
         for stage, window in enumerate(sizes.windows[: len(backbone.stages)])
-        for weight in ('attn.w_msa.relative_position_bias_table', 'spatial_mlp.weight')
+        for weight in (BIAS_TABLE, SPATIAL_MLP)
     ]
     parameters = dict(backbone.named_parameters())
     map_size = getattr(backbone, 'pretrain_map_size', None)

@@ -91,12 +91,12 @@ class Windows(NamedTuple):
 # Windows of a shifted map that mix tokens of opposite edges, as indices of windows (B, rows, columns): last row, last
 # column, corner. Without `mask_padding` no other window needs a mask.
 _ALL, _LAST, _OTHERS = slice(None), slice(-1, None), slice(-1)
-EDGES = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LAST)
+EDGE_WINDOWS = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LAST)
 
 
 @cached_table
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return whether two places are in different regions, for each entry of `EDGES`: (3, N, N)."""
+    """Return whether two places are in different regions, for each entry of `EDGE_WINDOWS`: (3, N, N)."""
     regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
     of_row_N, of_column_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
     bottom, right = (region_N[:, None] != region_N for region_N in (of_row_N, of_column_N))

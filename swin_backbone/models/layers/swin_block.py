@@ -18,13 +18,13 @@ from ...compat import without_cudnn_attention
 from ...modes import linear_dtype, recorder_of
 from ...positions import Size, relative_position_bias
 from ...replace import is_hooked, replaceable
-from ..windows import EDGES, Windows, edge_masks, fit_window
+from ..windows import EDGE_WINDOWS, Windows, edge_masks, fit_window
 from .norm import build_activation, build_norm
 
 BY_PRODUCTS = {'cpu'}  # devices where batched products and a softmax are faster than scaled_dot_product_attention
 
 
-Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGES`, and its mask (N, N)
+Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGE_WINDOWS`, and its mask (N, N)
 
 
 class BaseAttention(nn.Module):
@@ -54,7 +54,7 @@ class BaseAttention(nn.Module):
             if mask_L1NN is not None:
                 bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(B, 1, 1, 1)
         elif any(windows.shift):
-            edges = [*zip(EDGES, edge_masks(windows.window_size, windows.shift, q.device))]
+            edges = [*zip(EDGE_WINDOWS, edge_masks(windows.window_size, windows.shift, q.device))]
         grid = B, *windows.counts()
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_recorded or q.device.type in BY_PRODUCTS:
@@ -78,7 +78,7 @@ def _attend_fused(
     edges: Edges,
     grid: tuple[int, int, int],
 ) -> Tensor:
-    """Return the attended tokens of windows, (L, N, C). Windows at the edges are computed again, with a mask."""
+    """Return the attended tokens (L, N, C) of all windows without a mask, and of those in `edges` with their mask."""
 
     def attend(bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with without_cudnn_attention():
