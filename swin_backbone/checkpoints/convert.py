@@ -19,7 +19,7 @@ from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
-from .resize import num_offsets, window_of_table
+from .resize import num_offsets
 from .sizes import check_shapes, missing_weights
 
 FORMATS = (*(name for family, name in WRITTEN if family == V1), 'mmseg')  # values of `to`
@@ -144,11 +144,11 @@ def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head: str)
 def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
     """Return the tables that torchvision requires: the index of each bias table, and the coordinates of Swin V2."""
     tables = {}
-    for anchor, value in weights.backbone.items():
+    for anchor in weights.backbone:
         if not anchor.endswith(('.relative_position_bias_table', '.logit_scale')):
             continue
         key = anchor.replace('logit_scale', 'relative_position_bias_table')
-        window = weights.windows.get(key) or (window_of_table(value) if key == anchor else None)
+        window = weights.window_of(key)
         if window is None:
             raise CheckpointError(f'the window of {anchor} is no square, or unknown, and the file does not name it')
         index = relative_position_bias(torch.arange(num_offsets(window))[:, None], window)

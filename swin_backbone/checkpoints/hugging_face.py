@@ -10,7 +10,6 @@ from ..positions import Size
 from .errors import CheckpointError, first_of, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights
-from .resize import window_of_table
 from .sizes import swin_sizes
 
 CONFIG, WEIGHTS, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
@@ -126,7 +125,7 @@ def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
     windows: list[Size] = []
     for stage in range(stages):
         key = f'stages.{stage}.blocks.0.{BIAS_TABLE}'
-        window = weights.windows.get(key) or (None if is_v2 else window_of_table(weights.backbone[key]))
+        window = weights.window_of(key)
         if window is None:
             raise CheckpointError(
                 f'its weights do not say the window, which {CONFIG} needs: write a file (a name that ends in '

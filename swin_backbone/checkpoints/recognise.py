@@ -14,7 +14,7 @@ from torch import Tensor
 from ..positions import Size
 from .errors import CheckpointError
 from .formats import ALL, ANCHORS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, Format, name_here, to_here
-from .resize import window_of_coordinates, window_of_index
+from .resize import window_of_coordinates, window_of_index, window_of_table
 from .state_dict import StoredSizes, stored_sizes
 
 # Entries of a checkpoint with weights, averaged weights first (timm, DeiT). mmengine stores averaged weights in
@@ -42,6 +42,10 @@ class SwinWeights:
     # V1: window of each bias table with an index table; V2: window that scales the offsets, by the logit scale.
     windows: dict[str, Size] = field(default_factory=dict)
     map_size: Optional[Size] = None  # (height, width) of an absolute position embedding stored as a map
+
+    def window_of(self, table: str) -> Optional[Size]:
+        """Return the window of a relative position bias table: the file's, or a square by the rows. None: unknown."""
+        return self.windows.get(table) or (window_of_table(self.backbone[table]) if table in self.backbone else None)
 
 
 def tensors_of(loaded: Any) -> dict[str, Tensor]:

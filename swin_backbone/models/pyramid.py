@@ -34,7 +34,7 @@ def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     A plan of a replacement stores the input alone itself. What ran in torch is recomputed in torch, also after the end
     of a mode of torch that kept the library away from the forward.
     """
-    is_planned = None if recorder_of(x_BHWC) else has_plan(block, x_BHWC)
+    is_planned = None if recorder_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
     if is_planned:
         y_BHWC: Tensor = block(x_BHWC)
         return y_BHWC
@@ -184,7 +184,7 @@ class SwinPyramid(nn.Module):
                 norm_cfg=norm_cfg,
                 small_map=small_map,
             )
-            shifts = (0, 0), (Wh // 2, Ww // 2)  # in turn
+            shifts = (0, 0), (Wh // 2, Ww // 2)  # of even and odd blocks
             blocks = [
                 make_block(stage, index, shift=shifts[index % 2], drop_path_rate=next(rates), **common)
                 for index in range(depth)

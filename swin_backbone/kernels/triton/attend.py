@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ...models.layers.swin_block import WindowAttention
 from ...models.windows import Windows
-from ...replace import Plan
+from ...modes import linear_dtype
+from ...replace import Plan, is_hooked
 from .planning import find_kernel_obstacle
 
 
@@ -28,8 +30,19 @@ def run(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     qkv_T3C = attention.project(x_BHWC.reshape(B * H * W, C))
     # A graph for all sizes must not compare sizes with the window.
     is_padded = torch.compiler.is_compiling() or H % Wh or W % Ww
-    padding_3C = attention.project_padding(x_BHWC) if is_padded else qkv_T3C.new_zeros(qkv_T3C.shape[1])
+    padding_3C = _project_padding(attention, x_BHWC) if is_padded else qkv_T3C.new_zeros(qkv_T3C.shape[1])
     sizes = B, H, W, [Wh, Ww], list(windows.shift), windows.mask_padding
     bias_hNN = attention.position_bias(windows.window_size)
     y_TC: Tensor = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *sizes, attention.scale)[0]
     return attention.proj_drop(attention.proj(y_TC.view(B, H, W, y_TC.shape[-1])))
+
+
+def _project_padding(attention: Any, x_BHWC: Tensor) -> Tensor:
+    """Return query, key and value of padding, which is zeros, concatenated: (3C,)."""
+    qkv = attention.qkv
+    is_linear = type(attention).project is WindowAttention.project and type(qkv) is nn.Linear and not is_hooked(qkv)
+    if is_linear and qkv.bias is not None:
+        padding_3C: Tensor = qkv.bias.to(linear_dtype(x_BHWC))
+        return padding_3C
+    padding_3C = attention.project(x_BHWC.new_zeros(1, x_BHWC.shape[-1]))[0]
+    return padding_3C

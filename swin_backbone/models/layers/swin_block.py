@@ -15,15 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...compat import without_cudnn_attention
-from ...modes import linear_dtype, recorder_of
+from ...modes import recorder_of
 from ...positions import Size, relative_position_bias
-from ...replace import is_hooked, replaceable
+from ...replace import replaceable
 from ..windows import EDGE_WINDOWS, Windows, edge_masks, fit_window
 from .norm import build_activation, build_norm
 
 BY_PRODUCTS = {'cpu'}  # devices where batched products and a softmax are faster than scaled_dot_product_attention
-
-
 Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGE_WINDOWS`, and its mask (N, N)
 
 
@@ -31,11 +29,6 @@ class BaseAttention(nn.Module):
     """Multi-head self-attention inside windows. Swin V1 and V2 implement `project` and `position_bias`."""
 
     backend = 'auto'
-
-    def project_padding(self: Any, x_BHWC: Tensor) -> Tensor:
-        """Return query, key and value of padding for maps `x_BHWC`, concatenated: (3C,)."""
-        padding_3C: Tensor = self.project(x_BHWC.new_zeros(1, x_BHWC.shape[-1]))[0]
-        return padding_3C
 
     @replaceable
     def forward(self: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
@@ -55,7 +48,7 @@ class BaseAttention(nn.Module):
                 bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(B, 1, 1, 1)
         elif any(windows.shift):
             edges = [*zip(EDGE_WINDOWS, edge_masks(windows.window_size, windows.shift, q.device))]
-        grid = B, *windows.counts()
+        grid = B, *windows.counts()  # of windows
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_recorded or q.device.type in BY_PRODUCTS:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
@@ -90,6 +83,62 @@ def _attend_fused(
         y_edge = y_LNhd.unflatten(0, grid)[edge]
         y_edge.copy_(attend(bias_LhNN.masked_fill(masked_NN, -torch.inf), *qkv_edge).reshape(y_edge.shape))
     return y_LNhd.flatten(2)
+
+
+class WindowAttention(BaseAttention):
+    """Multi-head self-attention with a relative position bias, inside windows (W-MSA).
+
+    Args:
+        embed_dims: C.
+        num_heads: h; must divide C.
+        window_size: (Wh, Ww); sets the size of the relative position bias table.
+        qkv_bias: whether query, key and value have a bias.
+        qk_scale: the factor on q k^T; None: head_dim ** -0.5.
+        attn_drop_rate: dropout of attention weights.
+        proj_drop_rate: dropout after the output projection.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window_size: Size,
+        qkv_bias: bool = True,
+        qk_scale: Optional[float] = None,
+        attn_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.scale = qk_scale or (embed_dims // num_heads) ** -0.5
+        num_offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(num_offsets, num_heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.attn_drop_rate = attn_drop_rate
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.proj_drop = nn.Dropout(proj_drop_rate)
+
+    def position_bias(self, window_size: Size) -> Tensor:
+        """Return the relative position bias (h, N, N) of windows no larger than the table's."""
+        return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Return query, key and value of tokens, concatenated: (..., 3C)."""
+        return self.qkv(tokens)
+
+
+class ShiftedWindowAttention(nn.Module):
+    """Holds window attention, for mmdet's prefix of its parameters, `attn.w_msa`. The shift is in `windows`."""
+
+    def __init__(self, w_msa: nn.Module):
+        super().__init__()
+        self.w_msa = w_msa
+
+    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
+        """Attend inside windows: (B, H, W, C) from normalised tokens of the same shape."""
+        return self.w_msa(x_BHWC, windows)
 
 
 def build_mlp(embed_dims: int, hidden_channels: int, act_cfg: dict[str, Any], drop_rate: float = 0.0) -> nn.Sequential:
@@ -136,68 +185,6 @@ class BaseBlock(nn.Module):
         if self.small_map == 'shrink':  # 'pad' compares no sizes: a comparison is a guard of torch.compile
             window_size, shift = fit_window(H, W, window_size, shift)
         return Windows(H, W, window_size, shift, self.mask_padding)
-
-
-class WindowAttention(BaseAttention):
-    """Multi-head self-attention with a relative position bias, inside windows (W-MSA).
-
-    Args:
-        embed_dims: C.
-        num_heads: h; must divide C.
-        window_size: (Wh, Ww); sets the size of the relative position bias table.
-        qkv_bias: whether query, key and value have a bias.
-        qk_scale: the factor on q k^T; None: head_dim ** -0.5.
-        attn_drop_rate: dropout of attention weights.
-        proj_drop_rate: dropout after the output projection.
-    """
-
-    def __init__(
-        self,
-        embed_dims: int,
-        num_heads: int,
-        window_size: Size,
-        qkv_bias: bool = True,
-        qk_scale: Optional[float] = None,
-        attn_drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-    ):
-        super().__init__()
-        self.num_heads = num_heads
-        self.window_size = window_size
-        self.scale = qk_scale or (embed_dims // num_heads) ** -0.5
-        num_offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
-        self.relative_position_bias_table = nn.Parameter(torch.zeros(num_offsets, num_heads))
-        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
-        self.attn_drop_rate = attn_drop_rate
-        self.proj = nn.Linear(embed_dims, embed_dims)
-        self.proj_drop = nn.Dropout(proj_drop_rate)
-
-    def position_bias(self, window_size: Size) -> Tensor:
-        """Return the relative position bias (h, N, N) of windows no larger than the table's."""
-        return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
-
-    def project(self, tokens: Tensor) -> Tensor:
-        """Return query, key and value of tokens, concatenated: (..., 3C)."""
-        return self.qkv(tokens)
-
-    def project_padding(self, x_BHWC: Tensor) -> Tensor:
-        """Return query, key and value of padding, see `BaseAttention`: the biases of a plain linear layer."""
-        if type(self.qkv) is not nn.Linear or self.qkv.bias is None or is_hooked(self.qkv):
-            return super().project_padding(x_BHWC)
-        return self.qkv.bias.to(linear_dtype(x_BHWC))
-
-
-class ShiftedWindowAttention(nn.Module):
-    """Holds window attention, for mmdet's prefix of its parameters, `attn.w_msa`. The shift is in `windows`."""
-
-    def __init__(self, w_msa: nn.Module):
-        super().__init__()
-        self.w_msa = w_msa
-
-    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows: (B, H, W, C) from normalised tokens of the same shape."""
-        return self.w_msa(x_BHWC, windows)
 
 
 class SwinBlock(BaseBlock):
