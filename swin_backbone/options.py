@@ -1,4 +1,4 @@
-"""The options that tools share: type, default, help and unit of each are a field of `Options`.
+"""The options that tools share. A field of `Options` has the type, default, help and unit of an option.
 
 The command lines, the keywords of `load` and `Model.train`, and docs/reference/options.md in two languages
 (docs/options.py) are made from these fields.

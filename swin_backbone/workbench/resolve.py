@@ -1,8 +1,9 @@
 """Resolve a config: combine it with options and data. No file is read.
 
-The steps have an order: swap the backbone, put the data, apply options, derive settings. Options follow the swap,
-because their keys may be of the new backbone. Settings follow the options, because they depend on these, and options
-have the last word. The result is a plain config of its toolbox, whose own tools/train.py trains it.
+`combine` swaps the backbone, puts the data and applies `--cfg-options`, whose keys may be of the new backbone.
+`set_training` then sets what the options of a training name, and `set_length` its schedule, by the number of pictures.
+Both read values of `--cfg-options`, and apply these again: a key of the user is never overwritten. The result is a
+plain config of its toolbox, whose own tools/train.py trains it.
 """
 
 import copy

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
@@ -195,8 +196,8 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
     factor = new / old
     loop[unit] = new
     total = new * steps if by_epoch else new
-    ends = _Ends(factor, new, total, steps, by_epoch)
-    cfg.param_scheduler = [part for part in map(ends.fitted, _schedules(cfg)) if part is not None]
+    length = _Length(factor, new, total, steps, by_epoch)
+    cfg.param_scheduler = [part for part in map(length.fitted, _schedules(cfg)) if part is not None]
     _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else steps)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
@@ -207,12 +208,16 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
         _scale_modes(cfg.get('model'), 'epoch', old, new)
 
 
-class _Ends:
-    """Ends of the parts of a schedule in a training of another length."""
+@dataclass
+class _Length:
+    """The length of a training, to which the parts of its schedule are fitted."""
 
-    def __init__(self, factor: float, new: int, total: int, steps: int, by_epoch: bool):
-        self.factor, self.new, self.total, self.steps, self.by_epoch = factor, new, total, steps, by_epoch
-        self.moved: dict[int, int] = {}  # old and new ends of warm-ups, in iterations
+    factor: float  # to the length in the config
+    new: int  # in epochs or, without `by_epoch`, in iterations
+    total: int  # in iterations
+    steps: int  # iterations of an epoch
+    by_epoch: bool
+    moved: dict[int, int] = field(default_factory=dict)  # old and new ends of warm-ups, in iterations
 
     def fitted(self, schedule: ConfigDict) -> Optional[ConfigDict]:
         """Return a part of the schedule at its new place, or None for a part without length."""
@@ -244,7 +249,7 @@ class _Ends:
         return schedule
 
     def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
-        """Keep the length of a warm-up in iterations, up to `WARM_UP`; convert epochs to iterations."""
+        """Return a warm-up of as many iterations as before, at most `WARM_UP` of the training; None without any."""
         longest = int(WARM_UP * self.total)
         if longest < 2:  # mmengine keeps the first rate of a warm-up of 1 iteration to the end of the training
             longest = 0

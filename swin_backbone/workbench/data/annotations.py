@@ -56,7 +56,7 @@ class Annotations(NamedTuple):
         objects: number for each category.
         errors: entries with an error in mmdet, or a wrong meaning.
         masks: masks, or a byte order mark, with an error in pycocotools.
-        in_evaluation: entries with an error in COCO's evaluation.
+        in_evaluation: entries that COCO's evaluation alone cannot take.
         warnings: unusual entries.
     """
 

@@ -23,10 +23,11 @@ from ...openmmlab.errors import DataError, Faults, sentence_of
 from ..configs.paths import annotation_file, datasets_in, metrics_in, require_data
 from .annotations import Annotations, check_annotations, class_of, form_of
 from .check_labels import LabelRule, read_label
-from .datasets import DataSets, reduction_note_of
+from .datasets import DataSets
 from .guard import label_rule, read_files
 from .left_out import count_left_out
-from .load_picture import load_of
+from .load_picture import is_reducing, load_of, loader_of
+from .media import reduction_note
 
 PHASES = ('train', 'val')
 MOST_ROWS = 30  # of a table
@@ -167,7 +168,7 @@ def _check_pictures(
             continue
         size = height, width
         sizes.append(size)
-        if note := reduction_note_of(built, item):
+        if is_reducing(loader_of(built)) and (note := reduction_note(Path(item['img_path']))):
             report.warnings.add('pictures of more bits or bands than are loaded', note)
         if form_of(type(built)) and size != (item['height'], item['width']):
             report.warnings.add(

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from ...openmmlab.errors import DataError, sentence_of, walk
 from ..configs.paths import annotation_file, datasets_of, metrics_of, require_data
 from .annotations import class_of, form_of, require_annotations, require_classes, uses_masks
 from .left_out import count_left_out, file_of
-from .load_picture import is_reducing, loader_of
-from .media import reduction_note
 
 SECONDS = 5  # for the annotations of a data set, before a training
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
@@ -27,16 +24,15 @@ class DataSets:
     Args:
         cfg: the resolved config.
         refused: see `require_annotations`.
+
+    Attributes:
+        with_masks: whether the config trains or tests on the masks of objects.
     """
 
     def __init__(self, cfg: Config, refused: Sequence[str] = ('masks',)):
         self.cfg, self.refused = cfg, refused
+        self.with_masks = uses_masks(cfg)
         self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
-
-    @cached_property
-    def with_masks(self) -> bool:
-        """Whether the config trains or tests on the masks of objects."""
-        return uses_masks(self.cfg)
 
     def of(self, phase: str) -> Any:
         """Return the data set of 'train', 'val' or 'test', with its wrappers.
@@ -134,9 +130,3 @@ def build_error(dataset: Any, error: Exception) -> DataError:
         setting = 'filter_cfg' if form_of(class_of(base)) else 'img_suffix'
         return DataError(f'no picture of {where} is left with {setting}={base.get(setting)!r}')
     return DataError(f'the data set cannot be built: {sentence_of(error)}')
-
-
-def reduction_note_of(dataset: BaseDataset, item: dict[str, Any]) -> str:
-    """Return a sentence on what a data set does not load of a picture's bits and bands; '' for nothing."""
-    path = Path(item.get('img_path') or '')
-    return reduction_note(path) if is_reducing(loader_of(dataset)) and path.is_file() else ''

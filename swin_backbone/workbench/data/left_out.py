@@ -1,4 +1,4 @@
-"""Pictures and objects that are lost between an annotation file and the loss, counted from the built data set."""
+"""Pictures and objects of an annotation file that the losses of a training never see, and why."""
 
 import copy
 import random

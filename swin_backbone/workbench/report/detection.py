@@ -71,7 +71,7 @@ class Evaluation(NamedTuple):
         """Return the IoU of predictions and objects of a picture, (D, N). With a crowd: the covered share.
 
         Args:
-            rows, objects: their numbers in `found` and `objects`.
+            rows, objects: their numbers in `predictions` and `objects`.
         """
         labels = [self.truth.anns[number] for number in self.objects.id[objects]]
         key = 'bbox' if self.params.iouType == 'bbox' else 'segmentation'

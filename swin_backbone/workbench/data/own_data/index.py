@@ -78,7 +78,11 @@ def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
 
 
 def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
-    """Turn CVAT's rotated boxes, and give boxes among outlines a mask, in place, and return lines of the report."""
+    """Turn CVAT's rotated boxes, and give boxes among outlines a mask, in place.
+
+    Returns:
+        Lines of the report.
+    """
     objects = [item for image in images for item in image.objects]
     number = sum(not item.get('segmentation') for item in objects)  # of boxes
     draws = folder.with_masks and number < len(objects)

@@ -104,8 +104,9 @@ def set_of(path: Path) -> Set:
 def pairable_sets(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[Set, set[Set]]:
     """Return the sets of labels that the pictures of each set may have.
 
-    A set of labels with the words of the pictures is theirs. Without one, all sets that are not named like other
-    pictures, and have no different number: label_images_semantic for original_images, not labels_2020 for images_2021.
+    Labels with the words of the pictures are theirs. If there are none, pictures may have all labels but those with the
+    words of other pictures, and those with another number: label_images_semantic belongs to original_images, and
+    labels_2020 not to images_2021.
     """
     of_pictures, of_labels = set(map(set_of, pictures)), set(map(set_of, labels))
 

@@ -1,4 +1,4 @@
-"""What the files of a format say: the result of every reader."""
+"""The annotations of a user in one form, which the reader of every format returns."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +20,12 @@ class Records(NamedTuple):
     Args:
         layout: in words.
         classes: names, in the order of their numbers.
-        parts: by split 'train', 'val' and 'test', the annotation of each picture, whose path is relative to the root;
-            a single part '', if its pictures are still to be split. An annotation is a list of `Image`, for a detector;
-            a `Label`, for a segmentor; the name of a class, for a classifier.
-        lists: of the pictures of the part ''.
+        parts: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'; or
+            one part '', which is split later. An annotation is a list of `Image` for a detector, a `Label` for a
+            segmentor, and the name of a class for a classifier.
+        lists: how the part '' is split.
         lines: of the report.
-        categories: of each part, in COCO's format; default: `classes`, numbered from 1.
+        categories: the ids of the classes in each part, in COCO's format. Default: `classes`, numbered from 1.
     """
 
     layout: str

@@ -89,9 +89,9 @@ def _images_of(data: dict[str, Any], strays: Faults) -> dict[Path, list[Image]]:
 
 
 def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], list[str]]:
-    """Return the files for training, validation and test by split, a single file for training to split, or no file.
+    """Return the annotation file of each split, and lines of the report.
 
-    Values are path, content, and whether a file begins with a byte order mark; and lines of the report.
+    A single file is that of 'train', to split later. Without a file in COCO's format, there is no split.
     """
     candidates = sorted(folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, path))
     if folder.one_file is not None:
