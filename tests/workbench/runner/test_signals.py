@@ -26,15 +26,11 @@ def last(folder):
     return path.name, torch.load(path, weights_only=False)['meta']['iter']
 
 
-EPOCH = ('epoch_0_iter_5.pth', 'epoch_1.pth')
-
-
 @pytest.mark.parametrize(
     ('number', 'template', 'names'),
     [
-        (signal.SIGTERM, None, EPOCH),
-        (signal.SIGINT, 'epoch_{}.pth', EPOCH),
-        (signal.SIGTERM, '{:03d}-swin.pth', ('000_iter_5-swin.pth', '001-swin.pth')),
+        (signal.SIGTERM, None, ('epoch_0_iter_5.pth', 'epoch_1.pth')),
+        (signal.SIGINT, '{:03d}-swin.pth', ('000_iter_5-swin.pth', '001-swin.pth')),
     ],
 )
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, record_fault, number, template, names):
