@@ -67,8 +67,6 @@ def test_a_graph_has_an_operator_for_each_layer(kind):
         assert close(outputs, model(X))
         model.backend = 'native'
         assert graphs_of(model, X)[1] == [LAYERS]
-        model.backend = 'torch'
-        assert graphs_of(model, X)[1] == [{}]
 
 
 @pytest.mark.parametrize(('kind', 'stored'), [(SwinBackbone, True), (SwinV2Backbone, False)])
@@ -89,11 +87,10 @@ def test_a_training_step_of_three_sizes_is_one_compilation(kind, stored, monkeyp
     assert counters['stats']['unique_graphs'] == 1
 
 
-@pytest.mark.parametrize('stored', [False, True])
 @pytest.mark.parametrize('training', [False, True])
-def test_without_fullgraph_there_is_one_graph_too(training, stored, monkeypatch):
+def test_without_fullgraph_there_is_one_graph_too(training, monkeypatch):
     """`fullgraph` also permits results whose sizes are known at run time alone."""
-    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: stored)
+    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: True)
     model = randomised(**TWO_STAGES).train(training)
     compiled = torch.compile(model, backend='aot_eager')
     counters.clear()
@@ -251,8 +248,7 @@ def test_export_records_the_operators_for_every_size(kind):
         assert not layers_in(torch.export.export(model, (X,)).graph)
 
 
-@pytest.mark.parametrize('training', [False, True])
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(('kind', 'training'), [(SwinBackbone, True), (SwinV2Backbone, False)])
 def test_operations_are_those_of_the_torch_path(kind, training):
     model = randomised(kind=kind, **TWO_STAGES)
     counts = []
@@ -343,7 +339,7 @@ def test_transforms_are_torchs():
 
 def test_onnx_export_has_no_operators_of_the_library():
     pytest.importorskip('onnxscript')
-    model = randomised(**TWO_STAGES)
+    model = randomised(depths=(1,), num_heads=(2,), strides=(4,), out_indices=(0,))
     program = torch.onnx.export(model, (X,), dynamo=True, verbose=False)
     assert {node.domain for node in program.model.graph} <= {'', 'pkg.onnxscript.torch_lib'}
 
