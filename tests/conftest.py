@@ -44,6 +44,7 @@ settings.register_profile('same', derandomize=True, deadline=None, suppress_heal
 settings.register_profile('nightly', settings.get_profile('same'), derandomize=False, print_blob=True)
 settings.load_profile('same')
 
+MISSING = [name for name in ('mmengine', 'mmcv', 'mmdet', 'mmseg') if find_spec(name) is None]
 # What only an environment with OpenMMLab's packages can import
 OF_OPENMMLAB = re.compile(
     r'^(?:from|import) (?:mm(?:engine|cv|det|seg|pretrain|rotate)|swin_backbone\.(?:openmmlab|workbench)|'
@@ -110,9 +111,13 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_report_header():
+    return f'not installed: {", ".join(MISSING)}. Files that import the toolboxes are left out.' if MISSING else None
+
+
 def pytest_ignore_collect(collection_path):
-    """Without mmengine, ignore the files of tests that import the toolboxes."""
-    if collection_path.suffix == '.py' and find_spec('mmengine') is None:
+    """Without a toolbox, ignore the files of tests that import toolboxes: all environments have all or none of them."""
+    if collection_path.suffix == '.py' and MISSING:
         return bool(OF_OPENMMLAB.search(collection_path.read_text(encoding='utf-8'))) or None
     return None
 

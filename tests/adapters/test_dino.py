@@ -9,7 +9,6 @@ from helpers.adapters.frameworks import assert_compiled, original, train_a_step
 from swin_backbone import SwinBackbone, swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
 CONFIG = 'mmdet::dino/dino-5scale_swin-l_8xb2-36e_coco.py'
 # The smallest working numbers of channels, layers, queries and classes for DINO.
 SMALL_BACKBONE = {

@@ -19,7 +19,6 @@ STEPS = ['toolbox', 'backbone', 'layers', 'convolutions', 'bfloat16']
 def test_each_step_is_timed(name, more, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(devices, 'keep_freed_memory', lambda: kept.append(True))
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
     run_well('benchmarks.models', ROOT / 'configs/demo' / name, *SMALL, *more, '--json', tmp_path / 'found.json')
     rows = json.loads((tmp_path / 'found.json').read_text())['rows']
     assert [row['model'] for row in rows] == STEPS
@@ -27,7 +26,6 @@ def test_each_step_is_timed(name, more, tmp_path, monkeypatch):
 
 
 def test_the_last_step_is_compiled_too(tmp_path, monkeypatch):
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
     compiled = []
     monkeypatch.setattr(nn.Module, 'compile', lambda module: compiled.append(type(module).__name__))
     config = ROOT / 'configs/demo/swin-nano_upernet_shapes.py'
@@ -38,7 +36,6 @@ def test_the_last_step_is_compiled_too(tmp_path, monkeypatch):
 
 
 def test_what_has_no_swin_is_said():
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
     result = run('benchmarks.models', 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', *SMALL)
     assert result.returncode == 1
     assert 'model.backbone must be a SwinBackbone or SwinTransformer' in result.stderr

@@ -14,8 +14,6 @@ from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 from swin_backbone.openmmlab.config_files import read_config
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 WIDTHS = [32, 64, 128, 256]
 SWIN = dict(embed_dim=32, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16], window_size=7)
 X = torch.linspace(-1, 1, 2 * 3 * 130 * 162).view(2, 3, 130, 162).mul(97).sin()

@@ -15,7 +15,6 @@ from helpers import ROOT, run_python
 
 pytestmark = [pytest.mark.ray, pytest.mark.train]
 pytest.importorskip('ray', reason='Ray is not installed: make test ENV=ray')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 parquet = pytest.importorskip('pyarrow.parquet', reason='pyarrow is not installed: make test ENV=ray')
 
 LIMIT_S = 300

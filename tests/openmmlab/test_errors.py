@@ -68,7 +68,6 @@ def test_errors_without_a_config_are_their_message():
 
 def test_an_error_of_cut_pictures_names_the_tiles(record_fault):
     """Masks of mmseg's Mask2Former have the size of the padded picture, not of the cut."""
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
     from mmseg.models import EncoderDecoder
 
     model = SimpleNamespace(

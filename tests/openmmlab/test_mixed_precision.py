@@ -136,7 +136,6 @@ def table():
 
 @pytest.mark.slow
 def test_each_cell_of_the_table(monkeypatch):
-    pytest.importorskip('mmdet')
     results = defaultdict(set)
     for family in FAMILIES:
         for row, dtypes in dtypes_of(swapped(PLACED[family]), family, monkeypatch).items():
@@ -146,7 +145,6 @@ def test_each_cell_of_the_table(monkeypatch):
 
 @pytest.mark.parametrize('family', ['Mask R-CNN', 'UPerNet'])
 def test_cells_of_a_detector_and_a_segmentor(family, monkeypatch):
-    pytest.importorskip('mmdet')
     for row, dtypes in dtypes_of(small_config(PLACED[family]), family, monkeypatch).items():
         assert dtypes == {table()[row]}, row
 

@@ -70,7 +70,6 @@ def test_a_category_without_segments_does_not_count():
 
 
 def test_mmdet_takes_the_functions_and_no_module_is_called_panopticapi():
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
     names = 'evaluation.functional.panoptic_utils', 'evaluation.metrics.coco_panoptic_metric'
     functions = [import_module(f'mmdet.{name}').rgb2id for name in names]
     functions.append(import_module('mmdet.datasets.transforms').LoadPanopticAnnotations().rgb2id)
@@ -95,7 +94,6 @@ def test_mmdet_keeps_its_own_if_panopticapi_is_installed_or_by_the_switch(
 
 def test_panoptic_labels_are_read(labels):
     """The check of masks stopped a training at the first picture: panoptic objects have no polygons."""
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
     cv2.imwrite(str(labels / 'a.jpg'), np.zeros((8, 6, 3), np.uint8))
     steps = [dict(type='LoadImageFromFile'), dict(type='LoadPanopticAnnotations', with_bbox=False, with_label=False)]
     with DefaultScope.overwrite_default_scope('mmdet'):

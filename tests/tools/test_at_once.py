@@ -11,7 +11,6 @@ from helpers.openmmlab.own_data import detection_of, make_own_data
 from swin_backbone.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.train
-pytest.importorskip('mmdet', reason='mmdet is not installed')
 
 MANY = pytest.param(NUMBER, marks=pytest.mark.slow)
 IN_USE = re.compile(r'(process \d+ on \S+, since \S+,|another process) \w+ (in|to) .*: wait, end the process, or take')

@@ -15,20 +15,16 @@ from helpers.in_process import error_of, run, run_well
 from helpers.openmmlab.layouts import write, write_picture
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
+from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from PIL import Image
 
 from swin_backbone.workbench.data import media
 from swin_backbone.workbench.predict import predictor as inference
 from swin_backbone.workbench.predict.prediction import category_ids_of
 from swin_backbone.workbench.predict.results import Results
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
-from mmdet.structures import DetDataSample
-from mmseg.structures import SegDataSample
 
 
 @pytest.fixture(scope='module')

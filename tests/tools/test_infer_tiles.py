@@ -11,8 +11,6 @@ from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random
 from mmengine.config import Config
 
 pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is not installed')
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 import tifffile
 

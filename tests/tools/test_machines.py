@@ -116,7 +116,6 @@ default_hooks = dict(checkpoint=dict(interval=5, max_keep_ckpts=2))
 
 @pytest.fixture(scope='module')
 def config(tmp_path_factory):
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
     folder = tmp_path_factory.mktemp('machines')
     run_python('tools/make_shapes_dataset.py', folder / 'shapes', '--train', 16, '--val', 2, '--shape', 64)
     (folder / 'global_loss.py').write_text(LOSSES)

@@ -31,9 +31,6 @@ from swin_backbone.workbench.predict.results import Results
 from swin_backbone.workbench.runner.testing import write_coco_results
 from swin_backbone.workbench.runner.validation import MaskAreasHook
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 
 @pytest.fixture(scope='module')
 def detector(tmp_path_factory):

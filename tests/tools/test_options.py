@@ -8,8 +8,6 @@ import pytest
 from helpers.in_process import run_well
 from helpers.openmmlab.own_data import DETECTION, detection, make_own_data
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from swin_backbone import load
 from swin_backbone.command_line import Parser, options_of
 from swin_backbone.openmmlab.config_files import read_config

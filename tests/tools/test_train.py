@@ -25,8 +25,6 @@ from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.workbench.runner.monitor import CurvesHook
 
 pytestmark = pytest.mark.train
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 LIMIT_S = 240
 

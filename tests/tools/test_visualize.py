@@ -14,9 +14,6 @@ from mmengine.config import Config
 
 from swin_backbone.workbench.runner import monitor
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 DETECTION_V2 = ROOT / 'configs' / 'demo' / 'mask-rcnn_swinv2-nano_fpn_shapes.py'
 RETINANET = ROOT / 'configs' / 'retinanet' / 'retinanet_swin-t-p4-w7_fpn_1x_coco.py'
 

@@ -38,8 +38,6 @@ RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 
 @pytest.mark.parametrize('name', ALL_CONFIGS)
 def test_every_config_builds_its_model(name):
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
     from mmengine.registry import init_default_scope
 
     if '_lora_' in name:
@@ -199,7 +197,6 @@ def test_options_of_an_exported_model_with_a_checkpoint(option, error, tmp_path)
 @pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])
 def test_tta_of_masks(record_fault, name):
     """A view and its mirror image are the same objects. Of two overlapping objects, the surer keeps box and mask."""
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
     from mmdet.structures import DetDataSample
 
     cfg = read_config(name)

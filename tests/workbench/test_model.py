@@ -8,9 +8,6 @@ from helpers.in_process import run_well
 from helpers.openmmlab import layouts
 from helpers.openmmlab.jobs import SMALL_RETINANET
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from swin_backbone import load, swap_backbone
 from swin_backbone.workbench.export import export
 from swin_backbone.workbench.model import _frames

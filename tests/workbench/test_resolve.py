@@ -23,9 +23,6 @@ from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import Counted
 from swin_backbone.workbench.data.own_data.prepare import prepare
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASK2FORMER = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'

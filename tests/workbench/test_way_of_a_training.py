@@ -7,8 +7,6 @@ from helpers import ROOT
 from helpers.in_process import forget_instances, run
 from helpers.openmmlab.own_data import DETECTION, make_own_data
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
 PLACES = tuple(str(ROOT / folder) for folder in ('swin_backbone', 'tools'))

@@ -13,8 +13,6 @@ from swin_backbone.openmmlab import mmcv_ops
 from swin_backbone.openmmlab.layers import maps
 from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, ConvTranspose2d
 
-pytest.importorskip('mmdet')
-
 
 def exchanged(model):
     return [one for one in model.modules() if type(one) in (Conv2d, Conv3x3, ConvTranspose2d)]

@@ -9,7 +9,6 @@ import torch
 from swin_backbone import accelerate, restore
 from swin_backbone.openmmlab.mmcv_ops import ext
 
-pytest.importorskip('mmdet')
 SETTINGS = dict(out_channels=8, featmap_strides=[4, 8, 16, 32])
 
 

@@ -9,7 +9,6 @@ from torch.utils.flop_counter import flop_registry
 from swin_backbone.kernels.detection import convolution
 from swin_backbone.openmmlab.layers.conv3x3 import use_channels_last
 
-pytest.importorskip('mmseg')
 SETTINGS = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3], channels=16, num_classes=5)
 
 

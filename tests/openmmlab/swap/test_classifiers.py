@@ -2,15 +2,12 @@
 
 import pytest
 import torch
+from helpers.openmmlab.breadth import build, pictures_and_classes, predict, train_one_step
 from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
-from helpers.openmmlab.breadth import build, pictures_and_classes, predict, train_one_step
 
 pytestmark = pytest.mark.toolboxes
 

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
+from helpers.openmmlab.breadth import build, predict, train_one_step
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
-from helpers.openmmlab.breadth import build, predict, train_one_step
 
 pytestmark = pytest.mark.toolboxes
 

@@ -12,9 +12,6 @@ from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap import replace as swap_module
 from swin_backbone.workbench.process import prepare_process
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 FASTER = 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py'
 CAFFE = 'mmdet::retinanet/retinanet_r50-caffe_fpn_1x_coco.py'
 DINO = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.openmmlab.breadth import build, pictures_and_truth, train_one_step
 from helpers.openmmlab.jobs import load_config
 from mmengine.config import Config
 from mmengine.model import BaseModel
@@ -13,10 +14,6 @@ from torch import nn
 from swin_backbone import SwinBackbone, swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap import replace as swap_module
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
-from helpers.openmmlab.breadth import build, pictures_and_truth, train_one_step
 
 DEEPSORT = 'mmdet::deepsort/deepsort_faster-rcnn_r50_fpn_8xb2-4e_mot17train_test-mot17test.py'
 

@@ -7,10 +7,6 @@ import re
 
 import pytest
 import torch
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.openmmlab.breadth import (
     PLACED,
     QUICK,

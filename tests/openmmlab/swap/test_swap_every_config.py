@@ -15,10 +15,6 @@ import textwrap
 from collections import Counter
 
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers import ROOT
 from helpers.openmmlab.every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
 

@@ -4,10 +4,6 @@ import json
 
 import pytest
 import torch
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.openmmlab.every_config import folders
 from mmengine.registry import MODELS, DefaultScope
 

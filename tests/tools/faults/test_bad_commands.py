@@ -4,10 +4,6 @@ import os
 import subprocess
 
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.in_process import ROOT, error_of, run_well
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, detection, make_own_data, segmentation
 

@@ -5,10 +5,6 @@ import os
 import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.in_process import run
 from helpers.openmmlab.jobs import build_runner, load_config
 from helpers.openmmlab.own_data import SIZE, detection, detection_of, make_own_data, read_coco, segmentation, write_coco

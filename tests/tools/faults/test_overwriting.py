@@ -8,10 +8,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.in_process import ROOT, error_of, run, run_well
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from helpers.openmmlab.random_models import save_random_model

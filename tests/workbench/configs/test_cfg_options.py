@@ -7,8 +7,6 @@ from mmengine.config import Config, DictAction
 from swin_backbone.workbench.configs.cfg_options import apply_options, parse_options, setting_of
 from swin_backbone.openmmlab.config_files import read_config
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_own.py'
 

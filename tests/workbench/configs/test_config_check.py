@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.openmmlab.jobs import load_config
 from helpers import ROOT

@@ -9,8 +9,6 @@ from mmengine.optim import LinearLR
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn, optim
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.openmmlab.config_files import read_config

@@ -7,9 +7,6 @@ import re
 
 import numpy as np
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from helpers.openmmlab.bad_annotations import (
     CASES,
     MASKS,

@@ -4,10 +4,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.openmmlab import own_data
 from helpers.openmmlab.own_data import detection, make_own_data, read_coco, segmentation, write_coco
 

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from helpers.openmmlab.bad_annotations import SIDE, SQUARE, config, good_coco, make_data, train
 from mmdet.utils import register_all_modules
 

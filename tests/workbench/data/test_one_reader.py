@@ -10,8 +10,6 @@ from helpers import ROOT
 from mmengine.registry import TRANSFORMS
 from PIL import ExifTags, Image, ImageOps
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('rasterio', reason='rasterio is not installed')
 pytest.importorskip('tifffile', reason='tifffile is not installed')
 pytest.importorskip('imagecodecs', reason='imagecodecs is not installed')

@@ -10,8 +10,6 @@ import pytest
 import torch
 from helpers import ROOT
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('tifffile', reason='tifffile is not installed')
 
 import tifffile

@@ -4,8 +4,6 @@ import pytest
 import torch
 from mmengine.config import Config
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from swin_backbone.workbench.export.graph import ExportError
 from swin_backbone.workbench.export.heads import boxes, layers
 from swin_backbone.workbench.export.heads.operators import NEVER

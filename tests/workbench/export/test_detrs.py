@@ -6,13 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from helpers.adapters.frameworks import original
 from helpers.export.small_exports import compare_graph, judge, require, save_checkpoint, small_config
 from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
 from swin_backbone.workbench.export import export, runtime
 from swin_backbone.workbench.export.graph import ExportError

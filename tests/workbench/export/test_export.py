@@ -299,7 +299,6 @@ def test_pixel_limits_are_lower_for_larger_results():
 
 
 def test_building_a_graph_changes_no_layer():
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
     from mmseg.models import UPerHead
 
     from swin_backbone.workbench.export.heads.layers import copy_for_graph
@@ -459,7 +458,6 @@ def test_an_error_of_maps_is_refused_in_every_precision(precision, error):
 
 
 def test_a_tool_that_compared_nothing_says_so(tmp_path, monkeypatch):
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
     figures = [dict(name=name, objects=0, found=0, compared=0) for name in 'ab']
     made = dict(verification=figures, format='onnx', precision='fp32')
     monkeypatch.setattr(export, 'export_model', lambda *_, **__: made)

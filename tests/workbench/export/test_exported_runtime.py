@@ -16,8 +16,6 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 

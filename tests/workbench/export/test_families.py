@@ -7,10 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.export.small_exports import compare_graph, judge, require, save_checkpoint, small_config
 from helpers.openmmlab.jobs import open_predictor
 from mmengine.registry import MODELS, DefaultScope

@@ -13,9 +13,6 @@ from mmengine.config import Config
 
 from swin_backbone.workbench.data.media import Frame, Medium
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 
 @pytest.fixture(scope='module')
 def predictors(tmp_path_factory):

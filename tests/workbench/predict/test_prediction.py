@@ -16,9 +16,6 @@ from swin_backbone.workbench.data.media import Frame, Medium
 from swin_backbone.workbench.predict.prediction import Prediction
 from swin_backbone.workbench.predict.predictor import Predictor
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 
 @pytest.fixture(scope='module', params=[DETECTION, SEGMENTATION], ids=['detector', 'segmentor'])
 def model(request, tmp_path_factory):

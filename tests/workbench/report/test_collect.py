@@ -28,9 +28,6 @@ from swin_backbone.workbench.report.collect import add_coco_metric, report_on_te
 from swin_backbone.workbench.report.page import common_kind, main_metric
 from swin_backbone.workbench.runner.build import build_runner
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 
 @MODELS.register_module(force=True)  # OpenMMLab's mmengine cannot print a config with a class
 class Guess(BaseModel):

@@ -15,9 +15,6 @@ from swin_backbone.workbench.resume.completeness import (
     fit_to_model,
 )
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 DETECTOR = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTOR = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 

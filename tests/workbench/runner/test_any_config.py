@@ -3,10 +3,6 @@
 import copy
 
 import pytest
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.in_process import forget_instances
 from helpers.openmmlab import layouts
 from helpers.openmmlab.breadth import alone, shrink

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from helpers.in_process import forget_instances
 from helpers.openmmlab import layouts
 from helpers.openmmlab.jobs import SMALL_RETINANET

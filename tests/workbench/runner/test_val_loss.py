@@ -133,8 +133,6 @@ def own_training(tmp_path, kind):
 
 @pytest.mark.parametrize('kind', [detection, segmentation])
 def test_the_losses_are_those_of_the_training_on_the_set(tmp_path, kind):
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
-    pytest.importorskip('mmseg', reason='mmseg is not installed')
     runner, hook = own_training(tmp_path, kind)
     metrics = {}
     keep = Hook()

@@ -17,7 +17,6 @@ from mmengine.config import Config
 from swin_backbone.archs import ARCHS
 from swin_backbone.workbench.data.media import Frame, Medium
 
-pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is not installed')
 
 import tifffile

@@ -5,9 +5,6 @@ import pytest
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import LABELS, fill, labels_of
 from mmengine.registry import TRANSFORMS
-
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from PIL import Image
 
 from swin_backbone.openmmlab.errors import DataError

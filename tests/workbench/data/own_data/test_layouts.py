@@ -15,10 +15,6 @@ from helpers.openmmlab import layouts
 from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
 from mmengine.config import Config
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from pycocotools import mask as coco_mask
 
 from swin_backbone.openmmlab.errors import DataError

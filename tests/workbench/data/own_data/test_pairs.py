@@ -7,9 +7,6 @@ import pytest
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, fill, read
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-pytest.importorskip('mmseg', reason='mmseg is not installed')
-
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.own_data.pairs import pair_labels
 

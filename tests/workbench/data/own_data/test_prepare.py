@@ -16,8 +16,6 @@ from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.own_data import prepare as preparing
 from swin_backbone.workbench.data.own_data.prepare import Dataset, prepare
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 
 @pytest.fixture
 def own(tmp_path):

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, fill, read
-
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from pycocotools import mask as coco_mask
 
 from swin_backbone.workbench.data.check_data import check_data

@@ -7,8 +7,6 @@ import pytest
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, boxes, fill, read
 
-pytest.importorskip('mmdet', reason='mmdet is not installed')
-
 from swin_backbone.openmmlab.errors import DataError
 
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
