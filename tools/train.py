@@ -39,16 +39,18 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
-    from swin_backbone.workbench.job import Job, only_training, report
+    from swin_backbone.workbench.job import Job, report
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
+    from swin_backbone.workbench.runner.launchers import rank
     from swin_backbone.workbench.runner.monitor import enable_vis
+    from swin_backbone.workbench.runner.safe_runner import only_training_in
 
     with stop_on_user_errors(RUN_ERRORS, args.debug), ExitStack() as stack:
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             job = make_job(args)
             if args.vis:
                 enable_vis(job.cfg, args.vis)
-            stack.enter_context(only_training(job))
+            stack.enter_context(only_training_in(job.cfg.work_dir, rank(args.launcher)))
             runner = job.build_training()
             if args.report:
                 require_data(job.cfg, ('test',))

@@ -5,7 +5,7 @@ it.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -139,20 +139,11 @@ def _set_training(combined: Config, options: Options, data: Optional[Dataset]) -
 
 
 def train(job: Job) -> SafeRunner:
-    """Train, and return the runner. Errors: see `Job.build_training`, `run_loop` and `only_training`."""
-    with only_training(job):
+    """Train, and return the runner. Errors: see `Job.build_training`, `run_loop` and `only_training_in`."""
+    with only_training_in(job.cfg.work_dir, rank(job.options.launcher)):  # before the first files: log and config
         runner = job.build_training()
         run_loop(runner, 'train')
     return runner
-
-
-def only_training(job: Job) -> AbstractContextManager[None]:
-    """Keep other trainings out of the working folder, before the runner writes its first files: log and config.
-
-    Raises:
-        FolderInUse: see `only_training_in`.
-    """
-    return only_training_in(job.cfg.work_dir, rank(job.options.launcher))
 
 
 @contextmanager

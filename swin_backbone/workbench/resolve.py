@@ -12,15 +12,14 @@ from typing import Any, Optional
 
 from mmengine.config import Config
 
-from ..openmmlab.config_files import add_custom_import
-from ..openmmlab.errors import ConfigError, parts_of
+from ..openmmlab.errors import ConfigError
 from ..openmmlab.swap.replace import swap_backbone
 from ..options import Options
 from .configs.cfg_options import apply_options, setting_of
 from .configs.paths import datasets_in
 from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule
 from .data.balance import Counted, apply_balance
-from .data.load_picture import OURS, name_loaders
+from .data.load_picture import name_loaders
 from .data.own_data.config import put_data
 from .data.own_data.prepare import Dataset
 
@@ -51,18 +50,11 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
     apply_options(cfg, settings)
     if data is not None:
         _require_agreement(cfg, data, settings)
-    _name_own_loaders(cfg)
+    name_loaders(cfg)
     name = Path(config.filename or 'config').stem + (f'_{backbone}' if backbone else '')
     cfg.work_dir = str(options.work_dir or cfg.get('work_dir') or Path('work_dirs', name))
     cfg.launcher = options.launcher
     return cfg
-
-
-def _name_own_loaders(cfg: Config) -> None:
-    """Let all pipelines load pictures by this package, which the config imports then."""
-    name_loaders(cfg)
-    if any(part['type'] == OURS for _, part in parts_of(cfg)):
-        add_custom_import(cfg)
 
 
 def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> None:
@@ -86,7 +78,7 @@ def set_training(config: Config, options: Options) -> Config:
     if options.auto_scale_lr:
         enable_auto_scale_lr(cfg)
     apply_options(cfg, options.cfg_options or {})
-    _name_own_loaders(cfg)
+    name_loaders(cfg)
     return cfg
 
 

@@ -15,6 +15,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import TRANSFORMS, DefaultScope
 from numpy.typing import NDArray
 
+from ...openmmlab.config_files import add_custom_import
 from ...openmmlab.errors import parts_of
 from .annotations import class_of
 from .media import decode_picture, read_picture
@@ -74,11 +75,16 @@ class LoadPicture(LoadImageFromFile):
 
 
 def name_loaders(cfg: Config) -> None:
-    """Name `LoadPicture` in the place of mmcv's `LoadImageFromFile` in all pipelines of a config, in place."""
+    """Name `LoadPicture` in the place of mmcv's `LoadImageFromFile` in all pipelines of a config, in place.
+
+    The config imports this package then.
+    """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for _, part in parts_of(cfg):
             if 'Load' in str(part['type']) and _class_of(part) is LoadImageFromFile:
                 part['type'] = OURS
+    if any(part['type'] == OURS for _, part in parts_of(cfg)):
+        add_custom_import(cfg)
 
 
 def loads_picture(step: Any) -> bool:

@@ -21,6 +21,7 @@ SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-super
 PANOPTIC = 'MaskFormerFusionHead'  # the head of the models that segment instances too
 # Parts of a model with other classes than the data: object or none, or words.
 FIXED_CLASSES = ('rpn_head', 'language_model')
+EVALUATED = ('val', 'test')
 EDGES = 'STDCHead'  # with two classes, edge and background
 
 
@@ -57,9 +58,9 @@ def _put_objects(cfg: Config, data: Dataset) -> None:
     _leave_out_semantics(cfg)
     _segment_instances(cfg, len(data.classes))
     metainfo = dict(classes=data.classes, palette=distinct_colours(len(data.classes)))
-    for loader, index in _loaders(cfg, data):
+    for phase, index in _indices(data).items():
         _replace_data(
-            loader,
+            cfg[f'{phase}_dataloader'],
             'CocoDataset',
             data_root=data.root,
             ann_file=index.file,
@@ -67,8 +68,9 @@ def _put_objects(cfg: Config, data: Dataset) -> None:
             metainfo=metainfo,
         )
     default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
-    for phase, index in _evaluated(data):
-        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=index.file, backend_args=None)
+    for phase in EVALUATED:
+        ann_file = _indices(data)[phase].file
+        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=ann_file, backend_args=None)
     set_num_classes(cfg.model, len(data.classes))
 
 
@@ -109,10 +111,9 @@ def _segment_instances(cfg: Config, number: int) -> None:
 def _put_labels(cfg: Config, data: Dataset) -> None:
     palette = [list(colour) for colour in distinct_colours(len(data.classes))]
     metainfo = dict(classes=data.classes, palette=palette)
-    for loader, index in _loaders(cfg, data):
-        _replace_data(
-            loader, 'mmengine.dataset.BaseDataset', data_root=data.root, ann_file=index.file, metainfo=metainfo
-        )
+    for phase, index in _indices(data).items():
+        kind = 'mmengine.dataset.BaseDataset'
+        _replace_data(cfg[f'{phase}_dataloader'], kind, data_root=data.root, ann_file=index.file, metainfo=metainfo)
     for transform in _transforms(cfg):
         if kind_of(transform) == 'LoadAnnotations':  # the index has the setting
             transform.pop('reduce_zero_label', None)
@@ -125,7 +126,7 @@ def _put_labels(cfg: Config, data: Dataset) -> None:
             head.get(
                 'kernel_generate_head', head
             ).ignore_index = IGNORED_LABEL  # K-Net takes the value of the inner head
-    for phase, _ in _evaluated(data):
+    for phase in EVALUATED:
         _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED_LABEL)
     set_num_classes(cfg.model, len(data.classes))
 
@@ -137,11 +138,12 @@ def _put_classes(cfg: Config, data: Dataset) -> None:
     if 'num_classes' not in (cfg.model.get('head') or {}):
         kind = cfg.model.type
         raise ConfigError(f'--data takes a classifier, whose model.head has num_classes, and model is {kind}')
-    for loader, index in _loaders(cfg, data):
+    metainfo = dict(classes=data.classes)
+    for phase, index in _indices(data).items():
         _replace_data(
-            loader, 'CustomDataset', data_root=data.root, ann_file=index.file, metainfo=dict(classes=data.classes)
+            cfg[f'{phase}_dataloader'], 'CustomDataset', data_root=data.root, ann_file=index.file, metainfo=metainfo
         )
-    for phase, _ in _evaluated(data):
+    for phase in EVALUATED:
         _replace_metric(cfg, phase, 'Accuracy', dict(topk=(1, 5)))
         metric = cfg[f'{phase}_evaluator']
         topk = metric.get('topk', 1)
@@ -154,16 +156,9 @@ def _put_classes(cfg: Config, data: Dataset) -> None:
 # --- all --------------------------------------------------------------------------------------------------------------
 
 
-def _loaders(cfg: Config, data: Dataset) -> Iterator[tuple[Any, Index]]:
-    """Yield each loader of data with its index."""
-    yield cfg.train_dataloader, data.splits['train']
-    for phase, index in _evaluated(data):
-        yield cfg[f'{phase}_dataloader'], index
-
-
-def _evaluated(data: Dataset) -> list[tuple[str, Index]]:
-    """Return the indices of validation and test. Without data for a test, the validation data are tested."""
-    return [('val', data.splits['val']), ('test', data.splits.get('test', data.splits['val']))]
+def _indices(data: Dataset) -> dict[str, Index]:
+    """Return the indices of training, validation and test. Without data for a test, the validation data are tested."""
+    return {'test': data.splits['val'], **data.splits}
 
 
 def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
