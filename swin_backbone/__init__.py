@@ -1,4 +1,4 @@
-"""Swin Transformer backbones for the OpenMMLab toolboxes.
+"""Swin Transformer backbones for torch and the OpenMMLab toolboxes.
 
 A name is imported at its first use. The classes are registered in mmengine's registries once mmengine is imported:
 before this package, with it or later. Nothing else changes in other packages.

@@ -24,6 +24,12 @@ def refusal(name: str, allowed: str, value: object) -> str:
     return f'{name} takes {allowed}, got {got if len(got) <= MAX_VALUE else got[:MAX_VALUE] + "..."}'
 
 
+def first_of(names: Sequence[object], number: int = 3) -> str:
+    """Return the first names for a message, and the number of further ones."""
+    rest = len(names) - number
+    return ', '.join(map(str, names[:number])) + (f' and {rest} more' if rest > 0 else '')
+
+
 def check_type(name: str, value: Value, kinds: Union[type, tuple[type, ...]], allowed: str) -> Value:
     """Check the type of a value.
 

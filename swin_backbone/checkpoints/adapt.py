@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
+from ..checks import first_of
 from ..positions import Size
-from .errors import CheckpointError, first_of, naming
+from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
 from .lora import BASE_LAYER, has_adapters, merge_adapters, without_base_layer
 from .reading import read_checkpoint

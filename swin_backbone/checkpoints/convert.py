@@ -8,11 +8,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ..checks import first_of
 from ..outputs import check_outputs
 from ..positions import log_spaced_coordinates, relative_position_bias
 from ..whole_files import write_whole, write_whole_by
 from .adapt import check_numbers
-from .errors import CheckpointError, first_of, naming
+from .errors import CheckpointError, naming
 from .formats import V1, V2, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
 from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder

@@ -1,6 +1,6 @@
-"""Errors of checkpoints, and lists of names in them."""
+"""Errors of checkpoints."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
@@ -19,9 +19,3 @@ def naming(checkpoint: object) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise type(error)(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
-
-
-def first_of(names: Sequence[object], number: int = 3) -> str:
-    """Join the first names, and the number of further ones."""
-    rest = len(names) - number
-    return ', '.join(map(str, names[:number])) + (f' and {rest} more' if rest > 0 else '')

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..checks import first_of
 from ..positions import Size
-from .errors import CheckpointError, first_of, naming
+from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights
 from .sizes import swin_sizes

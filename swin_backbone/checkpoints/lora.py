@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .errors import CheckpointError, first_of
+from ..checks import first_of
+from .errors import CheckpointError
 
 BASE_LAYER = 'base_layer'
 SCALES = 'swin_backbone.lora'  # key of {layer: {adapter: scale}} in the metadata of a state_dict

@@ -20,8 +20,7 @@ from mmengine.config import Config
 from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, Registry
 
-from ...checkpoints.errors import first_of
-from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type
+from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, first_of
 from ...openmmlab.errors import DataError, Faults, walk
 from ..configs.paths import MARKS, annotation_file, decode, read_file
 

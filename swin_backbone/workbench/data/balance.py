@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.config import Config
 from numpy.typing import NDArray
 
-from ...checkpoints.errors import first_of
+from ...checks import first_of
 from ...openmmlab.errors import ConfigError, kind_of, parts_of
 from ..configs.paths import datasets_in
 from .datasets import DataSets, base_datasets

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from ...checkpoints.errors import first_of
+from ...checks import first_of
 from ...openmmlab.errors import DataError
 from .media import require_whole
 

@@ -7,7 +7,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
-from ...checkpoints.errors import CheckpointError, first_of
+from ...checkpoints.errors import CheckpointError
+from ...checks import first_of
 from ..configs.check import CLASS_HEADS
 
 CLASSES_SHOWN = 20

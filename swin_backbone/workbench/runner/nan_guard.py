@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from ...checkpoints.errors import first_of
+from ...checks import first_of
 from ...openmmlab.errors import TrainingStopped
 
 MAX_NAMED = 16  # images in a warning

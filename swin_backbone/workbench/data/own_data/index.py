@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ....checkpoints.errors import first_of
+from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..annotations import check_annotations
 from ..check_labels import ANY_VALUE, read_colours, read_label
