@@ -64,14 +64,15 @@ def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path)
 
 def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
     """Return the annotations of the pictures of each split, and lines of the report."""
-    pictures = records.parts.get('')
+    parts = dict(records.parts)
+    pictures = parts.pop('', None)
     if pictures is None:
-        return dict(records.parts), []
+        return parts, []
     if records.lists.pictures or not all(isinstance(annotation, str) for annotation in pictures.values()):
         lists, lines = split_pictures(list(pictures), records.lists)
     else:
         lists, lines = draw_by_class(pictures)
-    return {split: {path: pictures[path] for path in part} for split, part in lists.items()}, lines
+    return {**{split: {path: pictures[path] for path in part} for split, part in lists.items()}, **parts}, lines
 
 
 # --- detection --------------------------------------------------------------------------------------------------------

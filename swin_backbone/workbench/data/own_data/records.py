@@ -20,9 +20,9 @@ class Records(NamedTuple):
     Args:
         layout: in words.
         classes: names, in the order of their numbers.
-        parts: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'; or
-            one part '', which is split later. An annotation is a list of `Image` for a detector, a `Label` for a
-            segmentor, and the name of a class for a classifier.
+        parts: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'. A
+            part '', in place of 'train' and 'val', is split later. An annotation is a list of `Image` for a detector, a
+            `Label` for a segmentor, and the name of a class for a classifier.
         lists: how the part '' is split.
         lines: of the report.
         categories: the ids of the classes in each part, in COCO's format. Default: `classes`, numbered from 1.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -196,6 +197,32 @@ def test_objects_of_other_formats_have_their_file_and_place(tmp_path):
         file, _, place = item['own_id'].partition(', object ')
         assert Path(file).stem == files[item['image_id']]
         assert Path(file).read_text().splitlines()[int(place) - 1]
+
+
+def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
+    (own / 'val.json').rename(own / 'test.json')
+    coco = read_coco(own)
+    for image in coco['images']:
+        image['file_name'] = f'train/{image["file_name"]}'
+    for split in ('train', 'val'):
+        write_coco(own, split, coco)
+    coco = read_coco(own, 'test')
+    for image in coco['images']:
+        image['file_name'] = f'val/{image["file_name"]}'
+    write_coco(own, 'test', coco)
+    data = prepare(own, folder=tmp_path / 'indices')
+    assert {split: index.pictures for split, index in data.splits.items()} == dict(train=3, val=1, test=2)
+    names = [image['file_name'] for image in json.loads(Path(data.splits['test'].file).read_text())['images']]
+    assert names == ['images/val/0.png', 'images/val/1.png']
+
+
+def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
+    (own / 'train.json').rename(own / 'objects.json')
+    (own / 'val.json').unlink()
+    (own / 'images' / 'train').rename(own / 'images' / 'a')
+    shutil.copytree(own / 'images' / 'a', own / 'images' / 'b')
+    lines = prepare(own, folder=tmp_path / 'indices').lines
+    assert '  warning     pictures of objects.json are in images/a and images/b: images/a is taken' in lines
 
 
 def test_a_test_without_objects_is_left_out_with_a_line(own, tmp_path):

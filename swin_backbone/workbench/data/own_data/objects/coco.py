@@ -45,8 +45,7 @@ def read(folder: DataFolder) -> Optional[Records]:
             repaired = look_through(data, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
-        if by_name := _find_pictures(folder, path, data):
-            lines.append(line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
+        lines += _find_pictures(folder, path, data)
     contents = {split: data for split, (_, data, _) in files.items()}
     _join_categories([*contents.values()])
     names = [str(category['name']) for category in contents['train']['categories']]
@@ -65,7 +64,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     lines += left_out('pictures without an entry in these annotation files', unnamed)
     lists = SplitLists()
     if 'val' not in parts:
-        parts, categories = {'': parts['train']}, {'': categories['train']}
+        parts[''], categories[''] = parts.pop('train'), categories.pop('train')
         lists = read_split_lists(folder, [*parts['']])
     return Records('COCO JSON', names, parts, lists, lines, categories)
 
@@ -196,37 +195,43 @@ def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(value, (int, float)) for value in values)
 
 
-def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Optional[str]:
-    """Return the folder, relative to the root, of the pictures of an annotation file; None if none has any."""
+def _picture_folders(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[str]:
+    """Return the folder, relative to the root, of the pictures of an annotation file, and others that fit as well.
+
+    Empty if no folder has any of the pictures.
+    """
     names = [image['file_name'] for image in data['images']]
     names = names[:: max(1, len(names) // SAMPLE)]
     parents = {parent for picture in folder.pictures for parent in picture.parents}
     split = split_of(Path(path.name)) or split_of(path.relative_to(folder.ann_root))
 
-    def rank(parent: Path) -> tuple[int, bool, bool, bool, int]:
+    def rank(parent: Path) -> tuple[int, bool, bool, bool]:
         number = sum((folder.root / parent / name).is_file() for name in names)
         is_of_split = folder_split(parent / '-') == split
         is_of_labels = is_label(parent / names[0])
-        return number, is_of_split, not is_of_labels, folder.root / parent == path.parent, -len(parent.parts)
+        return number, is_of_split, not is_of_labels, folder.root / parent == path.parent
 
-    best = max(sorted(parents), key=rank)
-    return best.as_posix() if rank(best)[0] else None
+    ranks = {parent: rank(parent) for parent in sorted(parents, key=lambda parent: (len(parent.parts), parent))}
+    best = max(ranks.values())
+    return [parent.as_posix() for parent, fit in ranks.items() if fit == best] if best[0] else []
 
 
-def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[Path]:
-    """Make paths below the root of the pictures' names, in place, and return those that are found by their names.
+def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[str]:
+    """Make paths below the root of the pictures' names, in place, and return lines of the report.
 
     Label Studio writes addresses and paths of its server, and Windows's separators; other programs leave out folders.
     """
-    picture_folder = _picture_folder(folder, path, data)
-    paths = [Path(picture_folder or '.', image['file_name']) for image in data['images']]
+    folders, lines = _picture_folders(folder, path, data), list[str]()
+    if len(folders) > 1:
+        lines.append(line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken'))
+    paths = [Path(*folders[:1], image['file_name']) for image in data['images']]
     existing = {picture for picture in {*paths} if (folder.root / picture).is_file()}
     tails = index_tails(picture for picture in folder.pictures if picture not in existing)
     matches = {
         name: match_name(unquote(str(name)), tails) or match_name(UPLOADED.sub('', name.name), tails)
         for name in {*paths} - existing
     }
-    if picture_folder is None and None in matches.values():
+    if not folders and None in matches.values():
         name = next(image['file_name'] for image, name in zip(data['images'], paths) if matches[name] is None)
         raise DataError(
             f'{path} names {len(paths)} pictures, as {name!r}, and below {folder.root} is no picture of this name, or '
@@ -234,7 +239,9 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list
         )
     for image, name in zip(data['images'], paths):
         image['file_name'] = (matches.get(name) or name).as_posix()
-    return sorted(picture for picture in matches.values() if picture)
+    if by_name := sorted(picture for picture in matches.values() if picture):
+        lines.append(line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
+    return lines
 
 
 def _join_categories(contents: Sequence[dict[str, Any]]) -> None:
