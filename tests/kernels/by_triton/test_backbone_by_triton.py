@@ -116,7 +116,7 @@ def test_training_keeps_no_attention_weights():
     ours = bytes_kept(make_backbone('triton', **arguments), x, torch.float32)
     weights = 4 * 49 * 49 * 2 * 3 * 3  # of all windows of all blocks
     assert ours < peer - weights
-    assert bytes_kept(make_backbone('triton', with_cp=True, **arguments), x, torch.float32) < 0.13 * peer
+    assert bytes_kept(make_backbone('triton', with_cp=True, **arguments), x, torch.float32) < 0.14 * peer
 
 
 def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=(7, 7), dropout=0.0):
