@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from inspect import signature
+from operator import is_
 from threading import local
 from typing import Any, NamedTuple, Optional, TypeVar, Union
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .compat import constant_when_compiled
+from .modes import is_recorded
 
 Forward = TypeVar('Forward', bound=Callable[..., Any])
 Modules = dict[str, Any]  # inside a layer, by name
@@ -112,6 +115,81 @@ class CannotRun(ValueError):
 
     def __str__(self) -> str:
         return f'backend={self.backend!r} cannot compute this: {self.reason}'
+
+
+Read = TypeVar('Read')
+OF_ALL_MODULES = [*nn.Module().__dict__]  # attributes, the first of every module
+HOOKS = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'
+IMMUTABLE = int, float, str, tuple, type(None), torch.dtype, torch.device
+OWNERS = 'swin_backbone', 'torch'  # packages of classes that depend on nothing but their modules
+MAX_READINGS = 64  # of a module
+
+# By module: the state, and what was read by shape of a map and dtype of autocast
+_readings: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Any, Any]]] = WeakKeyDictionary()
+
+
+def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor) -> Read:
+    """Return `read(module, x)`, which is called again once the module or the shape of `x` has changed.
+
+    In a graph, with gradients and for a class of a user, which may depend on more than that, every call reads.
+
+    Args:
+        read: depends on the module, the shape of `x` and autocast alone. The result may refer to the module's tensors,
+            but not to modules: it would keep the module alive.
+    """
+    if is_recorded():
+        return read(module, x)
+    if torch.is_grad_enabled():
+        forget_readings(module)  # frees replaced tensors
+        return read(module, x)
+    state, (known, results) = list_state(module), _readings.get(module, ((), {}))
+    if len(known) != len(state) or not all(map(is_, known, state)):
+        results = {}
+        if _is_listed(module):
+            _readings[module] = state, results
+    key = x.shape, torch.is_autocast_enabled('cpu') and torch.get_autocast_dtype('cpu')
+    result: Optional[Read] = results.get(key)
+    if result is None:
+        if len(results) >= MAX_READINGS:
+            results.clear()
+        results[key] = result = read(module, x)
+    return result
+
+
+def list_state(layer: nn.Module) -> list[Any]:
+    """Return what a user can change on a layer and on the modules inside, for a comparison by `is`.
+
+    A module has a class, methods of the class that run at a call, a mode, attributes, tensors and hooks.
+    """
+    state: list[Any] = []
+    modules = [layer]
+    for module in modules:  # the list grows in the loop
+        kind, attributes = type(module), module.__dict__
+        state += kind, kind.forward, kind.__call__, kind._call_impl, attributes.get('training')
+        state += [*attributes.values()][len(OF_ALL_MODULES) :]
+        for name in ('_parameters', '_buffers'):
+            state += attributes.get(name, {}).values()
+        for name in HOOKS:
+            state += attributes.get(name, {}).keys()
+        modules += [inside for inside in attributes.get('_modules', {}).values() if inside is not None]
+    return state
+
+
+def _is_listed(layer: nn.Module) -> bool:
+    """Return whether `list_state` shows every change of a layer: no attribute changes in place, or is skipped."""
+    if type(layer).__module__.partition('.')[0] not in OWNERS:
+        return False
+    count = len(OF_ALL_MODULES)
+    for module in layer.modules():
+        names, values = [*module.__dict__], [*module.__dict__.values()]
+        if names[:count] != OF_ALL_MODULES or not all(isinstance(value, IMMUTABLE) for value in values[count:]):
+            return False
+    return True
+
+
+def forget_readings(module: nn.Module) -> None:
+    """Free what `read_once` keeps of a module."""
+    _readings.pop(module, None)
 
 
 def read_modules(layer: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> Union[Modules, str]:

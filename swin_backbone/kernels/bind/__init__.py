@@ -6,8 +6,8 @@ from ...replace import register, register_refusal
 from . import block, patches
 
 register(SwinStage.forward, 'native', block.plan_stage)
-register(SwinBlock.forward, 'native', block.plan)
-register(SwinV2Block.forward, 'native', block.plan)
+register(SwinBlock.forward, 'native', block.plan_block)
+register(SwinV2Block.forward, 'native', block.plan_block)
 register_refusal(SwinMLPBlock.forward, 'native', 'The compiled library has no block of Swin-MLP.')
 register(PatchEmbed.forward, 'native', patches.plan_projection)
 register(PatchMerging.forward, 'native', patches.plan_projection)

@@ -15,11 +15,11 @@ from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBl
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
-from ...replace import Modules, calls_forward, is_changed, read_modules
+from ...replace import Modules, calls_forward, is_changed, read_modules, read_once
 from ..native.availability import TINY, Stages, find_obstacle, is_stored, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of, describe_unfit
-from ..native.operators import Call, OperatorCall, plan_swin_layer
+from ..native.plans import Call, Layer, OperatorCall, plan_module, plan_swin_layer
 from .structure import forward_by_torch
 
 ATTENTION = 'attn.w_msa.'
@@ -52,7 +52,7 @@ KINDS_V2 = {
 KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
 
 
-FORWARDS = SwinBlock.forward, SwinV2Block.forward
+FORWARDS = {kind: kind.forward for kind in (SwinBlock, SwinV2Block)}
 
 
 class BlockPlan(NamedTuple):
@@ -93,13 +93,14 @@ def with_drop_path(call: Any, factors_2B: Optional[Tensor], random_state: Option
     return call._replace(operator=call.operator._replace(drop_path_2B=factors_2B), by_torch=by_torch)
 
 
-def plan(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
+def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
     """See `replace.Replacement`."""
-    return find_obstacle(x_BHWC, block) or plan_block(block, x_BHWC)
+    call = plan_module(read_block, block, x_BHWC)
+    return call if isinstance(call, str) else BlockPlan(block, call)
 
 
-def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[BlockPlan, str]:
-    """Return the plan of a block for a map that the library reads, or in a sentence why there is none.
+def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer, str]:
+    """Return the computation of a block, or in a sentence why the library has none.
 
     Args:
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step stores.
@@ -140,12 +141,8 @@ def plan_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Block
         return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
     settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
     operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
-    derive, by_torch = partial(_derive, [*tensors], window_pair), partial(forward_by_torch, block, [*tensors])
-    try:
-        call = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
-    except Unfit as error:
-        return str(error)
-    return BlockPlan(block, call)
+    by_torch, derive = partial(forward_by_torch, [*tensors]), partial(_derive, [*tensors], window_pair)
+    return Layer(operator, by_torch, [*tensors.values()], derive)
 
 
 def _find_setting_obstacle(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
@@ -173,23 +170,29 @@ def _find_setting_obstacle(block: Any, modules: Modules, x_BHWC: Tensor) -> Opti
 
 def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StagePlan', None]:
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
-    blocks = [*stage.blocks]
-    if find_obstacle(x_BHWC, stage) is not None or not all(map(_runs_its_forward, blocks)):
+    layers = find_obstacle(x_BHWC, stage) or read_once(read_stage, stage, x_BHWC)
+    if isinstance(layers, str):
         return None
-    plans = []
-    for block in blocks:
-        planned = plan_block(block, x_BHWC, stage.backbone_stages)
-        if isinstance(planned, str):
-            return None
-        plans.append(planned)
-    return StagePlan(plans, stage.downsample)
+    try:
+        calls = [plan_swin_layer(layer, block, x_BHWC.shape) for block, layer in zip(stage.blocks, layers)]
+    except Unfit:
+        return None
+    return StagePlan([*map(BlockPlan, stage.blocks, calls)], stage.downsample)
 
 
-def _runs_its_forward(block: Any) -> bool:
-    """Return whether a call of a block runs a forward that the library may replace, and nothing else."""
-    kind: Any = type(block)
-    is_ours = any(calls_forward(kind, forward) for forward in FORWARDS)
-    return is_ours and not is_changed(block) and block.backend in ('auto', 'native')
+def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[Layer], str]:
+    """Return the computations of the blocks of a stage, or in a sentence why the library lacks one."""
+    layers = []
+    for block in stage.blocks:
+        kind: Any = type(block)
+        is_ours = kind in FORWARDS and calls_forward(kind, FORWARDS[kind])
+        if not is_ours or is_changed(block) or block.backend not in ('auto', 'native'):
+            return f'A call of {kind.__name__} runs other code, or has another backend.'
+        layer = read_block(block, x_BHWC, stage.backbone_stages)
+        if isinstance(layer, str):
+            return layer
+        layers.append(layer)
+    return layers
 
 
 class StagePlan(NamedTuple):

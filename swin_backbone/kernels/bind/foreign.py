@@ -22,11 +22,11 @@ from ...replace import Modules, hides_methods, read_modules
 from ..native.availability import TINY, Stages, find_obstacle, is_stored, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator
 from ..native.memory import Unfit, cache_of
-from ..native.operators import plan_swin_layer
+from ..native.plans import Layer, plan_swin_layer
 from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
 from .calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin
-from .patches import NORM, plan_norm
+from .patches import NORM, norm_layer
 from .structure import forward_by_torch, norm_values
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
@@ -134,8 +134,8 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     settings = BlockSettings(h, hidden, scale, eps, windows.window_size, origin.pads_first)
     operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
     (_, x), *others = values.items()
-    by_torch = partial(_by_torch, block, [*record.names.values()], dict(others), x.shape)
-    call = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors.values(), derive=derive)
+    by_torch = partial(_by_torch, [*record.names.values()], dict(others), x.shape)
+    call = plan_swin_layer(Layer(operator, by_torch, [*tensors.values()], derive), block, x_BHWC.shape)
     random_state = torch.get_rng_state() if torch.is_grad_enabled() and not is_recorded() else None
     factors_2B = _drop_path_factors(block, origin, x_BHWC)
     y_BHWC = with_drop_path(call, factors_2B, random_state)(x_BHWC)
@@ -186,8 +186,8 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
     (_, x), *others = values.items()
     names, (dtype, has_gradients) = ['reduction.weight', 'reduction.bias', *NORM], products_of(module, x_BHWC, *tensors)
     operator = ProjectionOperator(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
-    by_torch = partial(_by_torch, module, names, dict(others), x.shape)
-    y_BHWC = plan_swin_layer(operator, by_torch, x_BHWC.shape, *tensors, derive=derive)(x_BHWC)
+    by_torch = partial(_by_torch, names, dict(others), x.shape)
+    y_BHWC = plan_swin_layer(Layer(operator, by_torch, tensors, derive), module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
@@ -200,8 +200,8 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     tensors, names = (conv.weight, conv.bias, *norm), ['projection.weight', 'projection.bias', *NORM]
     dtype, has_gradients = products_of(module, x, *tensors)
     operator = ProjectionOperator(False, eps, True, dtype, cache_of(module), has_gradients)
-    by_torch = partial(_by_torch, module, names, {}, x.shape)
-    y_BHWC = plan_swin_layer(operator, by_torch, x.shape, *tensors)(x)
+    by_torch = partial(_by_torch, names, {}, x.shape)
+    y_BHWC = plan_swin_layer(Layer(operator, by_torch, tensors), module, x.shape)(x)
     # OpenMMLab's output norms round
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
@@ -210,19 +210,18 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
 def compute_norm(norm: Any, record: Record, values: Values) -> Any:
     """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
     x_BTC = values['input']
-    is_normed = x_BTC.dim() == 3 and norm.normalized_shape == (x_BTC.shape[2],)
-    call = plan_norm(x_BTC[:, :, None], norm) if is_normed else None
-    if call is None or isinstance(call, str):
+    if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):
         return None
-    y_BCT = call(x_BTC[:, :, None])[..., 0]
+    x_BT1C = x_BTC[:, :, None]
+    y_BCT = plan_swin_layer(norm_layer(norm), norm, x_BT1C.shape)(x_BT1C)[..., 0]
     return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))
 
 
 def _by_torch(
-    layer: Any,
     names: list[str],
     values: Values,
     shape: torch.Size,
+    layer: Any,
     x: Tensor,
     *tensors: Any,
     random_state: Optional[Tensor] = None,
@@ -234,7 +233,7 @@ def _by_torch(
         values: the arguments after the first.
     """
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(layer: Any, x: Tensor) -> Tensor:
         return tree_leaves(type(layer).forward(layer, x.reshape(shape), **values))[0]
 
-    return forward_by_torch(layer, names, x, *tensors, random_state=random_state, forward=forward)
+    return forward_by_torch(names, layer, x, *tensors, random_state=random_state, forward=forward)

@@ -10,20 +10,18 @@ from torch import Tensor, nn
 
 from ...models.layers import PatchMerging
 from ...replace import is_changed, read_modules
-from ..native.availability import find_obstacle, products_of
+from ..native.availability import products_of
 from ..native.layers import OutputNormOperator, ProjectionOperator
-from ..native.memory import Unfit, cache_of
-from ..native.operators import Call, plan_swin_layer
+from ..native.memory import cache_of
+from ..native.plans import Call, Layer, plan_module
 from .structure import forward_by_torch
 
 NORM = ['norm.weight', 'norm.bias']
 
 
-def plan_projection(layer: Any, x: Tensor) -> Union[Call, str]:
-    """See `replace.Replacement`; `x` is an image or a map."""
-    reason, merges = find_obstacle(x, layer), isinstance(layer, PatchMerging)
-    if reason is not None:
-        return reason
+def read_projection(layer: Any, x: Tensor) -> Union[Layer, str]:
+    """Return the computation of patch embedding or patch merging, or in a sentence why the library has none."""
+    merges = isinstance(layer, PatchMerging)
     name, kind = ('reduction', nn.Linear) if merges else ('projection', nn.Conv2d)
     norm_kind = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
     modules = read_modules(layer, {name: kind, 'norm': norm_kind})
@@ -50,34 +48,32 @@ def plan_projection(layer: Any, x: Tensor) -> Union[Call, str]:
     parameters = weight, linear.bias, *(getattr(norm, leaf, None) for leaf in ('weight', 'bias'))
     dtype, has_gradients = products_of(layer, x, *parameters)
     operator = ProjectionOperator(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
-    by_torch = partial(forward_by_torch, layer, [f'{name}.weight', f'{name}.bias', *NORM])
-    try:
-        return plan_swin_layer(operator, by_torch, x.shape, *parameters)
-    except Unfit as error:
-        return str(error)
+    by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *NORM])
+    return Layer(operator, by_torch, parameters)
 
 
-def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> Union[Call, str, None]:
+plan_projection = partial(plan_module, read_projection)
+
+
+def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[Call, str, None]:
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
-    if type(norm) is nn.Identity:
-        return None
-    reason = find_obstacle(x_BHWC, stage)
-    if reason is not None:
-        return reason
+    return None if type(norm) is nn.Identity else plan_module(read_output_norm, norm, x_BHWC)
+
+
+def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[Layer, str]:
+    """Return the computation of an output norm, or in a sentence why the library has none."""
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
         return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'
-    return plan_norm(x_BHWC, norm)
+    return norm_layer(norm)
 
 
-def plan_norm(x_BHWC: Tensor, norm: nn.LayerNorm) -> Union[Call, str]:
-    """Return the plan of a norm of tokens with a map as its output, or in a sentence why there is none."""
+def norm_layer(norm: nn.LayerNorm) -> Layer:
+    """Return the computation of a norm of tokens with a map as its output."""
+    by_torch = partial(forward_by_torch, ['weight', 'bias'], forward=_normalise)
+    return Layer(OutputNormOperator(norm.eps), by_torch, (norm.weight, norm.bias))
 
-    def forward(x: Tensor) -> Tensor:
-        return nn.functional.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps).permute(0, 3, 1, 2)
 
-    by_torch = partial(forward_by_torch, norm, ['weight', 'bias'], forward=forward)
-    try:
-        return plan_swin_layer(OutputNormOperator(norm.eps), by_torch, x_BHWC.shape, norm.weight, norm.bias)
-    except Unfit as error:
-        return str(error)
+def _normalise(norm: nn.LayerNorm, x_BHWC: Tensor) -> Tensor:
+    normed = nn.functional.layer_norm(x_BHWC, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return normed.permute(0, 3, 1, 2)

@@ -1,7 +1,6 @@
 """Layers apart from a model: the plan of a layer for a small map, and the forward of a layer by torch."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -72,15 +71,16 @@ class _OwnForward(nn.Module):
 
     def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
         super().__init__()
-        self.layer, self.layer_forward = layer, forward or partial(_own_kind(layer).forward.__wrapped__, layer)
+        self.layer, self.layer_forward = layer, forward or _own_kind(layer).forward.__wrapped__
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer_forward(x)
+        y: Tensor = self.layer_forward(self.layer, x)
+        return y
 
 
 def forward_by_torch(
-    layer: nn.Module,
     names: Sequence[str],
+    layer: nn.Module,
     x: Tensor,
     *tensors: Optional[Tensor],
     random_state: Optional[Tensor] = None,
@@ -91,7 +91,7 @@ def forward_by_torch(
     Args:
         names: of the tensors in the layer.
         random_state: of torch's generator before the forward that is repeated; None: the layer draws no numbers.
-        forward: a function of the map; None: the marked forward of the layer's class.
+        forward: a function of the layer and the map; None: the marked forward of the layer's class.
     """
     given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
     with torch_alone(), fork_rng(devices=[]):

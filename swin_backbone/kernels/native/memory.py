@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from ...compat import constant_when_compiled
 from ...modes import is_recordable, is_recorded
+from ...replace import forget_readings
 from .library import DTYPES, PRODUCTS, Library, load
 from .limits import find_size_obstacle
 
@@ -168,6 +169,7 @@ def cache_of(module: nn.Module) -> Cache:
 
 def drop_cache(module: nn.Module) -> None:
     """Free the tensors made from a module's weights."""
+    forget_readings(module)  # they refer to the cache
     _caches.pop(module, None)
 
 

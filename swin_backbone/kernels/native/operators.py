@@ -6,59 +6,17 @@ for fake tensors, a backward pass, which is an operator too, and a number of ope
 Layout: see `layers.py`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from ...compat import constant_when_compiled
-from ...modes import is_recorded
-from .layers import Derive, LayerCall, SwinOperator, as_given, plan_layer
+from .layers import as_given
 from .memory import Cache, cache_of_weight
-from .schemas import SCHEMAS, Schema, Weights
+from .schemas import SCHEMAS, Schema
 
 LIBRARY = torch.library.Library('swin_backbone', 'FRAGMENT')
-
-
-class OperatorCall(NamedTuple):
-    """A layer that is ready to run as an operator of torch; see `replace.Plan`.
-
-    Attributes:
-        weights: of the operator, made from the parameters in torch operations.
-    """
-
-    operator: Any
-    weights: Weights
-
-    def __call__(self, x: Tensor, *_: Any) -> Tensor:
-        run = getattr(torch.ops.swin_backbone, self.operator.name)
-        y: Tensor = run(x.float(), *self.operator.arguments(self.weights))[0]
-        return y
-
-
-Call = Union[LayerCall, OperatorCall]
-
-
-def plan_swin_layer(
-    operator: SwinOperator,
-    by_torch: Callable[..., Tensor],
-    shape: Sequence[int],
-    *parameters: Optional[Tensor],
-    derive: Derive = as_given,
-) -> Call:
-    """Return a layer for maps of a shape, as an operator of torch where a graph or a mode records; or raise `Unfit`."""
-    if not is_recorded():
-        return plan_layer(operator, by_torch, shape, *parameters, derive=derive)
-    _register_formulas()
-    weights = derive(*parameters)
-    operator.check(shape, *weights)
-    return OperatorCall(operator, weights)
-
-
-@constant_when_compiled
-def _register_formulas() -> None:
-    from . import flops as flops  # torch's counter imports sympy, which takes half a second
 
 
 def register(name: str, schema: Schema) -> None:

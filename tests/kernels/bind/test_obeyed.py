@@ -1,5 +1,9 @@
 """What a user changed on a module is obeyed by every backend: type, hooks, methods of the instance, `backend`."""
 
+import gc
+import itertools
+from weakref import ref
+
 import pytest
 import torch
 from helpers.kernels import count_blocks, refusal
@@ -7,6 +11,8 @@ from helpers.models.small_models import randomised
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.kernels.bind import block as block_binding
+from swin_backbone.models.layers import SwinBlock
 from swin_backbone.replace import CannotRun, methods_of
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
@@ -143,3 +149,130 @@ def test_a_subclass_of_a_module_inside(path):
         outputs.append(maps(model, backend))
     for y, y_torch in zip(*outputs):
         torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+
+
+def changed_weight(linear):
+    return nn.Parameter(linear.weight.detach().flip(0))
+
+
+def as_buffer(module):
+    weight = module.weight.detach() * 2
+    del module.weight
+    module.register_buffer('weight', weight)
+
+
+def doubled(module, args, y=None):
+    return args[0] * 2 if y is None else y * 2
+
+
+# After a warm call of a model: a change of a module, by the path of the module.
+CHANGES = [
+    ('stages.0.blocks.1.norm1', lambda norm: setattr(norm, 'eps', 0.5)),
+    ('stages.0.blocks.1.norm2', lambda norm: setattr(norm, 'bias', None)),
+    ('stages.0.blocks.1.norm1', as_buffer),
+    ('stages.0.blocks.1.norm1.weight', lambda weight: weight.data.mul_(2)),
+    ('stages.0.blocks.1.norm1.weight', lambda weight: setattr(weight, 'data', weight.data.flip(0))),
+    ('stages.0.blocks.1.norm1.weight', lambda weight: setattr(weight, 'data', weight.data.repeat(2)[::2])),
+    ('stages.0.blocks.1.attn.w_msa.qkv', lambda linear: setattr(linear, 'weight', changed_weight(linear))),
+    ('stages.0.blocks.1.attn.w_msa', lambda attention: setattr(attention, 'scale', 3.0)),
+    ('stages.0.blocks.1.attn.w_msa', lambda attention: setattr(attention, 'scale', torch.tensor(3.0))),
+    ('stages.0.blocks.1.attn.w_msa', lambda attention: setattr(attention, 'qkv', Shifted(16, 48))),
+    ('stages.0.blocks.1.attn.w_msa', lambda attention: setattr(attention, 'proj', nn.Linear(16, 16, bias=False))),
+    ('stages.0.blocks.1.attn.w_msa.proj', lambda linear: setattr(linear, '__class__', Shifted)),
+    ('stages.0.blocks.1.attn.w_msa.proj', lambda linear: setattr(linear, 'forward', torch.zeros_like)),
+    ('stages.0.blocks.1.attn.w_msa.proj', lambda linear: linear.register_forward_hook(doubled)),
+    ('stages.0.blocks.1.ffn', lambda mlp: mlp.register_forward_pre_hook(doubled)),
+    ('stages.0.blocks.1.ffn.layers.0', lambda layers: setattr(layers[1], 'approximate', 'tanh')),
+    ('stages.0.blocks.1.ffn.layers', lambda layers: layers.append(nn.Linear(16, 16))),
+    ('stages.0.blocks.1', lambda block: setattr(block, 'shift', (2, 0))),
+    ('stages.0.blocks.1', lambda block: setattr(block, 'window_size', (2, 3))),
+    ('stages.0.blocks.1', lambda block: setattr(block, 'mask_padding', True)),
+    ('stages.0.blocks.1', lambda block: setattr(block, 'norm1', nn.Identity())),
+    ('stages.0.blocks.1', lambda block: block.register_forward_hook(doubled)),
+    ('stages.0.blocks.1', lambda block: setattr(block, 'forward', torch.sin)),
+    ('stages.0', lambda stage: setattr(stage, 'blocks', nn.ModuleList([*stage.blocks][::-1]))),
+    ('stages.0.blocks', lambda blocks: blocks.append(nn.Tanh())),
+    ('stages.0.downsample.norm', lambda norm: setattr(norm, 'eps', 0.5)),
+    ('stages.0.downsample', lambda merging: setattr(merging, 'norm', nn.Identity())),
+    ('patch_embed.projection', lambda projection: setattr(projection, 'bias', None)),
+    ('patch_embed', lambda embed: setattr(embed, 'norm', nn.Identity())),
+    ('norm0', lambda norm: setattr(norm, 'eps', 0.5)),
+    ('norm0', lambda norm: norm.register_forward_hook(doubled)),
+    ('', lambda model: setattr(model, 'norm0', nn.LayerNorm(16, elementwise_affine=False))),
+]
+
+
+@pytest.mark.parametrize(('path', 'change'), CHANGES, ids=itertools.count())
+def test_a_change_after_a_warm_call(path, change):
+    """What was read of a module is read again."""
+    model = make(SwinBackbone)
+    before = maps(model, 'auto')
+    maps(model, 'auto')
+    with torch.no_grad():
+        change(model.get_parameter(path) if path.endswith('.weight') else model.get_submodule(path))
+    after, by_torch = maps(model, 'auto'), maps(model, 'torch')
+    assert not torch.equal(after[0], before[0]) or not torch.equal(after[1], before[1])
+    for y, y_torch in zip(after, by_torch):
+        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+
+
+def test_a_change_of_a_class_after_a_warm_call(monkeypatch):
+    model = make(SwinBackbone)
+    maps(model, 'auto')
+    monkeypatch.setattr(SwinBlock, 'forward', lambda self, x: x.sin())
+    for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
+        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+
+
+def test_a_class_of_a_user_is_read_at_each_call():
+    shifts = itertools.cycle([(0, 0), (1, 1), (2, 0)])
+
+    class Jittered(SwinBlock):
+        def windows(self, x_BHWC):
+            return super().windows(x_BHWC)._replace(shift=next(shifts))
+
+    model = make(SwinBackbone)
+    model.stages[0].blocks[1].__class__ = Jittered
+    for _ in range(3):
+        y, _ = maps(model, 'auto')
+        next(shifts), next(shifts)
+        y_torch, _ = maps(model, 'torch')
+        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+
+
+def test_an_attribute_that_changes_in_place():
+    model = make(SwinBackbone)
+    model.stages[0].blocks[1].attn.w_msa.window_size = window = [3, 3]
+    maps(model, 'auto')
+    window[:] = 2, 2
+    model.stages[0].blocks[1].backend = 'native'
+    with pytest.raises(CannotRun, match='table'), torch.no_grad():
+        model(IMAGE)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_warm_call_reads_nothing(kind, monkeypatch):
+    model = make(kind)
+    before = maps(model, 'auto')
+    monkeypatch.setattr(block_binding, 'read_block', None)
+    for y, y_before in zip(maps(model, 'auto'), before):
+        assert torch.equal(y, y_before)
+    with pytest.raises(TypeError):
+        model(IMAGE)  # with gradients
+
+
+def test_what_was_read_ends_with_the_model():
+    gc.collect()
+    gc.disable()
+    try:
+        model = make(SwinBackbone)
+        maps(model, 'auto')
+        seen = [ref(one) for one in (*model.modules(), *model.parameters())]
+        weight = ref(model.stages[0].blocks[0].norm1.weight)
+        model.stages[0].blocks[0].norm1.weight = nn.Parameter(torch.ones(16))
+        model(IMAGE)  # with gradients
+        assert weight() is None
+        del model
+        assert not [one() for one in seen if one() is not None]
+    finally:
+        gc.enable()

@@ -10,7 +10,7 @@ from helpers import reference
 from helpers.models.blocks import autocast_to, make_block, output_and_gradients
 from torch import nn
 
-from swin_backbone.kernels.bind.patches import plan_norm
+from swin_backbone.kernels.bind.patches import plan_output_norm
 from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block
 
 NOT_FINITE = math.nan, math.inf, -math.inf
@@ -41,7 +41,7 @@ def layer_with(norm: str):
 
 
 def output_norm(norm, x_BHWC):
-    return plan_norm(x_BHWC, norm)(x_BHWC).permute(0, 2, 3, 1)
+    return plan_output_norm(None, x_BHWC, norm)(x_BHWC).permute(0, 2, 3, 1)
 
 
 NORMS = 'output', 'embedding', 'before merging', 'after merging', 'block', 'V2 block', 'V2 block, three norms'

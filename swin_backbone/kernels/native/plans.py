@@ -1,0 +1,84 @@
+"""Plans of modules: what the library computes for a module is read once, and described for each call.
+
+A plan calls the library, or in a graph and under a dispatch mode an operator of torch.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from ...compat import constant_when_compiled
+from ...modes import is_recorded
+from ...replace import read_once
+from . import operators as operators  # registers the operators of torch
+from .availability import find_obstacle
+from .layers import Derive, LayerCall, SwinOperator, as_given, plan_layer
+from .memory import Unfit
+from .schemas import Weights
+
+
+class Layer(NamedTuple):
+    """What the library computes in the place of the forward of a module.
+
+    Attributes:
+        by_torch: computes the output in torch operations, from the module, the input and the parameters.
+        derive: makes the operator's weights from the parameters.
+    """
+
+    operator: SwinOperator
+    by_torch: Callable[..., Tensor]
+    parameters: Sequence[Optional[Tensor]]
+    derive: Derive = as_given
+
+
+class OperatorCall(NamedTuple):
+    """A layer that is ready to run as an operator of torch; see `replace.Plan`.
+
+    Attributes:
+        weights: of the operator, made from the parameters in torch operations.
+    """
+
+    operator: Any
+    weights: Weights
+
+    def __call__(self, x: Tensor, *_: Any) -> Tensor:
+        run = getattr(torch.ops.swin_backbone, self.operator.name)
+        y: Tensor = run(x.float(), *self.operator.arguments(self.weights))[0]
+        return y
+
+
+Call = Union[LayerCall, OperatorCall]
+
+
+def plan_module(read: Callable[..., Union[Layer, str]], module: nn.Module, x: Tensor) -> Union[Call, str]:
+    """Return the plan of a module for `x`, or in a sentence why there is none; see `replace.Replacement`.
+
+    Args:
+        read: `read(module, x)` returns the computation, or in a sentence why there is none; see `read_once`.
+    """
+    layer = find_obstacle(x, module) or read_once(read, module, x)
+    if isinstance(layer, str):
+        return layer
+    try:
+        return plan_swin_layer(layer, module, x.shape)
+    except Unfit as error:
+        return str(error)
+
+
+def plan_swin_layer(layer: Layer, module: nn.Module, shape: Sequence[int]) -> Call:
+    """Return the plan of a layer for maps of a shape; or raise `Unfit`."""
+    operator, by_torch, parameters, derive = layer
+    if not is_recorded():
+        return plan_layer(operator, partial(by_torch, module), shape, *parameters, derive=derive)
+    _register_formulas()
+    weights = derive(*parameters)
+    operator.check(shape, *weights)
+    return OperatorCall(operator, weights)
+
+
+@constant_when_compiled
+def _register_formulas() -> None:
+    from . import flops as flops  # torch's counter imports sympy, which takes half a second
