@@ -118,7 +118,7 @@ def test_a_named_backend_inside_a_model_raises(path):
         model(IMAGE)
 
 
-@pytest.mark.parametrize('path', ['stages.0.blocks.1', 'stages.0.blocks.1.ffn', 'patch_embed'])
+@pytest.mark.parametrize('path', ['stages.0.blocks.1', 'stages.0.blocks.1.attn', 'patch_embed'])
 def test_a_compiled_module_is_called(path):
     model, graphs = make(SwinBackbone), []
 
