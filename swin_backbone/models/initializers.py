@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import refusal
-from .arguments import InitCfg
+from .arguments import InitCfg, naming_argument
 
 InitCfgs = list[dict[str, Any]]
 
@@ -30,9 +29,7 @@ def apply_initializers(module: nn.Module, cfgs: Sequence[dict[str, Any]]) -> Non
     """
     if not cfgs:
         return
-    try:
+    allowed = "type 'Pretrained', and with mmengine installed the types of its initializers"
+    with naming_argument('init_cfg', cfgs[0], allowed):
         from mmengine.model import initialize
-    except ImportError as error:
-        allowed = "type 'Pretrained', and with mmengine installed the types of its initializers"
-        raise ImportError(f'{refusal("init_cfg", allowed, cfgs[0])} ({error})') from error
     initialize(module, [*cfgs])

@@ -1,12 +1,14 @@
 """Norms and activations that a config names: LayerNorm and GELU of torch, and the types of mmcv's registry."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from ...checks import check_type, refusal
+from ..arguments import naming_argument
+
+OF_MMCV = 'and with mmcv installed the types of its registry'
 
 
 def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
@@ -22,7 +24,7 @@ def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
     """
     kind, options = _read('norm_cfg', norm_cfg)
     if kind not in ('LN', nn.LayerNorm):
-        with _naming('norm_cfg', norm_cfg, 'LN'):
+        with naming_argument('norm_cfg', norm_cfg, f"type 'LN', {OF_MMCV}"):
             from mmcv.cnn import build_norm_layer
         return build_norm_layer(norm_cfg, channels)[1]
     is_trained = options.pop('requires_grad', True)
@@ -40,7 +42,7 @@ def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
     """
     kind, options = _read('act_cfg', act_cfg)
     if kind not in ('GELU', nn.GELU):
-        with _naming('act_cfg', act_cfg, 'GELU'):
+        with naming_argument('act_cfg', act_cfg, f"type 'GELU', {OF_MMCV}"):
             from mmcv.cnn import build_activation_layer
         return build_activation_layer(act_cfg)
     return nn.GELU(**options)
@@ -52,13 +54,3 @@ def _read(name: str, config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     if 'type' not in options:
         raise ValueError(refusal(name, "a dict with 'type'", config))
     return options.pop('type'), options
-
-
-@contextmanager
-def _naming(name: str, config: Mapping[str, Any], type_of_torch: str) -> Iterator[None]:
-    """Name the argument whose type needs mmcv in the error of an import of mmcv."""
-    try:
-        yield
-    except ImportError as error:
-        allowed = f'type {type_of_torch!r}, and with mmcv installed the types of its registry'
-        raise ImportError(f'{refusal(name, allowed, config)} ({error})') from error
