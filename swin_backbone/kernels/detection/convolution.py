@@ -177,7 +177,7 @@ register(
     Schema(
         ['weight', 'bias'],
         'bool is_trained',
-        lambda _, cache, weights, is_trained: (_Convolution(cache, is_trained, may_use_torch=True), weights),
+        lambda _, find_cache, weights, is_trained: (_Convolution(find_cache(weights[0]), is_trained, True), weights),
     ),
 )
 

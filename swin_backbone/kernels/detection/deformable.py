@@ -16,9 +16,9 @@ from ...modes import is_recorded
 from ..native.layers import Derive, ResultShapes, plan_layer
 from ..native.library import Deformable
 from ..native.limits import is_within
-from ..native.memory import Cache, address, empty, libswin
+from ..native.memory import address, empty, libswin
 from ..native.operators import register
-from ..native.schemas import Schema
+from ..native.schemas import FindCache, Schema
 
 
 def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class _Deformable(NamedTuple):
         return gradients
 
 
-def _make(_: Sequence[int], cache: Cache, tensors: Sequence[Any]) -> tuple[_Deformable, Sequence[Any]]:
+def _make(_: Sequence[int], find_cache: FindCache, tensors: Sequence[Any]) -> tuple[_Deformable, Sequence[Any]]:
     return _Deformable(tensors[2].contiguous()), tensors[:2]
 
 

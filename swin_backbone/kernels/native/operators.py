@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .layers import as_given
-from .memory import Cache, cache_of_weight
+from .memory import cache_of_weight
 from .schemas import SCHEMAS, Schema
 
 LIBRARY = torch.library.Library('swin_backbone', 'FRAGMENT')
@@ -30,12 +30,12 @@ def register(name: str, schema: Schema) -> None:
     LIBRARY.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
+        operator, weights = schema.make_operator(x, arguments, cache_of_weight)
         y, *saved = operator.compute(x, operator.describe(x.shape, weights, as_given))
         return y, saved[0] if saved else x.new_empty(0, dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
-        operator, weights = schema.make_operator(x, arguments, _cache_of(arguments[0]))
+        operator, weights = schema.make_operator(x, arguments, cache_of_weight)
         described, stored = operator.describe(x.shape, weights, as_given), [saved] if len(saved) else []
         gradients: Any = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
         inputs = [x, *arguments]
@@ -69,10 +69,6 @@ def register(name: str, schema: Schema) -> None:
     torch.library.register_fake(f'{full_name}_backward', fake_backward, lib=LIBRARY)
     torch.library.register_autograd(full_name, differentiate, setup_context=keep, lib=LIBRARY)
     torch.library.register_autograd(f'{full_name}_backward', _refuse, lib=LIBRARY)
-
-
-def _cache_of(weight: Optional[Tensor]) -> Cache:
-    return {} if weight is None else cache_of_weight(weight)
 
 
 def _refuse(*_: Any) -> Any:

@@ -14,6 +14,7 @@ from .layers import BlockOperator, BlockSettings, BlockWeights, GraphOperator, O
 from .memory import Cache
 
 Weights = Sequence[Optional[Tensor]]
+FindCache = Callable[[Tensor], Cache]
 
 
 class Schema(NamedTuple):
@@ -22,8 +23,8 @@ class Schema(NamedTuple):
     Attributes:
         weights: names, in the order of the operator's gradients. Those behind have no gradient.
         settings: in torch's language of schemas.
-        make: takes the shape of the input, a cache of packed weights, and the arguments. Returns the computation, and
-            the weights that have gradients.
+        make: takes the shape of the input, a function from a weight to a cache of packed weights, and the arguments.
+            Returns the computation, and the weights that have gradients.
     """
 
     weights: Sequence[str]
@@ -31,16 +32,16 @@ class Schema(NamedTuple):
     make: Callable[..., tuple[GraphOperator, Weights]]
 
     def make_operator(
-        self, x: Tensor, arguments: Sequence[Any], cache: Optional[Cache] = None
+        self, x: Tensor, arguments: Sequence[Any], find_cache: FindCache = lambda _: {}
     ) -> tuple[GraphOperator, Weights]:
         """Return the computation for the arguments after the input, and the weights that have gradients."""
         count = len(self.weights)
-        return self.make(x.shape, {} if cache is None else cache, arguments[:count], *arguments[count:])
+        return self.make(x.shape, find_cache, arguments[:count], *arguments[count:])
 
 
 def _make_block(
     shape: Sequence[int],
-    cache: Cache,
+    find_cache: FindCache,
     weights: Weights,
     window: Sequence[int],
     shift: Sequence[int],
@@ -56,13 +57,13 @@ def _make_block(
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
     windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
     settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
-    operator = BlockOperator(settings, windows, dtype, cache, stores, weights[-1])
+    operator = BlockOperator(settings, windows, dtype, find_cache(w.qkv_weight), stores, weights[-1])
     return operator._replace(room=operator.most_stored(shape, *w)), w
 
 
 def _make_projection(
     _: Sequence[int],
-    cache: Cache,
+    find_cache: FindCache,
     weights: Weights,
     merges: bool,
     eps: Optional[float],
@@ -70,7 +71,8 @@ def _make_projection(
     dtype: torch.dtype,
     has_gradients: bool,
 ) -> tuple[GraphOperator, Weights]:
-    return ProjectionOperator(merges, eps, post_norm, dtype, cache, has_gradients), weights
+    tensors: Any = weights
+    return ProjectionOperator(merges, eps, post_norm, dtype, find_cache(tensors[0]), has_gradients), weights
 
 
 SCHEMAS = {
@@ -86,6 +88,6 @@ SCHEMAS = {
         _make_projection,
     ),
     'normalise_output': Schema(
-        ['weight', 'bias'], 'float eps', lambda _, cache, weights, eps: (OutputNormOperator(eps), weights)
+        ['weight', 'bias'], 'float eps', lambda _, find_cache, weights, eps: (OutputNormOperator(eps), weights)
     ),
 }
