@@ -216,6 +216,28 @@ def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
     assert names == ['images/val/0.png', 'images/val/1.png']
 
 
+def test_pictures_of_lvis_are_found_by_their_addresses(own, tmp_path):
+    for split in ('train', 'val'):
+        coco = read_coco(own, split)
+        for image in coco['images']:
+            image['coco_url'] = f'http://images.cocodataset.org/{split}/{image.pop("file_name")}'
+        write_coco(own, split, coco)
+    data = prepare(own, folder=tmp_path / 'indices')
+    names = [image['file_name'] for image in json.loads(Path(data.splits['val'].file).read_text())['images']]
+    assert names == ['images/val/0.png', 'images/val/1.png']
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_of_categories_of_one_name_the_used_one_stays(own, tmp_path, order):
+    for split in ('train', 'val'):
+        coco = read_coco(own, split)
+        coco['categories'] = [*coco['categories'], dict(id=9, name='nut')][::order]
+        write_coco(own, split, coco)
+    data = prepare(own, folder=tmp_path / 'indices')
+    assert sorted(data.classes) == ['bolt', 'nut']
+    assert data.splits['train'].objects['nut'] > 0
+
+
 def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
     (own / 'train.json').rename(own / 'objects.json')
     (own / 'val.json').unlink()

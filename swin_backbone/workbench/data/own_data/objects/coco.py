@@ -160,14 +160,16 @@ def _add_sizes(folder: DataFolder, data: dict[str, Any]) -> Faults:
 def _repair(data: dict[str, Any]) -> None:
     """Repair, in place, what other programs write and mmdet or pycocotools misread.
 
-    VIA writes numbers of pictures as texts, and polygons without a list around. Scripts leave out `area` and
-    `iscrowd`. COCO's evaluation counts an object with the id 0 as not found
-    (Roboflow): all ids become numbers from 1, and `own_id` keeps those of the user. mmdet numbers two categories of one
-    name as two.
+    VIA writes numbers of pictures as texts, and polygons without a list around. LVIS has addresses of pictures alone.
+    Scripts leave out `area` and `iscrowd`. COCO's evaluation counts an object with the id 0 as not found (Roboflow):
+    all ids become numbers from 1, and `own_id` keeps those of the user. mmdet numbers two categories of one name as
+    two, of which the used one stays.
     """
     images, objects, categories = (
         [entry for entry in data[table] if isinstance(entry, dict)] for table in ('images', 'annotations', 'categories')
     )
+    for image in images:
+        image.setdefault('file_name', image.get('coco_url'))
     numbers = {str(image.get('id')): image.get('id') for image in images}
     is_counted_from_0 = any(item.get('id') == 0 for item in objects)
     for number, item in enumerate(objects if any('bbox' in item for item in objects) else (), 1):  # else panoptic
@@ -180,13 +182,10 @@ def _repair(data: dict[str, Any]) -> None:
             item['segmentation'] = [item['segmentation']]
         if _are_numbers(item.get('bbox')) and len(item['bbox']) == 4:
             item.setdefault('area', item['bbox'][2] * item['bbox'][3])
-    names = [category.get('name') for category in categories]
-    used = {str(item.get('category_id')) for item in objects}
-    kept = [
-        category
-        for position, category in enumerate(categories, 1)
-        if str(category.get('id')) in used or names[position - 1] not in names[position:]
-    ]
+    used_ids = {str(item.get('category_id')) for item in objects}
+    used = [category for category in categories if str(category.get('id')) in used_ids]
+    last = {category.get('name'): category for category in [*categories, *used]}
+    kept = [entry for entry in categories if str(entry.get('id')) in used_ids or entry is last[entry.get('name')]]
     if len(kept) < len(categories):
         data['categories'] = kept
 
@@ -226,7 +225,8 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list
         lines.append(line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken'))
     paths = [Path(*folders[:1], image['file_name']) for image in data['images']]
     existing = {picture for picture in {*paths} if (folder.root / picture).is_file()}
-    tails = index_tails(picture for picture in folder.pictures if picture not in existing)
+    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    tails = index_tails(picture for picture in pictures if picture not in existing)
     matches = {
         name: match_name(unquote(str(name)), tails) or match_name(UPLOADED.sub('', name.name), tails)
         for name in {*paths} - existing
