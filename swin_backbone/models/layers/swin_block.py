@@ -173,12 +173,16 @@ class DropPath(nn.Module):
 
 
 class BaseBlock(nn.Module):
-    """Attention or mixing inside windows, and an MLP."""
+    """Attention or mixing inside windows, and an MLP. For the arguments see `SwinBlock`."""
 
     backend = 'auto'
     with_cp = False  # whether a training step stores the block's input alone, and recomputes the rest in backward
 
-    def windows(self: Any, x_BHWC: Tensor) -> Windows:
+    def __init__(self, window_size: Size, shift: Size, small_map: str, mask_padding: bool = False):
+        super().__init__()
+        self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
+
+    def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps."""
         H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
         window_size, shift = self.window_size, self.shift
@@ -220,8 +224,7 @@ class SwinBlock(BaseBlock):
         small_map: str,
         mask_padding: bool,
     ):
-        super().__init__()
-        self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
+        super().__init__(window_size, shift, small_map, mask_padding)
         self.norm1 = build_norm(norm_cfg, embed_dims)
         self.attn = ShiftedWindowAttention(
             WindowAttention(embed_dims, num_heads, window_size, qkv_bias, qk_scale, attn_drop_rate, drop_rate)

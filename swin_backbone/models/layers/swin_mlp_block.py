@@ -27,8 +27,6 @@ class SwinMLPBlock(BaseBlock):
     The arguments are those of `SwinBlock`.
     """
 
-    mask_padding = False
-
     def __init__(
         self,
         embed_dims: int,
@@ -42,8 +40,8 @@ class SwinMLPBlock(BaseBlock):
         norm_cfg: dict[str, Any],
         small_map: str,
     ):
-        super().__init__()
-        self.num_heads, self.window_size, self.shift, self.small_map = num_heads, window_size, shift, small_map
+        super().__init__(window_size, shift, small_map)
+        self.num_heads = num_heads
         self.norm1 = build_norm(norm_cfg, embed_dims)
         channels = num_heads * window_size[0] * window_size[1]
         self.spatial_mlp = nn.Conv1d(channels, channels, kernel_size=1, groups=num_heads)

@@ -124,8 +124,7 @@ class SwinV2Block(BaseBlock):
         small_map: str,
         mask_padding: bool,
     ):
-        super().__init__()
-        self.window_size, self.shift, self.small_map, self.mask_padding = window_size, shift, small_map, mask_padding
+        super().__init__(window_size, shift, small_map, mask_padding)
         self.norm1 = build_norm(norm_cfg, embed_dims)
         arguments = embed_dims, num_heads, window_size, pretrained_window, qkv_bias, attn_drop_rate, drop_rate
         self.attn = ShiftedWindowAttention(WindowAttentionV2(*arguments))
