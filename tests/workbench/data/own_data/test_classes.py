@@ -9,7 +9,6 @@ from helpers import ROOT
 from helpers.openmmlab.layouts import write, write_picture
 from helpers.openmmlab.own_folders import fill
 
-from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import DataSets
 
@@ -120,8 +119,3 @@ def test_a_toolbox_without_a_reader_is_refused(tmp_path):
     cfg.write_text("default_scope = 'mmocr'\n")
     with pytest.raises(ValueError, match="takes a config of mmdet, mmseg or mmpretrain, got default_scope='mmocr'"):
         fill(cfg, tmp_path, tmp_path / 'work')
-
-
-def test_an_empty_folder_is_named(tmp_path):
-    with pytest.raises(DataError, match='there is no picture below'):
-        fill(CONFIG, make(tmp_path / 'own', [], classes='cat\ndog\n'), tmp_path / 'work')

@@ -119,16 +119,3 @@ def test_weights_of_another_toolboxs_classes_are_left_out_with_a_line(own, capsy
     assert cfg.model.decode_head.loss_decode.class_weight is None
     line = 'model.decode_head.loss_decode.class_weight of the config: its 19 weights are of other classes'
     assert line in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('names', [['bolt', 'nut'], ['nut', 'bolt', 'pin']])
-def test_categories_of_two_files_are_joined_by_name(tmp_path, names):
-    root = make_own_data(tmp_path / 'own')
-    coco = read_coco(root, 'val')
-    ids = {category['name']: category['id'] for category in coco['categories']}
-    write_coco(root, 'val', dict(coco, categories=[dict(id=ids.get(name, 9), name=name) for name in names]))
-    data = prepare(root, folder=tmp_path / 'indices')
-    assert data.classes == ('nut', 'bolt')
-    for split in ('train', 'val'):
-        index = json.loads(Path(data.splits[split].file).read_text())
-        assert [category['name'] for category in index['categories']] == ['nut', 'bolt']

@@ -42,13 +42,6 @@ def test_labels_are_found_with_their_names(tmp_path):
     assert '3: ground, nut, bolt' in report
 
 
-def test_a_relative_folder_of_labels(tmp_path, monkeypatch):
-    layouts.made('labels', tmp_path)
-    monkeypatch.chdir(tmp_path)
-    cfg, _ = fill(LABELS, Path('labels'), tmp_path / 'work')
-    assert labels_of(cfg)
-
-
 @pytest.mark.parametrize('outlines', [False, True])
 def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     cfg, _ = fill(MASKS, layouts.made('yolo', tmp_path, outlines=outlines), tmp_path / 'work')
@@ -105,15 +98,6 @@ def test_pictures_and_annotations_may_lie_apart(tmp_path):
     root = layouts.made('coco', tmp_path)
     cfg, _ = fill(BOXES, root / 'annotations' / 'instances_train.json', tmp_path / 'work2')
     assert len(read(cfg, 'val')['images']) == 2
-
-
-def test_black_and_white_masks_become_labels(tmp_path):
-    root = layouts.made('labels', tmp_path, value=lambda kind: 255)
-    (root / 'classes.txt').unlink()
-    cfg, report = fill(LABELS, root, tmp_path / 'work')
-    assert cfg.train_dataloader.dataset.metainfo.classes == ('background', 'foreground')
-    assert 'black and white' in report
-    assert all(set(np.unique(values)) == {0, 1} for values in labels_of(cfg).values())
 
 
 def test_num_classes_follow_the_data_except_in_other_parts():

@@ -21,19 +21,13 @@ def write_folder(root, lines, yaml='names: [nut, bolt]\n', count=2):
     return root
 
 
-@pytest.mark.parametrize(
-    'form', ['[off, no, 007, 1e3]', '{0: off, 1: no, 2: 007, 3: 1e3}', '\n- off\n- no\n- 007\n- 1e3']
-)
+@pytest.mark.parametrize('form', ['list', 'items', 'numbered'])
 def test_names_stay_text(form, tmp_path, record_fault):
-    root = write_folder(tmp_path / 'own', [f'{n} .5 .5 .2 .2' for n in range(4)], f'names: {form}\n')
-    cfg, _ = fill(BOXES, root, tmp_path / 'work')
-    assert list(cfg.train_dataloader.dataset.metainfo.classes) == ['off', 'no', '007', '1e3']
-    record_fault('bad_data')
-
-
-def test_all_words_of_yaml_stay_text(tmp_path, record_fault):
-    names = ['yes', 'Yes', 'on', 'null', '~', '0x1F', '1_000', '12:30', '2024-01-01', '.5', '.inf', 'true', '0o7', '+1']
-    root = write_folder(tmp_path / 'own', ['0 .5 .5 .2 .2'], f'names: [{", ".join(names)}]\ntest: null\nval: ~\n')
+    names = ['yes', 'Yes', 'on', 'off', 'no', 'null', '~', '0x1F', '1_000', '12:30', '2024-01-01', '.5', '.inf', 'true',
+             '0o7', '+1', '007', '1e3']  # fmt: skip
+    numbered = ', '.join(f'{number}: {name}' for number, name in enumerate(names))
+    text = dict(list=f'[{", ".join(names)}]', items='\n- ' + '\n- '.join(names), numbered=f'{{{numbered}}}')[form]
+    root = write_folder(tmp_path / 'own', ['0 .5 .5 .2 .2'], f'names: {text}\ntest: null\nval: ~\n')
     cfg, _ = fill(BOXES, root, tmp_path / 'work')
     assert list(cfg.train_dataloader.dataset.metainfo.classes) == names
     record_fault('bad_data')
