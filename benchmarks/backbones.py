@@ -8,6 +8,9 @@ With --column, each row is a run in a separate process. Environment variables
 select the instructions: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 MKL_ENABLE_INSTRUCTIONS=AVX2. With AVX2, bfloat16 rows have no peers, because
 torch emulates bfloat16 in minutes.
+
+--keep-memory lets the process use freed memory again, for all models, like the
+tools here. Training steps take memory for every stored value.
 """
 
 import argparse
@@ -28,7 +31,7 @@ from rich.table import Table
 
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone, accelerate
 from swin_backbone.command_line import Parser, run, stop_on_user_errors
-from swin_backbone.devices import processor
+from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.options import ShapeAction, positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
@@ -103,6 +106,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
     parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
+    parser.add_argument('--keep-memory', action='store_true', help='use freed memory again, like the tools here')
     parser.add_argument('--busy-machine', action='store_true', help='permit other programs')
     parser.add_argument(
         '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
@@ -246,6 +250,8 @@ def main() -> None:
         return None
     if args.device == 'cpu':
         machine.pin_threads(args.threads)
+    if args.keep_memory:
+        keep_freed_memory()
     where = processor()
     if args.device != 'cpu':
         where = f'{torch.cuda.get_device_name(args.device)}, torch {torch.__version__}'

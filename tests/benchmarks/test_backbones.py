@@ -22,7 +22,8 @@ def run(tmp_path, *arguments, **environment):
 
 @pytest.mark.parametrize('backend', ['torch', pytest.param('triton', marks=pytest.mark.slow)])
 def test_each_backend_and_with_cp_in_one_run(tmp_path, backend):
-    _, rows = run(tmp_path, '--train', '--backend', 'native', backend, '--with-cp')
+    more = '--with-cp', '--keep-memory'
+    _, rows = run(tmp_path, '--train', '--backend', 'native', backend, *more)
     ours = 'swin_backbone'
     assert [row['model'] for row in rows] == [ours, f'{ours}, native', f'{ours}, {backend}', f'{ours}, with_cp']
 

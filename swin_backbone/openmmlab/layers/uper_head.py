@@ -12,7 +12,7 @@ from mmseg.models.utils import resize
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...compat import has_global_hooks
+from ...compat import has_global_hooks, hidden_from_compiler
 from ...kernels.native.memory import Cache, cache_of
 from ...modes import recorder_of
 from ...replace import is_changed
@@ -24,7 +24,12 @@ class UPerHead(OfMMSeg):
 
     mmseg enlarges the maps of all levels to the largest map, then convolves. Here a coarse map is convolved at its own
     size, see `conv_of_resized`. Exported graphs are mmseg's.
+
+    torch.compile breaks its graph at the resize of the logits: on a CPU a compiled resize takes twice the time.
     """
+
+    predict_by_feat = hidden_from_compiler(OfMMSeg.predict_by_feat)
+    loss_by_feat = hidden_from_compiler(OfMMSeg.loss_by_feat)
 
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[-1]
