@@ -238,6 +238,26 @@ def test_of_categories_of_one_name_the_used_one_stays(own, tmp_path, order):
     assert data.splits['train'].objects['nut'] > 0
 
 
+def test_a_name_of_a_category_that_is_no_text_is_named(own, tmp_path):
+    coco = read_coco(own)
+    coco['categories'][0]['name'] = ['nut']
+    write_coco(own, 'train', coco)
+    with pytest.raises(DataError, match='name takes a string'):
+        prepare(own, folder=tmp_path / 'indices')
+
+
+def test_a_group_of_labelme_may_be_of_any_type(tmp_path):
+    """labelme writes numbers. Of other programs, equal groups are one object."""
+    root = tmp_path / 'own'
+    root.mkdir()
+    for number in range(2):
+        Image.new('RGB', (40, 30)).save(root / f'{number}.png')
+        points = [[[3, 4], [13, 16]], [[20, 4], [30, 16]]]
+        shapes = [dict(label='nut', points=part, group_id=['a'], shape_type='rectangle') for part in points]
+        (root / f'{number}.json').write_text(json.dumps(dict(shapes=shapes, imagePath=f'{number}.png')))
+    assert prepare(root, folder=tmp_path / 'indices').splits['train'].objects == dict(nut=1)
+
+
 def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
     (own / 'train.json').rename(own / 'objects.json')
     (own / 'val.json').unlink()

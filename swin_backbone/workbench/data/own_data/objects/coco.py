@@ -184,8 +184,8 @@ def _repair(data: dict[str, Any]) -> None:
             item.setdefault('area', item['bbox'][2] * item['bbox'][3])
     used_ids = {str(item.get('category_id')) for item in objects}
     used = [category for category in categories if str(category.get('id')) in used_ids]
-    last = {category.get('name'): category for category in [*categories, *used]}
-    kept = [entry for entry in categories if str(entry.get('id')) in used_ids or entry is last[entry.get('name')]]
+    last = {str(category.get('name')): category for category in [*categories, *used]}
+    kept = [entry for entry in categories if str(entry.get('id')) in used_ids or entry is last[str(entry.get('name'))]]
     if len(kept) < len(categories):
         data['categories'] = kept
 

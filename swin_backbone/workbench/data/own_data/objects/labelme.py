@@ -127,7 +127,8 @@ def read_labelme(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tup
             raise DataError(
                 f'{key}.points: a {kind} takes {SHAPE_FORMS[kind]}; got {shape.get("points")!r:.80}'
             ) from error
-        boxes.append((shape.get('group_id'), box._replace(is_ignored=bool(shape.get('difficult')))))
+        group = None if shape.get('group_id') is None else str(shape['group_id'])
+        boxes.append((group, box._replace(is_ignored=bool(shape.get('difficult')))))
     return size, join_groups(boxes)
 
 
