@@ -165,7 +165,7 @@ def _storage(dtype_name: str) -> str:
     """Return which blocks store values for the backward pass, and why."""
     import torch
 
-    from .kernels.native.availability import storage_for
+    from .kernels.native.storage import storage_for
 
     return storage_for(getattr(torch, dtype_name)).reason
 

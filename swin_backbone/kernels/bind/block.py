@@ -16,10 +16,11 @@ from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosin
 from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import Modules, calls_forward, is_changed, read_modules, read_once
-from ..native.availability import TINY, Stages, find_obstacle, is_stored, products_of
+from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of, describe_unfit
 from ..native.plans import Call, Layer, OperatorCall, plan_module, plan_swin_layer
+from ..native.storage import TINY, Stages, is_stored
 from .structure import forward_by_torch
 
 ATTENTION = 'attn.w_msa.'
@@ -118,8 +119,8 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer
         module = modules.get(owner)
         of_module = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
         tensors[name] = of_module[leaf] if leaf in of_module else getattr(module, leaf, None)
-    needed = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], TABLE)
-    if any(tensors[name] is None or not tensors[name].dim() for name in needed):
+    required = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], TABLE)
+    if any(tensors[name] is None or not tensors[name].dim() for name in required):
         return f'{type(block).__name__} lacks a weight that it was built with.'
     attention, windows, C = modules['attn.w_msa'], block.windows(x_BHWC), x_BHWC.shape[3]
     if windows.before != (0, 0) or windows[:2] != x_BHWC.shape[1:3]:

@@ -19,10 +19,11 @@ from ...models.layers.swin_v2_block import cosine_scale
 from ...modes import is_recorded, linear_dtype
 from ...positions import Size, relative_position_bias
 from ...replace import Modules, hides_methods, read_modules
-from ..native.availability import TINY, Stages, find_obstacle, is_stored, products_of
+from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator
 from ..native.memory import Unfit, cache_of
 from ..native.plans import Layer, plan_swin_layer
+from ..native.storage import TINY, Stages, is_stored
 from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
 from .calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin

@@ -257,7 +257,7 @@ class BlockOperator(NamedTuple):
     Attributes:
         dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
-        stores: whether the forward stores more than the input for backward, see `availability.is_stored`.
+        stores: whether the forward stores more than the input for backward, see `storage.is_stored`.
         drop_path_2B: the factors of both branches for the images; None: 1.
         out: memory for the output; None: new memory. Must be None with gradients.
         room: bytes of the stored memory. None: as many as the values take. Values that do not fit are not stored.

@@ -6,19 +6,19 @@ from helpers.kernels import refusal
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.native import availability
+from swin_backbone.kernels.native import storage
 
 
 @pytest.mark.parametrize(
     ('isa', 'dtype', 'stages', 'least'),
     [
-        ('amx', torch.float32, availability.TINY, 384),
-        ('amx', torch.bfloat16, availability.TINY, 384),
-        ('avx512_bf16', torch.float32, availability.TINY, 192),
-        ('avx512_bf16', torch.bfloat16, availability.TINY, 96),
-        ('avx512', torch.bfloat16, availability.TINY, 192),
-        ('avx2', torch.float32, availability.TINY, 192),
-        ('avx2', torch.float16, availability.TINY, 192),
+        ('amx', torch.float32, storage.TINY, 384),
+        ('amx', torch.bfloat16, storage.TINY, 384),
+        ('avx512_bf16', torch.float32, storage.TINY, 192),
+        ('avx512_bf16', torch.bfloat16, storage.TINY, 96),
+        ('avx512', torch.bfloat16, storage.TINY, 192),
+        ('avx2', torch.float32, storage.TINY, 192),
+        ('avx2', torch.float16, storage.TINY, 192),
         # With a further stage, Swin-S and -L took 0.54 and 0.65 of the memory of mmdet's at 512x512.
         ('avx2', torch.float32, ((96, 2), (192, 2), (384, 18), (768, 2)), 384),
         ('avx2', torch.float32, ((128, 2), (256, 2), (512, 18), (1024, 2)), 512),
@@ -26,17 +26,17 @@ from swin_backbone.kernels.native import availability
     ],
 )
 def test_processor_and_memory_decide_what_is_stored(isa, dtype, stages, least, monkeypatch):
-    library, _ = availability.load()
+    library, _ = storage.load()
     monkeypatch.setattr(type(library), 'isa', isa)
     monkeypatch.setattr(type(library), 'multiplies_bfloat16', isa in ('amx', 'avx512_bf16'))
-    storage = availability.storage_for.__wrapped__(dtype, stages)
-    assert min(C for C, _ in stages if C >= storage.least_channels) == least
-    assert f'blocks of {storage.least_channels} and more channels store values: ' in storage.reason
+    least_channels, reason = storage.storage_for.__wrapped__(dtype, stages)
+    assert min(C for C, _ in stages if C >= least_channels) == least
+    assert f'blocks of {least_channels} and more channels store values: ' in reason
 
 
 def test_without_a_library_the_reason_is_its(monkeypatch):
-    monkeypatch.setattr(availability, 'load', lambda: (None, 'It is not built.'))
-    assert availability.storage_for.__wrapped__(torch.float32).reason == 'It is not built.'
+    monkeypatch.setattr(storage, 'load', lambda: (None, 'It is not built.'))
+    assert storage.storage_for.__wrapped__(torch.float32).reason == 'It is not built.'
 
 
 @pytest.mark.parametrize('side', [224, 256])

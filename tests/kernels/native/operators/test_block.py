@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 
 from swin_backbone import SwinBackbone
 from swin_backbone.kernels.bind import block as block_binding
-from swin_backbone.kernels.native.availability import is_stored
+from swin_backbone.kernels.native.storage import is_stored
 from swin_backbone.models.layers import SwinBlock, SwinV2Block
 
 
