@@ -8,6 +8,7 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
 from swin_backbone import SwinLayerDecayOptimizerConstructor, swap_backbone
+from swin_backbone.devices import on_device
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap import replace as swap_module
 from swin_backbone.workbench.process import prepare_process
@@ -97,7 +98,7 @@ def test_both_recipes_keep_our_layer_decay(recipe, as_class):
     cfg.optim_wrapper = wrapper
     after = swap_backbone(cfg, 'swin-nano', recipe=recipe, init_cfg=None, verbose=False)
     assert after.optim_wrapper == wrapper
-    with DefaultScope.overwrite_default_scope('mmdet'):
+    with DefaultScope.overwrite_default_scope('mmdet'), on_device('meta'):
         groups = build_optim_wrapper(MODELS.build(after.model), after.optim_wrapper).optimizer.param_groups
     assert {group['lr'] for group in groups} == {1e-4 * 0.9**layer for layer in range(10)}
     cfg.optim_wrapper.constructor = 'LearningRateDecayOptimizerConstructor'
@@ -118,7 +119,7 @@ def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():
 @pytest.mark.parametrize('name', ['swin-nano', 'swinv2-nano'])
 def test_recipe_swin_decays_no_norm_or_table(name):
     cfg = swap(DINO, name, init_cfg=None)
-    with DefaultScope.overwrite_default_scope('mmdet'):
+    with DefaultScope.overwrite_default_scope('mmdet'), on_device('meta'):
         model = MODELS.build(cfg.model)
         optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -135,7 +136,7 @@ def test_recipe_swin_decays_no_norm_or_table(name):
 def test_recipe_swin_keeps_what_says_that_parameters_are_shared():
     cfg = swap('mmdet::fpg/retinanet_r50_fpg_crop640_50e_coco.py', 'swin-nano', init_cfg=None)
     assert cfg.optim_wrapper.paramwise_cfg.bypass_duplicate is True
-    with DefaultScope.overwrite_default_scope('mmdet'):
+    with DefaultScope.overwrite_default_scope('mmdet'), on_device('meta'):
         build_optim_wrapper(revert_sync_batchnorm(MODELS.build(cfg.model)), cfg.optim_wrapper)
 
 
