@@ -86,6 +86,14 @@ def _nothing_of_an_earlier_runner():
         forget_instances()
 
 
+@pytest.fixture(scope='session')
+def own(tmp_path_factory):
+    """A user's small data. Tests that change the data have a fixture of this name."""
+    from helpers.openmmlab.own_data import make_own_data
+
+    return make_own_data(tmp_path_factory.mktemp('data') / 'own')
+
+
 @pytest.fixture
 def one_process(tmp_path):
     """A process group with one process."""

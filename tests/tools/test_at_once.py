@@ -6,7 +6,7 @@ import re
 import pytest
 from helpers import in_process
 from helpers.at_once import NUMBER, at_once
-from helpers.openmmlab.own_data import detection_of, make_own_data
+from helpers.openmmlab.own_data import detection_of
 
 from swin_backbone.checkpoints import read_checkpoint
 
@@ -28,11 +28,6 @@ def outcomes(number, *command):
     """Return how many of the processes succeeded, and what the others said."""
     said = at_once(run, *command, number=number)
     return said.count('done'), [line for line in said if line != 'done']
-
-
-@pytest.fixture(scope='module')
-def own(tmp_path_factory):
-    return make_own_data(tmp_path_factory.mktemp('own'))
 
 
 @pytest.fixture(scope='module')

@@ -35,11 +35,6 @@ def run(*command):
     return result.stdout + result.stderr
 
 
-@pytest.fixture(scope='module')
-def own(tmp_path_factory):
-    return make_own_data(tmp_path_factory.mktemp('own'))
-
-
 def run_and_exit(*command):
     """Run a tool, and exit with its status."""
     result = in_process.run(*command)

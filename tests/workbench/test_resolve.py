@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import PYTHONPATH
 from helpers.in_process import run_well
-from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, SIDE, make_own_data
+from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, SIDE
 from helpers.openmmlab.own_folders import resolve
 from mmengine.config import Config
 
@@ -34,11 +34,6 @@ CASES = {
     FCN: {'train_dataloader.dataset.pipeline.0.to_float32': False},
     str(SEGMENTATION): {'model.decode_head.loss_decode.class_weight': [0.5, 3.0]},
 }
-
-
-@pytest.fixture(scope='module')
-def own(tmp_path_factory):
-    return make_own_data(tmp_path_factory.mktemp('data') / 'own')
 
 
 def data_for(config, own):

@@ -16,6 +16,7 @@ from swin_backbone.workbench.data.own_data.prepare import prepare
 from swin_backbone.workbench.resolve import combine, set_length, set_training
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
 
 

@@ -5,14 +5,9 @@ import subprocess
 
 import pytest
 from helpers.in_process import ROOT, error_of, run_well
-from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, detection, make_own_data, segmentation
+from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, detection, segmentation
 
 CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any existing file
-
-
-@pytest.fixture(scope='module')
-def own(tmp_path_factory):
-    return make_own_data(tmp_path_factory.mktemp('own'))
 
 
 @pytest.mark.parametrize(('tool', 'more'), [('infer', ['--weights', 'CHECKPOINT']), ('flops', [])])

@@ -18,11 +18,6 @@ from swin_backbone.workbench.job import Job
 CITYSCAPES = 'mmseg::cgnet/cgnet_fcn_4xb4-60k_cityscapes-680x680.py'
 
 
-@pytest.fixture(scope='module')
-def own(tmp_path_factory):
-    return make_own_data(tmp_path_factory.mktemp('data') / 'own')
-
-
 def test_detection_follows_the_data(own):
     cfg = load_config(DETECTION, None, {}, 'none', data=own)
     assert cfg.model.roi_head.bbox_head.num_classes == 2

@@ -7,15 +7,13 @@ import shutil
 import numpy as np
 import pytest
 from helpers.openmmlab import exports, layouts
-from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
+from helpers.openmmlab.own_folders import BOXES, LABELS, MASKS, boxes, fill, labels_of, read
 from pycocotools import mask as coco_mask
 
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.annotations import check_annotations
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import DataSets
-
-MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 
 ALL = {name for split in ('train', 'val') for name, *_ in layouts.scenes(split)}
 

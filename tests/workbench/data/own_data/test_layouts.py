@@ -13,7 +13,7 @@ import pytest
 from helpers.in_process import run
 from helpers.openmmlab import layouts
 from helpers.openmmlab.jobs import load_config
-from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
+from helpers.openmmlab.own_folders import BOXES, LABELS, MASKS, boxes, fill, labels_of, read
 from mmengine.config import Config
 from pycocotools import mask as coco_mask
 
@@ -24,7 +24,6 @@ from swin_backbone.workbench.data.datasets import DataSets
 from swin_backbone.workbench.data.own_data.config import set_num_classes
 from swin_backbone.workbench.data.own_data.splits import draw_split
 
-MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 PANOPTIC = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 
 

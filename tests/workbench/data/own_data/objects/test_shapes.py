@@ -7,14 +7,13 @@ import cv2
 import numpy as np
 import pytest
 from helpers.openmmlab import layouts
-from helpers.openmmlab.own_folders import BOXES, fill, read
+from helpers.openmmlab.own_folders import BOXES, MASKS, fill, read
 from pycocotools import mask as coco_mask
 
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import DataSets
 from swin_backbone.workbench.data.own_data.objects.shapes import box_around, corners_of, join_groups
 
-MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 HEIGHT, WIDTH = 60, 100
 BESIDE = [[-40, 30], [50, 10], [50, 50]]  # a triangle whose tip is left of the picture
 POLYGON = [[30, 10], [80, 20], [60, 50]]

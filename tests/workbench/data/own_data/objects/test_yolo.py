@@ -5,11 +5,9 @@ import shutil
 import numpy as np
 import pytest
 from helpers.openmmlab import layouts
-from helpers.openmmlab.own_folders import BOXES, boxes, fill, read
+from helpers.openmmlab.own_folders import BOXES, MASKS, boxes, fill, read
 
 from swin_backbone.openmmlab.errors import DataError
-
-MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 
 
 def write_folder(root, lines, yaml='names: [nut, bolt]\n', count=2):
