@@ -9,6 +9,7 @@ from mmengine.config import Config, ConfigDict
 
 from ...openmmlab.errors import ConfigError, kind_of, parts_of, walk
 from ...options import TRAINING, Options
+from .cfg_options import setting_of
 from .paths import metrics_in
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
@@ -121,7 +122,7 @@ def lr_line(cfg: Config, processes: int = 1) -> str:
     if optimizer is None or not isinstance(batch, int):
         return ''
     real = batch * processes * cfg.optim_wrapper.get('accumulative_counts', 1)  # pictures between two steps
-    base = _base_batch(cfg)
+    base = setting_of(cfg, 'auto_scale_lr.base_batch_size')
     if base in (None, real):
         return f'learning rate {optimizer.lr:g}, {real} pictures per step'
     hint = '--auto-scale-lr scales it in proportion, --lr sets another'
@@ -136,15 +137,10 @@ def enable_auto_scale_lr(cfg: Config) -> None:
     Raises:
         ConfigError: if the config does not name the batch of its learning rate.
     """
-    base = _base_batch(cfg)
+    base = setting_of(cfg, 'auto_scale_lr.base_batch_size')
     if base is None:
         raise ConfigError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
     cfg.auto_scale_lr.update(enable=True, base_batch_size=base / cfg.optim_wrapper.get('accumulative_counts', 1))
-
-
-def _base_batch(cfg: Config) -> Optional[int]:
-    base: Optional[int] = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
-    return base
 
 
 def _optimizer(cfg: Config) -> Optional[Any]:
