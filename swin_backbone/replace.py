@@ -189,7 +189,8 @@ def _is_listed(layer: nn.Module) -> bool:
 
 def forget_readings(module: nn.Module) -> None:
     """Free what `read_once` keeps of a module."""
-    _readings.pop(module, None)
+    if not is_recorded():
+        _readings.pop(module, None)
 
 
 def read_modules(layer: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> Union[Modules, str]:

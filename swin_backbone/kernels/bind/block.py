@@ -15,7 +15,7 @@ from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBl
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
-from ...replace import Modules, calls_forward, is_changed, read_modules, read_once
+from ...replace import Modules, calls_forward, forget_readings, is_changed, read_modules, read_once
 from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockOperator, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of, describe_unfit
@@ -131,9 +131,6 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer
     else:
         h, table_window = tensors[TABLE].shape[-1], attention.window_size
         shapes = [((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h)]
-    for (name, tensor), shape in zip([*tensors.items()][len(NAMES) :], shapes):
-        if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
-            return describe_unfit(name, tensor, shape, torch.float32)
     dtype, has_gradients = products_of(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
     stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, stages)
@@ -142,7 +139,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer
         return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
     settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
     operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
-    by_torch, derive = partial(forward_by_torch, [*tensors]), partial(_derive, [*tensors], window_pair)
+    by_torch, derive = partial(forward_by_torch, [*tensors]), partial(_derive, [*tensors], shapes, window_pair)
     return Layer(operator, by_torch, [*tensors.values()], derive)
 
 
@@ -177,6 +174,7 @@ def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StageP
     try:
         calls = [plan_swin_layer(layer, block, x_BHWC.shape) for block, layer in zip(stage.blocks, layers)]
     except Unfit:
+        forget_readings(stage)  # sizes may have changed
         return None
     return StagePlan([*map(BlockPlan, stage.blocks, calls)], stage.downsample)
 
@@ -215,12 +213,18 @@ class StagePlan(NamedTuple):
         return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
 
 
-def _derive(names: Sequence[str], window_pair: tuple[Size, Size], *tensors: Any) -> BlockWeights:
-    """Return the library's weights from the tensors of a block.
+def _derive(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], window_pair: tuple[Size, Size], *tensors: Any
+) -> BlockWeights:
+    """Return the library's weights from the tensors of a block; or raise `Unfit`, because `.data` may be anything.
 
     Args:
+        shapes: of the tensors that are not weights of the library themselves.
         window_pair: the window in use, and the window of the table (V1) or of pre-training (V2).
     """
+    for name, tensor, shape in zip(names[len(NAMES) :], tensors[len(NAMES) :], shapes):
+        if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
+            raise Unfit(describe_unfit(name, tensor, shape, torch.float32))
     w = dict(zip(names, tensors))
     if LOGIT_SCALE not in w:
         derived: dict[str, Any] = dict(position_bias_hNN=relative_position_bias(w[TABLE], *window_pair))

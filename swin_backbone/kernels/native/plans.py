@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
 from ...modes import is_recorded
-from ...replace import read_once
+from ...replace import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_obstacle
 from .layers import Derive, LayerCall, SwinOperator, as_given, plan_layer
@@ -65,6 +65,7 @@ def plan_module(read: Callable[..., Union[Layer, str]], module: nn.Module, x: Te
     try:
         return plan_swin_layer(layer, module, x.shape)
     except Unfit as error:
+        forget_readings(module)  # sizes may have changed
         return str(error)
 
 

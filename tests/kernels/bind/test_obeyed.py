@@ -276,3 +276,26 @@ def test_what_was_read_ends_with_the_model():
         assert not [one() for one in seen if one() is not None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_dtype_of_weights_after_a_warm_call(kind):
+    """`bfloat16` writes into the parameters: autocast computes with such weights, the library does not."""
+    model = make(kind)
+    with torch.autocast('cpu', torch.bfloat16):
+        maps(model, 'auto')
+        model.bfloat16()
+        for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
+            assert torch.equal(y, y_torch)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_narrower_weights_after_a_warm_call(kind):
+    model = make(kind)
+    maps(model, 'auto')
+    ffn = model.stages[0].blocks[1].ffn.layers
+    for weight, dim in ((ffn[0][0].weight, 0), (ffn[0][0].bias, 0), (ffn[1].weight, 1)):
+        weight.data = weight.data.narrow(dim, 8, 16).clone()
+    maps(model, 'auto')
+    for y, y_torch in zip(maps(model, 'native'), maps(model, 'torch')):
+        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
