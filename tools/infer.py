@@ -42,24 +42,20 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, options_of, run, stop_on_user_errors
 from swin_backbone.options import ARGUMENTS, positive, whole
-from swin_backbone.whole_files import CANNOT_WRITE
 
 if TYPE_CHECKING:  # imported in functions, for a quick --help
-    from swin_backbone.workbench.data.media import Frame, Medium
     from swin_backbone.workbench.predict.predictor import Predictor
-    from swin_backbone.workbench.predict.results import Results
 
 OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
@@ -153,125 +149,6 @@ def open_predictor(args: argparse.Namespace) -> 'Predictor':
     return job.open_predictor(make_job(args), args.weights)
 
 
-def reduced(frame: 'Frame') -> str:
-    """Return a line about the reduction of a large picture."""
-    (height, width), seen = frame.size, frame.pixels.shape
-    return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
-
-
-Prepared = tuple['Frame', dict[str, Any]]
-
-
-class Inference:
-    """Predictions for media, one after the other. If one fails, its error is printed, and the rest follows.
-
-    Args:
-        debug: raise errors of the model.
-
-    Attributes:
-        bad: media that were left out, at least in part.
-        is_stopped: no further frame is read.
-    """
-
-    def __init__(
-        self,
-        predictor: 'Predictor',
-        results: 'Results',
-        progress: Progress,
-        max_pixels: int,
-        batch_size: int,
-        debug: bool,
-    ):
-        self.predictor, self.results, self.progress = predictor, results, progress
-        self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
-        self.bad: set[Medium] = set()
-        self.is_stopped = False
-        self.noted = False
-
-    def over(self, inputs: Sequence['Medium']) -> None:
-        """Predict for all media. Predictions before an error are still written."""
-        from swin_backbone.workbench.data.media import count_frames
-
-        self.task = self.progress.add_task('predicting', total=sum(map(count_frames, inputs)))
-        batch: list[Prepared] = []
-        try:
-            for prepared in self.prepared(inputs):
-                if len(batch) == self.batch_size:
-                    self.predict(batch)
-                    batch = []
-                batch.append(prepared)
-            self.predict(batch)
-        finally:
-            self.results.close()
-
-    def stop(self, *_: object) -> None:
-        """A handler of Ctrl-C: end after the frame at hand. A second Ctrl-C ends at once."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.is_stopped = True
-
-    def prepared(self, inputs: Sequence['Medium']) -> Iterator[Prepared]:
-        """Yield the readable frames of media, prepared for the model."""
-        from swin_backbone.openmmlab.errors import sentence_of
-        from swin_backbone.workbench.data.media import read_frames
-
-        for medium in inputs:
-            self.progress.update(self.task, description=escape(medium.name))
-            done = 0
-            try:
-                for frame in read_frames(medium, self.max_pixels, self.predictor.load):
-                    if not done and frame.size != frame.pixels.shape[:2]:
-                        self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
-                    if not (self.noted or medium.is_video) and (note := self.predictor.reduction_note(medium.path)):
-                        self.say(note, 'yellow')
-                        self.noted = True  # the others have too
-                    yield frame, self.predictor.prepare(frame)
-                    done += 1
-                    if self.is_stopped:
-                        return
-                    if medium in self.bad:  # the rest of a video
-                        break
-            except OSError as error:
-                self.leave_out(medium, done, sentence_of(error))
-
-    def predict(self, batch: Sequence[Prepared]) -> None:
-        """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
-        group = [prepared for prepared in batch if prepared[0].medium not in self.bad]
-        if not group:
-            return
-        try:
-            samples = self.predictor.predict([item for _, item in group])
-        except Exception as error:
-            if len(group) == 1:
-                self.fail(group[0][0], 'the model fails on it', error)
-            for prepared in group if len(group) > 1 else ():
-                self.predict([prepared])
-            return
-        for (frame, item), sample in zip(group, samples):
-            try:
-                self.results.add(frame, sample, item)
-            except Exception as error:
-                self.fail(frame, 'its predictions cannot be drawn or written', error)
-            else:
-                self.progress.advance(self.task)
-
-    def fail(self, frame: 'Frame', what: str, error: Exception) -> None:
-        """Leave out the rest of a frame's medium. Raise an error that affects all media, such as a full disk."""
-        from swin_backbone.openmmlab.errors import sentence_of
-
-        if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
-            raise error
-        reason = sentence_of(error).partition('\n')[0]
-        self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
-
-    def leave_out(self, medium: 'Medium', done: int, reason: str) -> None:
-        self.bad.add(medium)
-        self.say(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
-        self.progress.advance(self.task, 0 if medium.is_video else 1)
-
-    def say(self, text: str, style: str) -> None:
-        self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
 def infer_tiles(args: argparse.Namespace) -> int:
     """Predict for one picture in tiles."""
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -337,6 +214,7 @@ def main() -> int:
         return infer_tiles(args)
     from swin_backbone.workbench.data.media import find_media
     from swin_backbone.workbench.pictures.colours import PALETTE_SIZE
+    from swin_backbone.workbench.predict.inference import Inference
     from swin_backbone.workbench.predict.results import Results
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
@@ -356,10 +234,10 @@ def main() -> int:
         inference = Inference(predictor, results, progress, args.max_pixels, args.batch, args.debug)
         before = signal.signal(signal.SIGINT, inference.stop)
         try:
-            inference.over(inputs)
+            inference.run(inputs)
         finally:
             signal.signal(signal.SIGINT, before)
-    seconds, bad = time.monotonic() - begin, len(inference.bad)
+    seconds, bad = time.monotonic() - begin, len(inference.left_out)
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
         for picture in results.objects:

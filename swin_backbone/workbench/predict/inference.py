@@ -1,0 +1,129 @@
+"""Predict for pictures and videos, one after the other, past those that fail."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import Progress
+
+from ...openmmlab.errors import sentence_of
+from ...whole_files import CANNOT_WRITE
+from ..data.media import Frame, Medium, count_frames, read_frames
+from .predictor import Predictor
+from .results import Results
+
+Prepared = tuple[Frame, dict[str, Any]]  # a frame, and the input of the model
+
+
+class Inference:
+    """Predictions for media, one after the other. If one fails, its error is printed, and the rest follows.
+
+    Args:
+        results: writer of the predictions, which `run` closes.
+        progress: shows the frames.
+        max_pixels: a larger frame is reduced to so many.
+        batch_size: frames at a time.
+        debug: raise errors of the model.
+
+    Attributes:
+        left_out: media that were left out, at least in part.
+        is_stopped: no further frame is read.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        results: Results,
+        progress: Progress,
+        max_pixels: int,
+        batch_size: int,
+        debug: bool,
+    ):
+        self.predictor, self.results, self.progress = predictor, results, progress
+        self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
+        self.left_out: set[Medium] = set()
+        self.is_stopped = False
+        self.notes_bits = True  # and bands, which `Predictor.load` leaves out
+
+    def run(self, media: Sequence[Medium]) -> None:
+        """Predict for all media. Predictions before an error are still written."""
+        self.task = self.progress.add_task('predicting', total=sum(map(count_frames, media)))
+        batch: list[Prepared] = []
+        try:
+            for prepared in self.prepare(media):
+                if len(batch) == self.batch_size:
+                    self.predict(batch)
+                    batch = []
+                batch.append(prepared)
+            self.predict(batch)
+        finally:
+            self.results.close()
+
+    def stop(self, *_: object) -> None:
+        """End after the frame at hand: a handler of Ctrl-C. A second Ctrl-C ends at once."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.is_stopped = True
+
+    def prepare(self, media: Sequence[Medium]) -> Iterator[Prepared]:
+        """Yield the readable frames of media, prepared for the model."""
+        for medium in media:
+            self.progress.update(self.task, description=escape(medium.name))
+            done = 0
+            try:
+                for frame in read_frames(medium, self.max_pixels, self.predictor.load):
+                    if not done and frame.size != frame.pixels.shape[:2]:
+                        self.print(f'{medium.path}: {reduction_of(frame)}', 'yellow')
+                    if self.notes_bits and not medium.is_video and (note := self.predictor.reduction_note(medium.path)):
+                        self.print(note, 'yellow')
+                        self.notes_bits = False  # one line is for all pictures
+                    yield frame, self.predictor.prepare(frame)
+                    done += 1
+                    if self.is_stopped:
+                        return
+                    if medium in self.left_out:  # the rest of a video
+                        break
+            except OSError as error:
+                self.leave_out(medium, done, sentence_of(error))
+
+    def predict(self, batch: Sequence[Prepared]) -> None:
+        """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
+        group = [prepared for prepared in batch if prepared[0].medium not in self.left_out]
+        if not group:
+            return
+        try:
+            samples = self.predictor.predict([item for _, item in group])
+        except Exception as error:
+            if len(group) == 1:
+                self.fail(group[0][0], 'the model fails on it', error)
+            for prepared in group if len(group) > 1 else ():
+                self.predict([prepared])
+            return
+        for (frame, item), sample in zip(group, samples):
+            try:
+                self.results.add(frame, sample, item)
+            except Exception as error:
+                self.fail(frame, 'its predictions cannot be drawn or written', error)
+            else:
+                self.progress.advance(self.task)
+
+    def fail(self, frame: Frame, what: str, error: Exception) -> None:
+        """Leave out the rest of a frame's medium. Raise an error that affects all media, such as a full disk."""
+        if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
+            raise error
+        reason = sentence_of(error).partition('\n')[0]
+        self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
+
+    def leave_out(self, medium: Medium, done: int, reason: str) -> None:
+        self.left_out.add(medium)
+        self.print(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
+        self.progress.advance(self.task, 0 if medium.is_video else 1)
+
+    def print(self, text: str, style: str) -> None:
+        self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def reduction_of(frame: Frame) -> str:
+    """Return a line about the reduction of a large picture."""
+    (height, width), seen = frame.size, frame.pixels.shape
+    return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
