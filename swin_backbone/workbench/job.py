@@ -1,7 +1,7 @@
 """What tools/ and `swin_backbone.load` do with a config: train, test, report, predict, export.
 
 `Job` reads the config and the data of a user, and resolves both once (resolve.py). Everything else is a function of
-it.
+it. A training and a test then set the checkpoint that they begin with, and `--amp`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,20 +20,20 @@ from ..openmmlab.diff import summarize
 from ..openmmlab.layers.accelerate import AccelerateHook
 from ..openmmlab.layers.compile import compile_model
 from ..options import Options
-from .configs.amp import enable_amp, enable_amp_of_test
+from .configs.amp import enable_amp_of_test
 from .configs.paths import require_data, tested_set
-from .configs.published import find_weights, start_from, start_from_weights
+from .configs.published import find_weights, start_from
 from .configs.training_settings import has_settings, lr_line
 from .data.annotations import uses_masks
 from .data.balance import Counted, count_epoch
 from .data.check_data import check_before_training
 from .data.datasets import DataSets
-from .data.own_data.config import weights_left_out
+from .data.own_data.config import class_weights_left_out
 from .data.own_data.prepare import Dataset, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process
-from .resolve import combine, set_length, set_training
+from .resolve import combine, fit_to_pictures, set_start, set_training
 from .runner.build import build_runner, run_loop
 from .runner.launchers import processes, rank
 from .runner.monitor import ValLossHook
@@ -87,8 +87,8 @@ class Job:
             # mmengine imports only the modules in the file
             import_modules_from_strings(**combined.custom_imports)
         if data:
-            self.print(*weights_left_out(base, combined))
-        self.datasets, self.changes = _set_training(combined, options, data)
+            self.print(*class_weights_left_out(base, combined))
+        self.datasets, self.changes = _resolve_training(combined, options, data)
         self.cfg = self.datasets.cfg
 
     def print(self, *lines: str) -> None:
@@ -107,34 +107,30 @@ class Job:
         """
         self.print(*self.changes)
         cfg, options = self.cfg, self.options
-        if options.amp:
-            enable_amp(cfg, options.amp)
-        if options.weights is not None:
-            start_from_weights(cfg, options.weights)
-        if options.resume is not None:
-            cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)
+        set_start(cfg, options)
         require_data(cfg, ('train', 'val'))
         if self.data and not rank(options.launcher):
             check_before_training(self.datasets, options.skip_unreadable)
         return _build_runner(self, hooks=[ValLossHook()] if options.val_loss else [])
 
 
-def _set_training(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
+def _resolve_training(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
     """Return the data sets of a config with the settings of a training, and lines on what these change."""
     if data is None and not has_settings(options):
         return DataSets(combined), []
-    cfg, number, lines = set_training(combined, options), processes(options.launcher), list[str]()
-    datasets = DataSets(cfg)
+    cfg, ranks = set_training(combined, options), processes(options.launcher)
+    datasets, lines = DataSets(cfg), list[str]()
     counted = Counted(data.splits['train'].pictures) if data else None
     if options.epochs is not None or options.balance:
         counted = count_epoch(datasets, options.balance)
     if counted is not None:
-        set_length(cfg, options, data, counted, number)
+        fit_to_pictures(cfg, options, data, counted, ranks)
         lines.append(counted.line)
     if not options.auto_scale_lr and (options.batch is not None or data):
-        lines.append(lr_line(cfg, number))
+        lines.append(lr_line(cfg, ranks))
     changes = summarize(combined, cfg)
-    lines.append(f'changed settings:\n{changes}' if changes else '')
+    if changes:
+        lines.append(f'changed settings:\n{changes}')
     return datasets, lines
 
 
@@ -203,7 +199,7 @@ def report(
         checkpoint: see `build_test`.
         out_dir, compare, overwrite: see `report_on_test`, also for the returned numbers and errors.
     """
-    from .report.collect import add_coco_metric, report_on_test  # of pictures
+    from .report.collect import add_coco_metric, report_on_test  # of the extra `pictures`
 
     add_coco_metric(job.cfg)
     with build_test(job, checkpoint) as runner:

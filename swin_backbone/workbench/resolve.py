@@ -1,9 +1,14 @@
-"""Resolve a config: combine it with options and data. No file is read.
+"""Resolve a config: combine it with options and data. No data are read.
 
-`combine` swaps the backbone, puts the data and applies `--cfg-options`, whose keys may be of the new backbone.
-`set_training` then sets what the options of a training name, and `set_length` its schedule, by the number of pictures.
-Both read values of `--cfg-options`, and apply these again: a key of the user is never overwritten. The result is a
-plain config of its toolbox, whose own tools/train.py trains it.
+The stages, in this order:
+
+1. `combine` swaps the backbone, replaces the data, and applies `--cfg-options`, whose keys may be of the new backbone.
+2. `set_training` sets what the options of a training name.
+3. `fit_to_pictures` fits its schedule to the number of pictures, which the data sets of 2 have.
+4. `set_start`, for a training alone: mixed precision, and the checkpoint that it begins with.
+
+Stages 2 and 3 apply `--cfg-options` again: a key of the user is never overwritten. The result is a plain config of its
+toolbox, whose own tools/train.py trains it.
 """
 
 import copy
@@ -15,8 +20,10 @@ from mmengine.config import Config
 from ..openmmlab.errors import ConfigError
 from ..openmmlab.swap.replace import swap_backbone
 from ..options import Options
+from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, setting_of
 from .configs.paths import datasets_in
+from .configs.published import start_from_weights
 from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule
 from .data.balance import Counted, apply_balance
 from .data.load_picture import name_loaders
@@ -68,7 +75,7 @@ def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> N
 
 
 def set_training(config: Config, options: Options) -> Config:
-    """Return a config with the settings of a training, besides its length: see `set_length`.
+    """Return a config with the settings of a training, besides its schedule: see `fit_to_pictures`.
 
     Raises:
         ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take a setting.
@@ -82,7 +89,9 @@ def set_training(config: Config, options: Options) -> Config:
     return cfg
 
 
-def set_length(cfg: Config, options: Options, data: Optional[Dataset], counted: Counted, processes: int = 1) -> None:
+def fit_to_pictures(
+    cfg: Config, options: Options, data: Optional[Dataset], counted: Counted, processes: int = 1
+) -> None:
     """Fit the schedule of a training to its pictures, and balance its classes, in place.
 
     Without `data` and `options.epochs`, the schedule stays.
@@ -108,3 +117,19 @@ def set_length(cfg: Config, options: Options, data: Optional[Dataset], counted: 
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
         apply_balance(cfg, counted)  # last, because keys of options refer to the wrapped data set
+
+
+def set_start(cfg: Config, options: Options) -> None:
+    """Set the mixed precision of a training, and the checkpoint that it begins with or continues, in place.
+
+    A test has none of these: see `enable_amp_of_test` and `start_from`.
+
+    Raises:
+        ValueError: see `enable_amp` and `find_weights`.
+    """
+    if options.amp:
+        enable_amp(cfg, options.amp)
+    if options.weights is not None:
+        start_from_weights(cfg, options.weights)
+    if options.resume is not None:
+        cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)

@@ -1,4 +1,4 @@
-"""Published weights of whole models, by the names of the models in metafiles."""
+"""The checkpoint that a run begins with: a file, an address, or published weights by the name of their model."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,9 @@ from ...openmmlab.config_files import OWN, TOOLBOXES, configs_of, similar
 
 
 def start_from(cfg: Config, checkpoint: Optional[str]) -> None:
-    """Load only the weights of a checkpoint, by path or URL; None loads nothing.
+    """Let a run load only the weights of a checkpoint, by path or URL, in place; None loads nothing.
 
-    A config of a resumed training has `resume=True`.
+    The saved config of a resumed training has `resume=True`, which is set to False.
     """
     cfg.update(load_from=checkpoint, resume=False)
 

@@ -13,7 +13,7 @@ from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import Counted
 from swin_backbone.workbench.data.own_data.prepare import prepare
-from swin_backbone.workbench.resolve import combine, set_length, set_training
+from swin_backbone.workbench.resolve import combine, fit_to_pictures, set_training
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -33,7 +33,7 @@ def resolve(config, options=None, data=None, counted=None):
     options = options or Options()
     cfg = set_training(combine(config, options, data), options)
     if data is not None:
-        set_length(cfg, options, data, counted or Counted(data.splits['train'].pictures))
+        fit_to_pictures(cfg, options, data, counted or Counted(data.splits['train'].pictures))
     return cfg
 
 

@@ -9,7 +9,7 @@ from helpers.openmmlab.breadth import alone, shrink
 from helpers.openmmlab.jobs import build_runner, load_config
 
 from swin_backbone.openmmlab.errors import walk
-from swin_backbone.workbench import job
+from swin_backbone.workbench.configs.amp import enable_amp
 from swin_backbone.workbench.runner import build
 from swin_backbone.workbench.runner.monitor import ValLossHook
 
@@ -58,7 +58,7 @@ def metrics_after_an_epoch(config, data, work_dir):
         cfg[f'{phase}_dataloader'].update(num_workers=0, persistent_workers=False)
         cfg[f'{phase}_dataloader'].pop('prefetch_factor', None)
     if cfg.optim_wrapper.type == 'AmpOptimWrapper':
-        job.enable_amp(cfg)
+        enable_amp(cfg)
     runner = build_runner(copy.deepcopy(cfg))
     results = {}
     hook = build.Hook()

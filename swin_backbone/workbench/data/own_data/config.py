@@ -1,4 +1,4 @@
-"""Put the data of a user into any config of mmdet, mmseg or mmpretrain: data sets, evaluators, numbers of classes."""
+"""Replace the data of a config of mmdet, mmseg or mmpretrain by those of a user: data sets, evaluators, classes."""
 
 import copy
 from collections.abc import Iterator
@@ -26,9 +26,7 @@ EDGES = 'STDCHead'  # with two classes, edge and background
 
 
 def put_data(cfg: Config, data: Dataset) -> None:
-    """Let a config train on the pictures of a user, validate and test, in place. No file is read.
-
-    Small pictures, and those without objects, are trained on.
+    """Replace the data sets, evaluators and numbers of classes of a config, in place. No file is read.
 
     Raises:
         ConfigError: if the config takes data of another kind, with the key.
@@ -123,9 +121,8 @@ def _put_labels(cfg: Config, data: Dataset) -> None:
     for name in ('decode_head', 'auxiliary_head'):
         heads = cfg.model.get(name) or []
         for head in heads if isinstance(heads, (list, tuple)) else [heads]:
-            head.get(
-                'kernel_generate_head', head
-            ).ignore_index = IGNORED_LABEL  # K-Net takes the value of the inner head
+            inner = head.get('kernel_generate_head', head)  # K-Net takes the value of its inner head
+            inner.ignore_index = IGNORED_LABEL
     for phase in EVALUATED:
         _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED_LABEL)
     set_num_classes(cfg.model, len(data.classes))
@@ -233,7 +230,7 @@ def _fit_weights(
     return [*body[:1] * number, *last] if len(set(body)) == 1 else None
 
 
-def weights_left_out(before: Config, after: Config) -> Iterator[str]:
+def class_weights_left_out(before: Config, after: Config) -> Iterator[str]:
     """Yield a line for each loss that has lost its weights by class."""
     for key, part in walk(before.get('model'), 'model'):
         if key.endswith('.class_weight') and isinstance(part, (list, tuple)) and setting_of(after, key) is None:
