@@ -16,7 +16,7 @@ from torch import nn
 from ...models.pyramid import SwinPyramid
 from ..native.availability import PRECISION, find_dtype_obstacle
 from .foreign import RECORD, Record, compute, compute_norm, find_layer
-from .structure import OWN_LAYERS, plan_alone
+from .single_layer import OWN_LAYERS, plan_alone
 from .trial import try_layer
 
 _logger = getLogger(__name__)

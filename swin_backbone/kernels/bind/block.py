@@ -17,11 +17,11 @@ from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import Modules, calls_forward, forget_readings, is_changed, read_modules, read_once
 from ..native.availability import find_obstacle, products_of
-from ..native.layers import BlockOperator, BlockSettings, BlockWeights
+from ..native.layers import BlockComputation, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of, describe_unfit
 from ..native.plans import Call, Layer, OperatorCall, plan_module, plan_swin_layer
 from ..native.storage import TINY, Stages, is_stored
-from .structure import forward_by_torch
+from .single_layer import forward_by_torch
 
 ATTENTION = 'attn.w_msa.'
 # Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
@@ -75,7 +75,7 @@ class BlockPlan(NamedTuple):
             random_state = torch.get_rng_state() if is_repeated else None
             call = with_drop_path(call, _draw_drop_path(drop_path.drop_prob, len(x_BHWC)), random_state)
         if out is not None:
-            call = call._replace(operator=call.operator._replace(out=out))
+            call = call._replace(computation=call.computation._replace(out=out))
         return call(x_BHWC)
 
 
@@ -88,10 +88,10 @@ def with_drop_path(call: Any, factors_2B: Optional[Tensor], random_state: Option
     if factors_2B is None:
         return call
     if isinstance(call, OperatorCall):
-        return call._replace(operator=call.operator._replace(drop_path_2B=factors_2B))
-    call.described.drop_path = address('drop_path', factors_2B, tuple(factors_2B.shape))
+        return call._replace(computation=call.computation._replace(drop_path_2B=factors_2B))
+    call.prepared.drop_path = address('drop_path', factors_2B, tuple(factors_2B.shape))
     by_torch = partial(call.by_torch, random_state=random_state)
-    return call._replace(operator=call.operator._replace(drop_path_2B=factors_2B), by_torch=by_torch)
+    return call._replace(computation=call.computation._replace(drop_path_2B=factors_2B), by_torch=by_torch)
 
 
 def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
@@ -138,9 +138,9 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer
     if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
         return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
     settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
-    operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
+    computation = BlockComputation(settings, windows, dtype, cache_of(block), stores)
     by_torch, derive = partial(forward_by_torch, [*tensors]), partial(_derive, [*tensors], shapes, window_pair)
-    return Layer(operator, by_torch, [*tensors.values()], derive)
+    return Layer(computation, by_torch, [*tensors.values()], derive)
 
 
 def _find_setting_obstacle(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:

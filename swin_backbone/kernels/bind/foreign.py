@@ -20,15 +20,15 @@ from ...modes import is_recorded, linear_dtype
 from ...positions import Size, relative_position_bias
 from ...replace import Modules, hides_methods, read_modules
 from ..native.availability import find_obstacle, products_of
-from ..native.layers import BlockOperator, BlockSettings, BlockWeights, ProjectionOperator
+from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation
 from ..native.memory import Unfit, cache_of
 from ..native.plans import Layer, plan_swin_layer
 from ..native.storage import TINY, Stages, is_stored
 from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
-from .calls import Values, bind_arguments, find_map, list_arguments, modules_inside
+from .foreign_calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin
 from .patches import NORM, norm_layer
-from .structure import forward_by_torch, norm_values
+from .single_layer import forward_by_torch, norm_values
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
 SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
@@ -133,10 +133,10 @@ def compute_block(block: Any, record: Record, values: Values) -> Any:
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
     stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
     settings = BlockSettings(h, hidden, scale, eps, windows.window_size, origin.pads_first)
-    operator = BlockOperator(settings, windows, dtype, cache_of(block), stores)
+    computation = BlockComputation(settings, windows, dtype, cache_of(block), stores)
     (_, x), *others = values.items()
     by_torch = partial(_by_torch, [*record.names.values()], dict(others), x.shape)
-    call = plan_swin_layer(Layer(operator, by_torch, [*tensors.values()], derive), block, x_BHWC.shape)
+    call = plan_swin_layer(Layer(computation, by_torch, [*tensors.values()], derive), block, x_BHWC.shape)
     random_state = torch.get_rng_state() if torch.is_grad_enabled() and not is_recorded() else None
     factors_2B = _drop_path_factors(block, origin, x_BHWC)
     y_BHWC = with_drop_path(call, factors_2B, random_state)(x_BHWC)
@@ -186,9 +186,9 @@ def compute_merging(module: Any, record: Record, values: Values) -> Any:
     is_post_norm = norm[0] is not None and len(norm[0]) != channels
     (_, x), *others = values.items()
     names, (dtype, has_gradients) = ['reduction.weight', 'reduction.bias', *NORM], products_of(module, x_BHWC, *tensors)
-    operator = ProjectionOperator(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
+    computation = ProjectionComputation(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
     by_torch = partial(_by_torch, names, dict(others), x.shape)
-    y_BHWC = plan_swin_layer(Layer(operator, by_torch, tensors, derive), module, x_BHWC.shape)(x_BHWC)
+    y_BHWC = plan_swin_layer(Layer(computation, by_torch, tensors, derive), module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
@@ -200,9 +200,9 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
         return None
     tensors, names = (conv.weight, conv.bias, *norm), ['projection.weight', 'projection.bias', *NORM]
     dtype, has_gradients = products_of(module, x, *tensors)
-    operator = ProjectionOperator(False, eps, True, dtype, cache_of(module), has_gradients)
+    computation = ProjectionComputation(False, eps, True, dtype, cache_of(module), has_gradients)
     by_torch = partial(_by_torch, names, {}, x.shape)
-    y_BHWC = plan_swin_layer(Layer(operator, by_torch, tensors), module, x.shape)(x)
+    y_BHWC = plan_swin_layer(Layer(computation, by_torch, tensors), module, x.shape)(x)
     # OpenMMLab's output norms round
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])

@@ -18,7 +18,7 @@ from ...checkpoints.formats import Format, name_here
 from ...models.windows import Windows
 from ...positions import Size
 from .block import ATTENTION, LINEARS, LOGIT_SCALE, NORMS
-from .calls import Values, list_arguments, modules_inside
+from .foreign_calls import Values, list_arguments, modules_inside
 
 Names = dict[str, str]  # from our names of a block's tensors to the names in the block
 BLOCK, INDEX = 'stages.0.blocks.0.', f'{ATTENTION}relative_position_index'  # our names

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ...models.layers import PatchMerging
 from ...replace import is_changed, read_modules
 from ..native.availability import products_of
-from ..native.layers import OutputNormOperator, ProjectionOperator
+from ..native.layers import OutputNormComputation, ProjectionComputation
 from ..native.memory import cache_of
 from ..native.plans import Call, Layer, plan_module
-from .structure import forward_by_torch
+from .single_layer import forward_by_torch
 
 NORM = ['norm.weight', 'norm.bias']
 
@@ -47,9 +47,9 @@ def read_projection(layer: Any, x: Tensor) -> Union[Layer, str]:
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
     parameters = weight, linear.bias, *(getattr(norm, leaf, None) for leaf in ('weight', 'bias'))
     dtype, has_gradients = products_of(layer, x, *parameters)
-    operator = ProjectionOperator(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
+    computation = ProjectionComputation(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
     by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *NORM])
-    return Layer(operator, by_torch, parameters)
+    return Layer(computation, by_torch, parameters)
 
 
 plan_projection = partial(plan_module, read_projection)
@@ -71,7 +71,7 @@ def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[Layer, str]:
 def norm_layer(norm: nn.LayerNorm) -> Layer:
     """Return the computation of a norm of tokens with a map as its output."""
     by_torch = partial(forward_by_torch, ['weight', 'bias'], forward=_normalise)
-    return Layer(OutputNormOperator(norm.eps), by_torch, (norm.weight, norm.bias))
+    return Layer(OutputNormComputation(norm.eps), by_torch, (norm.weight, norm.bias))
 
 
 def _normalise(norm: nn.LayerNorm, x_BHWC: Tensor) -> Tensor:

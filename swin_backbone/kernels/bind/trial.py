@@ -15,8 +15,8 @@ from ...modes import without_autocast
 from ...replace import read_modules
 from .. import native
 from ..native.memory import Unfit, address
-from .calls import Values, list_arguments
 from .foreign import RECORD, Record, compute, compute_embedding, rates_in
+from .foreign_calls import Values, list_arguments
 from .origins import find_mask, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.

@@ -110,13 +110,13 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
     if is_recorded():
         y_BHWN = torch.ops.swin_backbone.convolve(x_BHWC, weight_NC33, bias_N, is_trained)[0]
     else:
-        operator = _Convolution(cache, is_trained)
-        y_BHWN = plan_layer(operator, _by_torch, x_BHWC.shape, weight_NC33, bias_N, is_cast=False)(x_BHWC)
+        computation = _Convolution(cache, is_trained)
+        y_BHWN = plan_layer(computation, _by_torch, x_BHWC.shape, weight_NC33, bias_N, is_cast=False)(x_BHWC)
     return y_BHWN.permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 class _Convolution(NamedTuple):
-    """See `native.layers.GraphOperator`.
+    """See `native.layers.GraphComputation`.
 
     Attributes:
         may_use_torch: whether torch computes the sizes that `takes_sizes` refuses: a graph has maps of all sizes.
@@ -130,11 +130,11 @@ class _Convolution(NamedTuple):
         N = len(weights[0])
         return ResultShapes((*shape[:3], N), [shape, weights[0].shape, (N,)])
 
-    def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
+    def prepare(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
         return parameters
 
-    def compute(self, x_BHWC: Tensor, described: Sequence[Any]) -> Sequence[Tensor]:
-        weight, bias = described
+    def compute(self, x_BHWC: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
+        weight, bias = prepared
         if self.uses_torch(x_BHWC, weight):
             return (_by_torch(x_BHWC, weight, bias).to(x_BHWC.dtype).contiguous(),)  # autocast may change the dtype
         tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
@@ -202,11 +202,11 @@ def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tens
     """Return maps (B, H, W, N) of the dtype of `x_BHWC`."""
     y_BHWN = empty(*x_BHWC.shape[:3], N, dtype=x_BHWC.dtype)
     bias_N = None if bias_N is None else bias_N.float().contiguous()
-    described = Convolution(
+    structure = Convolution(
         *(dtype_number('x', x_BHWC.dtype), torch.get_num_threads(), tile, *x_BHWC.shape, N),
         address('packed', packed, (POINTS[tile] * N * x_BHWC.shape[3],)),
         address('bias', bias_N, (N,)),
     )
     x, y = (address('map', maps, maps.shape, x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
-    libswin().convolution_forward(byref(described), x, y)
+    libswin().convolution_forward(byref(structure), x, y)
     return y_BHWN

@@ -37,8 +37,8 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
     if is_recorded():
         y_BQhd = torch.ops.swin_backbone.attend_deformably(values, *others, shapes_L2)[0]
     else:
-        operator, by_torch = _Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2)
-        y_BQhd = plan_layer(operator, by_torch, values.shape, *others)(values)
+        computation, by_torch = _Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2)
+        y_BQhd = plan_layer(computation, by_torch, values.shape, *others)(values)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
 
 
@@ -55,7 +55,7 @@ def takes_sizes(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: 
 
 
 class _Deformable(NamedTuple):
-    """See `native.layers.GraphOperator`."""
+    """See `native.layers.GraphComputation`."""
 
     shapes_L2: Tensor
 
@@ -63,11 +63,11 @@ class _Deformable(NamedTuple):
         (B, _, h, d), (places, weights_BQhLP) = shape, weights
         return ResultShapes((B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape])
 
-    def describe(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
+    def prepare(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
         return parameters
 
-    def compute(self, values: Tensor, described: Sequence[Any]) -> Sequence[Tensor]:
-        call, arrays, y_BQhd = self.locate(values, *described)
+    def compute(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
+        call, arrays, y_BQhd = self.locate(values, *prepared)
         libswin().deformable_forward(byref(call), *arrays, address('y', y_BQhd, y_BQhd.shape))
         return (y_BQhd,)
 
@@ -87,7 +87,7 @@ class _Deformable(NamedTuple):
         grad_BQhd: Tensor,
         _: Sequence[bool],
         values: Tensor,
-        described: Any,
+        prepared: Any,
         parameters: Sequence[Any],
         *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:

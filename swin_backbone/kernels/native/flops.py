@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .layers import BlockOperator, BlockWeights
+from .layers import BlockComputation, BlockWeights
 from .schemas import SCHEMAS, Schema
 
 Counts = tuple[list[int], int]  # of the product with each weight, and of the products in attention
@@ -20,16 +20,16 @@ Counts = tuple[list[int], int]  # of the product with each weight, and of the pr
 
 def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
     """Return the operations of a forward."""
-    operator, weights = schema.make_operator(x, arguments)
-    if isinstance(operator, BlockOperator):
+    computation, weights = schema.make_computation(x, arguments)
+    if isinstance(computation, BlockComputation):
         tensors: Any = weights
         w = BlockWeights(*tensors)
-        rows, columns = operator.windows.counts()
-        N, C = math.prod(operator.windows.window_size), x.shape[3]
+        rows, columns = computation.windows.counts()
+        N, C = math.prod(computation.windows.window_size), x.shape[3]
         T, P = math.prod(x.shape[:3]), x.shape[0] * rows * columns * N
         linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
         return [2 * tokens * weight.numel() for tokens, weight in zip((P, T, T, T), linear)], 2 * 2 * P * N * C
-    y_shape = operator.shapes_of_results(x.shape, *weights).output
+    y_shape = computation.shapes_of_results(x.shape, *weights).output
     is_projection = len(weights) > 2
     return [2 * math.prod(y_shape[:3]) * weights[0].numel()] if is_projection and weights[0] is not None else [], 0
 

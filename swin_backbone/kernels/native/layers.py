@@ -1,10 +1,10 @@
-"""Functions of tensors for layers by the compiled library: block, patch embedding, patch merging, output norm.
+"""Layers by the compiled library, as functions of tensors: block, patch embedding, patch merging, output norm.
 
 Maps and weights are float32. Under `dtype=torch.bfloat16` the matrix products are in bfloat16, like autocast's. Sums,
 norms and softmax are in float32. Each function has gradients.
 
 Layout: B batch, H W height and width of a map, C channels, D hidden channels, h heads, N places of a window; in
-`ProjectionOperator`, K input channels and N output channels of the linear layer.
+`ProjectionComputation`, K input channels and N output channels of the linear layer.
 """
 
 import math
@@ -38,26 +38,28 @@ from .memory import (
 )
 
 
-class Operator(Protocol):
+class Computation(Protocol):
     """A computation by the library, with gradients."""
 
-    def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: 'Derive') -> Any:
-        """Check the weights, and return the library's description of the layer for a shape. `compute` cannot fail.
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], derive: 'Derive') -> Any:
+        """Check and pack the weights, and return what `compute` needs for a shape. `compute` cannot fail then.
+
+        What a class returns is for its own methods: structures of csrc/swin.h, addresses, or the parameters.
 
         Args:
-            derive: makes the operator's weights from the parameters.
+            derive: makes the computation's weights from the parameters.
 
         Raises:
             Unfit: if the library does not take the shape or a weight.
         """
 
-    def compute(self, x: Tensor, described: Any) -> Sequence[Tensor]:
+    def compute(self, x: Tensor, prepared: Any) -> Sequence[Tensor]:
         """Return the output, and tensors to store for `gradients` beside the arguments."""
 
     def gradients(
-        self, grad: Tensor, needed: Sequence[bool], x: Tensor, described: Any, weights: Sequence[Any], *stored: Tensor
+        self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Sequence[Any], *stored: Tensor
     ) -> Sequence[Optional[Tensor]]:
-        """Return the gradients for `x` and for the operator's weights.
+        """Return the gradients for `x` and for the computation's weights.
 
         Args:
             grad: of the output, contiguous.
@@ -67,7 +69,7 @@ class Operator(Protocol):
 
 
 class ResultShapes(NamedTuple):
-    """The shapes of an operator's results: of the output, and of the gradients of the input and of all weights.
+    """The shapes of a computation's results: of the output, and of the gradients of the input and of all weights.
 
     Attributes:
         stored: bytes of the second output of the operator of torch, which backward takes.
@@ -78,14 +80,14 @@ class ResultShapes(NamedTuple):
     stored: int = 0
 
 
-class GraphOperator(Operator, Protocol):
+class GraphComputation(Computation, Protocol):
     """A computation that is an operator of torch too, see `operators.py`."""
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         """Return the shapes of results for an input of a shape, which may have symbols of a graph."""
 
 
-class SwinOperator(GraphOperator, Protocol):
+class SwinComputation(GraphComputation, Protocol):
     """A layer of a Swin."""
 
     @property
@@ -104,16 +106,16 @@ Derive = Callable[..., Sequence[Optional[Tensor]]]
 
 
 def as_given(*parameters: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
-    """Return the parameters: they are the operator's weights."""
+    """Return the parameters: they are the computation's weights."""
     return parameters
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: 'LayerCall', x: Tensor, *parameters: Optional[Tensor]) -> Tensor:
-        output, *more = call.operator.compute(x, call.described)
+        output, *more = call.computation.compute(x, call.prepared)
         ctx.save_for_backward(x, *parameters, *more)
-        ctx.call = call._replace(described=None, parameters=())  # both hold tensors of the forward
+        ctx.call = call._replace(prepared=None, parameters=())  # both hold tensors of the forward
         return output
 
     @staticmethod
@@ -131,8 +133,8 @@ class _Function(torch.autograd.Function):
             leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed_parameters)]
             weights = call.derive(*leaves)
         detached, needed_weights = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
-        described = call.operator.describe(x.shape, parameters, call.derive)
-        of_x, *of_weights = call.operator.gradients(grad, [needed_x, *needed_weights], x, described, detached, *more)
+        prepared = call.computation.prepare(x.shape, parameters, call.derive)
+        of_x, *of_weights = call.computation.gradients(grad, [needed_x, *needed_weights], x, prepared, detached, *more)
         pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, needed_weights) if is_needed]
         inputs = [leaf for leaf, n in zip(leaves, needed_parameters) if n]
         of_inputs = iter(_apply_chain_rule(pairs, inputs))
@@ -153,17 +155,17 @@ def _apply_chain_rule(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[A
 
 
 class LayerCall(NamedTuple):
-    """A layer that is ready to run, with gradients if autograd records; see `replace.Plan`.
+    """A computation that is ready to run, with gradients if autograd records; see `replace.Plan`.
 
     Attributes:
-        described: by the operator, for the shape of the map.
+        prepared: of `computation.prepare`, for the shape of the map.
         by_torch: computes the output in torch operations, for second derivatives and batches of gradients.
-        derive: makes the operator's weights from the parameters, in torch operations.
+        derive: makes the computation's weights from the parameters, in torch operations.
         is_cast: whether the input is cast to float32.
     """
 
-    operator: Any
-    described: Any
+    computation: Any
+    prepared: Any
     by_torch: Callable[..., Tensor]
     parameters: Sequence[Optional[Tensor]]
     derive: Derive
@@ -174,21 +176,21 @@ class LayerCall(NamedTuple):
         if torch.is_grad_enabled():
             y: Tensor = _Function.apply(self, x, *self.parameters)  # type: ignore[no-untyped-call]
             return y
-        output: Tensor = self.operator.compute(x, self.described)[0]
+        output: Tensor = self.computation.compute(x, self.prepared)[0]
         return output
 
 
 def plan_layer(
-    operator: Operator,
+    computation: Computation,
     by_torch: Callable[..., Tensor],
     shape: Sequence[int],
     *parameters: Optional[Tensor],
     derive: Derive = as_given,
     is_cast: bool = True,
 ) -> LayerCall:
-    """Return a layer for maps of a shape, see `LayerCall`; or raise `Unfit`."""
-    described = operator.describe(shape, parameters, derive)
-    return LayerCall(operator, described, by_torch, parameters, derive, is_cast)
+    """Return a computation for maps of a shape, see `LayerCall`; or raise `Unfit`."""
+    prepared = computation.prepare(shape, parameters, derive)
+    return LayerCall(computation, prepared, by_torch, parameters, derive, is_cast)
 
 
 def _gradients_by_autograd(
@@ -251,8 +253,8 @@ class BlockSettings(NamedTuple):
     pads_first: bool = True  # whether a map is padded, then rolled. False: it is rolled, then padded (timm).
 
 
-class BlockOperator(NamedTuple):
-    """A Swin block, V1 or V2, from maps (B, H, W, C) and `BlockWeights` to maps; see `Operator`.
+class BlockComputation(NamedTuple):
+    """A Swin block, V1 or V2, from maps (B, H, W, C) and `BlockWeights` to maps; see `Computation`.
 
     Attributes:
         dtype: of the matrix products, equal to autocast's dtype.
@@ -290,7 +292,7 @@ class BlockOperator(NamedTuple):
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.most_stored(shape, *weights))
 
-    def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> c_structures.Block:
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> c_structures.Block:
         (h, D, scale, eps, table_window, pads_first), windows, C = self.settings, self.windows, shape[3]
         sizes = *shape, D, h, *windows.window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
@@ -299,12 +301,12 @@ class BlockOperator(NamedTuple):
             parameters, settings, lambda: self.pack(C, derive(*parameters)), self.cache
         )
         padding = 1 if windows.mask_padding else 0 if pads_first else 2
-        described = c_structures.Block(
+        prepared = c_structures.Block(
             *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
             *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses, address('drop_path', self.drop_path_2B, (2, shape[0]))),
         )
-        described.memory = tensors, self.drop_path_2B
-        return described
+        prepared.memory = tensors, self.drop_path_2B
+        return prepared
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return `BlockWeights` in the library's order, from the field `linear` of its structure on."""
@@ -327,17 +329,17 @@ class BlockOperator(NamedTuple):
         (h, D, *_), N = self.settings, math.prod(self.windows.window_size)
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
-    def compute(self, x_BHWC: Tensor, described: c_structures.Block) -> Sequence[Tensor]:
+    def compute(self, x_BHWC: Tensor, prepared: c_structures.Block) -> Sequence[Tensor]:
         copies: list[Any] = []
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
-        memory, groups, saved = self.allocate_stored(described) if self.stores else ((), 0, None)
+        memory, groups, saved = self.allocate_stored(prepared) if self.stores else ((), 0, None)
         x, y = address('x', x_BHWC, x_BHWC.shape, copies=copies), address('y', y_BHWC, x_BHWC.shape)
-        libswin().block_forward(byref(described), x, y, saved, groups)
+        libswin().block_forward(byref(prepared), x, y, saved, groups)
         return y_BHWC, *memory
 
-    def allocate_stored(self, described: c_structures.Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
+    def allocate_stored(self, prepared: c_structures.Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
         """Return memory for the stored values, the number of groups of windows, and the address of their values."""
-        groups, size = _saved_size(described, 0)
+        groups, size = _saved_size(prepared, 0)
         room = LINE + groups * size if self.room is None else self.room
         memory, groups = aligned(room), groups if LINE + groups * size <= room else 0
         _groups_in(memory).fill_(groups)
@@ -365,7 +367,7 @@ class BlockOperator(NamedTuple):
         grad_BHWC: Tensor,
         _: Sequence[bool],
         x_BHWC: Tensor,
-        described: c_structures.Block,
+        prepared: c_structures.Block,
         weights: Sequence[Any],
         *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
@@ -378,12 +380,12 @@ class BlockOperator(NamedTuple):
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = aligned(memory.nbytes).copy_(memory)
             groups = int(_groups_in(memory))
-            saved = _address_of_saved(memory, math.prod(_saved_size(described, groups))) if groups else None
+            saved = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
         of_x, *of_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
         to_x, *to = [address('gradient', tensor, tensor.shape) for tensor in results]
         panels = [address('packed weight', tensor, tensor.shape, PRODUCTS[self.dtype]) for tensor in transposed]
         libswin().block_backward(
-            *(byref(described), (c_void_p * 4)(*panels), address('x', x_BHWC, shape, copies=copies)),
+            *(byref(prepared), (c_void_p * 4)(*panels), address('x', x_BHWC, shape, copies=copies)),
             *(address('gradient', grad_BHWC, shape), saved, groups),
             byref(c_structures.BlockGradients(to_x, tuple(to[:4]), tuple(to[4:8]), *to[8:])),
         )
@@ -411,8 +413,8 @@ def _address_of_saved(memory: Tensor, size: int) -> int:
 PROJECTION = 'weight', 'vector', 'vector', 'vector'  # names of a projection's tensors in errors
 
 
-class ProjectionOperator(NamedTuple):
-    """Patch embedding or patch merging: a linear layer over patches or neighbours, and a norm; see `Operator`.
+class ProjectionComputation(NamedTuple):
+    """Patch embedding or patch merging: a linear layer over patches or neighbours, and a norm; see `Computation`.
 
     The tensors are an image (B, C, H, W) or a map (B, H, W, C), the weight and the bias of the projection, and the
     weight and the bias of the norm. Merging has a weight (N, 4C), in the order of `nn.Unfold`, and no bias.
@@ -459,10 +461,10 @@ class ProjectionOperator(NamedTuple):
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
         return ResultShapes(y_shape, [shape, weight.shape, (N,), (normed,), (normed,)])
 
-    def describe(
+    def prepare(
         self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive
     ) -> tuple[Any, Any, tuple[int, ...]]:
-        """Return the library's descriptions of the input and of the layer, and the shape of the output."""
+        """Return the structures of the input and of the layer, and the shape of the output."""
         N, patch = len(parameters[0]), (2, 2) if self.merges else tuple(parameters[0].shape[2:])
         B, H, W, C = shape if self.merges else (shape[0], *shape[2:], shape[1])
         sizes = (*shape, N) if self.merges else (*shape, *patch, N)
@@ -495,9 +497,9 @@ class ProjectionOperator(NamedTuple):
         p = [address('vector', tensor, () if tensor is None else tensor.shape) for tensor in tensors]
         return Packed([panels, *tensors], (address('packed weight', panels, panels.shape, panels.dtype), *p))
 
-    def compute(self, x: Tensor, described: tuple[Any, Any, Size4]) -> Sequence[Tensor]:
+    def compute(self, x: Tensor, prepared: tuple[Any, Any, Size4]) -> Sequence[Tensor]:
         copies: list[Any] = []
-        places, projection, shape = described
+        places, projection, shape = prepared
         y_BHWN = empty(shape)
         if self.merges:
             places.x = address('x', x, x.shape, copies=copies)
@@ -521,12 +523,12 @@ class ProjectionOperator(NamedTuple):
         grad_BHWN: Tensor,
         needed: Sequence[bool],
         x: Tensor,
-        described: Any,
+        prepared: Any,
         weights: Sequence[Any],
         *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
         copies: list[Any] = []
-        (places, projection, shape), weight = described, weights[0]
+        (places, projection, shape), weight = prepared, weights[0]
         if self.merges:
             places.x = address('x', x, x.shape, copies=copies)
         else:  # an image may have any strides
@@ -551,8 +553,8 @@ class ProjectionOperator(NamedTuple):
         return of_x, of_weight.view_as(weight), of_bias, *of_norm
 
 
-class OutputNormOperator(NamedTuple):
-    """Layer norm from tokens (B, H, W, C) to a contiguous map (B, C, H, W); see `Operator`."""
+class OutputNormComputation(NamedTuple):
+    """Layer norm from tokens (B, H, W, C) to a contiguous map (B, C, H, W); see `Computation`."""
 
     eps: float
 
@@ -571,19 +573,19 @@ class OutputNormOperator(NamedTuple):
         B, H, W, C = shape
         return ResultShapes((B, C, H, W), [shape, (C,), (C,)])
 
-    def describe(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:
         """Return the addresses of weight and bias, and their memory."""
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
         copies = [*parameters]
         return [address('vector', tensor, (C,), copies=copies) for tensor in parameters], copies
 
-    def compute(self, x_BHWC: Tensor, described: tuple[Any, Any]) -> Sequence[Tensor]:
+    def compute(self, x_BHWC: Tensor, prepared: tuple[Any, Any]) -> Sequence[Tensor]:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
         libswin().output_norm_forward(
-            *(address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C, *described[0]),
+            *(address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C, *prepared[0]),
             *(self.eps, torch.get_num_threads(), address('y', y_BCHW, (B, C, H, W))),
         )
         return (y_BCHW,)
@@ -593,7 +595,7 @@ class OutputNormOperator(NamedTuple):
         grad_BCHW: Tensor,
         _: Sequence[bool],
         x_BHWC: Tensor,
-        described: Any,
+        prepared: Any,
         weights: Sequence[Any],
         *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
@@ -602,7 +604,7 @@ class OutputNormOperator(NamedTuple):
         gradients = empty(B, H, W, C), empty(C), empty(C)
         libswin().output_norm_backward(
             *(address('x', x_BHWC, (B, H, W, C), copies=copies), address('gradient', grad_BCHW, (B, C, H, W))),
-            *(B, H * W, C, described[0][0], self.eps, torch.get_num_threads()),
+            *(B, H * W, C, prepared[0][0], self.eps, torch.get_num_threads()),
             *(address('gradient', tensor, tensor.shape) for tensor in gradients),
         )
         return gradients

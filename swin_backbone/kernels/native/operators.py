@@ -1,4 +1,4 @@
-"""The library's layers as operators of torch: what graphs and dispatch modes record in the place of a call.
+"""The library's computations of layers as operators of torch, which graphs and dispatch modes record.
 
 torch.compile, torch.export and AOTInductor do not look inside an operator. An operator has a kernel for CPUs, shapes
 for fake tensors, a backward pass, which is an operator too, and a number of operations for torch's counter.
@@ -22,7 +22,7 @@ LIBRARY = torch.library.Library('swin_backbone', 'FRAGMENT')
 def register(name: str, schema: Schema) -> None:
     """Register an operator of torch, `torch.ops.swin_backbone.NAME(x, *weights, *settings)`, and its backward pass.
 
-    The first output is the operator's, of the dtype of `x`. The second is what the backward pass takes.
+    The first output is the layer's, of the dtype of `x`. The second is what the backward pass takes.
     """
     count, full_name, backward_name = len(schema.weights), f'swin_backbone::{name}', f'{name}_backward'
     arguments = f'Tensor x, {"".join(f"Tensor? {weight}, " for weight in schema.weights)}{schema.settings}'.rstrip(', ')
@@ -30,25 +30,25 @@ def register(name: str, schema: Schema) -> None:
     LIBRARY.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        operator, weights = schema.make_operator(x, arguments, cache_of_weight)
-        y, *saved = operator.compute(x, operator.describe(x.shape, weights, as_given))
+        computation, weights = schema.make_computation(x, arguments, cache_of_weight)
+        y, *saved = computation.compute(x, computation.prepare(x.shape, weights, as_given))
         return y, saved[0] if saved else x.new_empty(0, dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
-        operator, weights = schema.make_operator(x, arguments, cache_of_weight)
-        described, stored = operator.describe(x.shape, weights, as_given), [saved] if len(saved) else []
-        gradients: Any = operator.gradients(grad.contiguous(), needed, x, described, weights, *stored)
+        computation, weights = schema.make_computation(x, arguments, cache_of_weight)
+        prepared, stored = computation.prepare(x.shape, weights, as_given), [saved] if len(saved) else []
+        gradients: Any = computation.gradients(grad.contiguous(), needed, x, prepared, weights, *stored)
         inputs = [x, *arguments]
         return [g.to(t.dtype).contiguous() if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        operator, weights = schema.make_operator(x, arguments)
-        shapes = operator.shapes_of_results(x.shape, *weights)
+        computation, weights = schema.make_computation(x, arguments)
+        shapes = computation.shapes_of_results(x.shape, *weights)
         return x.new_empty(shapes.output), x.new_empty(shapes.stored, dtype=torch.uint8)
 
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
-        operator, weights = schema.make_operator(x, arguments)
-        shapes, inputs = operator.shapes_of_results(x.shape, *weights).gradients, [x, *arguments]
+        computation, weights = schema.make_computation(x, arguments)
+        shapes, inputs = computation.shapes_of_results(x.shape, *weights).gradients, [x, *arguments]
         return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, inputs, needed)]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

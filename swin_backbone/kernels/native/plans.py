@@ -1,4 +1,4 @@
-"""Plans of modules: what the library computes for a module is read once, and described for each call.
+"""Plans of modules: the computation of a module is read once, and prepared for each call.
 
 A plan calls the library, or in a graph and under a dispatch mode an operator of torch.
 """
@@ -15,7 +15,7 @@ from ...modes import is_recorded
 from ...replace import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_obstacle
-from .layers import Derive, LayerCall, SwinOperator, as_given, plan_layer
+from .layers import Derive, LayerCall, SwinComputation, as_given, plan_layer
 from .memory import Unfit
 from .schemas import Weights
 
@@ -25,28 +25,28 @@ class Layer(NamedTuple):
 
     Attributes:
         by_torch: computes the output in torch operations, from the module, the input and the parameters.
-        derive: makes the operator's weights from the parameters.
+        derive: makes the computation's weights from the parameters.
     """
 
-    operator: SwinOperator
+    computation: SwinComputation
     by_torch: Callable[..., Tensor]
     parameters: Sequence[Optional[Tensor]]
     derive: Derive = as_given
 
 
 class OperatorCall(NamedTuple):
-    """A layer that is ready to run as an operator of torch; see `replace.Plan`.
+    """A computation that is ready to run as an operator of torch; see `replace.Plan`.
 
     Attributes:
-        weights: of the operator, made from the parameters in torch operations.
+        weights: of the computation, made from the parameters in torch operations.
     """
 
-    operator: Any
+    computation: Any
     weights: Weights
 
     def __call__(self, x: Tensor, *_: Any) -> Tensor:
-        run = getattr(torch.ops.swin_backbone, self.operator.name)
-        y: Tensor = run(x.float(), *self.operator.arguments(self.weights))[0]
+        run = getattr(torch.ops.swin_backbone, self.computation.name)
+        y: Tensor = run(x.float(), *self.computation.arguments(self.weights))[0]
         return y
 
 
@@ -71,13 +71,13 @@ def plan_module(read: Callable[..., Union[Layer, str]], module: nn.Module, x: Te
 
 def plan_swin_layer(layer: Layer, module: nn.Module, shape: Sequence[int]) -> Call:
     """Return the plan of a layer for maps of a shape; or raise `Unfit`."""
-    operator, by_torch, parameters, derive = layer
+    computation, by_torch, parameters, derive = layer
     if not is_recorded():
-        return plan_layer(operator, partial(by_torch, module), shape, *parameters, derive=derive)
+        return plan_layer(computation, partial(by_torch, module), shape, *parameters, derive=derive)
     _register_formulas()
     weights = derive(*parameters)
-    operator.check(shape, *weights)
-    return OperatorCall(operator, weights)
+    computation.check(shape, *weights)
+    return OperatorCall(computation, weights)
 
 
 @constant_when_compiled

@@ -1,4 +1,4 @@
-"""The arguments of the library's operators of torch, and the computations that they stand for.
+"""The arguments of the library's operators of torch, and the computation behind each operator.
 
 Layout: see `layers.py`.
 """
@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from ...models.windows import Windows
-from .layers import BlockOperator, BlockSettings, BlockWeights, GraphOperator, OutputNormOperator, ProjectionOperator
+from .layers import (
+    BlockComputation,
+    BlockSettings,
+    BlockWeights,
+    GraphComputation,
+    OutputNormComputation,
+    ProjectionComputation,
+)
 from .memory import Cache
 
 Weights = Sequence[Optional[Tensor]]
@@ -21,7 +28,7 @@ class Schema(NamedTuple):
     """The arguments of an operator of torch after the input.
 
     Attributes:
-        weights: names, in the order of the operator's gradients. Those behind have no gradient.
+        weights: names, in the order of the gradients. Further weights have no gradient.
         settings: in torch's language of schemas.
         make: takes the shape of the input, a function from a weight to a cache of packed weights, and the arguments.
             Returns the computation, and the weights that have gradients.
@@ -29,11 +36,11 @@ class Schema(NamedTuple):
 
     weights: Sequence[str]
     settings: str
-    make: Callable[..., tuple[GraphOperator, Weights]]
+    make: Callable[..., tuple[GraphComputation, Weights]]
 
-    def make_operator(
+    def make_computation(
         self, x: Tensor, arguments: Sequence[Any], find_cache: FindCache = lambda _: {}
-    ) -> tuple[GraphOperator, Weights]:
+    ) -> tuple[GraphComputation, Weights]:
         """Return the computation for the arguments after the input, and the weights that have gradients."""
         count = len(self.weights)
         return self.make(x.shape, find_cache, arguments[:count], *arguments[count:])
@@ -51,14 +58,14 @@ def _make_block(
     eps: Sequence[float],
     dtype: torch.dtype,
     stores: bool,
-) -> tuple[GraphOperator, Weights]:
+) -> tuple[GraphComputation, Weights]:
     tensors: Any = weights[:-1]
     w = BlockWeights(*tensors)
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
     windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
     settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
-    operator = BlockOperator(settings, windows, dtype, find_cache(w.qkv_weight), stores, weights[-1])
-    return operator._replace(room=operator.most_stored(shape, *w)), w
+    computation = BlockComputation(settings, windows, dtype, find_cache(w.qkv_weight), stores, weights[-1])
+    return computation._replace(room=computation.most_stored(shape, *w)), w
 
 
 def _make_projection(
@@ -70,9 +77,9 @@ def _make_projection(
     post_norm: bool,
     dtype: torch.dtype,
     has_gradients: bool,
-) -> tuple[GraphOperator, Weights]:
+) -> tuple[GraphComputation, Weights]:
     tensors: Any = weights
-    return ProjectionOperator(merges, eps, post_norm, dtype, find_cache(tensors[0]), has_gradients), weights
+    return ProjectionComputation(merges, eps, post_norm, dtype, find_cache(tensors[0]), has_gradients), weights
 
 
 SCHEMAS = {
@@ -88,6 +95,6 @@ SCHEMAS = {
         _make_projection,
     ),
     'normalise_output': Schema(
-        ['weight', 'bias'], 'float eps', lambda _, find_cache, weights, eps: (OutputNormOperator(eps), weights)
+        ['weight', 'bias'], 'float eps', lambda _, find_cache, weights, eps: (OutputNormComputation(eps), weights)
     ),
 }

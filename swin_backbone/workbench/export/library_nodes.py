@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.bind.block import BlockPlan
-from ...kernels.bind.structure import norm_values, plan_alone
+from ...kernels.bind.single_layer import norm_values, plan_alone
 from ...kernels.detection.convolution import MIN_CHANNELS
 from ...kernels.native.availability import find_dtype_obstacle
 from ...kernels.native.layers import neighbours_first
@@ -159,7 +159,7 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
 def block_node(_: SwinBlock, precision: str, planned: BlockPlan) -> Node:
     call: Any = planned.call
     w: Any = call.derive(*call.parameters)
-    windows, settings = call.operator.windows, call.operator.settings
+    windows, settings = call.computation.windows, call.computation.settings
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias

@@ -7,11 +7,11 @@ refusal = find_dtype_obstacle  # why the compiled library does not compute in a 
 
 def count_blocks(monkeypatch):
     """Return a list that gets, for every block by the library, the dtype of its products."""
-    counted, compute = [], layers.BlockOperator.compute
+    counted, compute = [], layers.BlockComputation.compute
 
-    def count(operator, *tensors):
-        counted.append(operator.dtype)
-        return compute(operator, *tensors)
+    def count(computation, *tensors):
+        counted.append(computation.dtype)
+        return compute(computation, *tensors)
 
-    monkeypatch.setattr(layers.BlockOperator, 'compute', count)
+    monkeypatch.setattr(layers.BlockComputation, 'compute', count)
     return counted

@@ -108,9 +108,9 @@ def check_room(block, x, dtype, threads=1):
     few = mock.patch.object(torch, 'get_num_threads', return_value=threads)
     with autocast_to(dtype), few:
         call = block_binding.plan_block(block.train(), x.requires_grad_()).call
-        operator = call.operator._replace(stores=True)
-        _, stored = operator.compute(x.detach(), call.described)
-        bound = operator.most_stored(x.shape, *call.derive(*call.parameters))
+        computation = call.computation._replace(stores=True)
+        _, stored = computation.compute(x.detach(), call.prepared)
+        bound = computation.most_stored(x.shape, *call.derive(*call.parameters))
     assert len(stored) <= bound
 
 
@@ -136,7 +136,7 @@ def test_values_without_room_are_computed_again(monkeypatch):
         with Layers():
             outputs = model(X)
         results.append(torch.autograd.grad(sum(y.square().sum() for y in outputs), [*model.parameters()]))
-        monkeypatch.setattr(layers.BlockOperator, 'most_stored', lambda *_: memory.LINE)
+        monkeypatch.setattr(layers.BlockComputation, 'most_stored', lambda *_: memory.LINE)
     assert close(*results, 1e-5)
 
 

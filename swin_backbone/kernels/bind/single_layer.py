@@ -1,4 +1,4 @@
-"""Layers apart from a model: the plan of a layer for a small map, and the forward of a layer by torch."""
+"""A single layer, apart from its model: the library's plan for a small map, and the forward by torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Optional

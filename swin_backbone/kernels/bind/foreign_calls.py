@@ -1,4 +1,4 @@
-"""Foreign layers: the arguments of a call by name, the map among them, and the modules inside.
+"""Calls of layers of other packages: the arguments by name, the map among them, and the modules inside a layer.
 
 Layout: B batch, H W height and width of a map, C channels.
 """
