@@ -18,7 +18,7 @@ from ...positions import Size, log_spaced_coordinates, relative_position_bias
 from ...replace import Modules, calls_forward, forget_readings, is_changed, read_modules, read_once
 from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights
-from ..native.memory import Unfit, address, cache_of, describe_unfit
+from ..native.memory import Unfit, address, cache_of, describe_unfit, free_if_elsewhere
 from ..native.plans import Call, Layer, OperatorCall, plan_module, plan_swin_layer
 from ..native.storage import TINY, Stages, is_stored
 from .single_layer import forward_by_torch
@@ -170,6 +170,7 @@ def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StageP
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
     layers = find_obstacle(x_BHWC, stage) or read_once(read_stage, stage, x_BHWC)
     if isinstance(layers, str):
+        free_if_elsewhere(stage, x_BHWC)
         return None
     try:
         calls = [plan_swin_layer(layer, block, x_BHWC.shape) for block, layer in zip(stage.blocks, layers)]

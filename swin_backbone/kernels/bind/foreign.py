@@ -21,7 +21,7 @@ from ...positions import Size, relative_position_bias
 from ...replace import Modules, hides_methods, read_modules
 from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation
-from ..native.memory import Unfit, cache_of
+from ..native.memory import Unfit, cache_of, free_if_elsewhere
 from ..native.plans import Layer, plan_swin_layer
 from ..native.storage import TINY, Stages, is_stored
 from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
@@ -87,7 +87,12 @@ def find_layer_obstacle(layer: Any, x: Any) -> Optional[str]:
 def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the output of a call by the library; None: the layer's own forward computes."""
     record: Optional[Record] = vars(layer).get(RECORD)
-    if record is None or find_layer_obstacle(layer, next(iter((*args, *kwargs.values())), None)) is not None:
+    if record is None:
+        return None
+    x = next(iter((*args, *kwargs.values())), None)
+    if find_layer_obstacle(layer, x) is not None:
+        if isinstance(x, Tensor):
+            free_if_elsewhere(layer, x)
         return None
     values = bind_arguments(layer, args, kwargs)
     if values is None:

@@ -25,14 +25,11 @@ def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None, is_compilable: b
     The device, the dtype and the modes of torch decide.
 
     Args:
-        layer: a layer of a Swin with the map `x`: float32, or under autocast of any floating dtype. If the map is on
-            another device, so are the weights: the memory of the packed weights is freed.
+        layer: a layer of a Swin with the map `x`: float32, or under autocast of any floating dtype.
         is_compilable: whether the call is an operator of torch for torch.compile alone. A layer is one for all graphs.
     """
     recorder = recorder_of(x)
     if x.device.type != 'cpu':
-        if layer is not None and not torch.compiler.is_compiling():
-            memory.drop_cache(layer)
         return f'The compiled library is for CPUs, not {x.device.type}.'
     if recorder not in (None, 'torch.compile', 'torch.export') or (recorder and _is_onnx_export()):
         return f'The compiled library is no part of what {recorder} records.'

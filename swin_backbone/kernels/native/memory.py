@@ -167,10 +167,11 @@ def cache_of(module: nn.Module) -> Cache:
     return {} if is_recorded() else _caches.setdefault(module, {})
 
 
-def drop_cache(module: nn.Module) -> None:
-    """Free the tensors made from a module's weights."""
-    forget_readings(module)  # they refer to the cache
-    _caches.pop(module, None)
+def free_if_elsewhere(module: nn.Module, x: Tensor) -> None:
+    """Free the tensors made from a module's weights, if the map `x` is on another device, and so are the weights."""
+    if x.device.type != 'cpu' and not torch.compiler.is_compiling():
+        forget_readings(module)  # they refer to the cache
+        _caches.pop(module, None)
 
 
 class Packed(NamedTuple):

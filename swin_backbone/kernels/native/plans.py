@@ -16,7 +16,7 @@ from ...replace import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_obstacle
 from .layers import Derive, LayerCall, SwinComputation, as_given, plan_layer
-from .memory import Unfit
+from .memory import Unfit, free_if_elsewhere
 from .schemas import Weights
 
 
@@ -61,6 +61,7 @@ def plan_module(read: Callable[..., Union[Layer, str]], module: nn.Module, x: Te
     """
     layer = find_obstacle(x, module) or read_once(read, module, x)
     if isinstance(layer, str):
+        free_if_elsewhere(module, x)
         return layer
     try:
         return plan_swin_layer(layer, module, x.shape)
