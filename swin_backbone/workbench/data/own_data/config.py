@@ -1,7 +1,7 @@
 """Replace the data of a config of mmdet, mmseg or mmpretrain by those of a user: data sets, evaluators, classes."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
@@ -42,13 +42,14 @@ def put_data(cfg: Config, data: Dataset) -> None:
         )
     if 'test_dataloader' in cfg:
         cfg.test_dataloader = copy.deepcopy(cfg.test_dataloader)  # in many configs it is val_dataloader
-    dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data)
+    indices = {'test': data.splits['val'], **data.splits}  # without data for a test, the validation data are tested
+    dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data, indices)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-def _put_objects(cfg: Config, data: Dataset) -> None:
+def _put_objects(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> None:
     if data.splits['train'].has_rles:  # mmdet leaves these masks out where it keeps polygons
         for transform in _transforms(cfg):
             if 'poly2mask' in transform:
@@ -56,7 +57,7 @@ def _put_objects(cfg: Config, data: Dataset) -> None:
     _leave_out_semantics(cfg)
     _segment_instances(cfg, len(data.classes))
     metainfo = dict(classes=data.classes, palette=distinct_colours(len(data.classes)))
-    for phase, index in _indices(data).items():
+    for phase, index in indices.items():
         _replace_data(
             cfg[f'{phase}_dataloader'],
             'CocoDataset',
@@ -67,8 +68,7 @@ def _put_objects(cfg: Config, data: Dataset) -> None:
         )
     default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
     for phase in EVALUATED:
-        ann_file = _indices(data)[phase].file
-        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=ann_file, backend_args=None)
+        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=indices[phase].file, backend_args=None)
     set_num_classes(cfg.model, len(data.classes))
 
 
@@ -106,10 +106,10 @@ def _segment_instances(cfg: Config, number: int) -> None:
 # --- segmentation -----------------------------------------------------------------------------------------------------
 
 
-def _put_labels(cfg: Config, data: Dataset) -> None:
+def _put_labels(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> None:
     palette = [list(colour) for colour in distinct_colours(len(data.classes))]
     metainfo = dict(classes=data.classes, palette=palette)
-    for phase, index in _indices(data).items():
+    for phase, index in indices.items():
         kind = 'mmengine.dataset.BaseDataset'
         _replace_data(cfg[f'{phase}_dataloader'], kind, data_root=data.root, ann_file=index.file, metainfo=metainfo)
     for transform in _transforms(cfg):
@@ -131,12 +131,12 @@ def _put_labels(cfg: Config, data: Dataset) -> None:
 # --- classification ---------------------------------------------------------------------------------------------------
 
 
-def _put_classes(cfg: Config, data: Dataset) -> None:
+def _put_classes(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> None:
     if 'num_classes' not in (cfg.model.get('head') or {}):
         kind = cfg.model.type
         raise ConfigError(f'--data takes a classifier, whose model.head has num_classes, and model is {kind}')
     metainfo = dict(classes=data.classes)
-    for phase, index in _indices(data).items():
+    for phase, index in indices.items():
         _replace_data(
             cfg[f'{phase}_dataloader'], 'CustomDataset', data_root=data.root, ann_file=index.file, metainfo=metainfo
         )
@@ -151,11 +151,6 @@ def _put_classes(cfg: Config, data: Dataset) -> None:
 
 
 # --- all --------------------------------------------------------------------------------------------------------------
-
-
-def _indices(data: Dataset) -> dict[str, Index]:
-    """Return the indices of training, validation and test. Without data for a test, the validation data are tested."""
-    return {'test': data.splits['val'], **data.splits}
 
 
 def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
