@@ -124,7 +124,7 @@ IMMUTABLE = int, float, str, tuple, type(None), torch.dtype, torch.device
 OWNERS = 'swin_backbone', 'torch'  # packages of classes that depend on nothing but their modules
 MAX_READINGS = 64  # of a module
 
-# By module: the state, and what was read by shape of a map and dtype of autocast
+# For each module: its state, and the results of `read_once` by shape of the map and dtype of autocast
 _readings: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Any, Any]]] = WeakKeyDictionary()
 
 

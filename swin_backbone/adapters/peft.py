@@ -39,7 +39,7 @@ class LoraSwinBackbone(SwinBackbone):
         inject_adapter_in_model(LoraConfig(**{'target_modules': LAYERS, **(lora or {})}), self)
         self.register_state_dict_post_hook(_to_plain_names)  # type: ignore[no-untyped-call]  # of torch
         self.register_load_state_dict_pre_hook(_from_plain_names)  # type: ignore[no-untyped-call]
-        _logger.info('LoRA: torch computes the blocks, module by module; merged, compiled operators do')
+        _logger.info('LoRA: torch computes the blocks, module by module; merged, the compiled library does')
 
     def init_weights(self) -> None:
         """Initialise as `SwinBackbone`; the matrices do not change."""

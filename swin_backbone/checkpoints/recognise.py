@@ -22,7 +22,7 @@ from .state_dict import StoredSizes, stored_sizes
 CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
 # Parts of names of layers inside data-parallel models, torch.compile, FSDP and activation checkpointing.
 WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
-DEPTH = 2  # of dicts around the weights, inside an entry of a checkpoint
+DEPTH = 2  # dicts inside an entry of a checkpoint, one in the other, that may be around the weights
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
 _ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')

@@ -101,7 +101,7 @@ def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
 
 
 def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer, str]:
-    """Return the computation of a block, or in a sentence why the library has none.
+    """Return the `Layer` of a block, or in a sentence why the library does not compute the block.
 
     Args:
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step stores.
@@ -181,7 +181,7 @@ def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StageP
 
 
 def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[Layer], str]:
-    """Return the computations of the blocks of a stage, or in a sentence why the library lacks one."""
+    """Return the `Layer` of each block of a stage, or in a sentence why the library does not compute one."""
     layers = []
     for block in stage.blocks:
         kind: Any = type(block)

@@ -208,7 +208,7 @@ def compute_embedding(module: Any, record: Record, values: Values) -> Any:
     computation = ProjectionComputation(False, eps, True, dtype, cache_of(module), has_gradients)
     by_torch = partial(_by_torch, names, {}, x.shape)
     y_BHWC = plan_swin_layer(Layer(computation, by_torch, tensors), module, x.shape)(x)
-    # OpenMMLab's output norms round
+    # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
 

@@ -20,7 +20,7 @@ NORM = ['norm.weight', 'norm.bias']
 
 
 def read_projection(layer: Any, x: Tensor) -> Union[Layer, str]:
-    """Return the computation of patch embedding or patch merging, or in a sentence why the library has none."""
+    """Return the `Layer` of patch embedding or patch merging, or in a sentence why there is none."""
     merges = isinstance(layer, PatchMerging)
     name, kind = ('reduction', nn.Linear) if merges else ('projection', nn.Conv2d)
     norm_kind = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
@@ -61,7 +61,7 @@ def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[Call, str, None
 
 
 def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[Layer, str]:
-    """Return the computation of an output norm, or in a sentence why the library has none."""
+    """Return the `Layer` of an output norm, or in a sentence why there is none."""
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
         return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'
@@ -69,7 +69,7 @@ def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[Layer, str]:
 
 
 def norm_layer(norm: nn.LayerNorm) -> Layer:
-    """Return the computation of a norm of tokens with a map as its output."""
+    """Return the `Layer` of a norm of tokens with a map as its output."""
     by_torch = partial(forward_by_torch, ['weight', 'bias'], forward=_normalise)
     return Layer(OutputNormComputation(norm.eps), by_torch, (norm.weight, norm.bias))
 

@@ -18,10 +18,10 @@ from ...modes import is_recordable, is_recorded
 from ..native.availability import find_dtype_obstacle, find_obstacle
 from ..native.layers import Derive, ResultShapes, plan_layer
 from ..native.library import PRODUCTS, Convolution
-from ..native.limits import is_within
 from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
 from ..native.operators import register
 from ..native.schemas import Schema
+from ..native.size_limits import is_within
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels

@@ -15,10 +15,10 @@ from torch import Tensor
 from ...modes import is_recorded
 from ..native.layers import Derive, ResultShapes, plan_layer
 from ..native.library import Deformable
-from ..native.limits import is_within
 from ..native.memory import address, empty, libswin
 from ..native.operators import register
 from ..native.schemas import FindCache, Schema
+from ..native.size_limits import is_within
 
 
 def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor, weights: Tensor) -> Tensor:

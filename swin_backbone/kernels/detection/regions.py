@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..native.library import RoiAlign
-from ..native.limits import is_within
 from ..native.memory import address, dtype_number, libswin
+from ..native.size_limits import is_within
 
 
 def takes_sizes(shape: Sequence[int], regions: int, pooling: Any) -> bool:

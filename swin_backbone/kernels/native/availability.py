@@ -1,4 +1,7 @@
-"""Calls that the compiled library computes: by the modes of torch, devices, dtypes and the processor."""
+"""Whether the library computes a call, by the modes of torch, the device, the dtype and the processor.
+
+`size_limits.py` has the sizes, and `bind/` the settings of a layer.
+"""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +28,7 @@ def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None, is_compilable: b
     The device, the dtype and the modes of torch decide.
 
     Args:
-        layer: a layer of a Swin with the map `x`: float32, or under autocast of any floating dtype.
+        layer: of a Swin. The map `x` is float32, or under autocast of any floating dtype.
         is_compilable: whether the call is an operator of torch for torch.compile alone. A layer is one for all graphs.
     """
     recorder = recorder_of(x)
@@ -83,7 +86,7 @@ def find_dtype_obstacle(dtype: torch.dtype) -> Optional[str]:
     computed in float32.
     """
     if dtype not in PRODUCTS:
-        return f'The compiled operators compute in float32, bfloat16 and float16, not {dtype}.'
+        return f'The compiled library computes in float32, bfloat16 and float16, not {dtype}.'
     library, reason = load()
     if library is None:
         return reason

@@ -478,10 +478,10 @@ class ProjectionComputation(NamedTuple):
             *(self.eps is not None, self.eps or 0.0, *norm),
         )
         projection.memory = tensors
-        places: Any = c_structures.Maps(None, *shape, self.post_norm)
+        source: Any = c_structures.Maps(None, *shape, self.post_norm)
         if not self.merges:
-            places = c_structures.Images(None, *shape, (0, 0, 0, 0), *patch)
-        return places, projection, (B, -(-H // patch[0]), -(-W // patch[1]), N)
+            source = c_structures.Images(None, *shape, (0, 0, 0, 0), *patch)
+        return source, projection, (B, -(-H // patch[0]), -(-W // patch[1]), N)
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return weight, bias and norm in the library's order."""
@@ -499,14 +499,14 @@ class ProjectionComputation(NamedTuple):
 
     def compute(self, x: Tensor, prepared: tuple[Any, Any, Size4]) -> Sequence[Tensor]:
         copies: list[Any] = []
-        places, projection, shape = prepared
+        source, projection, shape = prepared
         y_BHWN = empty(shape)
         if self.merges:
-            places.x = address('x', x, x.shape, copies=copies)
+            source.x = address('x', x, x.shape, copies=copies)
         else:  # an image may have any strides
-            places.pixels, places.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
+            source.pixels, source.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
         forward = libswin().merge_forward if self.merges else libswin().embed_forward
-        forward(byref(places), byref(projection), address('y', y_BHWN, shape))
+        forward(byref(source), byref(projection), address('y', y_BHWN, shape))
         return (y_BHWN,)
 
     def shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
@@ -528,11 +528,11 @@ class ProjectionComputation(NamedTuple):
         *stored: Tensor,
     ) -> Sequence[Optional[Tensor]]:
         copies: list[Any] = []
-        (places, projection, shape), weight = prepared, weights[0]
+        (source, projection, shape), weight = prepared, weights[0]
         if self.merges:
-            places.x = address('x', x, x.shape, copies=copies)
+            source.x = address('x', x, x.shape, copies=copies)
         else:  # an image may have any strides
-            places.pixels, places.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
+            source.pixels, source.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
         (N, K), needs_of_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
         normed = 0 if self.eps is None else N if self.post_norm else K
         transposed = self.pack_weight(weight, transposed=True) if needs_of_x else empty(0)
@@ -541,7 +541,7 @@ class ProjectionComputation(NamedTuple):
         to = [address('gradient', tensor, tensor.shape) or None for tensor in (of_x, of_weight, of_bias, *of_norm)]
         backward = libswin().merge_backward if self.merges else libswin().embed_backward
         backward(
-            *(byref(places), byref(projection)),
+            *(byref(source), byref(projection)),
             address('packed weight', transposed, transposed.shape, transposed.dtype),
             address('gradient', grad_BHWN, shape),
             byref(c_structures.ProjectionGradients(*to)),

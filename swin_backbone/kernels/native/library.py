@@ -200,18 +200,18 @@ def load() -> tuple[Optional[Library], Optional[str]]:
     if os.environ.get(SWITCH) == '0':
         return None, f'{SWITCH}=0 is set.'
     if not PATH.is_file():
-        return None, 'The compiled operators are not built: reinstall swin_backbone.'
+        return None, 'The compiled library is not built: reinstall swin_backbone.'
     try:
         library = Library(PATH)
         version = library._library.swin_version()
     except (OSError, AttributeError) as error:
-        return None, f'The compiled operators do not load: {error}.'
+        return None, f'The compiled library does not load: {error}.'
     if version != VERSION:
-        return None, 'The compiled operators were built for another version of swin_backbone: reinstall it.'
+        return None, 'The compiled library was built for another version of swin_backbone: reinstall it.'
     try:
         library.use_isa(_isa_of_environment())
     except ValueError as error:
-        return None, f'The compiled operators do not run: {error}.'
+        return None, f'The compiled library does not run: {error}.'
     return library, None
 
 

@@ -1,7 +1,7 @@
 """Memory of tensors for the compiled library: addresses, packed weights and checksums.
 
 The library gets addresses and sizes (csrc/swin.h). `address` checks the dtype, shape and memory of a tensor, and
-`limits.py` the sizes.
+`size_limits.py` the sizes.
 
 Layout: N outputs and K inputs of a linear layer.
 """
@@ -20,7 +20,7 @@ from ...compat import constant_when_compiled
 from ...modes import is_recordable, is_recorded
 from ...replace import forget_readings
 from .library import DTYPES, PRODUCTS, Library, load
-from .limits import find_size_obstacle
+from .size_limits import find_size_obstacle
 
 Made = TypeVar('Made')
 # By role: a key, and what `make` returned, up to date if the key is unchanged; see `cached_while_unchanged`
@@ -72,7 +72,7 @@ class Unfit(ValueError):
 
 @constant_when_compiled
 def require_sizes(function: str, *sizes: Any) -> None:
-    """Raise `Unfit` for sizes that the library does not take, see `limits.find_size_obstacle`."""
+    """Raise `Unfit` for sizes that the library does not take, see `size_limits.find_size_obstacle`."""
     excess = find_size_obstacle(function, torch.get_num_threads(), *sizes)
     if excess is not None:
         raise Unfit(excess)

@@ -21,7 +21,7 @@ from .schemas import Weights
 
 
 class Layer(NamedTuple):
-    """What the library computes in the place of the forward of a module.
+    """The computation in the place of the forward of a module, and the parameters of the module.
 
     Attributes:
         by_torch: computes the output in torch operations, from the module, the input and the parameters.
@@ -57,7 +57,7 @@ def plan_module(read: Callable[..., Union[Layer, str]], module: nn.Module, x: Te
     """Return the plan of a module for `x`, or in a sentence why there is none; see `replace.Replacement`.
 
     Args:
-        read: `read(module, x)` returns the computation, or in a sentence why there is none; see `read_once`.
+        read: `read(module, x)` returns the `Layer`, or in a sentence why there is none; see `read_once`.
     """
     layer = find_obstacle(x, module) or read_once(read, module, x)
     if isinstance(layer, str):

@@ -17,8 +17,8 @@ AMX = {torch.float32: 80, torch.bfloat16: 170}
 VECTORS = {torch.float32: 20, torch.bfloat16: 40}
 RECOMPUTED = 16  # operations for a token, times C squared: qkv, proj, fc1
 STORED = 9  # numbers for a token, times C: qkv, attended tokens, tokens after attention, hidden tokens
-# Part of all blocks' values. The part and the inputs of the blocks fit in half the memory of mmdet's Swin. Measured at
-# 512x512 in float32: 0.58 of Swin-T's values take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
+# The part of all blocks' values that fits in half the memory of mmdet's Swin, beside the inputs of the blocks. Measured
+# at 512x512 in float32: 0.58 of Swin-T's values take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
 FITS_IN_HALF = 0.65
 Stages = tuple[tuple[int, int], ...]  # channels and blocks of each stage
 TINY = (96, 2), (192, 2), (384, 6), (768, 2)

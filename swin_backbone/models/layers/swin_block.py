@@ -55,7 +55,7 @@ class BaseAttention(nn.Module):
             for edge, masked_NN in edges:
                 # Outside autograd: the softmax gives masked logits a gradient of 0.
                 logits_LhNN.detach().unflatten(0, grid)[edge].masked_fill_(masked_NN, -torch.inf)
-            # With a dtype, since autocast computes a softmax in float32 without. Its sums are in float32 in any case.
+            # The dtype is given, because autocast would choose float32. Sums of a softmax are in float32 in any dtype.
             weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
             y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
         else:

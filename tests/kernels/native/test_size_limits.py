@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swin_backbone.kernels.native import library as c
-from swin_backbone.kernels.native.limits import TABLE, find_size_obstacle
+from swin_backbone.kernels.native.size_limits import TABLE, find_size_obstacle
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 PLACE = ctypes.create_string_buffer(256)
