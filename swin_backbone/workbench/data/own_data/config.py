@@ -11,7 +11,7 @@ from ...configs.cfg_options import setting_of
 from ...configs.paths import metrics_in
 from ...pictures.colours import distinct_colours
 from ..annotations import uses_masks
-from .folder import line
+from .folder import report_line
 from .index import Index
 from .labels import IGNORED_LABEL
 from .prepare import Dataset
@@ -229,4 +229,4 @@ def class_weights_left_out(before: Config, after: Config) -> Iterator[str]:
     """Yield a line for each loss that has lost its weights by class."""
     for key, part in walk(before.get('model'), 'model'):
         if key.endswith('.class_weight') and isinstance(part, (list, tuple)) and setting_of(after, key) is None:
-            yield line('left out', f'{key} of the config: its {len(part)} weights are of other classes')
+            yield report_line('left out', f'{key} of the config: its {len(part)} weights are of other classes')

@@ -14,7 +14,7 @@ from ....openmmlab.errors import DataError
 from ..annotations import check_annotations
 from ..check_labels import ANY_VALUE, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, line, list_folders
+from .folder import DataFolder, list_folders, report_line
 from .objects.shapes import angle_of, area_of, box_around, corners_of
 from .records import Image, Label, Records
 from .splits import draw_by_class, split_pictures
@@ -57,8 +57,8 @@ def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path)
     head, splits = [f'data in {folder.root}: {records.layout}'], {}
     for split, part in parts.items():
         splits[split], described = write(folder, outputs / split, part, records)
-        head.append(line(split, *described))
-    classes = line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
+        head.append(report_line(split, *described))
+    classes = report_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
     return splits, [*head, classes, *lines, *records.lines]
 
 
@@ -106,11 +106,11 @@ def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
             if draws:
                 item['segmentation'] = outline
     ignored = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
-    lines = [line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
+    lines = [report_line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
     if draws and number:
-        lines.append(line('masks', RECTANGLES.format(number, len(objects))))
+        lines.append(report_line('masks', RECTANGLES.format(number, len(objects))))
     if ignored:
-        lines.append(line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
+        lines.append(report_line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
     return lines
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, left_out, line
+from .folder import DataFolder, left_out, report_line
 from .pairs import LABEL_SUFFIXES, pair_labels
 from .records import Label, Records
 from .splits import read_split_lists
@@ -54,7 +54,7 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
     colours = folder.labelmap()
     labels = [folder.ann_root / label for label in pairs.values()]
     if colours and read_colours(labels[0]) is not None:
-        lines = [line('labels', 'colours of labelmap.txt')]
+        lines = [report_line('labels', 'colours of labelmap.txt')]
         return _number({colour: name for name, colour in colours.items()}, 'labelmap.txt', lines, in_colours=True)
     counts, number = _count_values(folder, pairs)
     names, source = folder.class_names(sorted({label.parent for label in labels}), sparse=True)
@@ -62,11 +62,11 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
     if names and list(names.values())[:2] == LABELME:
         names = dict(enumerate(list(names.values())[1:]))
-    lines = [line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
+    lines = [report_line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
     values = sorted(set(counts) - {IGNORED_LABEL})
     if set(counts) == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
         names = dict(zip((0, IGNORED_LABEL), names.values() if names else ('background', 'foreground')))
-        lines.append(line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
+        lines.append(report_line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
     elif names is None:
         if values != list(range(len(values))):
             last = values[-1]
@@ -77,11 +77,11 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
                 f'to {last}'
             )
         names = {value: f'class {value}' for value in range(max(len(values), 2))}
-        lines.append(line('', 'called by their values: a classes.txt there, a name in each line, names them'))
+        lines.append(report_line('', 'called by their values: a classes.txt there, a name in each line, names them'))
     elif unnamed := [value for value in values if value not in names]:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
-        lines.append(line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
+        lines.append(report_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
     return _number(names, source, lines)
 
 
@@ -110,9 +110,9 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
     }
     if void:
         more = '' if ignored in kept else ', and 255'
-        lines = [*lines, line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
+        lines = [*lines, report_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
     if len(kept) == 1:
-        lines = [*lines, line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
+        lines = [*lines, report_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
     return [names[value] for value in kept], classes, in_colours, lines
 
 

@@ -10,7 +10,7 @@ from typing import Optional
 
 from ....openmmlab.errors import DataError
 from . import classes, labels
-from .folder import DataFolder, count_suffixes, is_picture, line, list_files, list_folders
+from .folder import DataFolder, count_suffixes, is_picture, list_files, list_folders, report_line
 from .objects import coco, cvat, labelme, voc, yolo
 from .records import Records
 
@@ -55,9 +55,11 @@ def read_data(scope: str, folder: DataFolder) -> Records:
             continue
         if records:
             if first_error:
-                records.lines.append(line('left out', str(first_error)))
+                records.lines.append(report_line('left out', str(first_error)))
             if folder.results:
-                records.lines.append(line('not read', f'results of earlier commands: {", ".join(folder.results)}'))
+                records.lines.append(
+                    report_line('not read', f'results of earlier commands: {", ".join(folder.results)}')
+                )
             return records
     raise first_error or DataError(
         f'no annotations for a config of {scope} were found in {folder.ann_root}: looked for {layouts}; found '

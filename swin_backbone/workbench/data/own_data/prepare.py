@@ -19,7 +19,7 @@ from typing import Optional, Union
 from filelock import FileLock, Timeout
 
 from ....outputs import mark_folder
-from .folder import DataFolder, line
+from .folder import DataFolder, report_line
 from .index import Index, write_index
 from .layouts import READERS, list_data, read_data
 
@@ -154,7 +154,7 @@ def _write(outputs: Path, scope: str, folder: DataFolder) -> Dataset:
     try:
         records = read_data(scope, folder)
         splits, lines = write_index(scope, folder, records, outputs)
-        lines.append(line('index', str(outputs)))
+        lines.append(report_line('index', str(outputs)))
         dataset = Dataset(scope, str(folder.root), tuple(records.classes), splits, tuple(lines))
         (outputs / DATASET_FILE).write_text(json.dumps(asdict(dataset)), encoding='utf-8')
     except BaseException:

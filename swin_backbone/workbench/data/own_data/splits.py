@@ -10,7 +10,7 @@ from unicodedata import normalize
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
 from ..media import PICTURE_SUFFIXES
-from .folder import DataFolder, is_yolo, left_out, line
+from .folder import DataFolder, is_yolo, left_out, report_line
 from .records import Lists, SplitLists
 
 SPLIT_OF = {  # by the words of names
@@ -85,7 +85,7 @@ def draw_by_class(classes: Mapping[Path, str]) -> tuple[Lists, list[str]]:
         train += halves[0]
         val += halves[1]
     train, val = (train, val) if val else draw_split(train)
-    return dict(train=train, val=val), [line('split', DRAWN)]
+    return dict(train=train, val=val), [report_line('split', DRAWN)]
 
 
 def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, list[str]]:
@@ -115,22 +115,24 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
             by_split['train'] = rest
         else:
             lines += left_out('pictures that no list names', rest)
-        lines.append(line('split', f'by {source}'))
+        lines.append(report_line('split', f'by {source}'))
     else:
         for picture in pictures:
             by_split.setdefault(folder_split(picture), []).append(picture)
     train, val, test = assign_splits(by_split)
     is_overruled = names_same(train, val, source)
     if is_overruled:
-        lines[-1] = line('overruled', f'{source} {SAME}')
+        lines[-1] = report_line('overruled', f'{source} {SAME}')
     if is_overruled or not val:
         train, val = draw_split(train)
-        lines.append(line('split', DRAWN))
+        lines.append(report_line('split', DRAWN))
     if set(test) == set(val):  # as in a data.yaml with the same folder twice
         test = []
     if shared := {*test} & {*train, *val}:
         lines.append(
-            line('warning', f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}')
+            report_line(
+                'warning', f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
+            )
         )
     return dict(train=train, val=val, **(dict(test=test) if test else {})), lines
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from .....openmmlab.errors import DataError, Faults
 from ...annotations import check_annotations, look_through, read_annotations
 from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, left_out, line, list_folders, require_distinct
+from ..folder import UNREADABLE, DataFolder, left_out, list_folders, report_line, require_distinct
 from ..pairs import is_label
 from ..records import Image, Records, SplitLists
 from ..splits import (
@@ -39,7 +39,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     paths = [path for path, *_ in files.values()]
     for path, data, has_mark in files.values():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
-        lines += [line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
+        lines += [report_line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
         _repair(data)
         if annotated.errors:  # of which some are repaired
             repaired = look_through(data, False, 'COCO', folder.with_masks)
@@ -53,12 +53,12 @@ def read(folder: DataFolder) -> Optional[Records]:
     strays = Faults()
     parts = {split: _images_of(data, strays) for split, data in contents.items()}
     categories = {split: data['categories'] for split, data in contents.items()}
-    lines += [line('left out', sentence) for sentence in strays.sentences()]
+    lines += [report_line('left out', sentence) for sentence in strays.sentences()]
     listed = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
     if 'val' in parts and names_same(parts['train'], parts['val'], source):
         del parts['val']
-        lines.append(line('overruled', f'{source} {SAME}'))
+        lines.append(report_line('overruled', f'{source} {SAME}'))
     folders = {picture.parent for picture in listed}
     unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
     lines += left_out('pictures without an entry in these annotation files', unnamed)
@@ -114,13 +114,13 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
             if annotated.pictures or annotated.errors:
                 by_split.setdefault(split, []).append(path)
             elif split:
-                lines.append(line('warning', f'{path} has no pictures: it is no file for {split}'))
+                lines.append(report_line('warning', f'{path} has no pictures: it is no file for {split}'))
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
             raise fault
     for path in by_split.get('test', ()):
         if not contents[path][0]['annotations']:  # as COCO's own files of test pictures
-            lines.append(line('left out', f'{path}, a test without objects'))
+            lines.append(report_line('left out', f'{path}, a test without objects'))
             by_split['test'] = [other for other in by_split['test'] if other != path]
     train, val, test = assign_splits(by_split)
     for phase, paths in (('training', train), ('validation', val), ('the test', test)):
@@ -222,7 +222,9 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list
     """
     folders, lines = _picture_folders(folder, path, data), list[str]()
     if len(folders) > 1:
-        lines.append(line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken'))
+        lines.append(
+            report_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
+        )
     paths = [Path(*folders[:1], image['file_name']) for image in data['images']]
     existing = {picture for picture in {*paths} if (folder.root / picture).is_file()}
     pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
@@ -240,7 +242,7 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list
     for image, name in zip(data['images'], paths):
         image['file_name'] = (matches.get(name) or name).as_posix()
     if by_name := sorted(picture for picture in matches.values() if picture):
-        lines.append(line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
+        lines.append(report_line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
     return lines
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from .....openmmlab.errors import DataError, Faults
 from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, line
+from ..folder import UNREADABLE, DataFolder, report_line
 from ..records import Image, Records, SplitLists
 from .shapes import Box, area_of
 
@@ -73,7 +73,7 @@ def convert_objects(
         raise DataError('. '.join([f'none of the files in {folder.ann_root} has an object', *reasons]))
     if unknown := owners.keys() - {*names}:
         raise DataError(f'{owners[min(unknown)]} has the class {min(unknown)!r}, which is none of {names}')
-    return Records(layout, names, {'': pictures}, lists, [line('left out', reason) for reason in reasons])
+    return Records(layout, names, {'': pictures}, lists, [report_line('left out', reason) for reason in reasons])
 
 
 def _to_coco(box: Box, size: tuple[int, int], own_id: str) -> dict[str, Any]:
