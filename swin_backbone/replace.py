@@ -7,7 +7,8 @@ the replacements of the module's backend in order, and runs the first plan. With
 Every backend respects what a user has changed on a module: a replacement computes only modules that are as built.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from inspect import signature
@@ -159,19 +160,24 @@ def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor)
 def list_state(layer: nn.Module) -> list[Any]:
     """Return what a user can change on a layer and on the modules inside, for a comparison by `is`.
 
-    A module has a class, methods of the class that run at a call, a mode, attributes, tensors and hooks.
+    A module has a class with methods, a mode, attributes, tensors, modules and hooks. The order of names is part of it.
     """
     state: list[Any] = []
-    modules = [layer]
+    modules, kinds = [layer], dict[Any, bool]()
     for module in modules:  # the list grows in the loop
         kind, attributes = type(module), module.__dict__
-        state += kind, kind.forward, kind.__call__, kind._call_impl, attributes.get('training')
-        state += [*attributes.values()][len(OF_ALL_MODULES) :]
-        for name in ('_parameters', '_buffers'):
-            state += attributes.get(name, {}).values()
+        kinds[kind] = True
+        state += kind, attributes.get('training')
+        state += [*itertools.chain(*attributes.items())][2 * len(OF_ALL_MODULES) :]
+        for name in ('_parameters', '_buffers', '_modules'):
+            state += itertools.chain(*attributes.get(name, {}).items())
         for name in HOOKS:
             state += attributes.get(name, {}).keys()
         modules += [inside for inside in attributes.get('_modules', {}).values() if inside is not None]
+    for kind in kinds:
+        state += kind.__call__, kind._call_impl
+        for base in bases_of(kind):
+            state += vars(base).values()
     return state
 
 
@@ -225,9 +231,27 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Return whether a call runs other code than the methods of the module's class, also after `module.compile()`."""
+    """Return whether a call runs other code than the class had at import, also after `module.compile()`."""
     kind: Any = type(module)
-    return is_hooked(module) or module._compiled_call_impl is not None or hides_methods(module, kind)
+    is_compiled = module._compiled_call_impl is not None
+    return is_hooked(module) or is_compiled or hides_methods(module, kind) or is_patched(kind)
+
+
+_methods_at_import: dict[Any, dict[str, Any]] = {}
+
+
+def keep_methods(kinds: Iterable[Any]) -> None:
+    """Keep the methods of classes, for `is_patched`: of a class of torch the forward, which others patch least."""
+    for kind in kinds:
+        names = methods_of(kind) if kind.__module__.startswith(OWNERS[0]) else ('forward',)
+        _methods_at_import[kind] = {name: getattr(kind, name) for name in names}
+
+
+@constant_when_compiled
+def is_patched(kind: Any) -> bool:
+    """Return whether a method of a class of `keep_methods` is another one by now."""
+    kept = _methods_at_import.get(kind, {})
+    return any(getattr(kind, name, None) is not method for name, method in kept.items())
 
 
 def hides_methods(module: nn.Module, kind: Any) -> bool:
@@ -243,10 +267,15 @@ def _methods_when_compiled(kind: Any) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
+def bases_of(kind: Any) -> tuple[type, ...]:
+    """Return a class and its bases below `nn.Module`."""
+    return kind.__mro__[: kind.__mro__.index(nn.Module)]  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=256)
 def methods_of(kind: Any) -> frozenset[str]:
     """Return the names of the methods of a class that a call may run. An instance's attribute of the name hides one."""
-    bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    names = {name for base in bases for name, value in vars(base).items() if callable(value)}
+    names = {name for base in bases_of(kind) for name, value in vars(base).items() if callable(value)}
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
 
 

@@ -15,7 +15,7 @@ from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBl
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
-from ...replace import Modules, calls_forward, forget_readings, is_changed, read_modules, read_once
+from ...replace import Modules, calls_forward, forget_readings, is_changed, keep_methods, read_modules, read_once
 from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of, describe_unfit, free_if_elsewhere
@@ -54,6 +54,7 @@ KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
 
 
 FORWARDS = {kind: kind.forward for kind in (SwinBlock, SwinV2Block)}
+keep_methods([*FORWARDS, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
 
 
 class BlockPlan(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any, Union
 
 from torch import Tensor, nn
 
-from ...models.layers import PatchMerging
-from ...replace import is_changed, read_modules
+from ...models.layers import PatchEmbed, PatchMerging
+from ...replace import is_changed, keep_methods, read_modules
 from ..native.availability import products_of
 from ..native.layers import OutputNormComputation, ProjectionComputation
 from ..native.memory import cache_of
@@ -17,6 +17,7 @@ from ..native.plans import Call, Layer, plan_module
 from .single_layer import forward_by_torch
 
 NORM = ['norm.weight', 'norm.bias']
+keep_methods([PatchEmbed, PatchMerging, nn.Conv2d, nn.Linear, nn.LayerNorm])
 
 
 def read_projection(layer: Any, x: Tensor) -> Union[Layer, str]:

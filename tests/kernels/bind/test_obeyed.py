@@ -12,7 +12,9 @@ from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.kernels.bind import block as block_binding
-from swin_backbone.models.layers import SwinBlock
+from swin_backbone.models.layers import PatchMerging, SwinBlock
+from swin_backbone.models.layers.swin_block import WindowAttention
+from swin_backbone.models.windows import Windows
 from swin_backbone.replace import CannotRun, methods_of
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
@@ -161,6 +163,12 @@ def as_buffer(module):
     module.register_buffer('weight', weight)
 
 
+def swap_names(norm):
+    weight, bias = norm.weight, norm.bias
+    del norm.weight, norm.bias
+    norm.bias, norm.weight = weight, bias
+
+
 def doubled(module, args, y=None):
     return args[0] * 2 if y is None else y * 2
 
@@ -198,6 +206,8 @@ CHANGES = [
     ('patch_embed', lambda embed: setattr(embed, 'norm', nn.Identity())),
     ('norm0', lambda norm: setattr(norm, 'eps', 0.5)),
     ('norm0', lambda norm: norm.register_forward_hook(doubled)),
+    ('norm0', swap_names),
+    ('stages.0.blocks.1.norm2', swap_names),
     ('', lambda model: setattr(model, 'norm0', nn.LayerNorm(16, elementwise_affine=False))),
 ]
 
@@ -216,12 +226,26 @@ def test_a_change_after_a_warm_call(path, change):
         torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
 
 
-def test_a_change_of_a_class_after_a_warm_call(monkeypatch):
+PATCHES = [
+    (SwinBlock, 'forward', lambda self, x: x.sin()),
+    (SwinBlock, 'windows', lambda self, x: Windows(*x.shape[1:3], (3, 3), (1, 0))),
+    (WindowAttention, 'forward', lambda self, x, *_: x.cos()),
+    (WindowAttention, 'project', lambda self, x: 2 * self.qkv(x)),
+    (nn.LayerNorm, 'forward', lambda self, x: x.sin()),
+    (PatchMerging, 'forward', lambda self, x: self.reduction(x[:, ::2, ::2].repeat(1, 1, 1, 4))),
+]
+
+
+@pytest.mark.parametrize('is_warm', [False, True])
+@pytest.mark.parametrize(('kind', 'name', 'method'), PATCHES, ids=itertools.count())
+def test_a_patch_of_a_class(kind, name, method, is_warm, monkeypatch):
     model = make(SwinBackbone)
-    maps(model, 'auto')
-    monkeypatch.setattr(SwinBlock, 'forward', lambda self, x: x.sin())
-    for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
+    before = maps(model, 'auto') if is_warm else None
+    monkeypatch.setattr(kind, name, method)
+    after, by_torch = maps(model, 'auto'), maps(model, 'torch')
+    for y, y_torch in zip(after, by_torch):
         torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
+    assert before is None or not torch.equal(before[1], after[1])
 
 
 def test_a_class_of_a_user_is_read_at_each_call():
