@@ -186,13 +186,13 @@ def test_the_former_export_stays_until_the_new_one_is_in_place(tmp_path, monkeyp
 
 
 def shard(index, folder):
-    from swin_backbone.workbench.tiles.manifest import Manifest
+    from swin_backbone.workbench.tiles.finished import FinishedTiles
 
-    manifest = Manifest(folder, dict(tile=512))
-    with manifest.lock(f'{index}-of-{NUMBER}'):
-        manifest.begin(range(index, 10 * NUMBER, NUMBER), False, False)
+    finished = FinishedTiles(folder, dict(tile=512))
+    with finished.lock(f'{index}-of-{NUMBER}'):
+        finished.begin(range(index, 10 * NUMBER, NUMBER), False, False)
         for tile in range(index, 10 * NUMBER, NUMBER):
-            write_whole(manifest.tile(tile), b'tile')
+            write_whole(finished.tile(tile), b'tile')
     return 'done'
 
 

@@ -174,7 +174,7 @@ def infer_tiles(args: argparse.Namespace) -> int:
     print(
         f'{progress.done} of {len(tiled.grid)} tiles of a picture of {width}x{height} pixels in '
         f'{time.monotonic() - begin:.1f} s, {progress.blank} of them blank and skipped; see '
-        f'{", ".join(map(str, files)) or f"{tiled.manifest.folder}, and merge the shards by --merge"}'
+        f'{", ".join(map(str, files)) or f"{tiled.finished_tiles.folder}, and merge the shards by --merge"}'
     )
     return 0
 

@@ -33,7 +33,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 @lru_cache(maxsize=1)
-def _say_once() -> None:
+def _log_once() -> None:
     from mmengine.logging import print_log
 
     print_log(
@@ -53,7 +53,7 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
             f'{name}: this operator of mmcv exists only compiled, and it is not installed; '
             '`MMCV=compiled make install` builds it'
         )
-    _say_once()
+    _log_once()
     return OPERATORS[name](*args, **kwargs)
 
 

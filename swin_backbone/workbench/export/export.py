@@ -40,7 +40,7 @@ from .predictor import evaluate_folder
 from .quantize import Feed, dataset_pictures, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Result, RuntimeModel, file_digest, openvino_core, read_manifest
 
-SHOWN, LOOKED_AT = 2, 8  # pictures of a data set for the verification
+MAX_SAMPLES, MAX_TRIED = 2, 8  # pictures of a data set for the verification
 
 
 def export_model(
@@ -103,11 +103,11 @@ def export_model(
     reference = partial(result_of, predictor) if part == 'model' else None
     samples = [verify.Sample(f'picture {number} of --pictures', picture) for number, picture in enumerate(pictures, 1)]
     if reference and not samples:
-        samples = shown_pictures(cfg, 'test', reference)
+        samples = dataset_samples(cfg, 'test', reference)
         if is_calibrated:  # for pictures of this kind, not for generated ones
-            samples = samples or shown_pictures(cfg, 'train', reference)
+            samples = samples or dataset_samples(cfg, 'train', reference)
         else:
-            samples += generated_pictures(graph)
+            samples += generated_samples(graph)
     meta = dict(
         classes=list(predictor.meta['classes']),
         category_ids=list(predictor.meta.get('category_ids', ())),
@@ -170,11 +170,11 @@ def write(
         manifest['versions'] = dict(swin_backbone=__version__, **{name: version(name) for name in packages})
         (folder / MANIFEST).write_text(json.dumps(manifest))
         if reference is None:
-            images = [feed[0] for feed in calibration[:SHOWN]]
+            images = [feed[0] for feed in calibration[:MAX_SAMPLES]]
             figures = verify.verify_maps(RuntimeModel(folder).run, graph, allowed, images)
         else:
             figures = verify.verify_results(
-                RuntimeModel(folder), reference, samples or generated_pictures(graph), allowed
+                RuntimeModel(folder), reference, samples or generated_samples(graph), allowed
             )
         manifest['verification'] = figures
         if is_calibrated:
@@ -298,20 +298,20 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     return result
 
 
-def shown_pictures(cfg: Config, phase: str, reference: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
+def dataset_samples(cfg: Config, phase: str, reference: Callable[[NDArray[Any]], Result]) -> list[verify.Sample]:
     """Return up to two pictures of a data set, if it is there, in which PyTorch finds something to compare."""
     samples: list[verify.Sample] = []
     with suppress(ExportError, OSError):
-        for number, picture in enumerate(dataset_pictures(cfg, phase, LOOKED_AT), 1):
+        for number, picture in enumerate(dataset_pictures(cfg, phase, MAX_TRIED), 1):
             result = reference(picture)
             if verify.compare(result, result)['compared']:
                 samples.append(verify.Sample(f'picture {number} of the {phase} set', picture))
-            if len(samples) == SHOWN:
+            if len(samples) == MAX_SAMPLES:
                 break
     return samples
 
 
-def generated_pictures(graph: Graph) -> list[verify.Sample]:
+def generated_samples(graph: Graph) -> list[verify.Sample]:
     """Return smooth noise in three sizes; a graph of one size gets its size, wider and higher pictures."""
     sizes: Any = verify.VERIFIED_SIZES
     if not graph.free:

@@ -154,7 +154,7 @@ def compare(got: Result, expected: Result, precision: str = 'fp32', most: Option
     if 'boxes' not in expected:
         labels = expected['labels']
         compared = labels.size if np.ptp(labels) else 0
-        return dict(compared=compared, equal_labels=float(_as_good(got['labels'], expected).mean()))
+        return dict(compared=compared, equal_labels=float(_agrees(got['labels'], expected).mean()))
     tolerance, scores = SCORE_TOLERANCE[precision], np.concatenate([expected['scores'], got['scores']])
     full = [side['scores'].min() for side in (expected, got) if most and len(side['scores']) == most]
     # Rounding may move an object over the end of a list: the model's threshold, or the largest number of objects.
@@ -178,7 +178,7 @@ def _clear(result: Result, least: float) -> NDArray[Any]:
     return np.flatnonzero((result['scores'] >= least) & (result['boxes'][:, :2] < result['boxes'][:, 2:]).all(1))
 
 
-def _as_good(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
+def _agrees(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
     """Return the places with PyTorch's label or an equal logit: (H, W). Without objects, Mask2Former's logits tie."""
     logits_KHW = expected.get('logits')
     equal_HW: NDArray[np.bool_] = labels_HW == expected['labels']

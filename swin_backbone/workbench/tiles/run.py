@@ -19,8 +19,8 @@ from ..predict.predictor import Predictor
 from ..predict.thresholds import ScoreThr, thresholds_by_label
 from . import writers
 from .blend import Blender
+from .finished import FinishedTiles
 from .grid import Grid, default_overlap
-from .manifest import Manifest
 from .objects import Merger, Object, mark_cut, runs_of
 from .readers import digest_of, open_picture
 
@@ -49,8 +49,8 @@ class TiledInference:
         predictor: of a checkpoint or an exported folder.
         path: of the picture; see `open_picture`.
         out_dir: folder of the results. A segmentor writes `labels/NAME.tif`; a detector writes `objects/NAME.jsonl`,
-            `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` is
-            the manifest of finished tiles.
+            `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` has
+            the finished tiles.
         tile: side of a tile, in pixels.
         overlap: of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
         level: of a pyramid; 0 has all pixels.
@@ -100,7 +100,7 @@ class TiledInference:
             format=2, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
             tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else self.score_thr,
         )  # fmt: skip
-        self.manifest = Manifest(self.out_dir / 'tiles' / self.path.stem, settings)
+        self.finished_tiles = FinishedTiles(self.out_dir / 'tiles' / self.path.stem, settings)
 
     @property
     def files(self) -> list[Path]:
@@ -132,16 +132,17 @@ class TiledInference:
             OSError: if the picture cannot be read, or the results cannot be written.
         """
         number, count = shard or (0, 1)
-        overwrite_results = overwrite or (resume and self.manifest.is_begun())  # maybe killed while it was writing them
+        # A resumed run may have been killed while it was writing results.
+        overwrite_results = overwrite or (resume and self.finished_tiles.is_begun())
         self._check(overwrite_results)
         tiles, name, blank = self.grid.shard(number, count), f'{number}-of-{count}', 0
-        with _name_in_errors(self.manifest.folder), self.manifest.lock(name):
-            if resume and self.manifest.is_merged() and all(path.exists() for path in self.files):
+        with _name_in_errors(self.finished_tiles.folder), self.finished_tiles.lock(name):
+            if resume and self.finished_tiles.is_merged() and all(path.exists() for path in self.files):
                 return Finished(Progress(len(tiles), len(tiles), 0), self.files)
-            done = self.manifest.begin(tiles, resume, overwrite and not resume)
+            done = self.finished_tiles.begin(tiles, resume, overwrite and not resume)
             report(Progress(done, len(tiles), blank))
             for index, data, is_blank in self._predict(tiles[done:]):
-                write_whole(self.manifest.tile(index), data)
+                write_whole(self.finished_tiles.tile(index), data)
                 done, blank = done + 1, blank + is_blank
                 report(Progress(done, len(tiles), blank))
             return Finished(Progress(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
@@ -154,11 +155,11 @@ class TiledInference:
             FileExistsError, OSError: see `run`.
         """
         self._check(overwrite)
-        self.manifest.require_all(len(self.grid))
-        with self.manifest.lock('merge'):
-            self.manifest.require_all(len(self.grid))  # another process may have merged in between
+        self.finished_tiles.require_all(len(self.grid))
+        with self.finished_tiles.lock('merge'):
+            self.finished_tiles.require_all(len(self.grid))  # another process may have merged in between
             (self._write_labels if self.segments else self._write_objects)()
-            self.manifest.mark_merged()
+            self.finished_tiles.mark_merged()
         return self.files
 
     def _check(self, overwrite: bool) -> None:
@@ -175,7 +176,7 @@ class TiledInference:
                 objects = [] if pixels is None else mark_cut(self._objects(index, pixels), self.grid, index)
                 yield index, writers.pack_objects(objects), pixels is None
             return
-        with tempfile.TemporaryFile(dir=self.manifest.folder) as scratch:
+        with tempfile.TemporaryFile(dir=self.finished_tiles.folder) as scratch:
             blender = Blender(self.grid, len(self.classes), scratch)
             for index in range(Blender.warm_up(self.grid, tiles[0]), tiles.stop):
                 pixels = self._read(index)
@@ -225,7 +226,9 @@ class TiledInference:
         def blocks() -> Iterator[NDArray[Any]]:
             for index, window in self.grid.blocks():
                 cell = self.grid.cell(index)
-                labels_HW = writers.unpack_labels(self.manifest.tile(index).read_bytes(), cell.size, len(self.classes))
+                labels_HW = writers.unpack_labels(
+                    self.finished_tiles.tile(index).read_bytes(), cell.size, len(self.classes)
+                )
                 yield labels_HW[window.within(cell)]
 
         palette = self.predictor.meta['palette']
@@ -249,7 +252,7 @@ class TiledInference:
     def _merged(self) -> Iterator[Object]:
         merger = Merger(self.grid)
         for index in range(len(self.grid)):
-            yield from merger.add(index, writers.unpack_objects(self.manifest.tile(index).read_bytes()))
+            yield from merger.add(index, writers.unpack_objects(self.finished_tiles.tile(index).read_bytes()))
 
 
 @contextmanager

@@ -285,7 +285,7 @@ def compare_graph(cfg: Config, checkpoint: Path, texts=(), is_captured=False):
         program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # a file has no guards
     names = [port.name for port in graph.outputs]
     batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
-    for _, picture, _ in export.generated_pictures(graph)[1:]:
+    for _, picture, _ in export.generated_samples(graph)[1:]:
         expected = export.result_of(predictor, picture)
         resized = resize(picture, graph.settings['preprocessing']['resize'])
         with torch.no_grad():

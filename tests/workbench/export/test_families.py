@@ -121,7 +121,7 @@ def check(cfg, family, shape, folder):
     predictor = open_predictor(cfg if shape is None else letterboxed(cfg, shape[0]), checkpoint, 'cpu')
     graph = SimpleNamespace(free=shape is None, inputs=[Port(**one) for one in manifest['inputs']])
     (out / 'deploy.json').write_text(json.dumps(dict(manifest, format='openvino')))
-    results = (lambda picture: export.result_of(predictor, picture)), export.generated_pictures(graph)
+    results = (lambda picture: export.result_of(predictor, picture)), export.generated_samples(graph)
     judge(verify.verify_results(runtime.RuntimeModel(out), *results, 'fp32'), least_iou)
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from ...whole_files import write_whole
 
 
-class Manifest:
+class FinishedTiles:
     """The finished tiles of a picture.
 
     Args:
