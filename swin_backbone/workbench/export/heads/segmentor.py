@@ -3,6 +3,7 @@
 Layout: B batch, K classes, C channels, H W height and width, h w height and width of the picture.
 """
 
+import inspect
 from typing import Any, Optional
 
 import torch
@@ -65,7 +66,7 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         raise export_refusal(f'{type(model).__name__} with {type(head).__name__}', ('EncoderDecoder',))
     if not isinstance(head, Mask2FormerHead):
         for method in ('predict', 'predict_by_feat'):
-            if getattr(type(head), method) is not getattr(BaseDecodeHead, method):
+            if inspect.unwrap(getattr(type(head), method)) is not getattr(BaseDecodeHead, method):
                 raise export_refusal(f'{type(head).__name__}.{method}, which differs from that of BaseDecodeHead,')
     if test_cfg.get('mode', 'whole') != 'whole':
         raise ExportError("test_cfg.mode='slide' cannot be exported: give --cfg-options model.test_cfg.mode=whole")
