@@ -163,7 +163,7 @@ def list_state(layer: nn.Module) -> list[Any]:
     A module has a class with methods, a mode, attributes, tensors, modules and hooks. The order of names is part of it.
     """
     state: list[Any] = []
-    modules, kinds = [layer], dict[Any, bool]()
+    modules, seen, kinds = [layer], {layer}, dict[Any, bool]()
     for module in modules:  # the list grows in the loop
         kind, attributes = type(module), module.__dict__
         kinds[kind] = True
@@ -173,7 +173,9 @@ def list_state(layer: nn.Module) -> list[Any]:
             state += itertools.chain(*attributes.get(name, {}).items())
         for name in HOOKS:
             state += attributes.get(name, {}).keys()
-        modules += [inside for inside in attributes.get('_modules', {}).values() if inside is not None]
+        inside = [child for child in attributes.get('_modules', {}).values() if child is not None and child not in seen]
+        seen.update(inside)
+        modules += inside
     for kind in kinds:
         state += kind.__call__, kind._call_impl
         for base in bases_of(kind):
@@ -237,21 +239,26 @@ def is_changed(module: nn.Module) -> bool:
     return is_hooked(module) or is_compiled or hides_methods(module, kind) or is_patched(kind)
 
 
+CALLS = '__call__', '_call_impl'
 _methods_at_import: dict[Any, dict[str, Any]] = {}
 
 
 def keep_methods(kinds: Iterable[Any]) -> None:
-    """Keep the methods of classes, for `is_patched`: of a class of torch the forward, which others patch least."""
+    """Keep the methods of classes that a call may run, for `is_patched`: of a class of torch the forward."""
     for kind in kinds:
-        names = methods_of(kind) if kind.__module__.startswith(OWNERS[0]) else ('forward',)
-        _methods_at_import[kind] = {name: getattr(kind, name) for name in names}
+        names = methods_of(kind) if kind.__module__.startswith(OWNERS[0]) else {'forward'}
+        _methods_at_import[kind] = {name: getattr(kind, name) for name in names.difference(CALLS)}
 
 
 @constant_when_compiled
 def is_patched(kind: Any) -> bool:
-    """Return whether a method of a class of `keep_methods` is another one by now."""
+    """Return whether a method of a class of `keep_methods` is another one by now.
+
+    Tracers of torch patch the calls of all modules, which are no change of the class.
+    """
     kept = _methods_at_import.get(kind, {})
-    return any(getattr(kind, name, None) is not method for name, method in kept.items())
+    calls_others = any(getattr(kind, name) is not getattr(nn.Module, name) for name in CALLS)
+    return calls_others or any(getattr(kind, name, None) is not method for name, method in kept.items())
 
 
 def hides_methods(module: nn.Module, kind: Any) -> bool:
@@ -282,5 +289,4 @@ def methods_of(kind: Any) -> frozenset[str]:
 @constant_when_compiled
 def calls_forward(kind: Any, forward: Callable[..., Any]) -> bool:
     """Return whether a call of a class runs a forward, and nothing else but hooks."""
-    calls = '__call__', '_call_impl'
-    return kind.forward is forward and all(getattr(kind, name) is getattr(nn.Module, name) for name in calls)
+    return kind.forward is forward and all(getattr(kind, name) is getattr(nn.Module, name) for name in CALLS)

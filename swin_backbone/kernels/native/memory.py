@@ -70,12 +70,16 @@ class Unfit(ValueError):
     """The error of a tensor or a size that the library does not take. The makers of plans catch it."""
 
 
-@constant_when_compiled
 def require_sizes(function: str, *sizes: Any) -> None:
     """Raise `Unfit` for sizes that the library does not take, see `size_limits.find_size_obstacle`."""
-    excess = find_size_obstacle(function, torch.get_num_threads(), *sizes)
-    if excess is not None:
-        raise Unfit(excess)
+    obstacle = _find_size_obstacle(function, *sizes)
+    if obstacle is not None:
+        raise Unfit(obstacle)
+
+
+@constant_when_compiled  # torch.compile cannot catch an error of such a function
+def _find_size_obstacle(function: str, *sizes: Any) -> Optional[str]:
+    return find_size_obstacle(function, torch.get_num_threads(), *sizes)
 
 
 def require(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:

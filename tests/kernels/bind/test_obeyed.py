@@ -232,6 +232,8 @@ PATCHES = [
     (WindowAttention, 'forward', lambda self, x, *_: x.cos()),
     (WindowAttention, 'project', lambda self, x: 2 * self.qkv(x)),
     (nn.LayerNorm, 'forward', lambda self, x: x.sin()),
+    (nn.LayerNorm, '__call__', lambda self, x: x.sin()),
+    (SwinBlock, '__call__', lambda self, x: x.sin()),
     (PatchMerging, 'forward', lambda self, x: self.reduction(x[:, ::2, ::2].repeat(1, 1, 1, 4))),
 ]
 
@@ -246,6 +248,15 @@ def test_a_patch_of_a_class(kind, name, method, is_warm, monkeypatch):
     for y, y_torch in zip(after, by_torch):
         torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
     assert before is None or not torch.equal(before[1], after[1])
+
+
+def test_a_module_inside_itself_is_an_error_of_torch():
+    model = make(SwinBackbone)
+    maps(model, 'auto')
+    layers = model.stages[0].blocks[1].ffn.layers
+    layers.append(layers)
+    with pytest.raises(RecursionError):
+        maps(model, 'auto')
 
 
 def test_a_class_of_a_user_is_read_at_each_call():

@@ -69,6 +69,17 @@ def test_a_graph_has_an_operator_for_each_layer(kind):
         assert graphs_of(model, X)[1] == [LAYERS]
 
 
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('changed', [dict(embed_dims=20, num_heads=(4, 4)), dict(window_size=40)])
+def test_a_graph_has_torch_operations_for_what_the_library_does_not_take(kind, changed):
+    """Five channels of a head; windows of 1,600 places."""
+    model = randomised(kind=kind, **{**TWO_STAGES, **changed})
+    with torch.no_grad():
+        outputs, graphs = graphs_of(model, X)
+        assert graphs == [Counter({name: count for name, count in LAYERS.items() if name != 'block'})]
+        assert close(outputs, model(X), 1e-5)
+
+
 @pytest.mark.parametrize(('kind', 'stored'), [(SwinBackbone, True), (SwinV2Backbone, False)])
 def test_a_training_step_of_three_sizes_is_one_compilation(kind, stored, monkeypatch):
     monkeypatch.setattr(block_binding, 'is_stored', lambda *_: stored)
