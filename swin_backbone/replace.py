@@ -7,7 +7,6 @@ the replacements of the module's backend in order, and runs the first plan. With
 Every backend respects what a user has changed on a module: a replacement computes only modules that are as built.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
@@ -121,6 +120,7 @@ class CannotRun(ValueError):
 Read = TypeVar('Read')
 OF_ALL_MODULES = [*nn.Module().__dict__]  # attributes, the first of every module
 HOOKS = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'
+NAMED = '_parameters', '_buffers', '_modules', *HOOKS  # attributes of a module with names or numbers
 IMMUTABLE = int, float, str, tuple, type(None), torch.dtype, torch.device
 OWNERS = 'swin_backbone', 'torch'  # packages of classes that depend on nothing but their modules
 MAX_READINGS = 64  # of a module
@@ -163,22 +163,26 @@ def list_state(layer: nn.Module) -> list[Any]:
     A module has a class with methods, a mode, attributes, tensors, modules and hooks. The order of names is part of it.
     """
     state: list[Any] = []
-    modules, seen, kinds = [layer], {layer}, dict[Any, bool]()
+    modules, seen, kinds, count = [layer], {layer}, dict[Any, bool](), len(OF_ALL_MODULES)
     for module in modules:  # the list grows in the loop
         kind, attributes = type(module), module.__dict__
         kinds[kind] = True
         state += kind, attributes.get('training')
-        state += [*itertools.chain(*attributes.items())][2 * len(OF_ALL_MODULES) :]
-        for name in ('_parameters', '_buffers', '_modules'):
-            state += itertools.chain(*attributes.get(name, {}).items())
-        for name in HOOKS:
-            state += attributes.get(name, {}).keys()
-        inside = [child for child in attributes.get('_modules', {}).values() if child is not None and child not in seen]
-        seen.update(inside)
-        modules += inside
+        if len(attributes) > count:
+            state += [*attributes][count:]
+            state += [*attributes.values()][count:]
+        for named in map(attributes.get, NAMED):
+            if named:
+                state += named
+                state += named.values()
+        children = attributes.get('_modules')
+        if children:
+            inside = [child for child in children.values() if child is not None and child not in seen]
+            seen.update(inside)
+            modules += inside
     for kind in kinds:
-        state += kind.__call__, kind._call_impl
-        for base in bases_of(kind):
+        state += kind.forward, kind.__call__, kind._call_impl
+        for base in own_bases_of(kind):
             state += vars(base).values()
     return state
 
@@ -274,15 +278,16 @@ def _methods_when_compiled(kind: Any) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def bases_of(kind: Any) -> tuple[type, ...]:
-    """Return a class and its bases below `nn.Module`."""
-    return kind.__mro__[: kind.__mro__.index(nn.Module)]  # type: ignore[no-any-return]
+def own_bases_of(kind: Any) -> tuple[type, ...]:
+    """Return the classes of this package among a class and its bases."""
+    return tuple(base for base in kind.__mro__ if base.__module__.partition('.')[0] == OWNERS[0])
 
 
 @lru_cache(maxsize=256)
 def methods_of(kind: Any) -> frozenset[str]:
     """Return the names of the methods of a class that a call may run. An instance's attribute of the name hides one."""
-    names = {name for base in bases_of(kind) for name, value in vars(base).items() if callable(value)}
+    bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    names = {name for base in bases for name, value in vars(base).items() if callable(value)}
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
 
 
