@@ -244,25 +244,26 @@ def is_changed(module: nn.Module) -> bool:
 
 
 CALLS = '__call__', '_call_impl'
-_methods_at_import: dict[Any, dict[str, Any]] = {}
+_kept_methods: dict[Any, dict[str, Any]] = {}  # by class, by name
 
 
 def keep_methods(kinds: Iterable[Any]) -> None:
-    """Keep the methods of classes that a call may run, for `is_patched`: of a class of torch the forward."""
+    """Keep the methods of classes that a call may run, for `is_patched`: of a class of others the forward."""
     for kind in kinds:
-        names = methods_of(kind) if kind.__module__.startswith(OWNERS[0]) else {'forward'}
-        _methods_at_import[kind] = {name: getattr(kind, name) for name in names.difference(CALLS)}
+        if kind not in _kept_methods:
+            names = methods_of(kind) if kind.__module__.startswith(OWNERS[0]) else {'forward'}
+            _kept_methods[kind] = {name: getattr(kind, name) for name in names.difference(CALLS)}
 
 
 @constant_when_compiled
 def is_patched(kind: Any) -> bool:
-    """Return whether a method of a class of `keep_methods` is another one by now.
+    """Return whether a call of a class runs another method than at `keep_methods`.
 
     Tracers of torch patch the calls of all modules, which are no change of the class.
     """
-    kept = _methods_at_import.get(kind, {})
-    calls_others = any(getattr(kind, name) is not getattr(nn.Module, name) for name in CALLS)
-    return calls_others or any(getattr(kind, name, None) is not method for name, method in kept.items())
+    if kind.__call__ is not nn.Module.__call__ or kind._call_impl is not nn.Module._call_impl:
+        return True
+    return any(getattr(kind, name, None) is not method for name, method in _kept_methods.get(kind, {}).items())
 
 
 def hides_methods(module: nn.Module, kind: Any) -> bool:
@@ -289,9 +290,3 @@ def methods_of(kind: Any) -> frozenset[str]:
     bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
     names = {name for base in bases for name, value in vars(base).items() if callable(value)}
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
-
-
-@constant_when_compiled
-def calls_forward(kind: Any, forward: Callable[..., Any]) -> bool:
-    """Return whether a call of a class runs a forward, and nothing else but hooks."""
-    return kind.forward is forward and all(getattr(kind, name) is getattr(nn.Module, name) for name in CALLS)

@@ -22,10 +22,20 @@ def run(tmp_path, *arguments, **environment):
 
 @pytest.mark.parametrize('backend', ['torch', pytest.param('triton', marks=pytest.mark.slow)])
 def test_each_backend_and_with_cp_in_one_run(tmp_path, backend):
-    more = '--with-cp', '--keep-memory'
-    _, rows = run(tmp_path, '--train', '--backend', 'native', backend, *more)
+    _, rows = run(tmp_path, '--train', '--backend', 'native', backend, '--with-cp')
     ours = 'swin_backbone'
     assert [row['model'] for row in rows] == [ours, f'{ours}, native', f'{ours}, {backend}', f'{ours}, with_cp']
+
+
+@pytest.mark.parametrize('more', [[], ['--keep-memory']])
+def test_freed_memory_is_kept_on_request(more, monkeypatch):
+    kept = []
+    monkeypatch.setattr(backbones, 'keep_freed_memory', lambda: kept.append(True))
+    monkeypatch.setattr(backbones.machine, 'pin_threads', lambda threads: None)
+    arguments = ['--arch', 'nano', '--shape', '32', '--runs', '1', '--peers', '', '--busy-machine', *more]
+    monkeypatch.setattr(sys, 'argv', ['backbones.py', *arguments])
+    backbones.main()
+    assert kept == [True] * len(more)
 
 
 def test_a_profile_has_each_kind_of_work_and_its_floor(monkeypatch, capsys):

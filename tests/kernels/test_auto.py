@@ -5,7 +5,7 @@ Models, inputs and changes of a user are drawn at random. `make test TESTS=night
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
 
 import pytest
@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, accelerate
@@ -40,6 +41,13 @@ class Doubled(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         y = function(*args, **(kwargs or {}))
         return 2 * y if function is torch.nn.functional.gelu else y
+
+
+class Recorded(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
 
 
 class Half(nn.Identity):
@@ -445,3 +453,19 @@ def test_regions_of_fake_maps():
         maps, rois, output = (mode.from_tensor(one) for one in (torch.rand(1, 4, 12, 12), rois, output))
         roi_align_forward(maps, rois, output, unused, unused, 2, 2, 1.0, 2, 1, True)
     assert output.shape == (1, 4, 2, 2)
+
+
+@pytest.mark.parametrize('remedy', ['mode inside', 'torch', 'with_cp'])
+def test_recomputation_of_a_forward_under_a_mode(remedy):
+    """The remedies of docs/guides/troubleshooting.md: torch recomputes after the end of a mode."""
+    model = SwinBackbone(arch='nano', backend='torch' if remedy == 'torch' else 'auto', with_cp=remedy == 'with_cp')
+    image = torch.rand(1, 3, 40, 40)
+
+    def forward(image):
+        with Recorded() if remedy == 'mode inside' else nullcontext():
+            return model(image)
+
+    with nullcontext() if remedy == 'mode inside' else Recorded():
+        outputs = forward(image) if remedy == 'with_cp' else checkpoint(forward, image, use_reentrant=False)
+    sum(y.sum() for y in outputs).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from ...models.pyramid import SwinPyramid
+from ...replace import keep_methods
 from ..native.availability import PRECISION, find_dtype_obstacle
-from .foreign import RECORD, Record, compute, compute_norm, find_layer
+from .foreign import BASE_ATTRIBUTE, RECORD, Record, compute, compute_norm, find_layer
 from .single_layer import OWN_LAYERS, plan_alone
 from .trial import try_layer
 
 _logger = getLogger(__name__)
-BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of the subclass
 BIAS_PARAMETERS = 'relative_position_bias_table', 'logit_scale'  # of the attention of every Swin
 
 
@@ -49,6 +49,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
             module, record = modules[name], layers[name]
             difference, problem = try_layer(module, record)
             if problem is None and not dry_run:
+                keep_methods([type(module), *record.kinds.values()])
                 module.__dict__[RECORD], module.__class__ = (
                     record._replace(stages=stages),
                     _accelerated_class(module.__class__),

@@ -15,7 +15,7 @@ from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBl
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
 from ...modes import is_recorded, without_autocast
 from ...positions import Size, log_spaced_coordinates, relative_position_bias
-from ...replace import Modules, calls_forward, forget_readings, is_changed, keep_methods, read_modules, read_once
+from ...replace import Modules, forget_readings, is_changed, keep_methods, read_modules, read_once
 from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights
 from ..native.memory import Unfit, address, cache_of, describe_unfit, free_if_elsewhere
@@ -53,8 +53,8 @@ KINDS_V2 = {
 KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
 
 
-FORWARDS = {kind: kind.forward for kind in (SwinBlock, SwinV2Block)}
-keep_methods([*FORWARDS, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
+BLOCKS = SwinBlock, SwinV2Block
+keep_methods([*BLOCKS, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
 
 
 class BlockPlan(NamedTuple):
@@ -185,10 +185,8 @@ def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[Layer], str]:
     """Return the `Layer` of each block of a stage, or in a sentence why the library does not compute one."""
     layers = []
     for block in stage.blocks:
-        kind: Any = type(block)
-        is_ours = kind in FORWARDS and calls_forward(kind, FORWARDS[kind])
-        if not is_ours or is_changed(block) or block.backend not in ('auto', 'native'):
-            return f'A call of {kind.__name__} runs other code, or has another backend.'
+        if type(block) not in BLOCKS or is_changed(block) or block.backend not in ('auto', 'native'):
+            return f'A call of {type(block).__name__} runs other code, or has another backend.'
         layer = read_block(block, x_BHWC, stage.backbone_stages)
         if isinstance(layer, str):
             return layer

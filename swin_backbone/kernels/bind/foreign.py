@@ -18,7 +18,7 @@ from ...checkpoints.formats import Format, columns_to_channels, to_here
 from ...models.layers.swin_v2_block import cosine_scale
 from ...modes import is_recorded, linear_dtype
 from ...positions import Size, relative_position_bias
-from ...replace import Modules, hides_methods, read_modules
+from ...replace import Modules, hides_methods, is_patched, read_modules
 from ..native.availability import find_obstacle, products_of
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation
 from ..native.memory import Unfit, cache_of, free_if_elsewhere
@@ -31,6 +31,7 @@ from .patches import NORM, norm_layer
 from .single_layer import forward_by_torch, norm_values
 
 RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
+BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
 SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
 COORDINATES = f'{ATTENTION}relative_coords_table'
@@ -75,7 +76,7 @@ def find_layer_obstacle(layer: Any, x: Any) -> Optional[str]:
     modules = reason or read_modules(layer, record.kinds)
     if isinstance(modules, str):
         return modules
-    if hides_methods(layer, kind):
+    if hides_methods(layer, kind) or is_patched(getattr(kind, BASE_ATTRIBUTE, kind)):
         return 'A method of the layer has changed.'
     if _settings(modules) != record.settings:
         return f'One of {", ".join(SETTINGS)} has changed.'

@@ -266,6 +266,25 @@ def test_a_layer_that_changes_afterwards_computes_as_changed(change):
     assert_close(model(X), swin_backbone.restore(copy.deepcopy(model))(X))
 
 
+@pytest.mark.parametrize('name', ['WindowMSA', 'ShiftWindowMSA', 'SwinBlock', 'FFN', 'PatchMerging'])
+def test_a_class_that_is_patched_afterwards_computes_as_patched(name, monkeypatch):
+    model = build('mmdet', eval=True)
+    original = copy.deepcopy(model)
+    swin_backbone.accelerate(model)
+    kind = next(type(module) for module in original.modules() if type(module).__name__ == name)
+    forward = kind.forward
+
+    def patched(self, *args, **kwargs):
+        y = forward(self, *args, **kwargs)
+        return (1.5 * y[0], *y[1:]) if isinstance(y, tuple) else 1.5 * y
+
+    before = results(model, X)
+    monkeypatch.setattr(kind, 'forward', patched)
+    after = results(model, X)
+    assert_close(after, results(original, X))
+    assert not all(torch.allclose(*pair) for pair in zip(after, before))
+
+
 @pytest.mark.parametrize(
     'change',
     [

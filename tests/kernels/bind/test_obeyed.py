@@ -12,8 +12,9 @@ from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.kernels.bind import block as block_binding
-from swin_backbone.models.layers import PatchMerging, SwinBlock
+from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock
 from swin_backbone.models.layers.swin_block import WindowAttention
+from swin_backbone.models.layers.swin_v2_block import WindowAttentionV2
 from swin_backbone.models.windows import Windows
 from swin_backbone.replace import CannotRun, methods_of
 
@@ -227,6 +228,8 @@ def test_a_change_after_a_warm_call(path, change):
 
 
 PATCHES = [
+    (nn.GELU, 'forward', lambda self, x: x.sin()),
+    (PatchEmbed, 'forward', lambda self, x: self.projection(x).permute(0, 2, 3, 1).sin()),
     (SwinBlock, 'forward', lambda self, x: x.sin()),
     (SwinBlock, 'windows', lambda self, x: Windows(*x.shape[1:3], (3, 3), (1, 0))),
     (WindowAttention, 'forward', lambda self, x, *_: x.cos()),
@@ -248,6 +251,14 @@ def test_a_patch_of_a_class(kind, name, method, is_warm, monkeypatch):
     for y, y_torch in zip(after, by_torch):
         torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
     assert before is None or not torch.equal(before[1], after[1])
+
+
+def test_a_patch_of_the_attention_of_v2(monkeypatch):
+    model = make(SwinV2Backbone)
+    maps(model, 'auto')
+    monkeypatch.setattr(WindowAttentionV2, 'position_bias', lambda self, *args: torch.zeros(2, 9, 9))
+    for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
+        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
 
 
 def test_a_module_inside_itself_is_an_error_of_torch():

@@ -121,11 +121,11 @@ def test_rows_need_not_lie_one_behind_the_other():
 
 
 def test_sums_of_several_programs_are_deterministic():
-    case = make_case(1, 15, 16, (7, 7), True, False, 1, 16)
+    case = make_case(2, 15, 16, (7, 7), True, False, 2, 16)
     cut = Tiles(case[0], case[2], *case[3][:-1])
     _, programs, _ = cut.grid(cut.key_options())
     if DEVICE.type == 'cpu':
-        assert 1 < programs < 3 * 3
+        assert 1 < programs < 2 * 3 * 3
     inputs = [tensor.requires_grad_() for tensor in case[:3]]
     gradients = []
     torch.use_deterministic_algorithms(True)
@@ -150,13 +150,14 @@ def test_the_bias_stays_in_float32():
     assert not torch.equal(rounded, out_TC)
 
 
-@pytest.mark.parametrize(('window_size', 'size', 'needs_padding'), [((3, 4), (4, 5), True), ((9, 8), (9, 8), False)])
-def test_opcheck(window_size, size, needs_padding):
+@pytest.mark.parametrize(('window_size', 'size'), [((3, 4), (4, 5)), ((9, 8), (9, 8))])
+def test_opcheck(window_size, size):
     *inputs, settings = make_case(1, *size, window_size, True, True, 1, 16)
     torch.library.opcheck(attend_in_windows, (*(x.detach().requires_grad_() for x in inputs), *settings))
     out_TC, lse_LhN = attend_in_windows(*inputs, *settings)
-    arguments = torch.ones_like(out_TC), *inputs, out_TC, lse_LhN, *settings, needs_padding
-    torch.library.opcheck(attend_in_windows_backward, arguments)
+    for needs_padding in (True, False):
+        arguments = torch.ones_like(out_TC), *inputs, out_TC, lse_LhN, *settings, needs_padding
+        torch.library.opcheck(attend_in_windows_backward, arguments)
 
 
 def test_a_second_derivative_is_refused():

@@ -220,10 +220,10 @@ def test_a_graph_has_an_operator_for_maps_of_all_sizes(dtype, has_bias):
 
 
 def test_opcheck():
-    weight, bias = drawn(40, 32, 3, 3, seed=1), drawn(40, seed=2).requires_grad_()
-    leaves = drawn(2, 24, 36, 32).requires_grad_(), weight.clone().requires_grad_()
-    for arguments in ((*leaves, bias, True), (drawn(1, 5, 5, 32), weight, None, False)):
-        torch.library.opcheck(torch.ops.swin_backbone.convolve.default, arguments)
+    weight, bias = drawn(40, 32, 3, 3, seed=1).requires_grad_(), drawn(40, seed=2).requires_grad_()
+    for x_BHWC in (drawn(2, 24, 36, 32).requires_grad_(), drawn(1, 5, 5, 32)):
+        torch.library.opcheck(torch.ops.swin_backbone.convolve.default, (x_BHWC, weight, bias, True))
+        torch.library.opcheck(torch.ops.swin_backbone.convolve.default, (x_BHWC, weight.detach(), None, False))
 
 
 def test_autocast_does_not_change_the_dtype_of_the_operator():

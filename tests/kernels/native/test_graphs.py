@@ -80,6 +80,16 @@ def test_a_graph_has_torch_operations_for_what_the_library_does_not_take(kind, c
         assert close(outputs, model(X), 1e-5)
 
 
+def test_a_training_step_of_what_the_library_does_not_take():
+    changed = dict(embed_dims=20, num_heads=(4, 4), depths=(1, 1))
+    model, x = randomised(kind=SwinV2Backbone, **{**TWO_STAGES, **changed}), X[:1, :, :13, :14]
+    with torch.autocast('cpu', torch.bfloat16):
+        assert close(graphs_of(model, x)[0], model(x), 1e-2)
+    torch._dynamo.reset()
+    losses = [sum(y.sin().sum() for y in run(x)) for run in (torch.compile(model, backend='aot_eager'), model)]
+    assert close(*(torch.autograd.grad(loss, model.stages.parameters()) for loss in losses), 1e-4)
+
+
 @pytest.mark.parametrize(('kind', 'stored'), [(SwinBackbone, True), (SwinV2Backbone, False)])
 def test_a_training_step_of_three_sizes_is_one_compilation(kind, stored, monkeypatch):
     monkeypatch.setattr(block_binding, 'is_stored', lambda *_: stored)
