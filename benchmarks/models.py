@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from swin_backbone import mixed_precision
 from swin_backbone.command_line import BUILD_ERRORS, Parser, run, stop_on_user_errors
 from swin_backbone.devices import keep_freed_memory, processor
-from swin_backbone.openmmlab.layers.accelerate import replace_layers
+from swin_backbone.openmmlab.layers.extension import replace_layers
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
 from swin_backbone.options import Options, positive
 from swin_backbone.outputs import check_outputs

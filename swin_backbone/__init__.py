@@ -4,10 +4,11 @@ A name is imported at its first use. The classes are registered in mmengine's re
 before this package, with it or later. Nothing else changes in other packages.
 """
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .plugin import add_after_imports
+from .after_import import call_after_import
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from .kernels.native.library import library_path as library_path
     from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
     from .openmmlab.layer_decay import SwinLayerDecayOptimizerConstructor
-    from .openmmlab.layers.accelerate import AccelerateHook
+    from .openmmlab.layers.extension import AccelerateHook
     from .openmmlab.mixed_precision import mixed_precision
-    from .openmmlab.swap.replace import swap_backbone
+    from .openmmlab.swap.backbone import swap_backbone
     from .workbench.model import Model, load
     from .workbench.runner.nan_guard import NonFiniteGuardHook
 
@@ -53,9 +54,9 @@ _NAMES = {
     'kernels.native.library': ('library_path',),
     'models': ('SwinBackbone', 'SwinMLPBackbone', 'SwinV2Backbone'),
     'openmmlab.layer_decay': ('SwinLayerDecayOptimizerConstructor',),
-    'openmmlab.layers.accelerate': ('AccelerateHook',),
+    'openmmlab.layers.extension': ('AccelerateHook',),
     'openmmlab.mixed_precision': ('mixed_precision',),
-    'openmmlab.swap.replace': ('swap_backbone',),
+    'openmmlab.swap.backbone': ('swap_backbone',),
     'workbench.model': ('Model', 'load'),
     'workbench.runner.nan_guard': ('NonFiniteGuardHook',),
     'openmmlab.layers.roi_extractor': ('SingleRoIExtractor',),
@@ -78,4 +79,21 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
 
 
-add_after_imports()
+# Modules that register classes when they are imported, by the part of mmengine whose import they wait for
+_ADDITIONS = {
+    'mmengine': ('openmmlab.registration',),
+    'mmengine.optim': ('openmmlab.layer_decay',),
+    'mmengine.runner': ('openmmlab.layers.extension', 'openmmlab.mixed_precision', 'workbench.runner.nan_guard'),
+}
+
+
+def _add_operators() -> None:
+    from .openmmlab import mmcv_ops
+
+    mmcv_ops.put_in_place()  # before an import of mmcv.ops, which fails without compiled operators
+
+
+for _part, _modules in _ADDITIONS.items():
+    for _module in _modules:
+        call_after_import(_part, partial(import_module, f'.{_module}', __name__))
+call_after_import('mmcv', _add_operators)

@@ -107,7 +107,7 @@ def test_folders_of_the_workbench_import_those_to_their_left():
     inside = PACKAGE / 'workbench'
     assert sorted(folders) == sorted(path.parent.name for path in inside.glob('*/__init__.py'))
     of_swins = [f'swin_backbone.{name}' for name in ('models', 'kernels', 'openmmlab.swap', 'openmmlab.layers')]
-    for_jobs = ('swin_backbone.openmmlab.swap', 'swin_backbone.openmmlab.layers.accelerate')
+    for_jobs = ('swin_backbone.openmmlab.swap', 'swin_backbone.openmmlab.layers.extension')
     for folder in folders:
         allowed = folders[: folders.index(folder) + 1]
         for path in sorted((inside / folder).rglob('*.py')):

@@ -17,9 +17,9 @@ from mmengine.utils import import_modules_from_strings
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.diff import summarize
-from ..openmmlab.layers.accelerate import AccelerateHook
-from ..openmmlab.layers.compile import compile_model
+from ..openmmlab.layers.extension import AccelerateHook
 from ..options import Options
+from .compile import compile_model
 from .configs.amp import enable_amp_of_test
 from .configs.paths import require_data, tested_set
 from .configs.published import find_weights, start_from

@@ -18,7 +18,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 
 from ..openmmlab.errors import ConfigError
-from ..openmmlab.swap.replace import swap_backbone
+from ..openmmlab.swap.backbone import swap_backbone
 from ..options import Options
 from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, setting_of

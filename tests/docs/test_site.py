@@ -27,7 +27,7 @@ FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
 NOT_RUN = re.compile(r'<!-- not run: .+ -->\n\Z')
 EXAMPLES = (
     *('models.swin', 'models.swin_v2', 'checkpoints.adapt', 'checkpoints.convert'),
-    *('openmmlab.swap.replace', 'openmmlab.layer_decay', 'workbench.pictures.attention'),
+    *('openmmlab.swap.backbone', 'openmmlab.layer_decay', 'workbench.pictures.attention'),
 )
 
 

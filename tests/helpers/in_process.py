@@ -14,7 +14,7 @@ from torch.utils.data import _utils
 from yapf.yapflib import yapf_api
 
 from helpers import ROOT
-from swin_backbone.openmmlab.swap import replace
+from swin_backbone.openmmlab.swap import backbone
 from swin_backbone.workbench.runner.monitor import CurvesHook
 
 # What takes most of a small training's time, and changes no result
@@ -22,7 +22,7 @@ yapf_api.FormatCode = lambda text, style_config, verify=True: (text, True)  # mm
 base_dataset.gc = SimpleNamespace(collect=int)  # mmengine's garbage collection for each data set
 _utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds for the end of a collected loader's worker; torch waits 5
 draw_curves, CurvesHook._draw = CurvesHook._draw, lambda hook, runner: None  # curves.png
-find_levels, found_levels = replace.backbone_levels, {}  # of the old backbone, a second for each swap
+find_levels, found_levels = backbone.backbone_levels, {}  # of the old backbone, a second for each swap
 
 
 def find_levels_once(*backbone, **more):
@@ -31,7 +31,7 @@ def find_levels_once(*backbone, **more):
     return found_levels[repr((backbone, more))]
 
 
-replace.backbone_levels = find_levels_once
+backbone.backbone_levels = find_levels_once
 
 
 def forget_instances(cls=ManagerMixin):

@@ -14,7 +14,7 @@ from torch import nn
 
 from helpers.openmmlab.jobs import open_predictor
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.openmmlab.swap.replace import swap_backbone
+from swin_backbone.openmmlab.swap.backbone import swap_backbone
 from swin_backbone.workbench.export import export, formats, verify
 from swin_backbone.workbench.export.runtime import resize
 

@@ -10,7 +10,7 @@ from torch import nn
 from swin_backbone import SwinLayerDecayOptimizerConstructor, swap_backbone
 from swin_backbone.devices import on_device
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.openmmlab.swap import replace as swap_module
+from swin_backbone.openmmlab.swap import backbone as swap_module
 from swin_backbone.workbench.process import prepare_process
 
 FASTER = 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py'

@@ -13,7 +13,7 @@ from torch import nn
 
 from swin_backbone import SwinBackbone, swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.openmmlab.swap import replace as swap_module
+from swin_backbone.openmmlab.swap import backbone as swap_module
 
 DEEPSORT = 'mmdet::deepsort/deepsort_faster-rcnn_r50_fpn_8xb2-4e_mot17train_test-mot17test.py'
 

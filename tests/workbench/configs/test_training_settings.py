@@ -19,7 +19,7 @@ from swin_backbone.workbench.configs.training_settings import (
     fit_schedule,
     lr_line,
 )
-from swin_backbone.openmmlab.swap.replace import swap_backbone
+from swin_backbone.openmmlab.swap.backbone import swap_backbone
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 YOLOX = 'mmdet::yolox/yolox_tiny_8xb8-300e_coco.py'
