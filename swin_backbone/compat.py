@@ -1,19 +1,14 @@
-"""Private parts of torch, and repairs of torchvision and numba. `openmmlab/compat.py` has mmengine's.
+"""Private parts of torch, and the import of a torchvision for another torch. `openmmlab/compat.py` has mmengine's.
 
 Releases of torch may lack a part: the docstring states the behaviour without it.
 """
 
-import atexit
 import importlib.util
 import os
-import shutil
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
-from pathlib import Path
 from threading import Lock
 from types import ModuleType
 from typing import Any, Optional, TypeVar
@@ -189,28 +184,13 @@ def without_cudnn_attention() -> Iterator[None]:
             flags.enable_cudnn_sdp(is_enabled)
 
 
-# --- torchvision and numba --------------------------------------------------------------------------------------------
+# --- torchvision ------------------------------------------------------------------------------------------------------
 
 # Operators that torchvision's Python code extends, and only its compiled extension declares.
 TORCHVISION_OPERATORS = (
     'nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
     'qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
 )
-
-
-def give_numba_a_cache() -> None:
-    """Let numba cache in a temporary folder if the user's cache cannot be written, as in a read-only container.
-
-    Without a place for the cache, an import of mmdet stops with "no locator available".
-    """
-    place = Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
-    while not place.exists():
-        place = place.parent
-    if 'NUMBA_CACHE_DIR' not in os.environ and not os.access(place, os.W_OK | os.X_OK):
-        with suppress(OSError):  # nor is there a temporary folder
-            # Of this process alone, because numba runs what is cached.
-            os.environ['NUMBA_CACHE_DIR'] = folder = tempfile.mkdtemp()
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def import_torchvision() -> Optional[Exception]:
@@ -228,22 +208,6 @@ def import_torchvision() -> Optional[Exception]:
         _declare_torchvision_operators()
         error = _try_torchvision()
     return error
-
-
-def leave_out_broken_torchvision() -> None:
-    """Hide a torchvision that cannot be imported, with a warning.
-
-    mmengine writes versions to the log, and catches an ImportError alone.
-    """
-    error = import_torchvision()
-    if error is not None:
-        sys.modules['torchvision'] = None  # type: ignore[assignment]  # its import raises ModuleNotFoundError now
-        warnings.warn(
-            f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch than the '
-            f'one here, {torch.__version__}. Replace or uninstall torchvision; only mmpretrain and mmrotate need it. '
-            'SWIN_BACKBONE_STAND_INS=0 leaves torchvision as it is',
-            stacklevel=2,
-        )
 
 
 def _try_torchvision() -> Optional[Exception]:

@@ -1,8 +1,18 @@
 """What the commands and `load` change in other packages of the process. `import swin_backbone` changes none of it."""
 
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
-from ..compat import give_numba_a_cache, leave_out_broken_torchvision
+import torch
+
+from ..compat import import_torchvision
 from ..openmmlab.compat import print_no_debug_messages
 from ..openmmlab.config_files import read_yaml_without_code, register_prefixes
 from ..openmmlab.panoptic import give_functions_to_mmdet
@@ -17,3 +27,34 @@ def prepare_process() -> None:
     give_numba_a_cache()  # before mmdet: without a place for the cache, its import stops
     leave_out_broken_torchvision()  # before mmdet and mmpretrain, whose import stops beside a build for another torch
     give_functions_to_mmdet()  # else panoptic quality needs panopticapi, which is not on PyPI
+
+
+def give_numba_a_cache() -> None:
+    """Let numba cache in a temporary folder if the user's cache cannot be written, as in a read-only container.
+
+    Without a place for the cache, an import of mmdet stops with "no locator available".
+    """
+    place = Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
+    while not place.exists():
+        place = place.parent
+    if 'NUMBA_CACHE_DIR' not in os.environ and not os.access(place, os.W_OK | os.X_OK):
+        with suppress(OSError):  # nor is there a temporary folder
+            # Of this process alone, because numba runs what is cached.
+            os.environ['NUMBA_CACHE_DIR'] = folder = tempfile.mkdtemp()
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def leave_out_broken_torchvision() -> None:
+    """Hide a torchvision that cannot be imported, with a warning.
+
+    mmengine writes versions to the log, and catches an ImportError alone.
+    """
+    error = import_torchvision()
+    if error is not None:
+        sys.modules['torchvision'] = None  # type: ignore[assignment]  # its import raises ModuleNotFoundError now
+        warnings.warn(
+            f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch than the '
+            f'one here, {torch.__version__}. Replace or uninstall torchvision; only mmpretrain and mmrotate need it. '
+            'SWIN_BACKBONE_STAND_INS=0 leaves torchvision as it is',
+            stacklevel=2,
+        )

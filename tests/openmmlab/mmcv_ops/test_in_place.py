@@ -10,6 +10,7 @@ from helpers import ROOT, run_python
 
 from swin_backbone import compat
 from swin_backbone.openmmlab.mmcv_ops import ext, in_use, providers, put_in_place
+from swin_backbone.workbench.process import leave_out_broken_torchvision
 
 WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
 BROKEN = "raise ImportError('undefined symbol: _ZN3c10')\n"
@@ -81,13 +82,13 @@ def test_stand_ins_are_switched_off(monkeypatch):
     monkeypatch.setitem(sys.modules, 'mmcv._ext', None)
     monkeypatch.setenv('SWIN_BACKBONE_STAND_INS', '0')
     put_in_place()
-    compat.leave_out_broken_torchvision()
+    leave_out_broken_torchvision()
     assert sys.modules['mmcv._ext'] is None
     assert in_use() == 'none: SWIN_BACKBONE_STAND_INS=0 is set'
     assert sys.modules['torchvision'] is torch
     monkeypatch.setenv('SWIN_BACKBONE_STAND_INS', '1')
     with pytest.warns(UserWarning, match='SWIN_BACKBONE_STAND_INS=0 leaves torchvision as it is'):
-        compat.leave_out_broken_torchvision()
+        leave_out_broken_torchvision()
     assert sys.modules['torchvision'] is None
 
 

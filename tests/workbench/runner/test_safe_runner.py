@@ -12,8 +12,9 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from mmengine.utils.dl_utils import collect_env
 
-from swin_backbone.compat import import_torchvision, leave_out_broken_torchvision
+from swin_backbone.compat import import_torchvision
 from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench.process import leave_out_broken_torchvision
 from swin_backbone.workbench.runner.safe_runner import INTERNAL_RECORDS, LONG_RECORDS, SafeRunner
 
 
