@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.kernels.bind.accelerate import restore_swin
-from swin_backbone.openmmlab.errors import kind_of, parts_of
+from swin_backbone.openmmlab.config_parts import kind_of, parts_of
 from swin_backbone.openmmlab.layers.extension import LAYER_FILES
 from swin_backbone.openmmlab.mixed_precision import mixed_precision
 from swin_backbone.options import Options

@@ -6,13 +6,14 @@ Toolboxes use assertions, or fail inside a layer. The config key is found from t
 import linecache
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Optional
 
 from mmengine.config import Config
 
 from ..checkpoints.errors import CheckpointError
+from .config_parts import kind_of, parts_of
 
 IN_WORKER = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters
@@ -81,35 +82,6 @@ def sentence_of(error: BaseException) -> str:
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     hint = SLIDE if 'slide_inference' in names else ''
     return (f'{location}: ' if location else '') + _message(error) + hint
-
-
-def walk(
-    node: Any, key: str = '', enters: Callable[[str, Any], bool] = lambda name, child: True
-) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of a part of a config, and of all entries in it, outer entries first.
-
-    Entries of a dict may change while the dict is yielded.
-
-    Args:
-        key: of the part.
-        enters: returns whether an entry is walked, by its name or its index in a list, and its value.
-    """
-    yield key, node
-    entries = node.items() if isinstance(node, (dict, Config)) else ()
-    for name, child in enumerate(node) if isinstance(node, (list, tuple)) else entries:
-        if enters(str(name), child):
-            yield from walk(child, f'{key}.{name}' if key else str(name), enters)
-
-
-def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the dotted key and the dict of each part of a config with a type, outer dicts first."""
-    return ((where, part) for where, part in walk(node, key) if where and isinstance(part, dict) and 'type' in part)
-
-
-def kind_of(part: dict[str, Any]) -> str:
-    """Return the name of a part's class without the prefix of a toolbox."""
-    kind = part['type']
-    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
 
 
 def _message(error: BaseException) -> str:

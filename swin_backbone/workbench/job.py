@@ -16,7 +16,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
-from ..openmmlab.diff import summarize
+from ..openmmlab.config_parts import summarize
 from ..openmmlab.layers.extension import AccelerateHook
 from ..options import Options
 from .compile import compile_model

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.paper import Traffic
 from swin_backbone import SwinBackbone, mixed_precision
 from swin_backbone.acceleration import accelerate
-from swin_backbone.openmmlab.errors import walk
+from swin_backbone.openmmlab.config_parts import walk
 from swin_backbone.openmmlab.mixed_precision import BEHIND_FORWARD, MixedPrecisionHook
 from swin_backbone.openmmlab.mmcv_ops import ext
 

@@ -11,8 +11,7 @@ from mmengine.logging import print_log
 from ...archs import ARCHS
 from ...checks import check_choice
 from ..config_files import add_custom_import, read_config
-from ..diff import summarize
-from ..errors import kind_of, walk
+from ..config_parts import kind_of, summarize, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .probe import Level, backbone_levels

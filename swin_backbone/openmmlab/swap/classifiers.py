@@ -5,7 +5,7 @@ The head reads one vector per image: the mean of the last map, or a vector that 
 
 from mmengine.config import ConfigDict
 
-from ..errors import kind_of
+from ..config_parts import kind_of
 from .probe import Level
 
 CLASSIFIERS = ('ImageClassifier', 'BaseReID')

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mmengine.config import ConfigDict
 
-from ..errors import kind_of, walk
+from ..config_parts import kind_of, walk
 from .probe import Level, neck_levels
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: these heads read every map, and ignore in_index

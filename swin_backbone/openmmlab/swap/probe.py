@@ -14,7 +14,7 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
 from ...devices import on_device
-from ..errors import kind_of
+from ..config_parts import kind_of
 
 PROBE_SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64

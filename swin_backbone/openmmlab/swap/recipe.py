@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from ...devices import on_device
-from ..errors import kind_of
+from ..config_parts import kind_of
 from .variants import Task
 
 # Learning rates are for BATCH pictures per step, a classifier's for CLASSIFIER_BATCH.

@@ -15,7 +15,7 @@ from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.registry import DefaultScope, Registry
 from mmengine.runner import Runner
 
-from ...openmmlab.errors import walk
+from ...openmmlab.config_parts import walk
 
 # Characters of Unicode's private area replace spaces, and commas inside quotes, until DictAction has finished.
 PLACEHOLDERS = {' ': '\ue000', ',': '\ue001'}

@@ -10,7 +10,8 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 
-from ...openmmlab.errors import ConfigError, walk
+from ...openmmlab.config_parts import walk
+from ...openmmlab.errors import ConfigError
 from .paths import datasets_in
 
 CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data

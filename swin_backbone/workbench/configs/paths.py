@@ -9,7 +9,8 @@ from typing import Any, Optional, Union
 from mmengine.config import Config
 
 from ...checks import require_file
-from ...openmmlab.errors import DataError, walk
+from ...openmmlab.config_parts import walk
+from ...openmmlab.errors import DataError
 
 MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names

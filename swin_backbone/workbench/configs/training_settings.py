@@ -7,7 +7,8 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ...openmmlab.errors import ConfigError, kind_of, parts_of, walk
+from ...openmmlab.config_parts import kind_of, parts_of, walk
+from ...openmmlab.errors import ConfigError
 from ...options import TRAINING, Options
 from .cfg_options import setting_of
 from .paths import metrics_in

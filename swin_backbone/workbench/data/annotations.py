@@ -21,7 +21,8 @@ from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, Registry
 
 from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, first_of
-from ...openmmlab.errors import DataError, Faults, walk
+from ...openmmlab.config_parts import walk
+from ...openmmlab.errors import DataError, Faults
 from ..configs.paths import MARKS, annotation_file, decode, read_file
 
 NAMES_SHOWN = 10  # in an error

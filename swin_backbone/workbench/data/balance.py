@@ -11,7 +11,8 @@ from mmengine.config import Config
 from numpy.typing import NDArray
 
 from ...checks import first_of
-from ...openmmlab.errors import ConfigError, kind_of, parts_of
+from ...openmmlab.config_parts import kind_of, parts_of
+from ...openmmlab.errors import ConfigError
 from ..configs.paths import datasets_in
 from .datasets import DataSets, base_datasets
 from .load_picture import loads_annotations

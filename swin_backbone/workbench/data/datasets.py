@@ -9,7 +9,8 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, METRICS, DefaultScope
 
-from ...openmmlab.errors import DataError, sentence_of, walk
+from ...openmmlab.config_parts import walk
+from ...openmmlab.errors import DataError, sentence_of
 from ..configs.paths import annotation_file, datasets_of, metrics_of, require_data
 from .annotations import class_of, form_of, require_annotations, require_classes, uses_masks
 from .left_out import count_left_out, file_of

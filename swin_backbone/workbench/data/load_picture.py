@@ -16,7 +16,7 @@ from mmengine.registry import TRANSFORMS, DefaultScope
 from numpy.typing import NDArray
 
 from ...openmmlab.config_files import add_custom_import
-from ...openmmlab.errors import parts_of
+from ...openmmlab.config_parts import parts_of
 from .annotations import class_of
 from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff

@@ -15,7 +15,7 @@ from mmengine.registry import TRANSFORMS
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...openmmlab.errors import kind_of
+from ...openmmlab.config_parts import kind_of
 from ...positions import Size
 from ..data.load_picture import LoadPicture
 from .graph import ExportError, Port

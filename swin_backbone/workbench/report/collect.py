@@ -12,8 +12,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from ...openmmlab.diff import summarize
-from ...openmmlab.errors import kind_of
+from ...openmmlab.config_parts import kind_of, summarize
 from ...outputs import check_outputs, claim_folder, make_folder, only_process
 from ...whole_files import write_whole
 from ..configs.paths import tested_set

@@ -18,7 +18,8 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ...openmmlab.errors import ConfigError, kind_of, parts_of, sentence_of, walk
+from ...openmmlab.config_parts import kind_of, parts_of, walk
+from ...openmmlab.errors import ConfigError, sentence_of
 from ..configs.paths import datasets_in
 from ..data.datasets import base_datasets
 from ..data.seeds import LOSS, keep_generators, seed_generators

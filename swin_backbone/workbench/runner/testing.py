@@ -12,7 +12,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import METRICS, DefaultScope
 from mmengine.runner import Runner
 
-from ...openmmlab.errors import DataError, kind_of
+from ...openmmlab.config_parts import kind_of
+from ...openmmlab.errors import DataError
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import temporary_name
 from ..configs.paths import annotation_file, datasets_in, metrics_in

@@ -13,7 +13,7 @@ from mmengine.structures import InstanceData, PixelData
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.openmmlab.errors import walk
+from swin_backbone.openmmlab.config_parts import walk
 
 # Family: config. test_swap_every_config.py trains all families.
 PLACED = {

@@ -13,7 +13,7 @@ import torch
 
 from helpers.openmmlab.breadth import build, pictures_and_truth, swapped, train_one_step
 from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.openmmlab.errors import parts_of
+from swin_backbone.openmmlab.config_parts import parts_of
 
 TRAINS, BUILDS, REFUSED, NOT_TRIED, FAILS = 'trains', 'builds', 'refused', 'not tried', 'fails'
 

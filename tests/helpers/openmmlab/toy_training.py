@@ -28,7 +28,8 @@ from torch import nn
 
 from helpers.openmmlab.jobs import build_runner
 from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab.errors import ConfigError, TrainingStopped, walk
+from swin_backbone.openmmlab.config_parts import walk
+from swin_backbone.openmmlab.errors import ConfigError, TrainingStopped
 
 IMAGES = 16
 

@@ -8,7 +8,7 @@ from helpers.openmmlab import layouts
 from helpers.openmmlab.breadth import alone, shrink
 from helpers.openmmlab.jobs import build_runner, load_config
 
-from swin_backbone.openmmlab.errors import walk
+from swin_backbone.openmmlab.config_parts import walk
 from swin_backbone.workbench.configs.amp import enable_amp
 from swin_backbone.workbench.runner import build
 from swin_backbone.workbench.runner.monitor import ValLossHook

@@ -6,7 +6,8 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ....openmmlab.errors import ConfigError, kind_of, parts_of, walk
+from ....openmmlab.config_parts import kind_of, parts_of, walk
+from ....openmmlab.errors import ConfigError
 from ...configs.cfg_options import setting_of
 from ...configs.paths import metrics_in
 from ...pictures.colours import distinct_colours

@@ -1,14 +1,41 @@
-"""A readable summary of the differences between two configs."""
+"""The parts of a config: their keys and kinds, and the differences between two configs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mmengine.config import Config
 
-from .errors import kind_of
-
 WIDTH = 100  # characters of a value in the summary
 NOT_SET: Any = '(not set)'
+
+
+def walk(
+    node: Any, key: str = '', enters: Callable[[str, Any], bool] = lambda name, child: True
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of a part of a config, and of all entries in it, outer entries first.
+
+    Entries of a dict may change while the dict is yielded.
+
+    Args:
+        key: of the part.
+        enters: returns whether an entry is walked, by its name or its index in a list, and its value.
+    """
+    yield key, node
+    entries = node.items() if isinstance(node, (dict, Config)) else ()
+    for name, child in enumerate(node) if isinstance(node, (list, tuple)) else entries:
+        if enters(str(name), child):
+            yield from walk(child, f'{key}.{name}' if key else str(name), enters)
+
+
+def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the dotted key and the dict of each part of a config with a type, outer dicts first."""
+    return ((where, part) for where, part in walk(node, key) if where and isinstance(part, dict) and 'type' in part)
+
+
+def kind_of(part: dict[str, Any]) -> str:
+    """Return the name of a part's class without the prefix of a toolbox."""
+    kind = part['type']
+    return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
 
 
 def summarize(before: Config, after: Config) -> str:
