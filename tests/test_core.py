@@ -130,11 +130,16 @@ if find_spec('detectron2'):
 
 ERRORS = """
 import pytest
+from torch import nn
 from swin_backbone import SwinBackbone
 
+backbone = SwinBackbone(arch='nano', act_cfg=dict(type='ReLU'), norm_cfg=dict(type=nn.RMSNorm))  # of torch
+block = backbone.stages[0].blocks[0]
+assert type(block.ffn.layers[0][1]) is nn.ReLU
+assert (type(block.norm1), block.norm1.eps) == (nn.RMSNorm, 1e-5)
 for arguments, error in (
-    (dict(norm_cfg=dict(type='GN', num_groups=4)), "norm_cfg takes type 'LN', and with mmcv installed"),
-    (dict(act_cfg=dict(type='HSwish')), "act_cfg takes type 'GELU', and with mmcv installed"),
+    (dict(norm_cfg=dict(type='GN', num_groups=4)), "norm_cfg takes a type of torch.nn, and with mmcv installed"),
+    (dict(act_cfg=dict(type='HSwish')), "act_cfg takes a type of torch.nn, and with mmcv installed"),
 ):
     with pytest.raises(ImportError, match=error):
         SwinBackbone(arch='nano', **arguments)

@@ -8,6 +8,7 @@ The stand-ins below rebuild both from plain values.
 import os
 import pickle
 import re
+import sys
 import tarfile
 import zipfile
 from collections import Counter, OrderedDict
@@ -48,8 +49,8 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
     """Return the contents of a checkpoint file, usually a dict.
 
     They are tensors, arrays of numbers, numbers, strings, lists, tuples, sets and dicts, and mmengine's HistoryBuffer,
-    which is a dict of arrays without mmengine. A file with other objects is refused. The checksums of a zip archive
-    are checked.
+    which is a dict of arrays in a process that has not imported mmengine. A file with other objects is refused. The
+    checksums of a zip archive are checked.
 
     Args:
         checkpoint: path, file://, http:// or https:// address; a file of `torch.save`, safetensors or a pickle of
@@ -196,18 +197,20 @@ class _Array:
 
 
 class _History:
-    """Stand-in for mmengine's HistoryBuffer. The methods in the file are left out. Without mmengine: its arrays."""
+    """Stand-in for mmengine's HistoryBuffer. The methods in the file are left out.
+
+    In a process that has not imported mmengine, nothing reads a HistoryBuffer: it becomes a dict of its arrays.
+    """
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def original(self) -> Any:
         values, counts = (self.state[name].original() for name in ('_log_history', '_count_history'))
-        try:
-            from mmengine.logging import HistoryBuffer
-        except ImportError:
+        mmengines: Any = sys.modules.get('mmengine.logging')
+        if mmengines is None:
             return dict(log_history=values, count_history=counts)
-        return HistoryBuffer(values, counts, int(self.state.get('max_length', 1_000_000)))
+        return mmengines.HistoryBuffer(values, counts, int(self.state.get('max_length', 1_000_000)))
 
 
 def _no_method(owner: Any, name: Any) -> None:
