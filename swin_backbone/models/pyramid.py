@@ -22,7 +22,7 @@ from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, recorder_of
 from ..positions import resize_absolute_position_embedding
 from ..replace import BACKENDS, has_plan, replaceable, torch_alone
-from .arguments import InitCfg, Pair, Sizes, check_out_indices, check_patches
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, Sizes, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
 from .layers.norm import build_norm
@@ -122,23 +122,24 @@ class SwinPyramid(nn.Module):
         make_block: Callable[..., nn.Module],
         merging_first: bool,
         merging_norm: str,
+        *,
         pretrain_img_size: Pair,
-        in_channels: int,
-        patch_size: Any,
-        mlp_ratio: float,
-        strides: Any,
-        out_indices: Any,
-        patch_norm: bool,
-        drop_rate: float,
-        drop_path_rate: float,
-        use_abs_pos_embed: bool,
-        act_cfg: dict[str, Any],
-        norm_cfg: dict[str, Any],
-        with_cp: bool,
-        frozen_stages: int,
-        init_cfg: InitCfg,
-        small_map: str,
-        backend: str,
+        in_channels: int = 3,
+        patch_size: Any = 4,
+        mlp_ratio: float = 4,
+        strides: Any = DEFAULT_STRIDES,
+        out_indices: Any = (0, 1, 2, 3),
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        act_cfg: dict[str, Any] = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        init_cfg: InitCfg = None,
+        small_map: str = 'pad',
+        backend: str = 'auto',
     ):
         super().__init__()
         self.init_cfg = copy.deepcopy(init_cfg)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
-from .arguments import DEFAULT_STRIDES, InitCfg, Pair, WindowSize, check_pretrained_windows, check_sizes
+from .arguments import Pair, WindowSize, check_pretrained_windows, check_sizes
 from .layers import SwinV2Block
 from .pyramid import SwinPyramid
 
@@ -34,6 +34,7 @@ class SwinV2Backbone(SwinPyramid):
         extra_norm_every_n_blocks: a norm on the shortcut after every n-th block of a stage; 0: no norm. Default by
             `arch`: 6 for 'huge' and 'giant', 0 for smaller sizes.
         small_map: as in `SwinBackbone`; under 'shrink' the bias belongs to the smaller window.
+        more: the other arguments of `SwinBackbone` but qk_scale, pretrained and convert_weights.
 
     Raises:
         ValueError, TypeError: for wrong sizes, stages, windows or names. The message names the argument.
@@ -50,32 +51,17 @@ class SwinV2Backbone(SwinPyramid):
         self,
         *,
         pretrain_img_size: Pair = 256,
-        in_channels: int = 3,
         embed_dims: Optional[int] = None,
-        patch_size: Pair = 4,
         window_size: WindowSize = 8,
-        mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
-        strides: Sequence[int] = DEFAULT_STRIDES,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
         qkv_bias: bool = True,
-        patch_norm: bool = True,
-        drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.1,
-        use_abs_pos_embed: bool = False,
-        act_cfg: dict[str, Any] = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
-        norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006
-        with_cp: bool = False,
-        frozen_stages: int = -1,
-        init_cfg: InitCfg = None,
         arch: Optional[str] = None,
         pretrained_window_sizes: Optional[Sequence[Union[int, Sequence[int]]]] = None,
         extra_norm_every_n_blocks: Optional[int] = None,
-        small_map: str = 'pad',
         mask_padding: bool = False,
-        backend: str = 'auto',
+        **more: Any,
     ):
         sizes = check_sizes(ARCHS_V2, arch, embed_dims, depths, num_heads, window_size)
         pretrained_windows = check_pretrained_windows(pretrained_window_sizes, len(sizes.depths))
@@ -98,21 +84,6 @@ class SwinV2Backbone(SwinPyramid):
             merging_first=True,
             merging_norm='after',
             pretrain_img_size=pretrain_img_size,
-            in_channels=in_channels,
-            patch_size=patch_size,
-            mlp_ratio=mlp_ratio,
-            strides=strides,
-            out_indices=out_indices,
-            patch_norm=patch_norm,
-            drop_rate=drop_rate,
-            drop_path_rate=drop_path_rate,
-            use_abs_pos_embed=use_abs_pos_embed,
-            act_cfg=act_cfg,
-            norm_cfg=norm_cfg,
-            with_cp=with_cp,
-            frozen_stages=frozen_stages,
-            init_cfg=init_cfg,
-            small_map=small_map,
-            backend=backend,
+            **more,
         )
         self.pretrained_window_sizes = pretrained_windows  # of each stage

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
+from swin_backbone.models.pyramid import SwinPyramid
 
 
 def nano(**arguments):
@@ -72,7 +73,10 @@ def test_post_norms_start_at_zero():
 
 
 def test_same_surface_as_swin_backbone():
-    v1, v2 = (inspect.signature(backbone).parameters for backbone in (SwinBackbone, SwinV2Backbone))
+    v1, v2, shared = (inspect.signature(kind).parameters for kind in (SwinBackbone, SwinV2Backbone, SwinPyramid))
+    v2 = {**shared, **v2}
+    for name in ('sizes', 'make_block', 'merging_first', 'merging_norm', 'more'):
+        del v2[name]
     assert set(v1) - set(v2) == {'qk_scale', 'pretrained', 'convert_weights'}
     assert set(v2) - set(v1) == {'pretrained_window_sizes', 'extra_norm_every_n_blocks'}
     for name in set(v1) & set(v2) - {'window_size', 'pretrain_img_size'}:
