@@ -43,7 +43,7 @@ from swin_backbone import mixed_precision
 from swin_backbone.command_line import BUILD_ERRORS, Parser, run, stop_on_user_errors
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab.layers.extension import replace_layers
-from swin_backbone.openmmlab.layers.maps import prepare_convolutions
+from swin_backbone.openmmlab.layers.memory_format import prepare_convolutions
 from swin_backbone.options import Options, positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole

@@ -19,7 +19,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ..checks import check_choice
-from .layers.maps import takes_float32_maps
+from .layers.memory_format import takes_float32_maps
 
 AMP_DTYPES = ('auto', 'float16', 'bfloat16')  # of `mixed_precision` and --amp
 

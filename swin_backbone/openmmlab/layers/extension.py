@@ -9,7 +9,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from ...acceleration import EXTENSIONS, Extension, accelerate
-from .maps import prepare_convolutions, restore_convolutions
+from .memory_format import prepare_convolutions, restore_convolutions
 
 # Layers of the toolboxes, and the files here with a subclass of the same name.
 LAYER_FILES = {

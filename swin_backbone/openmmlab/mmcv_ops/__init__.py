@@ -6,9 +6,9 @@ of mmdet, mmseg and mmrotate call these operators.
 
     ext.py            the stand-in for `mmcv._ext`, and the error of a missing operator
     finder.py         lets Python find the stand-in before `swin_backbone` is imported
-    roi*.py           regions pooled to one size   nms.py, rotated.py   suppression and overlaps
-    deform.py         deformable convolutions      maps.py, losses.py   the rest
-    bags.py           weighted sums of a map       providers.py         the kernel of an operator
+    roi*.py           regions pooled to one size    nms.py, overlaps.py   suppression, and overlaps
+    deform.py         deformable convolutions       maps.py, losses.py    the rest
+    bags.py           weighted sums of a map        providers.py          the kernel of an operator
 """
 
 import importlib

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ...compat import hidden_from_compiler
-from . import deform, losses, maps, roi, roi_rotated
+from . import deform, losses, maps, overlaps, roi, roi_rotated
 from . import nms as suppression
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -19,7 +19,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         *(roi_rotated.rotated_feature_align_forward, roi_rotated.rotated_feature_align_backward),
         *(suppression.nms, suppression.softnms, suppression.nms_match),
         *(suppression.nms_rotated, suppression.nms_quadri),
-        *(suppression.box_iou_rotated, suppression.box_iou_quadri),
+        *(overlaps.box_iou_rotated, overlaps.box_iou_quadri),
         *(deform.deform_conv_forward, deform.deform_conv_backward_input, deform.deform_conv_backward_parameters),
         *(deform.modulated_deform_conv_forward, deform.modulated_deform_conv_backward),
         *(deform.ms_deform_attn_forward, deform.ms_deform_attn_backward),

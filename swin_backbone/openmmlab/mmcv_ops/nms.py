@@ -1,4 +1,4 @@
-"""Suppression and overlaps of boxes. Greedy order, ties and limits are mmcv's.
+"""Suppression of boxes that overlap a better one. Greedy order, ties and limits are mmcv's.
 
 Letters: N boxes, sorted by falling score.
 """
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import providers, rotated
+from . import providers
 from .bags import wide
+from .overlaps import quadri_corners, rotated_corners, shape_overlaps
 
 Array = np.ndarray[Any, Any]
 
@@ -171,42 +172,24 @@ def nms_rotated(
     As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the last
     column is the label, and a GPU compares only boxes of equal labels.
     """
-    return order[_keep_rotated(wide(dets_sorted), rotated.corners, iou_threshold, multi_label)]
+    return order[_keep_rotated(wide(dets_sorted), rotated_corners, iou_threshold, multi_label)]
 
 
 def nms_quadri(
     dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, iou_threshold: float, multi_label: int
 ) -> Tensor:
     """Return `nms_rotated` of (N, 8) quadrilaterals x1, y1, ..., y4; the label is the last column."""
-    return order[_keep_rotated(wide(dets_sorted), _quadri_corners, iou_threshold, multi_label)]
+    return order[_keep_rotated(wide(dets_sorted), quadri_corners, iou_threshold, multi_label)]
 
 
 def _keep_rotated(boxes: Tensor, corners: Callable[[Tensor], Tensor], threshold: float, multi_label: int) -> Tensor:
     on_cpu = boxes.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        overlap_NM = rotated.overlaps(corners(better)[:, None], corners(worse))
+        overlap_NM = shape_overlaps(corners(better)[:, None], corners(worse))
         near = overlap_NM >= threshold if on_cpu else overlap_NM > threshold
         if multi_label and not on_cpu:
             near &= better[:, None, -1] == worse[:, -1]
         return near
 
     return _greedy(boxes, overlaps)
-
-
-def _quadri_corners(boxes: Tensor) -> Tensor:
-    return boxes[:, :8].unflatten(1, (4, 2))  # type: ignore[no-any-return]
-
-
-def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    """Write overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` row by row."""
-    _write_overlaps(rotated.corners(wide(bboxes1)), rotated.corners(wide(bboxes2)), ious, mode_flag, aligned)
-
-
-def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    """Write `box_iou_rotated` of convex quadrilaterals (N, 8)."""
-    _write_overlaps(_quadri_corners(wide(bboxes1)), _quadri_corners(wide(bboxes2)), ious, mode_flag, aligned)
-
-
-def _write_overlaps(first: Tensor, second: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    ious.copy_(rotated.overlaps(first if aligned else first[:, None], second, over_first=mode_flag == 1).flatten())

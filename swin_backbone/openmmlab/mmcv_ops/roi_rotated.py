@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .bags import Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
+from .overlaps import rotated_corners
 from .roi import SampledAxis, mean_bags
-from .rotated import corners
 
 
 def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, **settings: Any) -> None:
@@ -74,7 +74,7 @@ def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) 
     num_images, _, height, width = shape
     boxes_M5 = wide(boxes).reshape(-1, 5)[:, [1, 0, 2, 3, 4]]  # mmcv reads y first
     boxes_M5 = boxes_M5 * boxes_M5.new_tensor([scale, scale, scale, scale, 1])
-    x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], corners(boxes_M5)], 1)[:, :points].unbind(2)
+    x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], rotated_corners(boxes_M5)], 1)[:, :points].unbind(2)
     itself_M = torch.arange(num_images * height * width, device=boxes.device)
     rows, weights = corner_rows(itself_M[:, None] // (height * width), y_MS, x_MS, shape)
     rows = torch.cat([itself_M[:, None], rows.flatten(1)], 1)

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 
 from swin_backbone import accelerate, restore
 from swin_backbone.openmmlab import mmcv_ops
-from swin_backbone.openmmlab.layers import maps
+from swin_backbone.openmmlab.layers import memory_format
 from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, ConvTranspose2d
 
 
@@ -39,23 +39,23 @@ def test_what_was_not_tested_so_is_left_alone():
 
     cfg = swapped(PLACED['CenterNet'])
     model = build(cfg)
-    maps.prepare_convolutions(model)
+    memory_format.prepare_convolutions(model)
     assert not exchanged(model)
     assert predict(cfg, model, pictures_and_truth(cfg))
     for layer, last in ((torch.nn.ReLU(), True), (Mine(), False)):
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), layer)
-        maps.prepare_convolutions(model)
+        memory_format.prepare_convolutions(model)
         assert bool(exchanged(model)) == last
 
 
 def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
     for compiled in (True, False):
-        monkeypatch.setattr(maps, 'in_use', lambda compiled=compiled: 'compiled' if compiled else 'ours')
+        monkeypatch.setattr(memory_format, 'in_use', lambda compiled=compiled: 'compiled' if compiled else 'ours')
         for conv, last in ((None, True), (dict(type='DCNv2'), not compiled)):
             cfg = swapped(PLACED['RetinaNet'])
             cfg.model.neck.conv_cfg = conv
             model = build(cfg, initialise=False)
-            maps.prepare_convolutions(model)
+            memory_format.prepare_convolutions(model)
             assert bool(exchanged(model)) == last
     assert mmcv_ops.in_use()
 
