@@ -199,21 +199,16 @@ def ms_deform_attn_forward(
 ) -> Tensor:
     """Return multi-scale deformable attention (Deformable DETR) by mmcv's own function for CPUs, with sums in float32.
 
-    Args:
-        value: (B, positions of all levels, heads, channels of a head).
-        value_spatial_shapes: (levels, 2), heights and widths.
-        value_level_start_index: (levels,), first position of each level.
-        sampling_locations: (B, queries, heads, levels, points, 2), x and y as fractions of the level's size.
-        attention_weights: (B, queries, heads, levels, points).
-
-    Returns:
-        (B, queries, heads * channels of a head).
+    The starts of the levels and `im2col_step` are unused.
     """
+    return _attend(value_spatial_shapes, value, sampling_locations, attention_weights)
+
+
+def _attend(shapes: Tensor, value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
     from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
 
-    locations, weights = wide(sampling_locations), wide(attention_weights)
-    out: Tensor = multi_scale_deformable_attn_pytorch(wide(value), value_spatial_shapes, locations, weights)
-    return out.to(value.dtype)
+    attended: Tensor = multi_scale_deformable_attn_pytorch(wide(value), shapes, wide(locations), wide(weights))
+    return attended.to(value.dtype)
 
 
 def ms_deform_attn_backward(
@@ -229,12 +224,7 @@ def ms_deform_attn_backward(
     im2col_step: int,
 ) -> None:
     """Add the gradients to the three given tensors."""
-
-    def attend(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-        return ms_deform_attn_forward(
-            value, value_spatial_shapes, value_level_start_index, locations, weights, im2col_step
-        )
-
+    attend = partial(_attend, value_spatial_shapes)
     parts = gradients(attend, (value, sampling_locations, attention_weights), grad_output)
     for target, part in zip((grad_value, grad_sampling_loc, grad_attn_weight), parts):
         target += part
