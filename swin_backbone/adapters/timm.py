@@ -179,7 +179,7 @@ class SwinFeatures(FeatureGetterNet):
         self.model.set_grad_checkpointing(enable)
 
 
-def _own_names(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _translate_checkpoint(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Translate a checkpoint; timm's `checkpoint_filter_fn`."""
     state_dict = dict(tensors_of(state_dict))
     take_any_origin(model, state_dict, '')
@@ -202,7 +202,7 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         build,
         name,
         pretrained,
-        pretrained_filter_fn=_own_names,
+        pretrained_filter_fn=_translate_checkpoint,
         kwargs_filter=('img_size',),  # any size goes
         **features,
         **arguments,

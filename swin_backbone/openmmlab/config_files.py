@@ -15,7 +15,7 @@ from mmengine.fileio.handlers import YamlHandler
 from .compat import find_base_configs_by
 from .errors import ConfigError, sentence_of
 
-OWN = 'swin_backbone'
+PACKAGE = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
 EXTRAS = dict(mmpretrain='cls', mmrotate='rotate')  # of setup.py, by toolbox
 MAX_SUGGESTIONS = 3  # similar names in an error
@@ -49,7 +49,7 @@ def register_prefixes() -> None:
     mmengine maps a prefix to the name of a distribution, but the names of OneDL's distributions differ. The name of the
     module serves too. mmengine 0.10.7 finds installed packages by pkg_resources, and new setuptools lack this module.
     """
-    MODULE2PACKAGE.update({module: module for module in (OWN, *TOOLBOXES) if find_spec(module) is not None})
+    MODULE2PACKAGE.update({module: module for module in (PACKAGE, *TOOLBOXES) if find_spec(module) is not None})
     find_base_configs_by(_find_base)
 
 
@@ -84,8 +84,8 @@ def add_custom_import(cfg: Config) -> None:
     imports = cfg.get('custom_imports') or {}
     names = imports.get('imports', [])
     names = [names] if isinstance(names, str) else list(names)
-    if OWN not in names:
-        cfg.custom_imports = dict(imports, imports=[*names, OWN])
+    if PACKAGE not in names:
+        cfg.custom_imports = dict(imports, imports=[*names, PACKAGE])
 
 
 def _similar(path: str) -> str:
@@ -93,7 +93,7 @@ def _similar(path: str) -> str:
     prefix, colons, name = path.partition('::')
     file = Path(name if colons else path)
     names: dict[str, str] = {}
-    for package in (prefix,) if colons else (OWN, *TOOLBOXES) if file.parent == Path() else ():
+    for package in (prefix,) if colons else (PACKAGE, *TOOLBOXES) if file.parent == Path() else ():
         configs = configs_of(package) or Path()
         for config in configs.glob('*/*.py') if configs.name else ():
             if config.parent.name != '_base_':
@@ -116,15 +116,15 @@ def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
     configs = configs_of(prefix) if name else None
     if configs is None or not (configs / name).is_file():
         return None
-    return str(configs / name), None if prefix == OWN else prefix
+    return str(configs / name), None if prefix == PACKAGE else prefix
 
 
 def configs_of(package: str) -> Optional[Path]:
     """Return the folder of configs in an installed package; None if the package is unknown or not installed."""
-    spec = find_spec(package) if package in (OWN, *TOOLBOXES, *MODULE2PACKAGE) else None
+    spec = find_spec(package) if package in (PACKAGE, *TOOLBOXES, *MODULE2PACKAGE) else None
     if spec is None or spec.origin is None:
         return None
     root = Path(spec.origin).parent
-    if package == OWN and not (root / '.mim').exists():  # a checkout without installation
+    if package == PACKAGE and not (root / '.mim').exists():  # a checkout without installation
         return root.parent / 'configs'
     return root / '.mim' / 'configs'

@@ -55,10 +55,11 @@ class MultiScaleDeformableAttention(Base):
         weights = self.attention_weights(query).view(B, Q, h, L * P).softmax(-1).view(B, Q, h, L, P)
         centres = reference_points[:, :, None, :, None, :2]
         if reference_points.shape[-1] == 2:
-            places = centres + offsets / spatial_shapes.flip(-1)[:, None, :]
+            locations = centres + offsets / spatial_shapes.flip(-1)[:, None, :]
         else:  # boxes: the offsets are parts of half a side
-            places = centres + offsets / P * reference_points[:, :, None, :, None, 2:] * 0.5
-        y = self.output_proj(deformable_attention(values_BSC.unflatten(-1, (h, -1)), spatial_shapes, places, weights))
+            locations = centres + offsets / P * reference_points[:, :, None, :, None, 2:] * 0.5
+        values_BShd = values_BSC.unflatten(-1, (h, -1))
+        y = self.output_proj(deformable_attention(values_BShd, spatial_shapes, locations, weights))
         y = self.dropout(y if self.batch_first else y.transpose(0, 1)) + identity
         return y
 

@@ -26,9 +26,9 @@ def replace_layers(model: nn.Module) -> None:
         kind = type(module)
         file = LAYER_FILES.get((kind.__module__.split('.')[0], kind.__name__))
         if file is not None:
-            ours = getattr(import_module(f'.{file}', __package__), kind.__name__)
-            if ours.__mro__[1] is kind:  # not another layer of the same name
-                module.__dict__[CLASS], module.__class__ = kind, ours
+            replacement = getattr(import_module(f'.{file}', __package__), kind.__name__)
+            if replacement.__mro__[1] is kind:  # not another layer of the same name
+                module.__dict__[CLASS], module.__class__ = kind, replacement
 
 
 def prepare_layers(model: nn.Module, swins: Sequence[nn.Module]) -> None:

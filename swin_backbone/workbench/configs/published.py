@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.fileio import load
 
 from ...openmmlab.errors import ConfigError
-from ...openmmlab.config_files import OWN, TOOLBOXES, configs_of, similar
+from ...openmmlab.config_files import PACKAGE, TOOLBOXES, configs_of, similar
 
 
 def start_from(cfg: Config, checkpoint: Optional[str]) -> None:
@@ -34,7 +34,7 @@ def find_weights(weights: str) -> str:
     if Path(weights).suffix or '/' in weights:
         raise ConfigError(f'--weights takes a checkpoint or the name of a published model, got no file {weights!r}')
     names: list[str] = []
-    for package in (OWN, *TOOLBOXES):
+    for package in (PACKAGE, *TOOLBOXES):
         configs = configs_of(package)
         for metafile in sorted(configs.glob('*/metafile.y*ml')) if configs else ():
             text = metafile.read_text(encoding='utf-8')
