@@ -1,7 +1,6 @@
 """Checks of the arguments of backbones: a value that would silently build a different model is an error."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from ..archs import Arch
@@ -22,15 +21,6 @@ class Sizes(NamedTuple):
     depths: tuple[int, ...]
     num_heads: tuple[int, ...]
     windows: tuple[Size, ...]
-
-
-@contextmanager
-def naming_argument(name: str, value: object, allowed: str) -> Iterator[None]:
-    """Name an argument in the error of an import that its value needs."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f'{refusal(name, allowed, value)} ({error})') from error
 
 
 def check_sizes(

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from .arguments import InitCfg, naming_argument
+from ..checks import refusal
+from .arguments import InitCfg
 
 InitCfgs = list[dict[str, Any]]
 
@@ -29,7 +30,9 @@ def apply_initializers(module: nn.Module, cfgs: Sequence[dict[str, Any]]) -> Non
     """
     if not cfgs:
         return
-    allowed = "type 'Pretrained', and with mmengine installed the types of its initializers"
-    with naming_argument('init_cfg', cfgs[0], allowed):
+    try:
         from mmengine.model import initialize
+    except ImportError as error:
+        allowed = "type 'Pretrained', and with mmengine installed the types of its initializers"
+        raise ImportError(f'{refusal("init_cfg", allowed, cfgs[0])} ({error})') from error
     initialize(module, [*cfgs])

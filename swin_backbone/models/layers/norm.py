@@ -6,7 +6,6 @@ from typing import Any, Optional
 from torch import nn
 
 from ...checks import check_type, refusal
-from ..arguments import naming_argument
 
 
 def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
@@ -57,6 +56,9 @@ def _read(name: str, config: Mapping[str, Any]) -> tuple[Optional[Callable[..., 
 
 
 def _cnn_of_mmcv(name: str, config: Mapping[str, Any]) -> Any:
-    with naming_argument(name, config, 'a type of torch.nn, and with mmcv installed the types of its registry'):
+    try:
         from mmcv import cnn
+    except ImportError as error:
+        allowed = 'a type of torch.nn, and with mmcv installed the types of its registry'
+        raise ImportError(f'{refusal(name, allowed, config)} ({error})') from error
     return cnn
