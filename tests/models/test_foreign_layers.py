@@ -207,6 +207,22 @@ def test_an_attribute_that_is_set_late_counts(backbone, name):
     assert relative_error(*found) < 1e-5
 
 
+@pytest.mark.parametrize('small_map', ['pad', 'shrink'])
+@pytest.mark.parametrize('backbone', BACKBONES)
+@torch.no_grad()
+def test_a_list_counts_as_a_window(backbone, small_map):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    for block in model.stages[0].blocks:
+        block.small_map = small_map
+    expected = maps(model, x)
+    for block in model.stages[0].blocks:
+        block.window_size, block.shift = list(block.window_size), list(block.shift)
+        if hasattr(block, 'attn'):
+            block.attn.w_msa.window_size = [*block.attn.w_msa.window_size]
+    for model.backend in ('auto', 'torch'):
+        assert relative_error(maps(model, x), expected) < 1e-5
+
+
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_full_backward_hooks_on_all_modules(backbone):
     model, seen = make(backbone).train(), set()
