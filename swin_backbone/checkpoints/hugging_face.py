@@ -47,18 +47,19 @@ def read_shards(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     """
     try:
         shard_of: dict[str, str] = json.loads(index.read_bytes())['weight_map']
-        shards = sorted({Path(name).name for name in shard_of.values()})
+        shards = sorted({index.with_name(Path(name).name) for name in shard_of.values()})
+        if any(shard.name.endswith(INDEX) for shard in shards):
+            raise ValueError('an index in the place of a shard')
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{index.name} lists no shards of weights: the file is damaged') from error
     weights: dict[str, Any] = {}
-    for name in shards:
-        shard = index.with_name(name)
+    for shard in shards:
         if not shard.is_file():
-            raise CheckpointError(f'{index.name} lists {name}, and there is no such file')
-        with naming(name):
+            raise CheckpointError(f'{index.name} lists {shard.name}, and there is no such file')
+        with naming(shard.name):
             contents = read(shard)
         if not isinstance(contents, dict):
-            raise CheckpointError(f'{name} holds a {type(contents).__name__}, and no weights')
+            raise CheckpointError(f'{shard.name} holds a {type(contents).__name__}, and no weights')
         weights.update(contents)
     if missing := [name for name in shard_of if name not in weights]:
         raise CheckpointError(f'{index.name} lists weights that its shards lack: {first_of(missing)}')

@@ -98,7 +98,9 @@ def damage_shards(folder, kind):
         index.write_text(index.read_text().replace(first.name, '../secret.safetensors'))
         (folder.parent / 'secret.safetensors').write_bytes(first.read_bytes())
     else:
-        index.write_text({'no JSON': '{', 'no map': '{}', 'no names': '{"weight_map": {"a": 3}}'}[kind])
+        itself = json.dumps({'weight_map': {'a': index.name}})
+        texts = {'no JSON': '{', 'no map': '{}', 'no names': '{"weight_map": {"a": 3}}', 'itself': itself}
+        index.write_text(texts.get(kind, '{"weight_map": {"a": ""}}'))
 
 
 SHARDS = {
@@ -107,7 +109,7 @@ SHARDS = {
     'another': r'lists weights that its shards lack: .* and \d+ more',
     'list': 'model-00001.* holds a list, and no weights',
     'outside': r'lists secret\.safetensors, and there is no such file',
-    **dict.fromkeys(('no JSON', 'no map', 'no names'), 'lists no shards of weights'),
+    **dict.fromkeys(('no JSON', 'no map', 'no names', 'an empty name', 'itself'), 'lists no shards of weights'),
 }
 
 
