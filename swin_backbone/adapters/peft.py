@@ -64,7 +64,11 @@ class LoraSwinBackbone(SwinBackbone):
 def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
     metadata[SCALES] = {  # a checkpoint with the scales can be merged
-        name: {adapter: float(layer.scaling[adapter]) for adapter in layer.active_adapters if adapter in layer.scaling}
+        name: {
+            adapter: float(layer.scaling[adapter])
+            for adapter in layer.active_adapters
+            if adapter in layer.scaling and adapter not in layer.merged_adapters
+        }
         for name, layer in layers.items()
     }
     for key in [key for key in state_dict if key.startswith(prefix) and BASE in key]:

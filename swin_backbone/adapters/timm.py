@@ -79,7 +79,6 @@ class TimmSwin(nn.Module):
         self.num_classes = num_classes
         self.drop_rate = drop_rate
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate)
-        self.classifier_names = {} if features else {'norm': f'backbone.norm{len(depths) - 1}', 'head': 'head.fc'}
         self.register_load_state_dict_pre_hook(take_any_origin)  # type: ignore[no-untyped-call]  # of torch
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
@@ -171,7 +170,6 @@ class SwinFeatures(FeatureGetterNet):
 
     def __init__(self, model: TimmSwin, **arguments: Any):
         super().__init__(model, **arguments)
-        self.classifier_names: dict[str, str] = {}
         self.register_load_state_dict_pre_hook(take_any_origin)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -181,7 +179,7 @@ class SwinFeatures(FeatureGetterNet):
 
 def _translate_checkpoint(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Translate a checkpoint; timm's `checkpoint_filter_fn`."""
-    state_dict = dict(tensors_of(state_dict))
+    state_dict = tensors_of(state_dict)
     take_any_origin(model, state_dict, '')
     return state_dict
 

@@ -20,11 +20,13 @@ from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
 from .lora import BASE_LAYER, has_adapters, merge_adapters, without_base_layer
 from .reading import read_checkpoint
 from .recognise import (
+    OF_CLASSIFIER,
     OUTSIDE,
     UNKNOWN,
     WRAPPERS,
     SwinWeights,
     check_floating,
+    ends_in_classifier,
     find_swin,
     plain_name,
     plain_names,
@@ -209,23 +211,30 @@ def adapt_weights(
         tensors = tensors_of(loaded)
         if has_adapters(tensors):
             tensors = without_base_layer(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
-        is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in targets.items())
-        swins = {
-            owner: find_swin(tensors, prefer=owner, prefix=prefix, is_own=is_own, family=backbone.family)
-            for owner, backbone in backbones.items()
-        }
-        for owner, weights in swins.items():
+        swins = {}
+        for owner, (backbone, family) in backbones.items():
             inside = {key.removeprefix(owner): value for key, value in targets.items() if key.startswith(owner)}
+            around = ''.join(owner.rpartition('.')[0].rpartition('.')[:2])  # prefix of the model around the backbone
+            is_classifier = ends_in_classifier(inside, [key.removeprefix(around) for key in targets])
+            weights = find_swin(tensors, prefer=owner, prefix=prefix, keeps_norm=is_classifier, family=family)
+            swins[owner] = weights
             _compare_sizes(weights, inside, tensors)
-            for key, value in _fit_backbone(weights, inside, backbones[owner].module, report).items():
+            for key, value in _fit_backbone(weights, inside, backbone, report).items():
                 fitted[owner + key] = value
+            if is_classifier:
+                names_here = {'norm': f'{owner}norm{len(backbone.stages) - 1}', 'head': f'{around}head.fc'}
+                fitted.update(_fit_classifier(weights, targets, names_here))
     owner, weights = [*swins.items()][-1]
     report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
     model_prefix = weights.prefix.removesuffix(owner)  # of the whole model in the checkpoint, such as `model.`
     backbone_prefixes = tuple(weights.prefix for weights in swins.values())
-    outside = {key: value for key, value in tensors.items() if not key.startswith(backbone_prefixes)}
-    for key, value in outside.items():  # necks and heads: equal names and shapes
-        name = key.removeprefix(model_prefix)
+    # Weights with equal names: of necks, of heads, and of a backbone's own, such as SimMIM's mask token
+    candidates = {key: key.removeprefix(model_prefix) for key in tensors if not key.startswith(backbone_prefixes)}
+    for owner, weights in swins.items():
+        own = weights.ignored.get(UNKNOWN, [])
+        candidates |= {key: owner + key.removeprefix(weights.prefix) for key in own}
+    for key, name in candidates.items():
+        value = tensors[key]
         if name not in targets or name in fitted:
             continue
         if value.shape == targets[name].shape:
@@ -238,9 +247,9 @@ def adapt_weights(
             )
     for weights in swins.values():
         for reason, keys in weights.ignored.items():
-            ignored = [key for key in keys if key.removeprefix(model_prefix) not in fitted]
+            ignored = [key for key in keys if candidates.get(key) not in fitted]
             if reason == OUTSIDE:
-                ignored = [key for key in ignored if key in outside]
+                ignored = [key for key in ignored if key in candidates]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
     missing = {key: value for key, value in targets.items() if key not in fitted}
@@ -279,7 +288,11 @@ def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: di
     family = weights.format.family
     in_checkpoint, in_model = swin_sizes(weights.backbone, family), swin_sizes(targets, family)
     if not in_checkpoint.width:
-        stem = [key for key in tensors if key.startswith(weights.prefix) and '.patch_embed' in f'.{key}']
+        stem = [
+            f'{key} of shape {tuple(value.shape)}'
+            for key, value in tensors.items()
+            if key.startswith(weights.prefix) and '.patch_embed' in f'.{key}'
+        ]
         raise CheckpointError(
             'it has no patch_embed.projection.weight, the one convolution of the patch embedding; it has '
             f'{first_of(stem) or "no patch embedding"}'
@@ -384,6 +397,22 @@ def _fit_backbone(
     _compare_windows(trained, weights, backbone, report)
     if 'absolute_pos_embed' in fitted:
         _compare_maps(weights, backbone, report)
+    return fitted
+
+
+def _fit_classifier(weights: SwinWeights, targets: dict[str, Tensor], owners: dict[str, str]) -> dict[str, Tensor]:
+    """Return the last norm and the head of a classifier under the names of a classifier, and count them as loaded.
+
+    Args:
+        owners: names of the norm and of the head in the model.
+    """
+    fitted = {}
+    for key, value in weights.classifier.items():
+        owner, leaf = key.split('.', 1)
+        name = f'{owners[owner]}.{leaf}'
+        if name in targets and targets[name].shape == value.shape:
+            fitted[name] = value
+            weights.ignored.pop(OF_CLASSIFIER[owner], None)
     return fitted
 
 

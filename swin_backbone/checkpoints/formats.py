@@ -106,7 +106,7 @@ MMDET = Format(
 MMPRETRAIN = Format(  # the last norm of its classifiers has the name of an output norm
     'mmpretrain',
     'mmpretrain',
-    (*_STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
+    (*_STAGES, ('norm', 'norm{s}'), ('norm', 'norm'), ('head', 'head.fc')),
     merging='channels',
 )
 OFFICIAL = Format(
@@ -339,7 +339,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     """Compile a row's name; the match ends at a dot or the end of the key."""
     literals = [re.escape(literal) for literal in _NUMBER.sub('\0', template).split('\0')]
     letters = [letter for _, letter, _ in _NUMBER.findall(template)]
-    numbers = [f'(?P<{letter}>\\d+)' for letter in letters]
+    numbers = [f'(?P<{letter}>\\d{{1,3}})' for letter in letters]
     return re.compile(''.join(a + b for a, b in zip(literals, [*numbers, ''])) + r'(?=\.|$)')
 
 

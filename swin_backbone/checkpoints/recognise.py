@@ -17,14 +17,16 @@ from .formats import ALL, ANCHORS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, Format
 from .resize import window_of_coordinates, window_of_index, window_of_table
 from .state_dict import StoredSizes, stored_sizes
 
-# Entries of a checkpoint with weights, averaged weights first (timm, DeiT). mmengine stores averaged weights in
-# `state_dict` and the others in `ema_state_dict`.
-CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
+# Entries of a checkpoint with weights. Averaged weights are before them (`state_dict_ema` of timm, `ema` of RT-DETR).
+# mmengine stores averaged weights in `state_dict` and the others in `ema_state_dict`.
+OTHERS_OF_MMENGINE = 'ema_state_dict'
+CONTAINERS = ('state_dict', 'model', OTHERS_OF_MMENGINE, 'module')
 # Parts of names of layers inside data-parallel models, torch.compile, FSDP and activation checkpointing.
 WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
 DEPTH = 2  # dicts inside an entry of a checkpoint, one in the other, that may be around the weights
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
+OF_CLASSIFIER = {'norm': 'classification norm', 'head': 'classification head'}  # reasons, by the start of a name here
 _ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _NUMBERS = re.compile(r'(?<=\.)\d+(?=\.)')  # of stages and blocks in names
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
@@ -56,10 +58,7 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     Raises:
         CheckpointError: without any tensor, or with a tensor that is sparse, nested or on the meta device.
     """
-    while isinstance(loaded, dict):
-        inner = next((loaded[name] for name in CONTAINERS if isinstance(loaded.get(name), dict)), _container(loaded))
-        if inner is None:
-            break
+    while isinstance(loaded, dict) and (inner := _container(loaded)) is not None:
         loaded = inner
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
@@ -111,10 +110,24 @@ def plain_names(names: Iterable[str], wrappers: Container[str] = WRAPPERS) -> di
 
 
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
-    """Return the entry of a checkpoint with a Swin, at most `DEPTH` dicts inside, averaged weights first."""
+    """Return the entry of a checkpoint with a Swin, at most `DEPTH` dicts inside, averaged weights first.
+
+    None: the names of a Swin are in `loaded` itself, or there is no entry. Without any Swin, the entry is one of
+    `CONTAINERS`.
+    """
+    if _holds_swin(loaded, 0):
+        return None
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
     names = [name for name, entry in entries.items() if _holds_swin(entry, DEPTH)]
-    return entries[min(names, key=lambda name: not _AVERAGED.search(name))] if names else None
+    names = names or [name for name in entries if name in CONTAINERS]
+    return entries[min(names, key=_rank)] if names else None
+
+
+def _rank(name: str) -> int:
+    """Return the place of an entry among the entries of a checkpoint with weights."""
+    if _AVERAGED.search(name) and name != OTHERS_OF_MMENGINE:
+        return -1
+    return CONTAINERS.index(name) if name in CONTAINERS else len(CONTAINERS)
 
 
 def _holds_swin(entry: dict[Any, Any], depth: int) -> bool:
@@ -141,7 +154,7 @@ def find_swin(
     tensors: dict[str, Tensor],
     prefer: str = 'backbone.',
     prefix: Optional[str] = None,
-    is_own: bool = False,
+    keeps_norm: bool = False,
     family: Optional[str] = None,
 ) -> SwinWeights:
     """Return the weights of the Swin backbone among `tensors`, under our names and in our orders.
@@ -150,7 +163,7 @@ def find_swin(
     shortest prefix.
 
     Args:
-        is_own: the names are those of our model, with `norm3` the norm of an output.
+        keeps_norm: take `norm3` in names of mmpretrain as it is called, since the model is a classifier too.
         family: family of Swin. Default: any.
 
     Raises:
@@ -159,8 +172,8 @@ def find_swin(
     format, prefix = _choose_swin(tensors, prefer, prefix, family)
     model_prefix = f'{prefix.rstrip(".").rpartition(".")[0]}.'  # of the model around the backbone, where a head is
     short = {key: key.removeprefix(prefix if key.startswith(prefix) else model_prefix) for key in tensors}
-    if not is_own:
-        format = _refine(format, {short[key] for key in tensors if key.startswith(prefix)}, set(short.values()))
+    names = {short[key] for key in tensors if key.startswith(prefix)}
+    format = _refine(format, names, not keeps_norm and ends_in_classifier(names, set(short.values())))
     weights = SwinWeights(format, prefix)
     for key, name in short.items():
         renamed, is_inside = name_here(name, format) or '', key.startswith(prefix)
@@ -168,7 +181,7 @@ def find_swin(
             reason = 'index tables and masks'
             _note_window(weights, renamed, tensors[key])
         elif renamed.startswith('head.') or (is_inside and renamed.startswith('norm.')):
-            reason = 'classification head' if renamed.startswith('head.') else 'classification norm'
+            reason = OF_CLASSIFIER[renamed.partition('.')[0]]
             weights.classifier[renamed] = tensors[key]
         elif is_inside and renamed:
             weights.backbone[renamed] = tensors[key]
@@ -179,8 +192,11 @@ def find_swin(
     all_weights = {**weights.backbone, **weights.classifier}
     check_floating(all_weights)
     for key, value in all_weights.items():
-        if not value.dim() and value.is_floating_point():  # a counter has no axis
-            raise CheckpointError(f'{key} has shape (), and weights of a Swin have axes: the file is damaged')
+        if not (value.dim() and value.numel()) and value.is_floating_point():  # a counter has no axis
+            raise CheckpointError(
+                f'{key} has shape {tuple(value.shape)}, and weights of a Swin have axes and numbers: the file '
+                'is damaged'
+            )
     weights.backbone = to_here(weights.backbone, format)
     _flatten_position_map(weights)
     _note_sizes(weights, stored_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
@@ -197,11 +213,12 @@ def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], famil
             raise CheckpointError(f'it holds a {other}, whose weights fit no {family}')
         raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(names)[:5]}')
     if prefix is not None:
-        prefix = f'{prefix.rstrip(".")}.'.lstrip('.')
-        at_prefix = swins_in(name.removeprefix(prefix) for name in names if name.startswith(prefix)).get('')
-        if at_prefix is None or family not in (None, at_prefix.family):
-            raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(formats)}')
-        return at_prefix, prefix
+        asked = f'{prefix.rstrip(".")}.'.lstrip('.')
+        for prefix in (asked, plain_name(asked)):
+            at_prefix = swins_in(name.removeprefix(prefix) for name in names if name.startswith(prefix)).get('')
+            if at_prefix is not None and family in (None, at_prefix.family):
+                return at_prefix, prefix
+        raise CheckpointError(f'it holds no Swin Transformer at prefix {asked!r}, but at {sorted(formats)}')
     prefix = min(formats, key=lambda name: (name != prefer, not _AVERAGED.search(name), len(name)))
     return formats[prefix], prefix
 
@@ -211,7 +228,7 @@ def _note_window(weights: SwinWeights, name: str, table: Tensor) -> None:
     window = None
     if name.endswith('relative_position_index'):
         name, window = name.replace('_index', '_bias_table'), window_of_index(table)
-    elif name.endswith('relative_coords_table') and table.dim() == 4:
+    elif name.endswith('relative_coords_table') and table.dim() == 4 and table.numel():
         rows, columns = table.shape[1:3]
         weights.windows.setdefault(name.replace('coords', 'position_bias'), ((rows + 1) // 2, (columns + 1) // 2))
         name, window = name.replace('relative_coords_table', 'logit_scale'), window_of_coordinates(table)
@@ -223,7 +240,7 @@ def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
     """Store the sizes of the metadata. They override those of index tables."""
     for name, windows in ((BIAS_TABLE, sizes.windows), (LOGIT_SCALE, sizes.scales)):
         for key in weights.backbone:
-            block = re.match(r'stages\.(\d+)\.blocks\.\d+\.', key)
+            block = re.match(r'stages\.(\d{1,3})\.blocks\.\d+\.', key)
             if block and (window := dict(enumerate(windows)).get(int(block[1]))):
                 weights.windows[f'{block[0]}{name}'] = window
     weights.map_size = sizes.map_size or weights.map_size
@@ -247,18 +264,20 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
     return swins or lacking
 
 
-def _refine(format: Format, backbone_names: set[str], all_names: set[str]) -> Format:
+def _refine(format: Format, backbone_names: set[str], ends_in_classifier: bool) -> Format:
     """Tell origins with the same names of blocks apart."""
     others = {other.name: other for other in ALL if other.family == format.family}
     merges = [key for key in backbone_names if '.downsample.' in key]
     if format.name == 'official' and merges and not any(key.startswith('layers.0.') for key in merges):
         return others.get('timm', format)
-    is_mmpretrain = 'norm0.weight' not in backbone_names and (
-        'head.fc.weight' in all_names or 'mask_token' in backbone_names
-    )
-    if format.name == 'mmdet' and is_mmpretrain:
+    if format.name == 'mmdet' and ends_in_classifier:
         return others.get('mmpretrain', format)
     return format
+
+
+def ends_in_classifier(backbone_names: Container[str], all_names: Container[str]) -> bool:
+    """Return whether the last norm in a model of mmpretrain or timm is no output norm: of a classifier or SimMIM."""
+    return 'norm0.weight' not in backbone_names and ('head.fc.weight' in all_names or 'mask_token' in backbone_names)
 
 
 def _flatten_position_map(weights: SwinWeights) -> None:

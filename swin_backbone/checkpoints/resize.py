@@ -24,11 +24,16 @@ def trained_window(table_Rh: Tensor, known: Optional[Size], target: Size) -> Siz
         target: the window of the backbone; assumed if the numbers of rows are equal. Otherwise a square is assumed.
 
     Raises:
-        CheckpointError: if the table is for an unknown rectangle.
+        CheckpointError: if the table is for an unknown rectangle, or not for the known window.
     """
     rows = table_Rh.shape[0]
+    if known and rows != num_offsets(known):
+        raise CheckpointError(
+            f'a relative position bias table has {rows} rows, and the window {times(known)} in the file has '
+            f'{num_offsets(known)}: the file is damaged'
+        )
     window = known or (target if rows == num_offsets(target) else window_of_table(table_Rh))
-    if window is None or rows != num_offsets(window):
+    if window is None:
         raise CheckpointError(
             f'a relative position bias table of {rows} rows is for no square window, and for which rectangle it '
             'does not say; load it at the window it was trained with'
@@ -98,12 +103,13 @@ def window_of_index(index: Tensor) -> Optional[Size]:
 
 def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
     """Return the window that scales the offsets in the `relative_coords_table` of a Swin V2."""
-    if table_1YX2.dim() != 4 or table_1YX2.shape[-1] != 2:
+    if table_1YX2.dim() != 4 or table_1YX2.shape[-1] != 2 or not table_1YX2.numel() or table_1YX2.is_complex():
         return None
     window = []
     for axis, largest in enumerate(table_1YX2[0, -1, -1].tolist()):  # log2(1 + 8 offset / (window - 1)) / 3
         offset = table_1YX2.shape[1 + axis] // 2
-        window.append(1 + round(8 * offset / (8**largest - 1)) if offset and largest > 0 else 1)
+        scaled = math.expm1(min(largest, 99) * math.log(8))  # no number of a damaged table overflows
+        window.append(1 + round(8 * offset / scaled) if offset and scaled > 0 else 1)
     return window[0], window[1]
 
 

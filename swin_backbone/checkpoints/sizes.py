@@ -12,7 +12,7 @@ from torch import Tensor
 from .errors import CheckpointError
 from .formats import ANCHORS, MLP, V2
 
-_BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+_BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 
 

@@ -158,6 +158,19 @@ def test_a_plain_model_gets_merged_weights(adapter, tmp_path, lora):
 
 
 @torch.no_grad()
+def test_adapters_that_are_merged_in_place_count_once(adapter, tmp_path):
+    source = lora_swin(adapter)
+    expected = source(X)
+    for layer in source.modules():
+        if hasattr(layer, 'merge'):
+            layer.merge()
+    torch.save(source.state_dict(), tmp_path / 'merged.pth')
+    backbone = SwinBackbone(arch='nano').eval()
+    load_checkpoint(backbone, tmp_path / 'merged.pth')
+    torch.testing.assert_close(backbone(X), expected, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
 def test_a_model_of_peft_loads_weights_with_and_without_adapters(tmp_path):
     peft = require('peft')
     plain = randomised(output_norms=False)

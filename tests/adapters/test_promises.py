@@ -13,7 +13,7 @@ from helpers.adapters.frameworks import (
 from helpers.checkpoints.origins import official_backbone
 from helpers.models.small_models import randomised
 
-from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, load_checkpoint
 
 pytestmark = pytest.mark.peer
 FAMILIES = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
@@ -97,10 +97,16 @@ def test_copies_files_compile_export_and_the_library(make):
 
 @makers
 @torch.no_grad()
-def test_a_state_dict_of_the_official_code(make):
+def test_a_state_dict_of_the_official_code(make, tmp_path):
     source, model = randomised(), make('v1', drop_path_rate=0.0).eval()
     model.load_state_dict(official_backbone(source.state_dict()))
     assert_equal_maps(maps_of(model(X)), source(X))
+    other = make('v1', drop_path_rate=0.0, window_size=4).eval()
+    other.load_state_dict(model.state_dict())  # own names, resized
+    expected = SwinBackbone(arch='nano', window_size=4, drop_path_rate=0.0).eval()
+    torch.save(source.state_dict(), tmp_path / 'weights.pth')
+    load_checkpoint(expected, tmp_path / 'weights.pth')
+    assert_equal_maps(maps_of(other(X)), expected(X))
 
 
 @makers

@@ -9,12 +9,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.checkpoints.origins import mmdet_backbone, official, official_backbone, position_index
+from helpers.checkpoints.origins import (
+    mmdet_backbone,
+    mmpretrain,
+    official,
+    official_backbone,
+    position_index,
+    simmim,
+    timm,
+)
 from helpers.models.small_models import Detector, lines, randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.checkpoints.adapt import adapt_weights
+from swin_backbone.models.simmim import SimMIMSwinBackbone
 
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 
@@ -447,9 +456,10 @@ ODD = {
     'rows': (lambda value: value.to_sparse_csr() if value.dim() == 2 else value, r'\S+ is .* torch\.sparse_csr'),
     'meta': (lambda value: value.to('meta'), r'\S+ is on the meta device, without numbers'),
     'no axes': (torch.Tensor.mean, r'\S+ has shape \(\), and weights of a Swin have axes'),
+    'no channels': (lambda value: value[:, :0] if value.dim() == 4 else value, r'\S+ has shape \(32, 0, 4, 4\), and'),
     'no axes, integers': (lambda value: torch.tensor(3), r'it has no patch_embed\.projection\.weight'),
     'one axis': (torch.Tensor.flatten, r'it has no patch_embed\.projection\.weight'),
-    'nothing': (lambda value: value[:0], r'it is a Swin of|it has no'),
+    'nothing': (lambda value: value[:0], r'\S+ has shape \(0\S.*, and weights of a Swin have axes and numbers'),
     'an axis more': (lambda value: value[None], r'it has no|has shape'),
 }
 
@@ -505,6 +515,121 @@ def test_weights_under_a_name_of_ones_own(weights, name):
     backbone = nano()
     load_checkpoint(backbone, weights)
     assert torch.equal(backbone.norm3.weight, source.norm3.weight)
-    torch.save({name: other, f'{name}_ema': source.state_dict()}, weights)  # averaged weights first
+    own = source.state_dict()
+    for contents in (
+        {name: other, f'{name}_ema': own},  # averaged weights first
+        {'model': other, 'ema': {'module': own, 'updates': 3}},
+        {'state_dict': own, 'ema_state_dict': other},  # of mmengine
+        {'model': {'size': 'tiny'}, name: own},
+    ):
+        torch.save(contents, weights)
+        load_checkpoint(backbone, weights)
+        assert torch.equal(backbone.norm3.weight, source.norm3.weight)
+
+
+@pytest.mark.parametrize('prefix', ['module.student.backbone.', 'student.module.backbone', 'student.backbone'])
+def test_a_prefix_with_the_names_of_wrappers(weights, prefix):
+    source, other = Detector(randomised()), Detector(randomised())
+    state = {f'module.student.{key}': value for key, value in source.state_dict().items()}
+    torch.save({**state, **{f'module.teacher.{key}': value for key, value in other.state_dict().items()}}, weights)
+    backbone = nano()
+    load_checkpoint(backbone, weights, prefix=prefix)
+    assert torch.equal(backbone.norm3.weight, source.backbone.norm3.weight)
+
+
+@pytest.mark.parametrize('save', [dict, lambda state: {f'backbone.{key}': state[key] for key in state}, simmim])
+def test_simmim_goes_on_from_simmim(weights, save):
+    """A model of SimMIM takes the mask token and the last norm; at another window too."""
+    source = randomised(kind=SimMIMSwinBackbone)
+    torch.save(saved := save(source.state_dict()), weights)
+    backbone = SimMIMSwinBackbone(arch='nano', window_size=4)
+    report = load_checkpoint(backbone, weights)
+    assert not report.missing
+    assert not any('mask_token' in name or 'norm3' in name for names in report.ignored.values() for name in names)
+    saved = saved.get('model', saved)
+    norm = next(saved[key] for key in saved if key.endswith(('norm3.weight', 'encoder.norm.weight')))
+    assert torch.equal(backbone.norm3.weight, norm)
+    assert torch.equal(backbone.mask_token, next(saved[key] for key in saved if key.endswith('mask_token')))
+
+
+class WithScale(SwinBackbone):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.scale = torch.nn.Parameter(torch.zeros(4))
+
+
+@pytest.mark.parametrize('prefix', ['', 'backbone.'])
+def test_a_subclass_loads_parameters_of_its_own(weights, prefix):
+    source, backbone = randomised(kind=WithScale), WithScale(arch='nano')
+    torch.save({f'{prefix}{key}': value for key, value in source.state_dict().items()}, weights)
+    report = load_checkpoint(backbone, weights)
+    assert torch.equal(backbone.scale, source.scale)
+    assert not report.missing
+    assert not report.ignored
+
+
+class Classifier(torch.nn.Module):
+    """The names of mmpretrain's and timm's classifiers."""
+
+    def __init__(self, classes=1000):
+        super().__init__()
+        self.backbone = nano(out_indices=(3,))
+        self.head = torch.nn.Module()
+        self.head.fc = torch.nn.Linear(256, classes)
+
+
+@pytest.mark.parametrize('classes', [1000, 5])
+@pytest.mark.parametrize('save', [official, timm, mmpretrain])
+def test_a_classifier_loads_the_last_norm_and_the_head_of_a_classifier(weights, save, classes):
+    torch.save(saved := save(randomised().state_dict()), weights)
+    classifier = Classifier(classes)
+    report = load_checkpoint(classifier, weights)
+    assert not report.missing
+    assert report.missing_elsewhere == ([] if classes == 1000 else ['head.fc.weight', 'head.fc.bias'])
+    saved = next((saved[name] for name in ('model', 'state_dict') if name in saved), saved)
+    norm = saved.get('norm.weight', saved.get('backbone.norm3.weight'))
+    assert torch.equal(classifier.backbone.norm3.weight, norm)
+    if classes == 1000:
+        head = saved.get('head.weight', saved.get('head.fc.weight'))
+        assert torch.equal(classifier.head.fc.weight, head)
+
+
+DAMAGED_TABLES = [
+    torch.zeros(1, 0, 0, 2), torch.full((1, 3, 3, 2), 1e30), torch.full((1, 3, 3, 2), 1e-30), torch.tensor(3.0),
+    torch.full((1, 3, 3, 2), torch.nan), torch.full((1, 3, 3, 2), -torch.inf), torch.zeros(1, 3, 3, 2) * 1j,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('number', range(len(DAMAGED_TABLES)))
+@pytest.mark.parametrize('name', ['relative_coords_table', 'relative_position_index'])
+def test_a_damaged_table_of_coordinates_does_not_stop_a_load(weights, name, number, record_fault):
+    """The backbone computes these tables."""
+    source = randomised(kind=SwinV2Backbone)
+    state = {**source.state_dict(), f'stages.0.blocks.0.attn.w_msa.{name}': DAMAGED_TABLES[number]}
+    torch.save(state, weights)
+    backbone = SwinV2Backbone(arch='nano')
     load_checkpoint(backbone, weights)
     assert torch.equal(backbone.norm3.weight, source.norm3.weight)
+    record_fault('damages')
+
+
+@pytest.mark.parametrize('number', ['99999999999', '9' * 5000])
+def test_a_stage_or_block_of_an_absurd_number_is_left_out(weights, number, record_fault):
+    source, backbone = randomised(), nano()
+    for name in (f'stages.{number}.blocks.0.norm1.bias', f'stages.0.blocks.{number}.norm1.bias'):
+        torch.save({**source.state_dict(), name: torch.zeros(3)}, weights)
+        report = load_checkpoint(backbone, weights)
+        assert not report.missing
+        assert report.ignored == {'the backbone has no such weight': [name]}
+    record_fault('damages')
+
+
+def test_a_table_that_is_not_for_the_window_in_the_file_is_damaged(weights, record_fault):
+    state = randomised().state_dict()
+    state[TABLE] = state[TABLE][1:]
+    torch.save(state, weights)
+    with pytest.raises(
+        CheckpointError, match='has 168 rows, and the window 7x7 in the file has 169: the file is damaged'
+    ):
+        load_checkpoint(nano(), weights)
+    record_fault('damages')
