@@ -28,8 +28,8 @@ from .data.annotations import uses_masks
 from .data.balance import Counted, count_epoch
 from .data.check_data import check_before_training
 from .data.datasets import DataSets
-from .data.own_data.config import class_weights_left_out
-from .data.own_data.prepare import Dataset, prepare
+from .data.prepare.config import class_weights_left_out
+from .data.prepare.prepare import Dataset, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process

@@ -27,8 +27,8 @@ from .configs.published import start_from_weights
 from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule
 from .data.balance import Counted, apply_balance
 from .data.load_picture import name_loaders
-from .data.own_data.config import put_data
-from .data.own_data.prepare import Dataset
+from .data.prepare.config import put_data
+from .data.prepare.prepare import Dataset
 
 
 def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:

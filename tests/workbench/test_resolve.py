@@ -21,7 +21,7 @@ from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import Counted
-from swin_backbone.workbench.data.own_data.prepare import prepare
+from swin_backbone.workbench.data.prepare.prepare import prepare
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASK2FORMER = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'

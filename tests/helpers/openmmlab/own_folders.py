@@ -12,7 +12,7 @@ from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import Counted
-from swin_backbone.workbench.data.own_data.prepare import prepare
+from swin_backbone.workbench.data.prepare.prepare import prepare
 from swin_backbone.workbench.resolve import combine, fit_to_pictures, set_training
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'

@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import DataSets
-from swin_backbone.workbench.data.own_data.objects.shapes import box_around, corners_of, join_groups
+from swin_backbone.workbench.data.prepare.objects.shapes import box_around, corners_of, join_groups
 
 HEIGHT, WIDTH = 60, 100
 BESIDE = [[-40, 30], [50, 10], [50, 50]]  # a triangle whose tip is left of the picture

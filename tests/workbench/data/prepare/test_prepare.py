@@ -14,8 +14,8 @@ from helpers.openmmlab.own_data import DETECTION, make_own_data, read_coco, writ
 from PIL import Image
 
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.workbench.data.own_data import prepare as preparing
-from swin_backbone.workbench.data.own_data.prepare import Dataset, prepare
+from swin_backbone.workbench.data.prepare import prepare as preparing
+from swin_backbone.workbench.data.prepare.prepare import Dataset, prepare
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from mmengine.config import Config
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
-from swin_backbone.workbench.data.own_data.config import class_weights_left_out, put_data, set_num_classes
-from swin_backbone.workbench.data.own_data.prepare import prepare
+from swin_backbone.workbench.data.prepare.config import class_weights_left_out, put_data, set_num_classes
+from swin_backbone.workbench.data.prepare.prepare import prepare
 from swin_backbone.workbench.job import Job
 
 CITYSCAPES = 'mmseg::cgnet/cgnet_fcn_4xb4-60k_cityscapes-680x680.py'

@@ -8,7 +8,7 @@ from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, fill, read
 
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.workbench.data.own_data.pairs import pair_labels
+from swin_backbone.workbench.data.prepare.pairs import pair_labels
 
 
 def paths(text):

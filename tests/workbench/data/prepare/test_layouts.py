@@ -21,8 +21,8 @@ from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.outputs import mark_folder
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import DataSets
-from swin_backbone.workbench.data.own_data.config import set_num_classes
-from swin_backbone.workbench.data.own_data.splits import draw_split
+from swin_backbone.workbench.data.prepare.config import set_num_classes
+from swin_backbone.workbench.data.prepare.splits import draw_split
 
 PANOPTIC = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 
