@@ -2,23 +2,41 @@
 
 import contextlib
 import logging
+import random
 import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from swin_backbone.checkpoints import read_checkpoint, trust_checkpoints
 from swin_backbone.checkpoints.reading import are_checkpoints_trusted
 from swin_backbone.compat import without_cudnn_attention
 from swin_backbone.openmmlab.mixed_precision import MixedPrecisionHook
+from swin_backbone.workbench.data.media import read_picture
+from swin_backbone.workbench.data.seeds import keep_generators, seed_generators
 from swin_backbone.workbench.export.formats import quiet
 from swin_backbone.workbench.report.detection import silent
 from swin_backbone.workbench.resume import loading
 from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
+
+@contextlib.contextmanager
+def seeded():
+    with keep_generators():
+        seed_generators(threading.get_ident())
+        yield
+
+
+def state_of_generators():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
 SETTINGS = {
+    seeded: state_of_generators,
     quiet: lambda: (logging.root.manager.disable, len(warnings.filters)),
     silent: lambda: sys.stdout,
     without_cudnn_attention: torch.backends.cuda.cudnn_sdp_enabled,
@@ -91,6 +109,15 @@ def test_trust_in_checkpoints_is_of_a_thread(tmp_path):
         assert read_checkpoint(path) == dict(code=threading.Event)
     finally:
         trust_checkpoints(False)
+
+
+def test_a_tiff_is_read_without_a_change_of_the_filters(tmp_path, monkeypatch):
+    """Filters of warnings are those of all threads: one that began and ended inside another one left its own."""
+    pytest.importorskip('rasterio', reason='rasterio is not installed')
+    Image.new('RGB', (8, 6)).save(path := tmp_path / 'a.tif')
+    monkeypatch.setattr(warnings, 'catch_warnings', lambda: pytest.fail('changes the filters'))
+    with pytest.warns(UserWarning, match='has no geotransform'):  # hidden by `prepare_process`
+        assert read_picture(path).shape == (6, 8, 3)
 
 
 def test_an_error_in_a_test_ends_mixed_precision(monkeypatch):

@@ -23,6 +23,8 @@ def prepare_process() -> None:
     """Prepare the process for configs, data and models of strangers. A second call changes nothing."""
     read_yaml_without_code()  # mmengine's reader runs Python code of a file
     register_prefixes()  # OneDL's mmengine does not find the toolboxes by `mmdet::` and `mmseg::`
+    # rasterio's warning of every TIFF that is no map; a filter around each read would be one of all threads
+    warnings.filterwarnings('ignore', message='Dataset has no geotransform')
     print_no_debug_messages()  # else mmengine prints a line for each missing optional package
     give_numba_a_cache()  # before mmdet: without a place for the cache, its import stops
     leave_out_broken_torchvision()  # before mmdet and mmpretrain, whose import stops beside a build for another torch

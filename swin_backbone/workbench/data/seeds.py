@@ -8,6 +8,7 @@ and the position. A checkpoint holds the seed alone, for any number of workers.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import numpy as np
 import torch
@@ -27,11 +28,15 @@ def seed_generators(*position: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
+_generators = RLock()
+
+
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """Give the generators of the process back their state at the end."""
-    pythons, numpys = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+    """Give the generators back their state at the end. They are those of the process: threads take turns."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with _generators, torch.random.fork_rng(devices):
+        pythons, numpys = random.getstate(), np.random.get_state()
         try:
             yield
         finally:

@@ -1,6 +1,5 @@
 """The optimizer of a resumed training: moments from the checkpoint, settings and schedules from the config."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,15 +55,15 @@ def step_schedules(runner: Runner, epoch: int, iteration: int, checkpoint: Mappi
             if scheduler.by_epoch == by_epoch:
                 scheduler.step()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # the optimizer takes no steps here
-        for number in range(1, min(iteration, runner.max_iters) + 1):
-            step(by_epoch=False)
-            if done < epochs and number % length == 0:
-                done += 1
-                step(by_epoch=True)
-        for _ in range(epochs - done):  # a batch sampler may make fewer batches than its length
+    for scheduler in schedulers:
+        scheduler.optimizer._global_step = 0  # else mmengine warns of an optimizer without steps
+    for number in range(1, min(iteration, runner.max_iters) + 1):
+        step(by_epoch=False)
+        if done < epochs and number % length == 0:
+            done += 1
             step(by_epoch=True)
+    for _ in range(epochs - done):  # a batch sampler may make fewer batches than its length
+        step(by_epoch=True)
     optimizer = checkpoint.get('optimizer', {})
     for scheduler, state in zip(schedulers, checkpoint.get('param_schedulers', ())):
         if getattr(scheduler, 'need_val_args', False):

@@ -1,13 +1,15 @@
 """A state of an optimizer either fits, and the next step is exact, or raises an error in one sentence."""
 
 import copy
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
-from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.optim import AmpOptimWrapper, MultiStepLR, OptimWrapper
 from torch import nn
 
-from swin_backbone.workbench.resume.optimizer_state import load_optimizer
+from swin_backbone.workbench.resume.optimizer_state import load_optimizer, step_schedules
 
 OPTIMIZERS = {
     'SGD': dict(lr=0.1, momentum=0.9),
@@ -107,3 +109,14 @@ def test_a_loss_scaler_keeps_its_settings(record_fault):
     load_optimizer(wrapper, saved)
     assert wrapper.loss_scaler.state_dict() == {**own, 'scale': 512.0, '_growth_tracker': 2}
     record_fault('optimizer_states')
+
+
+def test_schedules_step_without_a_warning(recwarn):
+    """mmengine warns of a schedule that steps before its optimizer. Filters of warnings are those of all threads."""
+    _, wrapper = trained('SGD', 0)
+    schedule = MultiStepLR(wrapper, milestones=[2], by_epoch=False)
+    filters = list(warnings.filters)
+    runner = SimpleNamespace(train_loop=None, max_iters=9, param_schedulers=[schedule])
+    step_schedules(runner, 0, 3, {})
+    assert wrapper.get_lr()['lr'] == [pytest.approx(0.01)] * 2
+    assert (list(recwarn), list(warnings.filters)) == ([], filters)
