@@ -114,11 +114,11 @@ def is_int(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
+def require_file(path: Union[str, Path], max_bytes: int = LARGEST_FILE) -> None:
     """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
 
     Args:
-        most: bytes.
+        max_bytes: size of the largest file that is read.
 
     Raises:
         OSError: if not, with the path.
@@ -130,5 +130,5 @@ def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
     if not stat.S_ISREG(state.st_mode):
         kind = 'a folder' if stat.S_ISDIR(state.st_mode) else 'a device, FIFO or socket'
         raise OSError(f'{path} is {kind}, not a file')
-    if state.st_size > most:
-        raise OSError(f'{path} has {state.st_size:,} bytes; at most {most:,} are read')
+    if state.st_size > max_bytes:
+        raise OSError(f'{path} has {state.st_size:,} bytes; at most {max_bytes:,} are read')

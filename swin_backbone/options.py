@@ -26,8 +26,8 @@ PathLike = Union[str, Path]
 Function = TypeVar('Function', bound=Callable[..., Any])
 
 
-def number(least: float, most: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
-    """Return the type of an option that takes a number from `least` to `most`.
+def number(minimum: float, maximum: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
+    """Return the type of an option that takes a number from `minimum` to `maximum`.
 
     Args:
         kind: float, or int for whole numbers.
@@ -36,16 +36,16 @@ def number(least: float, most: float = LARGEST, kind: type = float) -> Callable[
     def parse(text: str) -> Any:
         with suppress(ValueError):
             value = kind(text)
-            if least <= value <= most:  # false for NaN
+            if minimum <= value <= maximum:  # false for NaN
                 return value
         words = 'a whole number' if kind is int else 'a number'
-        raise argparse.ArgumentTypeError(f'it takes {words} from {least} to {most}, got {text[:40]!r}')
+        raise argparse.ArgumentTypeError(f'it takes {words} from {minimum} to {maximum}, got {text[:40]!r}')
 
     return parse
 
 
-def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
-    return number(least, most, int)
+def whole(minimum: int, maximum: int = LARGEST) -> Callable[[str], int]:
+    return number(minimum, maximum, int)
 
 
 positive = whole(1)

@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.configs.published import find_weights
-    from swin_backbone.workbench.job import build_test
+    from swin_backbone.workbench.job import open_test
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.launchers import rank
     from swin_backbone.workbench.runner.testing import OutputOptions
@@ -54,7 +54,7 @@ def main() -> None:
     with stop_on_user_errors((OSError,), args.debug), ExitStack() as stack:
         with stop_on_user_errors(BUILD_ERRORS, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)
-            runner = stack.enter_context(build_test(make_job(args), checkpoint, outputs))
+            runner = stack.enter_context(open_test(make_job(args), checkpoint, outputs))
         with stop_on_user_errors(RUN_ERRORS, args.debug):
             metrics = run_loop(runner, 'test')
     if rank(args.launcher):

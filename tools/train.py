@@ -2,7 +2,7 @@
 
 python tools/train.py CONFIG --data D --backbone swin-t
 
-A short check of your own data precedes the training; tools/check_data.py checks all data. curves.png beside the log
+The log begins with what is unusual in the data; tools/check_data.py looks at pictures too. curves.png beside the log
 shows loss terms, learning rate and validation metrics.
 """
 

@@ -25,8 +25,7 @@ from .configs.paths import require_data, tested_set
 from .configs.published import find_weights, start_from
 from .configs.training_settings import has_settings, lr_line
 from .data.annotations import uses_masks
-from .data.balance import Counted, count_epoch
-from .data.check_data import check_before_training
+from .data.balance import Epoch, count_epoch
 from .data.datasets import DataSets
 from .data.prepare.config import class_weights_left_out
 from .data.prepare.prepare import Dataset, prepare
@@ -97,7 +96,7 @@ class Job:
             print(*filter(None, lines), sep='\n', flush=True)
 
     def build_training(self) -> SafeRunner:
-        """Return the runner of a training, after a check of the data.
+        """Return the runner of a training.
 
         `weights` of the options are the first weights of the whole model. `resume` is a checkpoint to continue from, or
         'auto' for the last one in the working folder.
@@ -109,8 +108,6 @@ class Job:
         cfg, options = self.cfg, self.options
         set_start(cfg, options)
         require_data(cfg, ('train', 'val'))
-        if self.data and not rank(options.launcher):
-            check_before_training(self.datasets, options.skip_unreadable)
         return _build_runner(self, hooks=[ValLossHook()] if options.val_loss else [])
 
 
@@ -120,12 +117,12 @@ def _resolve_training(combined: Config, options: Options, data: Optional[Dataset
         return DataSets(combined), []
     cfg, ranks = set_training(combined, options), processes(options.launcher)
     datasets, lines = DataSets(cfg), list[str]()
-    counted = Counted(data.splits['train'].pictures) if data else None
+    epoch = Epoch(data.splits['train'].pictures) if data else None
     if options.epochs is not None or options.balance:
-        counted = count_epoch(datasets, options.balance)
-    if counted is not None:
-        fit_to_pictures(cfg, options, data, counted, ranks)
-        lines.append(counted.line)
+        epoch = count_epoch(datasets, options.balance)
+    if epoch is not None:
+        fit_to_pictures(cfg, options, data, epoch, ranks)
+        lines.append(epoch.line)
     if not options.auto_scale_lr and (options.batch is not None or data):
         lines.append(lr_line(cfg, ranks))
     changes = summarize(combined, cfg)
@@ -143,7 +140,7 @@ def train(job: Job) -> SafeRunner:
 
 
 @contextmanager
-def build_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None) -> Iterator[SafeRunner]:
+def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None) -> Iterator[SafeRunner]:
     """Yield the runner of a test. Its outputs move to their places at the end.
 
     Args:
@@ -180,8 +177,8 @@ def build_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = Non
 
 
 def test(job: Job, checkpoint: str) -> dict[str, float]:
-    """Return the metrics of a test. Arguments and errors: see `build_test` and `run_loop`."""
-    with build_test(job, checkpoint) as runner:
+    """Return the metrics of a test. Arguments and errors: see `open_test` and `run_loop`."""
+    with open_test(job, checkpoint) as runner:
         metrics: dict[str, float] = run_loop(runner, 'test')
     return metrics
 
@@ -196,13 +193,13 @@ def report(
     """Test, and write a page on what the model gets wrong.
 
     Args:
-        checkpoint: see `build_test`.
+        checkpoint: see `open_test`.
         out_dir, compare, overwrite: see `report_on_test`, also for the returned numbers and errors.
     """
     from .report.collect import add_coco_metric, report_on_test  # of the extra `pictures`
 
     add_coco_metric(job.cfg)
-    with build_test(job, checkpoint) as runner:
+    with open_test(job, checkpoint) as runner:
         numbers = report_on_test(runner, out_dir, checkpoint, compare, overwrite)
     best = numbers.get('best')
     if best and best['F1']:  # of a detector that finds something
@@ -279,14 +276,7 @@ def _require_no_threads(options: Options) -> None:
 
 def _build_runner(job: Job, whole: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
     options = job.options
-    runner = build_runner(
-        job.cfg,
-        options.unsafe_load,
-        whole,
-        options.skip_unreadable,
-        job.datasets,
-        prints_facts=job.data is None,  # else the check before the training has printed these
-    )
+    runner = build_runner(job.cfg, options.unsafe_load, whole, options.skip_unreadable, job.datasets)
     if options.compile:
         compile_model(runner.model)
     for hook in hooks:

@@ -25,7 +25,7 @@ from .configs.cfg_options import apply_options, setting_of
 from .configs.paths import datasets_in
 from .configs.published import start_from_weights
 from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule
-from .data.balance import Counted, apply_balance
+from .data.balance import Epoch, apply_balance
 from .data.load_picture import name_loaders
 from .data.prepare.config import put_data
 from .data.prepare.prepare import Dataset
@@ -89,16 +89,14 @@ def set_training(config: Config, options: Options) -> Config:
     return cfg
 
 
-def fit_to_pictures(
-    cfg: Config, options: Options, data: Optional[Dataset], counted: Counted, processes: int = 1
-) -> None:
+def fit_to_pictures(cfg: Config, options: Options, data: Optional[Dataset], epoch: Epoch, processes: int = 1) -> None:
     """Fit the schedule of a training to its pictures, and balance its classes, in place.
 
     Without `data` and `options.epochs`, the schedule stays.
 
     Args:
         cfg: of `set_training`.
-        counted: pictures of an epoch, and classes for `balance`.
+        epoch: see `count_epoch`.
         processes: of the training.
 
     Raises:
@@ -106,17 +104,17 @@ def fit_to_pictures(
     """
     cfg_options, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
     if options.epochs is not None or data is not None:
-        fit_schedule(cfg, counted.pictures, processes, options.epochs)
+        fit_schedule(cfg, epoch.pictures, processes, options.epochs)
         if len(cfg.get('param_scheduler') or ()) != schedules:  # indices have moved
             cfg_options = {
                 key: value for key, value in cfg_options.items() if not key.lstrip('+').startswith('param_scheduler.')
             }
         apply_options(cfg, cfg_options)
     if options.balance:
-        twice = [key for key in cfg_options if 'class_weight' in key] if counted.weights else []
+        twice = [key for key in cfg_options if 'class_weight' in key] if epoch.weights else []
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
-        apply_balance(cfg, counted)  # last, because keys of options refer to the wrapped data set
+        apply_balance(cfg, epoch)  # last, because keys of options refer to the wrapped data set
 
 
 def set_start(cfg: Config, options: Options) -> None:

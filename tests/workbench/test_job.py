@@ -190,7 +190,7 @@ def test_where_weights_come_from(monkeypatch, start, expected):
 ])  # fmt: skip
 def test_options_of_an_exported_model_with_a_checkpoint(option, error, tmp_path):
     resolved = job.Job(Config(dict(model=dict())), Options(work_dir=tmp_path, **option))
-    with pytest.raises(ValueError, match=error), job.build_test(resolved, 'epoch_1.pth'):
+    with pytest.raises(ValueError, match=error), job.open_test(resolved, 'epoch_1.pth'):
         pass
 
 

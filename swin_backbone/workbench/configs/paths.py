@@ -13,17 +13,17 @@ from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError
 
 MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
+MAX_TEXT_BYTES = 2**26  # bytes of a file with the labels of one picture, or names
 
 
-def read_file(path: Union[str, Path], most: int = MOST_TEXT) -> bytes:
+def read_file(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Return the bytes of a regular file.
 
     Raises:
         DataError: if there is no such file, with the path.
     """
     try:
-        require_file(path, most)
+        require_file(path, max_bytes)
         return Path(path).read_bytes()
     except OSError as error:
         reason = error.strerror or str(error)
@@ -35,10 +35,10 @@ def decode(content: bytes) -> str:
     return content.decode('utf-16' if content.startswith(MARKS[1:]) else 'utf-8-sig')
 
 
-def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
+def read_text(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a regular file: see `decode`. Raises: see `read_file`."""
     try:
-        return decode(read_file(path, most))
+        return decode(read_file(path, max_bytes))
     except UnicodeDecodeError as error:
         raise DataError(f'{path} cannot be read, save it in UTF-8: {error}') from error
 

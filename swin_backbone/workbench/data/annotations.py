@@ -11,7 +11,7 @@ import os
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -41,7 +41,7 @@ FORM_OF = {
     'CocoPanopticDataset': None, 'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
     'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
 }  # fmt: skip
-MOST_FILES = 32  # whose content is known
+MAX_FILES = 32  # whose content is known
 READING = ('load_data_list', 'parse_data_info')  # methods; a class with its own reads another format
 
 
@@ -151,7 +151,7 @@ def check_annotations(
         raise DataError(f'{path} cannot be read: {getattr(error, "strerror", None) or error}') from error
     key = str(Path(path)), state.st_ino, state.st_mtime_ns, state.st_size, form, with_masks
     if key not in _known:
-        if len(_known) >= MOST_FILES:
+        if len(_known) >= MAX_FILES:
             _known.pop(next(iter(_known)))
         _known[key] = look_through(*(content or read_annotations(path, form)), form, with_masks)
     return _known[key]
@@ -201,7 +201,7 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, 
 def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
     """Return what is known of the content of an annotation file: see `read_annotations` and `check_annotations`."""
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
-    images = _entries('images', data['images'], _check_image, errors)
+    images = _entries('images', data['images'], errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
     files = {image['id']: str(image.get('file_name', image.get('coco_url'))) for _, image in images}
     for file, count in Counter(files.values()).items():
@@ -209,7 +209,7 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
             warnings.add('file names of several images, each with objects of its own', f'{file} of {count}')
     if has_mark:
         masks.add('a byte order mark, which pycocotools does not read', 'at its begin; --data removes it')
-    categories = _entries('categories', data['categories'], _check_category, errors)
+    categories = _entries('categories', data['categories'], errors)
     names = {category['id']: category['name'] for _, category in categories}
     for name, count in Counter(names.values()).items():
         if count > 1:  # for training, see require_classes
@@ -222,7 +222,7 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
     loaded: Counter[Any] = Counter()
     boxes: dict[tuple[Any, ...], Any] = {}
     rles = 0
-    for name, item in _entries('annotations', data['annotations'], _check_object, errors):
+    for name, item in _entries('annotations', data['annotations'], errors):
         image, category = item['image_id'], item['category_id']
         size = sizes.get(image)
         if category not in names:
@@ -291,18 +291,15 @@ def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[
     return data, content.startswith(MARKS)
 
 
-def _entries(
-    table: str, entries: list[Any], check: Callable[[dict[str, Any]], None], errors: Faults
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return the entries that pass a check, with names for messages, and add the faults to `errors`."""
+def _entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[str, dict[str, Any]]]:
+    """Return the entries of a table that can be read, with names for messages, and add the others to `errors`."""
     whole = []
     ids = set()
     for index, entry in enumerate(entries):
         number = entry.get('id') if isinstance(entry, dict) else None
         name = f'{TABLES[table]} {number if type(number) in (int, str) else f"[{index}]"}'
         try:
-            check_type('the entry', entry, dict, 'an object')
-            check(entry)
+            _check_entry(table, check_type('the entry', entry, dict, 'an object'))
         except KeyError as error:
             errors.add(f'{table} without {error.args[0]!r}', name)
         except (TypeError, ValueError) as error:
@@ -316,24 +313,21 @@ def _entries(
     return whole
 
 
-def _check_image(image: dict[str, Any]) -> None:
-    hash(image['id'])
-    check_int('height', image['height'], 1)
-    check_int('width', image['width'], 1)
-    check_type('file_name', image.get('file_name', image.get('coco_url')), str, 'the name of a file')
-
-
-def _check_category(category: dict[str, Any]) -> None:
-    hash(category['id'])
-    check_type('name', category['name'], str, 'a string')
-
-
-def _check_object(item: dict[str, Any]) -> None:
-    check_int('id', item['id'])
-    hash((item['image_id'], item['category_id']))
-    for value in check_sequence('bbox', item['bbox'], 'four finite numbers', 4):
-        check_number('bbox', value)
-    check_number('area', item['area'])
+def _check_entry(table: str, entry: dict[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError for an entry that mmdet or pycocotools cannot read."""
+    hash(entry['id'])
+    if table == 'images':
+        check_int('height', entry['height'], 1)
+        check_int('width', entry['width'], 1)
+        check_type('file_name', entry.get('file_name', entry.get('coco_url')), str, 'the name of a file')
+    elif table == 'categories':
+        check_type('name', entry['name'], str, 'a string')
+    else:
+        check_int('id', entry['id'])
+        hash((entry['image_id'], entry['category_id']))
+        for value in check_sequence('bbox', entry['bbox'], 'four finite numbers', 4):
+            check_number('bbox', value)
+        check_number('area', entry['area'])
 
 
 def _check_box(name: str, item: dict[str, Any], size: tuple[int, int], warnings: Faults) -> bool:

@@ -19,11 +19,11 @@ from .load_picture import loads_annotations
 
 RARE = 0.5  # of the pictures of the median class: at most doubled, no class then exceeds the median
 WEIGHT_OF_ALL = 1.02  # of Paszke et al. 2016, ENet: weights of 1 / log(1.02 + share) differ by a factor of 35 at most
-MOST_NAMES = 8
+MAX_NAMES = 8
 
 
-class Counted(NamedTuple):
-    """What an epoch of a training has.
+class Epoch(NamedTuple):
+    """An epoch of a training, as its schedule and `--balance` need it.
 
     Args:
         pictures: their number, with repetitions.
@@ -38,7 +38,7 @@ class Counted(NamedTuple):
     line: str = ''
 
 
-def count_epoch(datasets: DataSets, balance: bool = False) -> Counted:
+def count_epoch(datasets: DataSets, balance: bool = False) -> Epoch:
     """Count the pictures of an epoch and, with `balance`, objects or pixels of all classes.
 
     A segmentor's cross entropy gets weights by the pixels of all training labels. Other models see pictures of rare
@@ -48,26 +48,26 @@ def count_epoch(datasets: DataSets, balance: bool = False) -> Counted:
         ConfigError: if the loss has no weights, or the data set no classes by picture.
     """
     if not balance:
-        return Counted(len(datasets.of('train')))
+        return Epoch(len(datasets.of('train')))
     if _heads(datasets.cfg)[0]:
         _losses(datasets.cfg)
         weights, line = _weigh_classes(datasets)
-        return Counted(len(datasets.of('train')), weights=weights, line=line)
+        return Epoch(len(datasets.of('train')), weights=weights, line=line)
     return _repeat_pictures(datasets)
 
 
-def apply_balance(cfg: Config, counted: Counted) -> None:
-    """Balance the classes of a training, in place, by what is counted."""
-    for loss in _losses(cfg) if counted.weights else ():
-        loss['class_weight'] = list(counted.weights)
+def apply_balance(cfg: Config, epoch: Epoch) -> None:
+    """Balance the classes of a training, in place, by the counts of an epoch."""
+    for loss in _losses(cfg) if epoch.weights else ():
+        loss['class_weight'] = list(epoch.weights)
     for where, leaf in datasets_in(cfg, 'train'):
-        if where in counted.repeated:
+        if where in epoch.repeated:
             inner = copy.deepcopy(leaf)
             leaf.clear()
-            leaf.update(type='ClassBalancedDataset', oversample_thr=counted.repeated[where], dataset=inner)
+            leaf.update(type='ClassBalancedDataset', oversample_thr=epoch.repeated[where], dataset=inner)
 
 
-def _repeat_pictures(datasets: DataSets) -> Counted:
+def _repeat_pictures(datasets: DataSets) -> Epoch:
     rare: Counter[str] = Counter()
     limits: dict[str, float] = {}
     for where, leaf in datasets_in(datasets.cfg, 'train'):
@@ -85,12 +85,12 @@ def _repeat_pictures(datasets: DataSets) -> Counted:
     before = len(datasets.of('train'))
     if not rare:
         line = '--balance repeats nothing: every class is in half as many pictures as the median class, or more'
-        return Counted(before, line=line)
+        return Epoch(before, line=line)
     cfg = copy.deepcopy(datasets.cfg)
-    apply_balance(cfg, Counted(before, limits))
+    apply_balance(cfg, Epoch(before, limits))
     after = len(datasets.build('train', cfg.train_dataloader.dataset))
-    shown = first_of([f'{name} ({number})' for name, number in rare.most_common()[::-1]], MOST_NAMES)
-    return Counted(after, limits, line=(
+    shown = first_of([f'{name} ({number})' for name, number in rare.most_common()[::-1]], MAX_NAMES)
+    return Epoch(after, limits, line=(
         f'--balance repeats pictures of classes in less than half as many pictures as the median class: {shown}; '
         f'an epoch has {after:,} pictures in place of {before:,}'
     ))  # fmt: skip
@@ -118,7 +118,7 @@ def _weigh_classes(datasets: DataSets) -> tuple[list[float], str]:
     weights /= max(shares @ weights, 1e-9)  # the mean over the pixels is 1: the scale of the loss stays
     order = np.argsort(shares)
     classes = [f'{names[index]} {weights[index]:.3g} ({shares[index]:.2%} of the pixels)' for index in order]
-    shown = first_of(classes, MOST_NAMES)
+    shown = first_of(classes, MAX_NAMES)
     return [float(f'{weight:.4g}') for weight in weights], f'--balance weighs the cross entropy by class: {shown}'
 
 

@@ -1,16 +1,15 @@
-"""Check of the data sets of a config before training.
+"""A thorough check of the data sets of a config: tools/check_data.py.
 
 Annotation files are read whole; pictures and labels are sampled, within a number and a time.
 """
 
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -24,17 +23,15 @@ from ..configs.paths import annotation_file, datasets_in, metrics_in, require_da
 from .annotations import Annotations, check_annotations, class_of, form_of
 from .check_labels import LabelRule, read_label
 from .datasets import DataSets
-from .guard import label_rule, read_files
-from .left_out import count_left_out
+from .facts import class_warnings, count_left_out
+from .guard import label_rule, read_files, size_note
 from .load_picture import is_reducing, load_of, loader_of
 from .media import reduction_note
 
 PHASES = ('train', 'val')
-MOST_ROWS = 30  # of a table
+MAX_ROWS = 30  # of a table
 IGNORED_PIXELS = '(ignored)'  # among the classes of a report
 COUNTED = ('objects', 'pictures by class')
-MISTYPED_RATIO = 10  # times as many objects as a class that may be mistyped
-SIMILAR = 0.7  # of two names, by difflib
 
 
 @dataclass
@@ -60,15 +57,12 @@ class Report:
         return [f'{self.name}: {sentence}' for sentence in faults.sentences()]
 
 
-def check_data(
-    datasets: DataSets, max_files: int = 2000, seconds: float = 60, skip_unreadable: bool = False
-) -> list[Report]:
+def check_data(datasets: DataSets, max_files: int = 2000, seconds: float = 60) -> list[Report]:
     """Check the data sets of a config, also after an error in another.
 
     Args:
         max_files: number of opened pictures of a data set; drawn at random from more.
         seconds: time limit for opening the pictures of a data set.
-        skip_unreadable: unreadable pictures are a warning, not an error.
 
     Raises:
         ValueError: if the config has no data, or a file or folder is missing.
@@ -87,35 +81,20 @@ def check_data(
             report = Report(phase if len(sets) == 1 else where)
             reports.append(report)
             path, form = annotation_file(dataset), form_of(class_of(dataset))
+            annotations = None
             try:
-                wrong: list[Faults] = []
                 if path and form:
                     annotations = check_annotations(path, form, with_masks)
                     _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
-                    wrong = [getattr(annotations, name) for name in ('errors', *datasets.refused)]
-                if not any(wrong):
-                    built = datasets.build(phase, dataset)
-                    if _check_pictures(report, built, datasets, phase == 'train', max_files, seconds, skip_unreadable):
-                        _warn_of_classes(report, report.classes)
+                if not any(getattr(annotations, name, ()) for name in ('errors', *datasets.refused)):
+                    built, rule = datasets.build(phase, dataset), label_rule(cfg)
+                    _check_pictures(report, built, annotations, rule, phase == 'train', max_files, seconds)
             except DataError as error:
                 report.errors.add('data that cannot be used', sentence_of(error))
     return reports
 
 
-def check_before_training(datasets: DataSets, skip_unreadable: bool = False) -> None:
-    """Check the data of a training, 200 files and 5 seconds a data set, and print the reports.
-
-    Raises:
-        DataError: if the data has errors.
-    """
-    reports = check_data(datasets, max_files=200, seconds=5, skip_unreadable=skip_unreadable)
-    print_reports(reports, Console(stderr=True), with_errors=False)
-    errors = [sentence for report in reports for sentence in report.sentences(report.errors)]
-    if errors:
-        raise DataError('. '.join(errors))
-
-
-def print_reports(reports: Sequence[Report], console: Console, with_errors: bool = True) -> None:
+def print_reports(reports: Sequence[Report], console: Console) -> None:
     """Print a table of the data sets, a table of their classes, and the faults."""
     table = Table('', *(report.name for report in reports), title='data sets')
     for name in dict.fromkeys(name for report in reports for name in report.rows):
@@ -124,14 +103,14 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
     counted = next((name for name in COUNTED if any(name in report.rows for report in reports)), 'pixels of labels')
     classes = Table('class', *(report.name for report in reports), title=counted)
     names = list(dict.fromkeys(name for report in reports for name in report.classes))
-    for name in names[:MOST_ROWS]:
+    for name in names[:MAX_ROWS]:
         classes.add_row(escape(str(name)), *(f'{report.classes[name]:,}' for report in reports))
-    if len(names) > MOST_ROWS:
-        classes.add_row(f'and {len(names) - MOST_ROWS} more')
+    if len(names) > MAX_ROWS:
+        classes.add_row(f'and {len(names) - MAX_ROWS} more')
     if names:
         console.print(classes)
     for report in reports:
-        lines = [f'error: {sentence}' for sentence in report.sentences(report.errors) if with_errors]
+        lines = [f'error: {sentence}' for sentence in report.sentences(report.errors)]
         lines += [f'warning: {sentence}' for sentence in report.sentences(report.warnings)]
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -140,15 +119,13 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
 def _check_pictures(
     report: Report,
     built: BaseDataset,
-    datasets: DataSets,
+    annotations: Optional[Annotations],
+    rule: Optional[LabelRule],
     is_trained_on: bool,
     max_files: int,
     seconds: float,
-    skip_unreadable: bool,
-) -> bool:
-    """Check pictures and labels, and return whether all labels for training are counted."""
-    left, left_out = count_left_out(built, datasets.with_masks, is_trained_on, seconds)
-    rule = label_rule(datasets.cfg)
+) -> None:
+    left, left_out = count_left_out(built, annotations, is_trained_on, seconds)
     report.rows['pictures'] = f'{len(built):,}'
     report.warnings.update(left_out)
     if is_trained_on and 'objects' in report.rows:
@@ -163,23 +140,19 @@ def _check_pictures(
         try:
             height, width = read_files(item, load).shape[:2]
         except OSError as error:
-            faults = report.warnings if skip_unreadable else report.errors
-            faults.add('pictures or labels that cannot be read', str(error))
+            report.errors.add('pictures or labels that cannot be read', str(error))
             continue
         size = height, width
         sizes.append(size)
         if is_reducing(loader_of(built)) and (note := reduction_note(Path(item['img_path']))):
             report.warnings.add('pictures of more bits or bands than are loaded', note)
-        if form_of(type(built)) and size != (item['height'], item['width']):
-            report.warnings.add(
-                'pictures of another size than their annotations say',
-                f'{item["img_path"]} is {size[1]}x{size[0]}, annotated as {item["width"]}x{item["height"]}',
-            )
+        if note := size_note(item, size):
+            report.warnings.add('pictures of another size than their annotations say', note)
         if rule and item.get('seg_map_path'):
             _check_label(report, Path(item['seg_map_path']), rule.of(item), size, classes)
     if sizes:
-        least, most = np.min(sizes, 0), np.max(sizes, 0)
-        report.rows['width'], report.rows['height'] = (f'{least[i]} to {most[i]}' for i in (1, 0))
+        smallest, largest = np.min(sizes, 0), np.max(sizes, 0)
+        report.rows['width'], report.rows['height'] = (f'{smallest[i]} to {largest[i]}' for i in (1, 0))
     sampled = '' if checked == len(built) else f' of {len(built):,}, drawn at random'
     report.rows['pictures opened'] = f'{checked:,}{sampled}'
     is_classified = bool(len(built)) and isinstance(built.get_data_info(0).get('gt_label'), int)
@@ -188,12 +161,11 @@ def _check_pictures(
         counts = np.bincount(labels, minlength=len(classes))
         report.classes.update(dict(zip(classes, counts.tolist())))
         report.rows['pictures by class'] = f'{min(counts):,} to {max(counts):,}'
-        if not is_trained_on:
-            _warn_of_unscored(report, report.classes)
     if rule or is_classified:
         report.rows['classes'] = str(len(classes))
-    is_counted = is_classified or (bool(rule) and checked == len(built))
-    return is_trained_on and is_counted and not report.errors
+    if is_classified or (rule and is_trained_on and checked == len(built) and not report.errors):
+        by_class = {name: count for name, count in report.classes.items() if name != IGNORED_PIXELS}
+        report.warnings.update(class_warnings(by_class, is_trained_on))
 
 
 def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
@@ -223,35 +195,9 @@ def _report_annotations(
     if is_evaluated:
         report.errors.update(annotations.in_evaluation, path)
     report.warnings.update(annotations.warnings, path)
-    if is_trained_on:
-        _warn_of_classes(report, annotations.objects)
-    elif any(annotations.objects.values()):
-        _warn_of_unscored(report, annotations.objects)
+    report.warnings.update(class_warnings(annotations.objects, is_trained_on))
     if not any(annotations.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
-
-
-def _warn_of_unscored(report: Report, counts: Counter[str]) -> None:
-    for name in (name for name, count in counts.items() if not count):
-        report.warnings.add('classes without validation data, which have no score', name)
-
-
-def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
-    """Warn of classes without objects or pixels in training, and of rare ones with nearly the name of another."""
-    counts = Counter({name: count for name, count in counts.items() if name != IGNORED_PIXELS})
-    for name, count in counts.items():
-        letters = re.sub(r'\d', '', name)
-        frequent = [
-            name_2
-            for name_2, count_2 in counts.items()
-            if count_2 > MISTYPED_RATIO * count and re.sub(r'\d', '', name_2) != letters
-        ]
-        nearest = get_close_matches(name, frequent, 1, SIMILAR)
-        if not count:
-            report.warnings.add('classes without training data', name + (f', nearest {nearest[0]}' if nearest else ''))
-        elif nearest:
-            kind = 'rare classes, maybe mistyped'
-            report.warnings.add(kind, f'{name} ({count}), nearest {nearest[0]} ({counts[nearest[0]]})')
 
 
 def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The data sets of a config, each built once, and what is known of them: faults, pictures and objects left out."""
+"""The data sets of a config, each checked and built once."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,7 @@ from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError, sentence_of
 from ..configs.paths import annotation_file, datasets_of, metrics_of, require_data
 from .annotations import class_of, form_of, require_annotations, require_classes, uses_masks
-from .left_out import count_left_out, file_of
 
-SECONDS = 5  # for the annotations of a data set, before a training
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
 
 
@@ -86,16 +84,6 @@ class DataSets:
     def _built_base(self, phase: str, config: Any) -> Any:
         is_base = isinstance(config, dict) and not ('dataset' in config or 'datasets' in config)
         return self.build(phase, config) if is_base else config
-
-    def facts_of(self, dataset: Any, is_training: bool) -> Iterator[str]:
-        """Yield sentences on a built data set: unusual annotations, objects without a loss."""
-        for base in base_datasets(dataset):
-            path, form = file_of(base), form_of(type(base))
-            if path and form:
-                for sentence in require_annotations(path, form, self.with_masks).warnings.sentences():
-                    yield f'{path} has {sentence}'
-            for sentence in count_left_out(base, self.with_masks, is_training, SECONDS)[1].sentences():
-                yield f'{base.ann_file} has {sentence}'
 
     def check_evaluator(self, evaluator: Any) -> None:
         """Check the annotation files of a config's metrics before pycocotools reads them.

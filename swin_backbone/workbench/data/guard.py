@@ -24,6 +24,8 @@ from .datasets import base_datasets
 from .load_picture import is_reducing, load_of, loader_of
 from .media import SKIP_HINT, picture_size, read_picture, reduction_note, require_whole
 
+OF_BITS, OF_SIZE = range(2)  # notes on a picture of more bits or bands than are loaded, and of another size
+
 
 def guard_dataset(
     dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool, has_checked_masks: bool = True
@@ -57,7 +59,7 @@ class GuardedPipeline:
         self.skip_unreadable, self.are_masks_checked = skip_unreadable, are_masks_checked
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
         self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
-        self.noted = torch.zeros(1, dtype=torch.uint8).share_memory_()  # a picture of more bits or bands
+        self.noted = torch.zeros(2, dtype=torch.uint8).share_memory_()  # by kind of note
 
     def put_on(self, dataset: BaseDataset) -> None:
         """Take the place of a data set's pipeline, with its transforms."""
@@ -70,7 +72,8 @@ class GuardedPipeline:
         try:
             if self.is_local and source.get('img_path'):
                 require_whole(Path(source['img_path']))
-                self._note_reduction(Path(source['img_path']))
+                if self.is_reducing and not self.noted[OF_BITS]:
+                    self._note(OF_BITS, reduction_note(Path(source['img_path'])))
             if self.is_local and source.get('seg_map_path'):
                 require_file(source['seg_map_path'])
             return self._transform(item)
@@ -84,10 +87,10 @@ class GuardedPipeline:
             hint = SKIP_HINT if reason else ''
             raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
 
-    def _note_reduction(self, path: Path) -> None:
-        """Log once what is not loaded of a picture's bits and bands."""
-        if self.is_reducing and not self.noted and (note := reduction_note(path)):
-            self.noted[0] = 1
+    def _note(self, kind: int, note: str) -> None:
+        """Log the first note of a kind. '' is none."""
+        if note and not self.noted[kind]:
+            self.noted[kind] = 1
             MMLogger.get_current_instance().warning(f'{note} (the first such picture)')
 
     def _transform(self, item: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
@@ -99,6 +102,7 @@ class GuardedPipeline:
                 return None
             if size is None and 'ori_shape' in item:
                 size = tuple(item['ori_shape'][:2])
+                self._note(OF_SIZE, size_note(item, size))
                 self._check_masks(item, size)
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True
@@ -165,6 +169,14 @@ def label_rule(cfg: Config) -> Optional[LabelRule]:
     head = cfg.get('model', {}).get('decode_head')
     head = head[-1] if isinstance(head, (list, tuple)) else head
     return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
+
+
+def size_note(item: dict[str, Any], size: tuple[int, int]) -> str:
+    """Return a sentence on a picture of another size, (height, width), than its annotation states; '' for none."""
+    height, width = item.get('height'), item.get('width')
+    if None in (height, width) or size == (height, width):
+        return ''
+    return f'{_name(item)} is {size[1]}x{size[0]}, annotated as {width}x{height}'
 
 
 def read_files(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> NDArray[Any]:

@@ -229,8 +229,8 @@ def reduction_note(path: Path) -> str:
     pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if pixels is None or pixels.dtype != np.uint16:
         return ''
-    most = f'its largest value {pixels.max()} becomes {read_picture(path).max()} of 255'
-    return f'{path} has {head[24]} bits a channel, {UPPER_8}: {most}'
+    loss = f'its largest value {pixels.max()} becomes {read_picture(path).max()} of 255'
+    return f'{path} has {head[24]} bits a channel, {UPPER_8}: {loss}'
 
 
 def shown(pixels: NDArray[Any]) -> NDArray[Any]:

@@ -6,7 +6,6 @@ compression that it lacks, all without an error.
 Layout: H W height and width, C bands.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
@@ -21,7 +20,7 @@ Span = tuple[int, int]  # first row or column, and the end
 BEGINNINGS = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # of TIFF and BigTIFF, little and big endian
 UPPER_8 = 'of which the upper 8 are used'
 RGB = 3  # bands
-MOST_BANDS = 4  # of a picture: more are no colours with alpha
+MAX_BANDS = 4  # of a picture: more are no colours with alpha
 CACHE = 64  # MB, of GDAL
 ORIENTATION = 274  # tag of TIFF and EXIF
 GREY_OR_RGB = (0, 1, 2, 3)  # photometric interpretations: white is 0, black is 0, RGB, palette
@@ -139,8 +138,8 @@ def tiff_note(data: bytes, name: str) -> str:
         note = '; '.join(notes_of(raster, name))
         if raster.bits > 8 and raster.colours is None and not raster.is_inverted:
             rows, columns = ((0, side) for side in raster.size)
-            most = raster.read(rows, columns, RGB).max()
-            note += f': its largest value {most} becomes {int(most) >> raster.bits - 8} of 255'
+            largest = raster.read(rows, columns, RGB).max()
+            note += f': its largest value {largest} becomes {int(largest) >> raster.bits - 8} of 255'
     return note
 
 
@@ -266,11 +265,11 @@ def open_gdal(
                 colours[value] = colour[:3]
     bands = 1 if colours is not None else 3 if is_converted else sum(page.count for page in pages)
 
-    def read(rows: Span, columns: Span, most: int) -> NDArray[Any]:
+    def read(rows: Span, columns: Span, max_bands: int) -> NDArray[Any]:
         parts: list[NDArray[Any]] = []
         with _gdal(f'{name} at rows {rows[0]} to {rows[1]}, columns {columns[0]} to {columns[1]}'):
             for page in pages:
-                count = min(page.count, most - sum(map(len, parts)))
+                count = min(page.count, max_bands - sum(map(len, parts)))
                 if count > 0:
                     parts.append(page.read(list(range(1, count + 1)), window=(rows, columns)))
         bands_CHW: NDArray[Any] = np.concatenate(parts)
@@ -284,7 +283,7 @@ def open_gdal(
 
 @contextmanager
 def _gdal(name: str) -> Iterator[None]:
-    """Run GDAL with a small cache, and without the warning of missing coordinates.
+    """Run GDAL with a small cache.
 
     Raises:
         OSError: for any error of GDAL; the message starts with `name`.
@@ -292,8 +291,7 @@ def _gdal(name: str) -> Iterator[None]:
     import rasterio
 
     try:
-        with rasterio.Env(GDAL_CACHEMAX=CACHE, GDAL_ERROR_ON_LIBJPEG_WARNING=True), warnings.catch_warnings():
-            warnings.simplefilter('ignore', rasterio.errors.NotGeoreferencedWarning)
+        with rasterio.Env(GDAL_CACHEMAX=CACHE, GDAL_ERROR_ON_LIBJPEG_WARNING=True):
             yield
     except (rasterio.errors.RasterioError, rasterio._err.CPLE_BaseError) as error:
         raise OSError(f'{name} cannot be read: {error.__cause__ or error}') from error
@@ -353,7 +351,7 @@ def _open_tifffile(data: bytes, name: str, tags: Mapping[int, Any]) -> Raster:
     inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_0
     return Raster(
         pixels.shape[:2], pixels.shape[2], pixels.dtype, bits,
-        lambda rows, columns, most: pixels[slice(*rows), slice(*columns), :most],
+        lambda rows, columns, max_bands: pixels[slice(*rows), slice(*columns), :max_bands],
         colours, inverted, _orientation(tags.get(ORIENTATION, 1)),
     )  # fmt: skip
 
@@ -370,7 +368,7 @@ def require_level(name: Any, level: int, levels: int) -> None:
 
 
 def _require_few_bands(bands: int, name: str) -> None:
-    if bands > MOST_BANDS:
+    if bands > MAX_BANDS:
         raise OSError(f'{name} has {bands} bands: write a config for more than three, see docs/guides/more_bands.md')
 
 

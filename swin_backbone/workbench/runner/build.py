@@ -33,7 +33,6 @@ def build_runner(
     needs_all_weights: bool = False,
     skip_unreadable: bool = False,
     datasets: Optional[DataSets] = None,
-    prints_facts: bool = True,
 ) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
 
@@ -42,7 +41,6 @@ def build_runner(
         needs_all_weights: refuse a checkpoint without all weights of the model; for tests.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
         datasets: data sets of the config; None builds these.
-        prints_facts: write unusual facts of the data into the log.
     """
     check_classes(cfg)
     read_checkpoints_safely(unless=unsafe_load)
@@ -51,7 +49,6 @@ def build_runner(
     with _naming_lost_peers():
         runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg)
     runner.needs_all_weights, runner.skip_unreadable = needs_all_weights, skip_unreadable
-    runner.prints_facts = prints_facts
     if datasets is not None:
         runner.datasets = datasets
     mark_folder(runner.log_dir)

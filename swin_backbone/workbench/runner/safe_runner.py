@@ -22,6 +22,7 @@ from ...openmmlab.mixed_precision import MixedPrecisionHook
 from ...outputs import only_process
 from ...whole_files import CANNOT_WRITE
 from ..data.datasets import DataSets
+from ..data.facts import facts_of
 from ..data.guard import GuardHook, guard_dataset
 from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
@@ -57,13 +58,11 @@ class SafeRunner(Runner):
     Attributes:
         needs_all_weights: refuse a checkpoint without all weights of the model.
         skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
-        prints_facts: write unusual facts of the data into the log.
         datasets: the data sets of the config, of which some may be built already.
         resumed_from: the checkpoint.
     """
 
     needs_all_weights = skip_unreadable = False
-    prints_facts = True
     phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
     resumed_from: Optional[str] = None
 
@@ -143,8 +142,8 @@ class SafeRunner(Runner):
             dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies all but functions
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
-        if self.prints_facts and get_rank() == 0:
-            for sentence in self.datasets.facts_of(loader.dataset, is_training):
+        if get_rank() == 0:
+            for sentence in facts_of(loader.dataset, self.datasets.with_masks, is_training):
                 self.logger.warning(sentence)
         guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)

@@ -11,7 +11,7 @@ from PIL import Image
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
-from swin_backbone.workbench.data.balance import Counted
+from swin_backbone.workbench.data.balance import Epoch
 from swin_backbone.workbench.data.prepare.prepare import prepare
 from swin_backbone.workbench.resolve import combine, fit_to_pictures, set_training
 
@@ -28,12 +28,12 @@ def fill(config, data, work, annotations=None, names=None):
     return resolve(cfg, data=own), '\n'.join(own.lines)
 
 
-def resolve(config, options=None, data=None, counted=None):
+def resolve(config, options=None, data=None, epoch=None):
     """Return the config of a training, as a job, without counting the pictures of an epoch."""
     options = options or Options()
     cfg = set_training(combine(config, options, data), options)
     if data is not None:
-        fit_to_pictures(cfg, options, data, counted or Counted(data.splits['train'].pictures))
+        fit_to_pictures(cfg, options, data, epoch or Epoch(data.splits['train'].pictures))
     return cfg
 
 

@@ -166,9 +166,10 @@ def test_train_skips_and_counts_unreadable_pictures(record_fault, own, words, tm
     truncate(own / 'images' / 'train' / '1.png')
     truncate(own / 'images' / 'val' / '1.png')
     data = ['--data', own, *(['--annotations', own / 'labels'] if words is segmentation else [])]
-    printed = sentence(run('tools/train.py', *words(own)[:1], *data, *words(own)[1:]))
-    assert 'train: pictures or labels that cannot be read: 1, as' in printed
-    assert 'val: pictures or labels that cannot be read: 1, as' in printed
+    printed = sentence(
+        run('tools/train.py', *words(own)[:1], *data, *words(own)[1:], '--work-dir', tmp_path / 'stopped')
+    )
+    assert f'{own}/images/train/1.png is damaged' in printed
     arguments = (*words(own), '--work-dir', tmp_path / 'work')
     result = run('tools/train.py', *arguments, '--skip-unreadable')
     assert result.returncode == 0, result.stderr[-3000:]
@@ -199,7 +200,6 @@ def test_a_new_pipeline_is_guarded(record_fault, own, tmp_path):
 
 
 def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_path):
-    """The check before training opens fewer pictures."""
     path = own / 'labels' / 'train' / '0.png'
     Image.fromarray(np.full((SIZE, SIZE), 200, np.uint8)).save(path)
     cfg = config(segmentation(own, 'train_dataloader.num_workers=1'))
@@ -275,7 +275,7 @@ def test_a_data_set_of_which_nothing_is_left_says_why(record_fault, own, tmp_pat
         first_item(segmentation(own, img_suffix='.tif'))
     change_coco(own, 'train', lambda coco: coco['annotations'].clear())
     printed = sentence(run('tools/train.py', *detection_of(own), '--work-dir', tmp_path))
-    assert 'train: annotation files without objects: 1, as ' in printed
+    assert 'none of the 4 pictures for training has an object' in printed
     with pytest.raises(DataError, match=r'train\.json is left with filter_cfg=\{'):
         first_item(detection(own, '+train_dataloader.dataset.filter_cfg.filter_empty_gt=True'))
     record_fault('bad_data', 3)

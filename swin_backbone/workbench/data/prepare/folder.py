@@ -27,6 +27,7 @@ class DataFolder(NamedTuple):
     Args:
         root: folder of the pictures.
         files: below `root`, relative to it.
+        pictures: among the files.
         ann_root: folder of the annotations.
         ann_files: below `ann_root`, relative to it.
         results: unread folders of earlier commands.
@@ -38,6 +39,7 @@ class DataFolder(NamedTuple):
 
     root: Path
     files: list[Path]
+    pictures: list[Path]
     ann_root: Path
     ann_files: list[Path]
     results: list[str]
@@ -46,10 +48,6 @@ class DataFolder(NamedTuple):
     with_masks: bool = False
     skip_unreadable: bool = False
 
-    @property
-    def pictures(self) -> list[Path]:
-        return list(filter(is_picture, self.files))
-
     def with_suffix(self, *suffixes: str) -> list[Path]:
         """Return the whole paths of the annotation files with a suffix."""
         return [self.ann_root / path for path in self.ann_files if path.suffix.lower() in suffixes]
@@ -57,7 +55,13 @@ class DataFolder(NamedTuple):
     def holding(self, suffix: str, pattern: str) -> list[Path]:
         """Return the annotation files with a suffix and a pattern in their first 64 KiB, or `one_file` if it has."""
         paths = self.with_suffix(suffix) if self.one_file is None else [self.one_file]
-        return [path for path in paths if path.suffix.lower() == suffix and re.search(pattern.encode(), _head(path))]
+        held = []
+        for path in paths:
+            if path.suffix.lower() == suffix and path.is_file():  # no device or FIFO
+                with open(path, 'rb') as file:
+                    if re.search(pattern.encode(), file.read(HEAD_BYTES)):
+                        held.append(path)
+        return held
 
     def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
         """Return the names of the classes by their values, and the source; (None, '') without names.
@@ -84,13 +88,6 @@ class DataFolder(NamedTuple):
                     require_distinct(names, path)
                 return {name: int.from_bytes(map(int, colour), 'big') for name, colour in zip(names, colours)}
         return {}
-
-
-def _head(path: Path) -> bytes:
-    if not path.is_file():  # a device or FIFO
-        return b''
-    with open(path, 'rb') as file:
-        return file.read(HEAD_BYTES)
 
 
 def numbers_of(text: str) -> Optional[list[float]]:

@@ -1,6 +1,7 @@
 """The index of records: pictures are split, objects numbered and checked, and a file is written for each split."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..annotations import check_annotations
 from ..check_labels import ANY_VALUE, read_colours, read_label
+from ..facts import class_warnings
 from ..media import picture_size
 from .folder import DataFolder, list_folders, report_line
 from .objects.shapes import angle_of, area_of, box_around, corners_of
@@ -31,15 +33,15 @@ class Index:
         file: in COCO's format for a detector; pairs of pictures and labels, in mmengine's format, for a segmentor; and
             pictures with the numbers of their classes for a classifier. Names of pictures are relative to the root.
         pictures: their number.
-        objects: number of objects by class, of a detector.
-        most: objects of a picture, of a detector.
+        objects: number of objects by class, of a detector, or of pictures, of a classifier.
+        most_objects: of a picture, of a detector.
         has_rles: whether the mask of an object is an RLE.
     """
 
     file: str
     pictures: int
     objects: Mapping[str, int] = field(default_factory=dict)
-    most: int = 0
+    most_objects: int = 0
     has_rles: bool = False
 
 
@@ -58,21 +60,26 @@ def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path)
     for split, part in parts.items():
         splits[split], described = write(folder, outputs / split, part, records)
         head.append(report_line(split, *described))
+        faults = class_warnings(splits[split].objects, is_trained_on=split == 'train')
+        lines += [report_line('warning', sentence) for sentence in faults.sentences()]
     classes = report_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
     return splits, [*head, classes, *lines, *records.lines]
 
 
 def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
     """Return the annotations of the pictures of each split, and lines of the report."""
-    parts = dict(records.parts)
-    pictures = parts.pop('', None)
-    if pictures is None:
-        return parts, []
-    if records.lists.pictures or not all(isinstance(annotation, str) for annotation in pictures.values()):
-        lists, lines = split_pictures(list(pictures), records.lists)
-    else:
-        lists, lines = draw_by_class(pictures)
-    return {**{split: {path: pictures[path] for path in part} for split, part in lists.items()}, **parts}, lines
+    parts, lines = dict(records.parts), list[str]()
+    if '' in parts:
+        pictures = parts.pop('')
+        if records.lists.pictures or not all(isinstance(annotation, str) for annotation in pictures.values()):
+            lists, lines = split_pictures(list(pictures), records.lists)
+        else:
+            lists, lines = draw_by_class(pictures)
+        parts = {**{split: {path: pictures[path] for path in part} for split, part in lists.items()}, **parts}
+    if shared := {*parts.get('test', ())} & {*parts['train'], *parts['val']}:
+        sentence = f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
+        lines.append(report_line('warning', sentence))
+    return parts, lines
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
@@ -131,12 +138,15 @@ def _write_objects(
             kept = {name: value for name, value in item.items() if name != 'category'}
             annotations.append({**numbers, **kept})
     data = dict(images=images, annotations=annotations, categories=categories)
+    if target.name == 'train' and not annotations:
+        raise DataError(f'none of the {len(images)} pictures for training has an object')
     path = target.with_suffix('.json')
     path.write_text(json.dumps(data), encoding='utf-8')
     known = check_annotations(path, 'COCO', folder.with_masks, (data, False))
-    most = max((number for _, _, number in known.pictures.values()), default=0)
-    index = Index(str(path), len(images), dict(known.objects), most, bool(known.rles))
-    return index, [f'{len(images)} pictures in {list_folders([*part])}']
+    most_objects = max((number for _, _, number in known.pictures.values()), default=0)
+    index = Index(str(path), len(images), dict(known.objects), most_objects, bool(known.rles))
+    pictures = f'{len(images)} pictures in {list_folders([*part])}'
+    return index, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
@@ -198,4 +208,8 @@ def _write_classes(
     content = ''.join(f'{path.as_posix()} {records.classes.index(name)}\n' for path, name in part.items())
     path = target.with_suffix('.txt')
     path.write_bytes(content.encode())
-    return Index(str(path), len(part)), [f'{len(part)} pictures', str(path)]
+    counts = Counter([*part.values()])
+    return Index(str(path), len(part), {name: counts[name] for name in records.classes}), [
+        f'{len(part)} pictures',
+        str(path),
+    ]

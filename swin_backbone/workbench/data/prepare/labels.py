@@ -7,6 +7,7 @@ from typing import Optional
 
 import numpy as np
 
+from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
@@ -17,7 +18,7 @@ from .splits import read_split_lists
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
 IGNORED_LABEL = 255  # the value of ignored pixels, which mmseg's transforms write too
-MOST_CLASSES = 255  # of 8 bits, beside the ignored value
+MAX_CLASSES = 255  # of 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
 LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
 # Names of classes; the class of each value of the files; whether values are colours, 0xRRGGBB; lines of the report
@@ -82,6 +83,8 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
         lines.append(report_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
+    if unused := [name for value, name in names.items() if value not in counts and not _is_void(name)]:
+        lines.append(report_line('warning', f'no pixel of the classes {first_of(unused)}'))
     return _number(names, source, lines)
 
 
@@ -96,12 +99,12 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
         DataError: if there are too many classes, or none.
     """
     ignored = VOC_BORDER if in_colours else IGNORED_LABEL
-    void = [value for value, name in names.items() if name.lower().strip('_') in VOID_NAMES]
+    void = [value for value, name in names.items() if _is_void(name)]
     kept = [value for value in names if value not in void]
-    if not 0 < len(kept) <= MOST_CLASSES:
+    if not 0 < len(kept) <= MAX_CLASSES:
         raise DataError(
-            f'{source} names {len(kept)} classes, and labels take 1 to {MOST_CLASSES}, of the values 0 to '
-            f'{MOST_CLASSES - 1}: {IGNORED_LABEL} is the value of ignored pixels'
+            f'{source} names {len(kept)} classes, and labels take 1 to {MAX_CLASSES}, of the values 0 to '
+            f'{MAX_CLASSES - 1}: {IGNORED_LABEL} is the value of ignored pixels'
         )
     classes = {
         ignored: IGNORED_LABEL,
@@ -114,6 +117,10 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
     if len(kept) == 1:
         lines = [*lines, report_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
     return [names[value] for value in kept], classes, in_colours, lines
+
+
+def _is_void(name: str) -> bool:
+    return name.lower().strip('_') in VOID_NAMES
 
 
 def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[int], int]:

@@ -85,12 +85,14 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
         )
     root = data if data.is_dir() else data.parent
     files, results = list_files(root)
-    if not data.is_dir() and not any(is_picture(path) for path in files):
+    pictures = list(filter(is_picture, files))
+    if not data.is_dir() and not pictures:
         root = root.parent  # of annotations/instances_train.json
         files, results = list_files(root)
+        pictures = list(filter(is_picture, files))
     ann_root, ann_files = root, files
     if annotations is not None:
         ann_root = annotations if annotations.is_dir() else annotations.parent
         ann_files, ann_results = list_files(ann_root)
         results += ann_results
-    return DataFolder(root, files, ann_root, ann_files, results, one_file)
+    return DataFolder(root, files, pictures, ann_root, ann_files, results, one_file)

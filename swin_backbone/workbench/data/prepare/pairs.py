@@ -89,6 +89,11 @@ def is_label(path: Path) -> bool:
     return path.suffix.lower() in LABEL_SUFFIXES and is_named
 
 
+def without_labels(pictures: Sequence[Path]) -> Sequence[Path]:
+    """Return the pictures that are no labels: see `is_label`. If all are named as labels, all are pictures."""
+    return [picture for picture in pictures if not is_label(picture)] or pictures
+
+
 def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
     """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
     folders = [part.lower() for part in path.parent.parts if not ROLES & set(words_of(part))]

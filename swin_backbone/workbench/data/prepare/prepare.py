@@ -26,8 +26,8 @@ from .layouts import READERS, list_data, read_data
 VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
 DATASET_FILE = 'dataset.json'  # in the folder of an index, written last
 DIGITS = 16  # of a digest in a name
-MOST_INDICES = 100
-MOST_BYTES = 20 * 2**30  # of all indices
+MAX_INDICES = 100
+MAX_BYTES = 20 * 2**30  # of all indices
 IN_USE_S = 30 * 24 * 3600  # since the last use: a training may read its index for so long
 
 
@@ -108,7 +108,7 @@ def prepare(
 
 
 def _remove_oldest(indices_folder: Path) -> None:
-    """Remove the indices that were not used for longest, beyond `MOST_INDICES` and `MOST_BYTES`, after `IN_USE_S`.
+    """Remove the indices that were not used for longest, beyond `MAX_INDICES` and `MAX_BYTES`, after `IN_USE_S`.
 
     A run of a saved config reads an index without `prepare`: the times of its files count too.
     """
@@ -120,7 +120,7 @@ def _remove_oldest(indices_folder: Path) -> None:
         indices = [path.parent for path in indices_folder.glob(f'*/{DATASET_FILE}')]
         sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in sorted(indices, key=last_use)}
         for outputs in list(sizes):
-            if len(sizes) < MOST_INDICES and sum(sizes.values()) <= MOST_BYTES:
+            if len(sizes) < MAX_INDICES and sum(sizes.values()) <= MAX_BYTES:
                 return
             with suppress(Timeout), FileLock(f'{outputs}.lock', timeout=0):
                 if time.time() - last_use(outputs) > IN_USE_S:

@@ -128,12 +128,6 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
         lines.append(report_line('split', DRAWN))
     if set(test) == set(val):  # as in a data.yaml with the same folder twice
         test = []
-    if shared := {*test} & {*train, *val}:
-        lines.append(
-            report_line(
-                'warning', f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
-            )
-        )
     return dict(train=train, val=val, **(dict(test=test) if test else {})), lines
 
 

@@ -67,6 +67,7 @@ def test_void_and_255_are_ignored(by_option, names, values, classes, expected, t
     void = [name for name in names or () if name.lower().endswith(('void', 'ignore', 'unlabelled'))]
     assert [f'{name.split()[-1]}' in report.partition('ignored')[2] for name in void] == [True] * len(void)
     assert ('one class' in report) == (len(classes) == 1)
+    assert ('no pixel of the classes tree, sky' in report) == ('sky' in classes)
     assert 'black and white' in report or classes != ('background', 'foreground')
     record_fault('bad_data')
 

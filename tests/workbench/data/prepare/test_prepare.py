@@ -93,10 +93,10 @@ def test_the_index_that_was_not_used_for_longest_is_removed(tmp_path, monkeypatc
         for part in (path, *path.iterdir()):
             os.utime(part, (time.time() - 24 * 3600 * days,) * 2)
     assert prepared(roots[0], place) == indices[0]  # used now
-    monkeypatch.setattr(preparing, 'MOST_INDICES', 3)
+    monkeypatch.setattr(preparing, 'MAX_INDICES', 3)
     indices.append(prepared(roots[3], place))
     assert {path.parent for path in place.glob('*/dataset.json')} == {indices[0], indices[2], indices[3]}
-    monkeypatch.setattr(preparing, 'MOST_BYTES', 1)
+    monkeypatch.setattr(preparing, 'MAX_BYTES', 1)
     indices.append(prepared(roots[4], place))
     assert {path.parent for path in place.glob('*/dataset.json')} == {indices[0], indices[3], indices[4]}
     assert prepared(roots[1], place) == indices[1]  # is written again
@@ -129,6 +129,38 @@ def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
     (line,) = [line for line in data.lines if 'that of no image' in line]
     assert line.endswith("objects whose 'image_id' is that of no image: 1, as 99 has 1234")
     assert sum(data.splits['train'].objects.values()) == 4
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmpretrain'])
+def test_classes_without_data_are_lines(tmp_path, record_fault, scope):
+    """Before the first training, and in each that reads the index."""
+    root = layouts.made('voc' if scope == 'mmdet' else 'classes', tmp_path)
+    for _ in range(2):
+        lines = prepare(root, None, ['nut', 'bolt', 'screw'], scope=scope, folder=tmp_path / 'indices').lines
+        assert '  warning     classes without training data: 1, as screw' in lines
+        assert '  warning     classes without validation data, which have no score: 1, as screw' in lines
+    record_fault('bad_data')
+
+
+def test_pictures_that_are_not_there_are_a_line(own, tmp_path, record_fault):
+    """They are not those of the same name of another split."""
+    (own / 'images' / 'val' / '1.png').unlink()
+    data = prepare(own, folder=tmp_path / 'indices')
+    assert '  warning     1 pictures of val.json are not there, as images/val/1.png' in data.lines
+    names = [image['file_name'] for image in json.loads(Path(data.splits['val'].file).read_text())['images']]
+    assert names == ['images/val/0.png', 'images/val/1.png']
+    record_fault('bad_data')
+
+
+def test_pictures_of_two_files_are_named(own, tmp_path):
+    coco = read_coco(own, 'val')
+    for image in coco['images']:
+        image['file_name'] = f'images/val/{image["file_name"]}'
+    write_coco(own, 'val', coco)
+    coco['images'].pop()
+    write_coco(own, 'test', coco)
+    line = '  warning     1 pictures of the test are in training or validation, as images/val/0.png'
+    assert line in prepare(own, folder=tmp_path / 'indices').lines
 
 
 @pytest.mark.parametrize('layout', layouts.LAYOUTS)
@@ -175,7 +207,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_variable(own, tmp_pat
 def test_what_is_counted(own, tmp_path):
     data = prepare(own, folder=tmp_path / 'indices')
     train, val = data.splits['train'], data.splits['val']
-    assert (train.pictures, val.pictures, train.most, dict(train.objects)) == (4, 2, 1, dict(nut=2, bolt=2))
+    assert (train.pictures, val.pictures, train.most_objects, dict(train.objects)) == (4, 2, 1, dict(nut=2, bolt=2))
     assert (data.classes, data.root, data.scope) == (('nut', 'bolt'), str(own), 'mmdet')
 
 

@@ -10,7 +10,7 @@ from .....openmmlab.errors import DataError, Faults
 from ...annotations import check_annotations, look_through, read_annotations
 from ...media import SKIP_HINT, picture_size
 from ..folder import UNREADABLE, DataFolder, left_out, list_folders, report_line, require_distinct
-from ..pairs import is_label
+from ..pairs import is_label, without_labels
 from ..records import Image, Records, SplitLists
 from ..splits import (
     SAME,
@@ -36,7 +36,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     files, lines = _annotation_files(folder)
     if not files:
         return None
-    paths = [path for path, *_ in files.values()]
+    paths, folders_of = [path for path, *_ in files.values()], dict[Path, list[str]]()
     for path, data, has_mark in files.values():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
         lines += [report_line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
@@ -45,8 +45,14 @@ def read(folder: DataFolder) -> Optional[Records]:
             repaired = look_through(data, False, 'COCO', folder.with_masks)
             if sentences := repaired.errors.sentences():
                 raise DataError(f'{path} has ' + '. It has '.join(sentences))
-        lines += _find_pictures(folder, path, data)
+        folders_of[path] = _picture_folders(folder, path, data)
     contents = {split: data for split, (_, data, _) in files.items()}
+    stated = {
+        Path(*folders_of[path][:1], image['file_name']) for path, data, _ in files.values() for image in data['images']
+    }
+    existing = {picture for picture in stated if (folder.root / picture).is_file()}
+    for path, data, _ in files.values():
+        lines += _find_pictures(folder, path, data, folders_of[path], existing)
     _join_categories([*contents.values()])
     names = [str(category['name']) for category in contents['train']['categories']]
     require_distinct(names, paths[0])
@@ -197,37 +203,40 @@ def _are_numbers(values: Any) -> bool:
 def _picture_folders(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[str]:
     """Return the folder, relative to the root, of the pictures of an annotation file, and others that fit as well.
 
-    Empty if no folder has any of the pictures.
+    A folder of the file's split comes before one with more pictures of these names. Empty if no folder has any.
     """
     names = [image['file_name'] for image in data['images']]
     names = names[:: max(1, len(names) // SAMPLE)]
     parents = {parent for picture in folder.pictures for parent in picture.parents}
     split = split_of(Path(path.name)) or split_of(path.relative_to(folder.ann_root))
-
-    def rank(parent: Path) -> tuple[int, bool, bool, bool]:
+    ranks: dict[Path, tuple[bool, bool, bool, int, bool]] = {}
+    for parent in sorted(parents, key=lambda parent: (len(parent.parts), parent)):
         number = sum((folder.root / parent / name).is_file() for name in names)
-        is_of_split = folder_split(parent / '-') == split
-        is_of_labels = is_label(parent / names[0])
-        return number, is_of_split, not is_of_labels, folder.root / parent == path.parent
-
-    ranks = {parent: rank(parent) for parent in sorted(parents, key=lambda parent: (len(parent.parts), parent))}
+        is_of_split, is_of_labels = folder_split(parent / '-') == split, is_label(parent / names[0])
+        ranks[parent] = number > 0, not is_of_labels, is_of_split, number, folder.root / parent == path.parent
     best = max(ranks.values())
     return [parent.as_posix() for parent, fit in ranks.items() if fit == best] if best[0] else []
 
 
-def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list[str]:
+def _find_pictures(
+    folder: DataFolder, path: Path, data: dict[str, Any], folders: Sequence[str], existing: set[Path]
+) -> list[str]:
     """Make paths below the root of the pictures' names, in place, and return lines of the report.
 
     Label Studio writes addresses and paths of its server, and Windows's separators; other programs leave out folders.
+
+    Args:
+        folders: of the pictures: see `_picture_folders`.
+        existing: pictures that an annotation file of the data has by their paths. They are not found by other names:
+            a missing val/a.jpg is not train/a.jpg.
     """
-    folders, lines = _picture_folders(folder, path, data), list[str]()
+    lines: list[str] = []
     if len(folders) > 1:
         lines.append(
             report_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
         )
     paths = [Path(*folders[:1], image['file_name']) for image in data['images']]
-    existing = {picture for picture in {*paths} if (folder.root / picture).is_file()}
-    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    pictures = without_labels(folder.pictures)
     tails = index_tails(picture for picture in pictures if picture not in existing)
     matches = {
         name: match_name(unquote(str(name)), tails) or match_name(UPLOADED.sub('', name.name), tails)
@@ -241,6 +250,8 @@ def _find_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> list
         )
     for image, name in zip(data['images'], paths):
         image['file_name'] = (matches.get(name) or name).as_posix()
+    if missing := sorted(name for name, picture in matches.items() if picture is None):
+        lines.append(report_line('warning', f'{len(missing)} pictures of {path.name} are not there, as {missing[0]}'))
     if by_name := sorted(picture for picture in matches.values() if picture):
         lines.append(report_line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
     return lines

@@ -76,6 +76,12 @@ def convert_objects(
     return Records(layout, names, {'': pictures}, lists, [report_line('left out', reason) for reason in reasons])
 
 
+def stated_size(height: Any, width: Any) -> Optional[tuple[int, int]]:
+    """Return the size that a file of annotations states for its picture; None without two whole numbers above 0."""
+    texts = [str(side).strip() for side in (height, width)]
+    return (int(texts[0]), int(texts[1])) if all(text.isdecimal() and int(text) for text in texts) else None
+
+
 def _to_coco(box: Box, size: tuple[int, int], own_id: str) -> dict[str, Any]:
     """Return an object: see `Image`. `own_id` is its place in the user's file."""
     mask = dict(outline=box.mask) if box.is_rectangle else dict(segmentation=box.mask)

@@ -13,10 +13,10 @@ import numpy as np
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ..folder import DataFolder, left_out, report_line
-from ..pairs import is_label
+from ..pairs import without_labels
 from ..records import Lists, Records, SplitLists
 from ..splits import index_tails, match_name, read_split_lists, split_of
-from .convert import Part, convert_objects
+from .convert import Part, convert_objects, stated_size
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 from .voc import parse_xml
 
@@ -33,7 +33,7 @@ WITH_AREA = ('any', 'rectangle', *ELEMENT_FORMS)  # types of labels
 def read(folder: DataFolder) -> Records:
     """Read XML files with an element for each picture. Subsets called Train and Validation are the split."""
     files = folder.holding('.xml', ROOT)
-    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    pictures = without_labels(folder.pictures)
     tails = index_tails(pictures)
     parts: dict[Path, Optional[Part]] = {}
     lists: Lists = {}
@@ -81,9 +81,7 @@ def read_cvat(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tuple[
     Raises:
         DataError: with file, picture and element.
     """
-    stated = [part.content.get(key, '') for key in ('height', 'width')]
-    if all(text.isdecimal() and int(text) for text in stated):
-        size = int(stated[0]), int(stated[1])
+    size = stated_size(part.content.get('height'), part.content.get('width')) or size
     boxes = []
     for index, shape in enumerate(part.content):
         key = f'{part}: {shape.tag} {index}'

@@ -19,10 +19,10 @@ from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.paths import read_text
 from ..folder import DataFolder, left_out, report_line
-from ..pairs import Set, is_label, pairable_sets, set_of
+from ..pairs import Set, pairable_sets, set_of, without_labels
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
-from .convert import Part, convert_objects
+from .convert import Part, convert_objects, stated_size
 from .shapes import Box, box_around, box_of_bitmap, corners_of, ellipse, join_groups
 
 SHAPES = r'"(shapes"\s*:\s*\[|imageData"\s*:)'  # in a file of labelme
@@ -38,7 +38,7 @@ NO_CLASSES = ('__ignore__', '_background_')  # begin the labels.txt of labelme's
 def read(folder: DataFolder) -> Records:
     """Read a JSON file for each picture, with `imagePath` or the name of the picture."""
     files = folder.holding('.json', SHAPES)
-    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    pictures = without_labels(folder.pictures)
     tails = index_tails(pictures)
     sets = pairable_sets(pictures, (file.relative_to(folder.ann_root) for file in files))
     parts: dict[Path, Optional[Part]] = {}
@@ -106,9 +106,7 @@ def read_labelme(part: Part, size: tuple[int, int], faults: Faults) -> tuple[tup
     Raises:
         DataError: with file and key.
     """
-    stated = [part.content.get(key) for key in ('imageHeight', 'imageWidth')]
-    if all(isinstance(length, int) and length > 0 for length in stated):
-        size = stated[0], stated[1]
+    size = stated_size(part.content.get('imageHeight'), part.content.get('imageWidth')) or size
     boxes = []
     for index, shape in enumerate(part.content['shapes']):
         key = f'{part}: shapes[{index}]'

@@ -9,12 +9,12 @@ from typing import Optional
 from xml.etree import ElementTree
 
 from .....openmmlab.errors import DataError
-from ....configs.paths import MOST_TEXT, read_file
+from ....configs.paths import MAX_TEXT_BYTES, read_file
 from ..folder import DataFolder, left_out, report_line
-from ..pairs import Set, is_label, pairable_sets, set_of
+from ..pairs import Set, pairable_sets, set_of, without_labels
 from ..records import Records
 from ..splits import folder_split, read_split_lists
-from .convert import convert_objects
+from .convert import convert_objects, stated_size
 from .shapes import Box, angle_of, box_around, corners_of
 
 
@@ -23,7 +23,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     files = folder.with_suffix('.xml') if folder.one_file is None else []
     if not files or parse_xml(files[0]).tag != 'annotation':
         return None
-    pictures = [picture for picture in folder.pictures if not is_label(picture)] or folder.pictures
+    pictures = without_labels(folder.pictures)
     by_stem: dict[str, list[Path]] = {}
     for picture in pictures:
         by_stem.setdefault(picture.stem, []).append(picture)
@@ -76,9 +76,7 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
         DataError: with the file, and the wrong object.
     """
     root = parse_xml(file)
-    stated = [(root.findtext(f'size/{key}') or '').strip() for key in ('height', 'width')]
-    if all(text.isdecimal() and int(text) for text in stated):
-        size = int(stated[0]), int(stated[1])
+    size = stated_size(root.findtext('size/height'), root.findtext('size/width')) or size
     boxes = []
     for index, node in enumerate(root.iter('object')):
         name = (node.findtext('name') or '').strip()
@@ -106,9 +104,9 @@ def read_voc(file: Path, size: tuple[int, int]) -> tuple[tuple[int, int], list[B
     return size, boxes
 
 
-def parse_xml(file: Path, most: int = MOST_TEXT) -> ElementTree.Element:
+def parse_xml(file: Path, max_bytes: int = MAX_TEXT_BYTES) -> ElementTree.Element:
     """Return the root of an XML file of at most so many bytes."""
-    content = read_file(file, most)
+    content = read_file(file, max_bytes)
     try:
         return ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError, LookupError) as error:

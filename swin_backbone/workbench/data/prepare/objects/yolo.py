@@ -23,8 +23,8 @@ from .convert import convert_objects
 from .shapes import Box, box_around, corners_of
 
 ROUNDING = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
-MOST_YAML = 2**20  # bytes
-MOST_TEXTS = 1000  # text files whose lines decide how all are read
+MAX_YAML_BYTES = 2**20  # bytes
+MAX_TEXTS = 1000  # text files whose lines decide how all are read
 NO_VALUE = ('', '~', 'null', 'Null', 'NULL')
 
 
@@ -50,7 +50,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         picture: file for picture, file in _pair_files(folder).items() if file is not None or not is_label(picture)
     }
     texts = [file for file in files.values() if file is not None]
-    samples = [read_text(file).strip().splitlines() for file in texts[:MOST_TEXTS]]
+    samples = [read_text(file).strip().splitlines() for file in texts[:MAX_TEXTS]]
     if not any(is_yolo(lines) or not lines for lines in samples):  # an empty file: a picture without objects
         return None
     folders = {file.parent for file in texts}
@@ -87,7 +87,7 @@ def _read_settings(folder: DataFolder) -> tuple[Path, dict[str, Any]]:
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
-            values = yaml.load(read_text(path, MOST_YAML), Loader=TextLoader)
+            values = yaml.load(read_text(path, MAX_YAML_BYTES), Loader=TextLoader)
         except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
             if one_file is None and path.stem != 'data':  # a YAML file about another subject
                 continue
@@ -280,8 +280,8 @@ def read_yolo(
             raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
         values = values if is_outline else values[:5]
         if values[0] % 1 or not 0 <= values[0] < (len(names) if names else math.inf):
-            most = f'to {len(names) - 1}' if names else 'on'
-            raise DataError(f'{file}, line {number}: the class is a whole number from 0 {most}, got {words[0]!r}')
+            end = f'to {len(names) - 1}' if names else 'on'
+            raise DataError(f'{file}, line {number}: the class is a whole number from 0 {end}, got {words[0]!r}')
         if not all(-ROUNDING <= value <= 1 + ROUNDING for value in values[1:]):
             raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
         corners: NDArray[Any] = np.reshape(values[1:], (-1, 2))

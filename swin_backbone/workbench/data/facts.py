@@ -1,9 +1,14 @@
-"""Pictures and objects of an annotation file that the losses of a training never see, and why."""
+"""What is unusual in a data set, without reading pictures: annotations, classes without data, and objects that the
+losses of a training never see.
+"""
 
 import copy
 import random
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, Optional
 
 import numpy as np
@@ -12,20 +17,71 @@ from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError, Faults
 from ..configs.paths import annotation_file
-from .annotations import BAD_POLYGON, BAD_RLE, NO_MASK, check_annotations, form_of, mask_fault
+from .annotations import BAD_POLYGON, BAD_RLE, NO_MASK, Annotations, check_annotations, form_of, mask_fault
+from .datasets import base_datasets
 from .load_picture import loads_picture
+from .seeds import keep_generators
 
+SECONDS = 5  # for the masks of a data set
+MISTYPED_RATIO = 10  # times as many objects as a class that may be mistyped
+SIMILAR = 0.7  # of two names, by difflib
 FILTERS = ('min_gt_bbox_wh', 'min_gt_mask_area', 'by_mask')  # settings of FilterAnnotations
-MOST_PASSES = 200  # pictures that pass the filters of a pipeline: its other transforms take long
+MAX_PASSES = 200  # pictures that pass the filters of a pipeline: its other transforms take long
 CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
 
 
-def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, seconds: float) -> tuple[int, Faults]:
-    """Compare a built data set with its annotation file. No picture is read.
+def facts_of(dataset: Any, with_masks: bool, is_trained_on: bool) -> Iterator[str]:
+    """Yield sentences on a built data set, which may have wrappers: unusual annotations, and see `count_left_out`.
+
+    Args:
+        with_masks: see `check_annotations`.
+
+    Raises:
+        DataError: if no object is left to train on.
+    """
+    for base in base_datasets(dataset):
+        path = annotation_file(dict(ann_file=base.ann_file, backend_args=getattr(base, 'backend_args', None)))
+        form = form_of(type(base))
+        annotations = check_annotations(path, form, with_masks) if path and form else None
+        _, left_out = count_left_out(base, annotations, is_trained_on, SECONDS)
+        for faults in (annotations.warnings if annotations else Faults(), left_out):
+            for sentence in faults.sentences():
+                yield f'{base.ann_file} has {sentence}'
+
+
+def class_warnings(counts: Mapping[str, int], is_trained_on: bool) -> Faults:
+    """Return the classes without data and, in a training, rare ones with nearly the name of another.
+
+    Args:
+        counts: objects, pictures or pixels of each class.
+    """
+    faults = Faults()
+    for name, count in counts.items() if any(counts.values()) else ():
+        letters = re.sub(r'\d', '', name)
+        frequent = [
+            other
+            for other, number in counts.items()
+            if number > MISTYPED_RATIO * count and re.sub(r'\d', '', other) != letters
+        ]
+        nearest = get_close_matches(name, frequent, 1, SIMILAR) if is_trained_on else []
+        if not count and not is_trained_on:
+            faults.add('classes without validation data, which have no score', name)
+        elif not count:
+            faults.add('classes without training data', name + (f', nearest {nearest[0]}' if nearest else ''))
+        elif nearest:
+            kind = 'rare classes, maybe mistyped'
+            faults.add(kind, f'{name} ({count}), nearest {nearest[0]} ({counts[nearest[0]]})')
+    return faults
+
+
+def count_left_out(
+    dataset: BaseDataset, annotations: Optional[Annotations], is_trained_on: bool, seconds: float
+) -> tuple[int, Faults]:
+    """Compare a built data set with its annotation file.
 
     Args:
         dataset: with the transforms that load annotations.
-        with_masks: see `check_annotations`.
+        annotations: of the file; None without one in a known format.
         is_trained_on: run these transforms, and require an object for the losses.
         seconds: time limit for the transforms, on pictures in random order.
 
@@ -35,10 +91,7 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
     Raises:
         DataError: if no object is left to train on.
     """
-    form = form_of(type(dataset))
-    path = file_of(dataset)
-    file = check_annotations(path, form, with_masks) if path and form else None
-    pictures = dict(file.pictures) if file else {}
+    pictures = dict(annotations.pictures) if annotations else {}
     transforms = dataset.pipeline.transforms if is_trained_on else []
     loading = [_without_pixels(step) for step in transforms if getattr(step, 'with_bbox', False)]
     filters = [index for index, step in enumerate(transforms) if hasattr(step, 'min_gt_bbox_wh')]
@@ -67,13 +120,13 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
                         continue
                     flags[row] = True
                     by_loading.add(f'{kind}, {reason}', f'number {row} of {name}')
-            for reason, lost in _filtered(filtering, item, size) if looked <= MOST_PASSES else ():
+            for reason, lost in _filtered(filtering, item, size) if looked <= MAX_PASSES else ():
                 by_filters.add(reason, f'{lost} of {name}', lost)
                 filtered += lost
         number += stated
         left += len(instances) - int(flags.sum())
     left_out.update(by_loading, f'in {looked:,} random pictures' if looked < len(dataset) else '')
-    passed = min(looked, MOST_PASSES)
+    passed = min(looked, MAX_PASSES)
     left_out.update(by_filters, f'in {passed} random pictures' if passed < len(dataset) else '')
     settings = {'filter_cfg': dataset.filter_cfg, 'indices': dataset._indices}
     cause = ' and '.join(f'{name}={value}' for name, value in settings.items() if value) or type(dataset).__name__
@@ -82,13 +135,8 @@ def count_left_out(dataset: BaseDataset, with_masks: bool, is_trained_on: bool, 
         number += objects
     if is_trained_on and number and not left:
         reasons = '. It has '.join(left_out.sentences())
-        raise DataError(f'no object of {path or "the data set"} is left to train on: it has {reasons}')
+        raise DataError(f'no object of {dataset.ann_file or "the data set"} is left to train on: it has {reasons}')
     return left - filtered, left_out
-
-
-def file_of(dataset: BaseDataset) -> Optional[str]:
-    """Return the path of a built data set's annotation file, if it is on a local disk."""
-    return annotation_file(dict(ann_file=dataset.ann_file, backend_args=getattr(dataset, 'backend_args', None)))
 
 
 def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
@@ -104,9 +152,8 @@ def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
 
 def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:
     """Yield what each filter of objects leaves out of a picture, in a pass with blank pixels."""
-    states = random.getstate(), np.random.get_state()
     passed: Any = copy.deepcopy(item)
-    try:
+    with keep_generators(), suppress(Exception):  # of a wrong picture: an error, named with the picture
         for step in transforms:
             if loads_picture(step):
                 passed.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)
@@ -120,11 +167,6 @@ def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, 
                 yield f'objects that {type(step).__name__}({settings}) {reason}', lost
             if passed is None:
                 return
-    except Exception:  # of a wrong picture: an error, named with the picture
-        return
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def _seen(item: dict[str, Any]) -> int:

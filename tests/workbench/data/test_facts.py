@@ -1,4 +1,4 @@
-"""Pictures and objects between the annotation file and the loss: those left out are counted, with the reason."""
+"""What is said of data before a training: classes, unusual objects, and what no loss sees, with the reason."""
 
 import random
 import re
@@ -111,16 +111,33 @@ def test_pictures_of_16_bits_are_named(record_fault, tmp_path, monkeypatch):
     note = ' has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
     assert line.startswith('pictures of more bits or bands than are loaded: 2, as ')
     assert line.endswith(note)
-    logged = []
-    logger = SimpleNamespace(get_current_instance=lambda: SimpleNamespace(warning=logged.append))
-    monkeypatch.setattr(guard, 'MMLogger', logger)
-    train(cfg)
-    (logged,) = logged
+    (logged,) = notes_of_guard(cfg, monkeypatch)
     assert logged.endswith(f'{note} (the first such picture)')
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
         loader.dataset.pipeline[0].color_type = 'unchanged'
     assert '16 bits' not in str(check_data(DataSets(cfg, ()))[0].warnings.sentences())
     record_fault('annotations', 2)
+
+
+def notes_of_guard(cfg, monkeypatch):
+    """Return what the guard logs in a training."""
+    logged = []
+    logger = SimpleNamespace(get_current_instance=lambda: SimpleNamespace(warning=logged.append))
+    monkeypatch.setattr(guard, 'MMLogger', logger)
+    train(cfg)
+    return logged
+
+
+def test_pictures_of_another_size_than_annotated_are_named_while_loading(record_fault, tmp_path, monkeypatch):
+    def widen(coco):
+        coco['annotations'].pop()  # an RLE, which has the size too
+        for image in coco['images']:
+            image['width'] = 2 * SIDE
+
+    cfg = data_of(tmp_path, widen)
+    (note,) = notes_of_guard(cfg, monkeypatch)
+    assert note.endswith(f'.png is {SIDE}x{SIDE}, annotated as {2 * SIDE}x{SIDE} (the first such picture)')
+    record_fault('annotations')
 
 
 TWINS = {
