@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from swin_backbone.kernels.triton.attend import run
+from swin_backbone.kernels.triton.attend import run_attention
 from swin_backbone.models.layers.swin_block import BaseAttention
 from swin_backbone.replace import Replacement
 
@@ -133,7 +133,7 @@ def _gpu_without_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch('torch.cuda.is_bf16_supported', return_value=True))
         replacements: list[Replacement] = BaseAttention.forward.replacements  # type: ignore[attr-defined]
         stack.callback(replacements.__setitem__, 0, replacements[0])
-        replacements[0] = replacements[0]._replace(plan=lambda attention, *_: partial(run, attention))
+        replacements[0] = replacements[0]._replace(make_plan=lambda attention, *_: partial(run_attention, attention))
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield

@@ -155,7 +155,7 @@ class Row(NamedTuple):
 
 def use_clocks(folder: Path) -> ctypes.CDLL:
     """Compile the library with clocks into `folder`, and load this copy in the process."""
-    loaded, reason = library.load()
+    loaded, reason = library.load_library()
     if loaded is None:
         raise ValueError(reason)
     target = build.target()
@@ -165,7 +165,7 @@ def use_clocks(folder: Path) -> ctypes.CDLL:
     build.link_library(path, build.compile_sources(folder, target, ['-DSWIN_PROFILE']), target, [])
     build.INSTRUCTION_SETS[target.machine] = sets
     library.PATH = path
-    library.load.cache_clear()
+    library.load_library.cache_clear()
     return ctypes.CDLL(str(path))
 
 

@@ -150,7 +150,7 @@ def _backends() -> Iterator[Fact]:
     yield 'compiled library', _try(_library)
     yield 'cpu, int8', _try(_int8)
     for dtype_name in ('float32', 'bfloat16'):
-        yield f'Swin-T in training, {dtype_name}', _try(_storage, dtype_name)
+        yield f'Swin-T in training, {dtype_name}', _try(_saved_blocks, dtype_name)
     devices = ['cpu']
     with suppress(Exception):  # the lines of the CPU print this error
         import torch
@@ -161,27 +161,27 @@ def _backends() -> Iterator[Fact]:
             yield f'{device}, {dtype_name}', _try(_chosen_backend, device, dtype_name)
 
 
-def _storage(dtype_name: str) -> str:
-    """Return which blocks store values for the backward pass, and why."""
+def _saved_blocks(dtype_name: str) -> str:
+    """Return which blocks save values for the backward pass, and why."""
     import torch
 
-    from .kernels.native.storage import storage_for
+    from .kernels.native.saved_blocks import choose_saved_blocks
 
-    return storage_for(getattr(torch, dtype_name)).reason
+    return choose_saved_blocks(getattr(torch, dtype_name)).reason
 
 
 def _library() -> str:
-    from .kernels.native.library import load
+    from .kernels.native.library import load_library
 
-    library, reason = load()
+    library, reason = load_library()
     return f'computes by {library.isa}; was built with {", ".join(library.isas)}' if library else str(reason)
 
 
 def _int8() -> str:
     """Return the instructions of products in eight bits."""
-    from .kernels.native.library import load
+    from .kernels.native.library import load_library
 
-    library, reason = load()
+    library, reason = load_library()
     return f"{library.int8_products}, after accelerate(model, precision='int8')" if library else str(reason)
 
 

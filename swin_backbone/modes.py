@@ -1,4 +1,4 @@
-"""The modes of torch around a call: recorders of operations, autocast, and tables that are cached in eager mode alone.
+"""The modes of torch around a call: tracers, autocast, and tables that are cached in eager mode alone.
 
 Other private parts of torch are in `compat.py`.
 """
@@ -23,7 +23,7 @@ _peek_transform: Callable[[], Any] = getattr(_functorch, 'peek_interpreter_stack
 _is_legacy_batched: Callable[[Tensor], bool] = getattr(_functorch, 'is_legacy_batchedtensor', lambda tensor: False)
 
 
-def recorder_of(x: Tensor) -> Optional[str]:
+def tracer_of(x: Tensor) -> Optional[str]:
     """Return the name of the tracer or transform that is active for `x`, or None in eager mode.
 
     'torch.func' is a transform (grad, vmap, jvp, ...) or forward-mode AD. Without torch's functions: None.
@@ -38,12 +38,15 @@ def recorder_of(x: Tensor) -> Optional[str]:
     return 'torch.func' if has_tangents or _peek_transform() is not None else None
 
 
-def is_recorded() -> bool:
-    """Return whether a graph or a `TorchDispatchMode` records operations: the library is an operator of torch then."""
+def is_intercepted() -> bool:
+    """Return whether torch.compile, torch.export or a `TorchDispatchMode` receives each operator of torch.
+
+    They receive no other calls of the compiled library: it must be called as an operator of torch.
+    """
     return torch.compiler.is_compiling() or num_dispatch_modes() > 0
 
 
-def is_recordable(tensor: Tensor) -> bool:
+def is_plain_or_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has its numbers in its own memory, or stands for such a tensor in a graph."""
     kind: Any = type(tensor)
     return kind is Tensor or kind is nn.Parameter or kind.__module__.startswith('torch._subclasses.')
@@ -51,7 +54,7 @@ def is_recordable(tensor: Tensor) -> bool:
 
 def is_batched(tensor: Tensor) -> bool:
     """Return whether a tensor is batched by `torch.vmap` or `torch.autograd.functional`."""
-    return recorder_of(tensor) == 'torch.func' or _is_legacy_batched(tensor)
+    return tracer_of(tensor) == 'torch.func' or _is_legacy_batched(tensor)
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:

@@ -27,7 +27,7 @@ def facts(printed):
 def test_a_report_of_this_environment(capsys, monkeypatch):
     import torch
 
-    from swin_backbone.kernels.native.library import load
+    from swin_backbone.kernels.native.library import load_library
 
     monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
     info.print_info()
@@ -37,7 +37,7 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     assert f'torch {torch.__version__.partition("+")[0]}' in report['packages', 'others']
     assert 'SWIN_BACKBONE_LOAD_MIB=4096' in report['system', 'environment variables']
     assert report['packages', 'stack'] in ('onedl', 'openmmlab', 'lite')
-    library, reason = load()
+    library, reason = load_library()
     for isa in library.isas if library else [reason]:
         assert isa in report['backends', 'compiled library']
     assert report['backends', 'cpu, int8'].startswith(library.int8_products if library else reason)

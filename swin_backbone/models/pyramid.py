@@ -19,9 +19,9 @@ from ..checkpoints.adapt import load_checkpoint
 from ..checkpoints.state_dict import prepare_state_dict, store_sizes
 from ..checks import check_choice, check_int, check_number, check_size, refusal
 from ..compat import is_exporting, symbolic_views
-from ..modes import autocast_dtype, recorder_of
+from ..modes import autocast_dtype, tracer_of
 from ..positions import resize_absolute_position_embedding
-from ..replace import BACKENDS, has_plan, replaceable, torch_alone
+from ..replace import BACKENDS, has_plan, library_disabled, replaceable
 from .arguments import DEFAULT_STRIDES, InitCfg, Pair, Sizes, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
@@ -34,7 +34,7 @@ def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     A plan of a replacement stores the input alone itself. What ran in torch is recomputed in torch, also after the end
     of a mode of torch that kept the library away from the forward.
     """
-    is_planned = None if recorder_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
+    is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
     if is_planned:
         y_BHWC: Tensor = block(x_BHWC)
         return y_BHWC
@@ -43,7 +43,7 @@ def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
 
 
 def _run_in_torch(block: nn.Module, x_BHWC: Tensor) -> Tensor:
-    with torch_alone():
+    with library_disabled():
         y_BHWC: Tensor = block(x_BHWC)
     return y_BHWC
 
@@ -77,7 +77,7 @@ class SwinStage(nn.Module):
         Args:
             merges: whether the patch merging runs. Without it, the second output is the first.
         """
-        can_checkpoint = recorder_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
+        can_checkpoint = tracer_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
             recomputes = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
             x_BHWC = recompute(block, x_BHWC) if recomputes else block(x_BHWC)

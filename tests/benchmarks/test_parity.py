@@ -9,7 +9,7 @@ from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 
 from benchmarks import one_training, parity
 from benchmarks.one_training import Spec, run_in_process
-from swin_backbone.kernels.native.library import load
+from swin_backbone.kernels.native.library import load_library
 from swin_backbone.workbench.configs.cfg_options import parse_options
 
 DROP_PATH = {'model.backbone.drop_path_rate': 0.3}
@@ -44,7 +44,7 @@ def test_steps_have_the_losses_of_the_toolboxs_own_swin(trained, kind, iteration
     theirs = trained(kind, swin='theirs', iterations=iterations, seed=seed)
     assert len(set(theirs)) == iterations
     for backend in ('native', 'torch'):
-        if backend != 'native' or load()[0] is not None:
+        if backend != 'native' or load_library()[0] is not None:
             ours = trained(kind, backend=backend, iterations=iterations, seed=seed)
             assert ours == pytest.approx(theirs, rel=1e-5), backend
 

@@ -21,7 +21,7 @@ def call(function, *arguments, **environment):
 def _call(function, arguments, environment):
     os.environ.update(environment)
     torch.set_num_threads(1)  # a fork has no OpenMP threads
-    library.load.cache_clear()
+    library.load_library.cache_clear()
     memory.libswin.cache_clear()
     availability.find_dtype_obstacle.cache_clear()
     return function(*arguments)

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from ...models.pyramid import SwinPyramid
-from ...replace import keep_methods
+from ..changes import keep_methods
 from ..native.availability import PRECISION, find_dtype_obstacle
-from .foreign import BASE_ATTRIBUTE, RECORD, Record, compute, compute_norm, find_layer
-from .single_layer import OWN_LAYERS, plan_alone
+from .foreign import ACCELERATED, BASE_ATTRIBUTE, ForeignLayer, compute, compute_norm, find_foreign_layer
+from .single_layer import SWIN_LAYERS, plan_single_layer
 from .trial import try_layer
 
 _logger = getLogger(__name__)
@@ -28,15 +28,34 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
     """Let the library compute the Swins of `model`, in place; return the logged lines. `dry_run` changes nothing."""
     if precision is not None:
         _require_int8(model, precision)
+    lines = _accelerate_foreign_layers(model, dry_run)
+    layers = [module for module in model.modules() if precision is not None and isinstance(module, SWIN_LAYERS)]
+    outcomes = Counter((type(layer).__name__, _find_int8_obstacle(layer)) for layer in layers)
+    refused = {(kind, reason): number for (kind, reason), number in outcomes.items() if reason is not None}
+    lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
+    for line in lines:
+        _logger.info(f'accelerate: {line}')
+    if dry_run:
+        return lines
+    is_computed = len(refused) < len(outcomes) or any(ACCELERATED in vars(module) for module in model.modules())
+    if precision is not None and not is_computed:
+        why = ': ' + ' '.join(sorted({reason for _, reason in refused})) if refused else ''
+        raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
+    set_precision(model, precision)
+    return lines
+
+
+def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
+    """Accelerate the Swins of other packages in a model, and return a line for each Swin and kind of layer."""
     ours = {id(part) for module in model.modules() if isinstance(module, SwinPyramid) for part in module.modules()}
     modules: dict[str, Any] = {name: module for name, module in model.named_modules() if id(module) not in ours}
     if not any(hasattr(module, name) for module in modules.values() for name in BIAS_PARAMETERS):
-        modules = {}  # there is no Swin of another package
-    layers = {name: record for name, module in modules.items() if (record := find_layer(module)) is not None}
+        return []  # there is no Swin of another package
+    layers = {name: layer for name, module in modules.items() if (layer := find_foreign_layer(module)) is not None}
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
-    for name, record in layers.items():
-        if record.origin is not None:
-            swins[_swin_name_of(name), record.origin.name].append(name)
+    for name, layer in layers.items():
+        if layer.origin is not None:
+            swins[_swin_name_of(name), layer.origin.name].append(name)
     lines = [
         f'{name}: {type(module).__name__} is of no supported origin and stays unchanged.'
         for name, module in modules.items()
@@ -46,32 +65,17 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
         stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
         outcomes = defaultdict(list)  # differences, by the kind of a layer and the reason against the library
         for name in _layers_of(root, modules, layers):
-            module, record = modules[name], layers[name]
-            difference, problem = try_layer(module, record)
+            module, layer = modules[name], layers[name]
+            difference, problem = try_layer(module, layer)
             if problem is None and not dry_run:
-                keep_methods([type(module), *record.kinds.values()])
-                module.__dict__[RECORD], module.__class__ = (
-                    record._replace(stages=stages),
-                    _accelerated_class(module.__class__),
-                )
-            outcomes[record.compute.__name__.removeprefix('compute_'), problem].append(difference)
+                keep_methods([type(module), *layer.kinds.values()])
+                module.__dict__[ACCELERATED] = layer._replace(stages=stages)
+                module.__class__ = _accelerated_class(module.__class__)
+            outcomes[layer.compute.__name__.removeprefix('compute_'), problem].append(difference)
         for (kind, problem), differences in outcomes.items():
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
             lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
-    own_layers = [module for module in model.modules() if precision is not None and isinstance(module, OWN_LAYERS)]
-    reasons = Counter((type(module).__name__, _find_int8_obstacle(module)) for module in own_layers)
-    refused = {(kind, reason): number for (kind, reason), number in reasons.items() if reason is not None}
-    lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
-    for line in lines:
-        _logger.info(f'accelerate: {line}')
-    if dry_run:
-        return lines
-    is_computed = len(refused) < len(reasons) or any(RECORD in vars(module) for module in model.modules())
-    if precision is not None and not is_computed:
-        why = ': ' + ' '.join(sorted({reason for _, reason in refused})) if refused else ''
-        raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
-    set_precision(model, precision)
     return lines
 
 
@@ -91,22 +95,22 @@ def _find_int8_obstacle(layer: Any) -> Optional[str]:
     """Return why the library does not compute a layer of ours in eight bits; None: it does, or a user's forward."""
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'
-    planned = plan_alone(layer, 'int8')
+    planned = plan_single_layer(layer, 'int8')
     return planned if isinstance(planned, str) else None
 
 
-def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, Record]) -> list[str]:
+def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, ForeignLayer]) -> list[str]:
     """Return the names of the layers of a Swin to accelerate; a norm inside a layer is no layer of its own."""
     prefix = f'{root}.' if root else ''
     # With an absolute position embedding, the map of norm0 is float32 under autocast: the original norm computes.
     output_norms = r'norm[1-9]' if hasattr(modules[root], 'absolute_pos_embed') else r'norm\d'
     return [
         name
-        for name, record in layers.items()
+        for name, layer in layers.items()
         if f'{name}.'.startswith(prefix)
-        and RECORD not in vars(modules[name])
+        and ACCELERATED not in vars(modules[name])
         and (
-            record.compute is not compute_norm
+            layer.compute is not compute_norm
             or (root not in layers and re.fullmatch(output_norms, name.removeprefix(prefix)))
         )
     ]
@@ -116,13 +120,17 @@ def set_precision(model: nn.Module, precision: Optional[str]) -> None:
     """Set the precision of all Swin layers of the library, in place; None: that of linear layers in torch."""
     for module in model.modules():
         module.__dict__.pop(PRECISION, None)
-        if precision is not None and (isinstance(module, OWN_LAYERS) or RECORD in vars(module)):
+        if precision is not None and (isinstance(module, SWIN_LAYERS) or ACCELERATED in vars(module)):
             module.__dict__[PRECISION] = precision
 
 
 def find_swins(model: nn.Module) -> list[nn.Module]:
     """Return the Swins with accelerated blocks."""
-    blocks = [name for name, module in model.named_modules() if RECORD in vars(module) and vars(module)[RECORD].names]
+    blocks = [
+        name
+        for name, module in model.named_modules()
+        if ACCELERATED in vars(module) and vars(module)[ACCELERATED].names
+    ]
     return [model.get_submodule(root) for root in dict.fromkeys(map(_swin_name_of, blocks))]
 
 
@@ -130,8 +138,8 @@ def restore_swin(model: nn.Module) -> None:
     """Undo `accelerate_swin`, in place."""
     set_precision(model, None)
     for module in model.modules():
-        if RECORD in module.__dict__:
-            del module.__dict__[RECORD]
+        if ACCELERATED in module.__dict__:
+            del module.__dict__[ACCELERATED]
             # FSDP may have changed the class again.
             module.__class__ = vars(type(module)).get(BASE_ATTRIBUTE, type(module))
 

@@ -15,33 +15,32 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_here
-from ...models.layers.swin_v2_block import cosine_scale
-from ...modes import is_recorded, linear_dtype
-from ...positions import Size, relative_position_bias
-from ...replace import Modules, hides_methods, is_patched, read_modules
-from ..native.availability import find_obstacle, products_of
+from ...modes import is_intercepted, linear_dtype
+from ...positions import Size
+from ..changes import Modules, hides_methods, is_patched, read_modules
+from ..native.availability import dtype_and_gradients, find_obstacle
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation
 from ..native.memory import Unfit, cache_of, free_if_elsewhere
-from ..native.plans import Layer, plan_swin_layer
-from ..native.storage import TINY, Stages, is_stored
-from .block import ATTENTION, FIELDS, LINEARS, LOGIT_SCALE, NORMS, TABLE, continuous_table, qkv_bias, with_drop_path
+from ..native.plans import Layer, plan_layer
+from ..native.saved_blocks import TINY, Stages, is_saved
+from .block_weights import COORDINATES, LINEARS, LOGIT_SCALE, NORMS, TABLE, make_block_weights
 from .foreign_calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin
-from .patches import NORM, norm_layer
 from .single_layer import forward_by_torch, norm_values
+from .swin_layers import PROJECTION_NORM, norm_layer, with_drop_path
 
-RECORD = '_swin_backbone_record'  # the attribute of an accelerated layer
+ACCELERATED = '_swin_backbone_accelerated'  # the attribute of an accelerated layer
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
-SETTINGS = 'approximate', 'add_identity', 'scaling'  # of an activation, mmcv's FFN, and attention of transformers
+# Compared at each call: of an activation, of mmcv's FFN, and of attention of transformers
+COMPARED_SETTINGS = 'approximate', 'add_identity', 'scaling'
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
-COORDINATES = f'{ATTENTION}relative_coords_table'
 MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'input_dimensions'])
 
 
-class Record(NamedTuple):
-    """The computation of a layer by the compiled library."""
+class ForeignLayer(NamedTuple):
+    """A layer of another package, as it was when it was accelerated."""
 
-    compute: Callable[[Any, 'Record', Values], Any]  # returns the output; None: call the original
+    compute: Callable[[Any, 'ForeignLayer', Values], Any]  # returns the output; None: call the original
     kinds: dict[str, type[nn.Module]]  # of the modules inside, when the layer was accelerated
     settings: dict[str, Any]  # of these modules
     channels: int  # of the input
@@ -50,45 +49,45 @@ class Record(NamedTuple):
     stages: Stages = TINY  # of the Swin around the layer
 
 
-def find_layer(module: Any) -> Optional[Record]:
+def find_foreign_layer(module: Any) -> Optional[ForeignLayer]:
     """Return the computation of a layer of a Swin; None for other modules."""
     arguments, modules = list_arguments(module), modules_inside(module)
     kinds, settings = {name: type(inside) for name, inside in modules.items()}, _settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
-        return Record(compute_merging, kinds, settings, module.reduction.in_features // 4)
+        return ForeignLayer(compute_merging, kinds, settings, module.reduction.in_features // 4)
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
-        return Record(compute_embedding, kinds, settings, module.projection.in_channels)
+        return ForeignLayer(compute_embedding, kinds, settings, module.projection.in_channels)
     if type(module) is nn.LayerNorm:
-        return Record(compute_norm, kinds, settings, module.normalized_shape[-1])
-    found = find_origin(module)
-    if found is None:
+        return ForeignLayer(compute_norm, kinds, settings, module.normalized_shape[-1])
+    origin_and_names = find_origin(module)
+    if origin_and_names is None:
         return None
     channels = next(len(inside.weight) for inside in modules.values() if isinstance(inside, nn.LayerNorm))
-    return Record(compute_block, kinds, settings, channels, *found)
+    return ForeignLayer(compute_block, kinds, settings, channels, *origin_and_names)
 
 
 def find_layer_obstacle(layer: Any, x: Any) -> Optional[str]:
     """Return a sentence on why the library does not compute a layer for `x`, or None if nothing has changed."""
-    record: Record = vars(layer)[RECORD]
+    foreign: ForeignLayer = vars(layer)[ACCELERATED]
     if not isinstance(x, Tensor):
         return f'The first argument is no tensor, but a {type(x).__name__}.'
     reason, kind = find_obstacle(x, layer), cast(Any, type(layer))
-    modules = reason or read_modules(layer, record.kinds)
+    modules = reason or read_modules(layer, foreign.kinds)
     if isinstance(modules, str):
         return modules
     if hides_methods(layer, kind) or is_patched(getattr(kind, BASE_ATTRIBUTE, kind)):
         return 'A method of the layer has changed.'
-    if _settings(modules) != record.settings:
-        return f'One of {", ".join(SETTINGS)} has changed.'
-    if any(owner.training and getattr(owner, name) for owner, name in rates_in(modules, record)):
+    if _settings(modules) != foreign.settings:
+        return f'One of {", ".join(COMPARED_SETTINGS)} has changed.'
+    if any(owner.training and getattr(owner, name) for owner, name in rates_in(modules, foreign)):
         return 'The compiled library has no dropout, and a dropout rate is above 0.'
     return None
 
 
 def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the output of a call by the library; None: the layer's own forward computes."""
-    record: Optional[Record] = vars(layer).get(RECORD)
-    if record is None:
+    foreign: Optional[ForeignLayer] = vars(layer).get(ACCELERATED)
+    if foreign is None:
         return None
     x = next(iter((*args, *kwargs.values())), None)
     if find_layer_obstacle(layer, x) is not None:
@@ -99,7 +98,7 @@ def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     if values is None:
         return None
     try:
-        return record.compute(layer, record, values)
+        return foreign.compute(layer, foreign, values)
     except Unfit:
         return None
 
@@ -108,64 +107,54 @@ def _settings(modules: Modules) -> dict[str, Any]:
     return {
         f'{path}.{name}': vars(module)[name]
         for path, module in modules.items()
-        for name in SETTINGS
+        for name in COMPARED_SETTINGS
         if name in vars(module)
     }
 
 
-def rates_in(modules: Modules, record: Record) -> list[tuple[Any, str]]:
+def rates_in(modules: Modules, foreign: ForeignLayer) -> list[tuple[Any, str]]:
     """Return owner and attribute of each rate that must be 0 in training: dropout, and drop path of some origins."""
-    names = (*RATES, 'drop_prob') if record.origin and not record.origin.drop_paths else RATES
+    names = (*RATES, 'drop_prob') if foreign.origin and not foreign.origin.drop_paths else RATES
     rates = [(module, name) for module in modules.values() for name in names if vars(module).get(name)]
     return rates + [(module, 'p') for module in modules.values() if isinstance(module, nn.Dropout)]
 
 
-def compute_block(block: Any, record: Record, values: Values) -> Any:
-    x_BHWC, origin = find_map(block, values), record.origin
+def compute_block(block: Any, foreign: ForeignLayer, values: Values) -> Any:
+    x_BHWC, origin = find_map(block, values), foreign.origin
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
     windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
-    modules: Any = read_modules(block, record.kinds)
-    owners = {ours: modules[path.rpartition('.')[0]] for ours, path in record.names.items()}
-    tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in record.names.items()}
+    modules: Any = read_modules(block, foreign.kinds)
+    owners = {ours: modules[path.rpartition('.')[0]] for ours, path in foreign.names.items()}
+    tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in foreign.names.items()}
     num_offsets = tensors[COORDINATES].numel() // 2 if LOGIT_SCALE in tensors else len(tensors[TABLE])
     if windows is None or num_offsets != math.prod([2 * side - 1 for side in windows.window_size]):
         return None
-    derive = partial(_derive, origin.format, windows.window_size, [*tensors])
+    make_weights = partial(_make_weights, origin.format, windows.window_size, [*tensors])
     h = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[TABLE].shape[-1]
     hidden = len(tensors[f'{LINEARS[2]}.weight'])
-    (dtype, has_gradients), C = products_of(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
+    (dtype, has_gradients), C = dtype_and_gradients(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
-    stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
+    saves = has_gradients and not getattr(block, 'with_cp', False) and is_saved(dtype, C, foreign.stages)
     settings = BlockSettings(h, hidden, scale, eps, windows.window_size, origin.pads_first)
-    computation = BlockComputation(settings, windows, dtype, cache_of(block), stores)
+    computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
     (_, x), *others = values.items()
-    by_torch = partial(_by_torch, [*record.names.values()], dict(others), x.shape)
-    call = plan_swin_layer(Layer(computation, by_torch, [*tensors.values()], derive), block, x_BHWC.shape)
-    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not is_recorded() else None
+    by_torch = partial(_call_original, [*foreign.names.values()], dict(others), x.shape)
+    plan = plan_layer(Layer(computation, by_torch, [*tensors.values()], make_weights), block, x_BHWC.shape)
+    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not is_intercepted() else None
     factors_2B = _drop_path_factors(block, origin, x_BHWC)
-    y_BHWC = with_drop_path(call, factors_2B, random_state)(x_BHWC)
+    y_BHWC = with_drop_path(plan, factors_2B, random_state)(x_BHWC)
     y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
     if origin.format.name != 'hf':
         return y
     return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
 
 
-def _derive(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
+def _make_weights(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
     """Return the library's weights from the tensors of a block, which have our names."""
     w = to_here({name: tensor for name, tensor in zip(names, tensors) if tensor is not None}, format)
-    is_v2 = LOGIT_SCALE in w
-    table_Rh = continuous_table(w, w[COORDINATES]).flatten(0, -2) if is_v2 else w[TABLE]
-    derived: Values = dict(position_bias_hNN=relative_position_bias(table_Rh, window_size))
-    if is_v2:
-        bias_3C = w.get(f'{ATTENTION}qkv.bias')
-        if bias_3C is not None:  # the key of V2 has no bias
-            bias_3C = bias_3C.unflatten(0, (3, -1)) * bias_3C.new_tensor([[1.0], [0.0], [1.0]])
-        derived |= dict(
-            qkv_bias=qkv_bias(w) if bias_3C is None else bias_3C.flatten(), cosine_scale_h=cosine_scale(w[LOGIT_SCALE])
-        )
-    return BlockWeights(**{**{field: w.get(name) for field, name in FIELDS.items()}, **derived})
+    return make_block_weights(w, window_size, window_size)
 
 
 def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optional[Tensor]:
@@ -177,54 +166,55 @@ def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Opti
     return torch.stack([*(module(ones_B11).flatten() for module in modules), ones_B11.flatten()][:2])
 
 
-def compute_merging(module: Any, record: Record, values: Values) -> Any:
+def compute_merging(module: Any, foreign: ForeignLayer, values: Values) -> Any:
     x_BHWC, (*norm, eps), channels = find_map(module, values), norm_values(module.norm), module.reduction.in_features
     tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
     if x_BHWC is None or module.reduction.bias is not None:
         return None
     is_unfold = hasattr(module, 'sampler')
 
-    def derive(*tensors: Optional[Tensor]) -> list[Optional[Tensor]]:
+    def make_weights(*tensors: Optional[Tensor]) -> list[Optional[Tensor]]:
         if is_unfold:
             return [*tensors]  # the norm of V2 is behind the reduction
         return [columns_to_channels(w) if w is not None and w.shape[-1] == channels else w for w in tensors]
 
     is_post_norm = norm[0] is not None and len(norm[0]) != channels
     (_, x), *others = values.items()
-    names, (dtype, has_gradients) = ['reduction.weight', 'reduction.bias', *NORM], products_of(module, x_BHWC, *tensors)
+    names = ['reduction.weight', 'reduction.bias', *PROJECTION_NORM]
+    dtype, has_gradients = dtype_and_gradients(module, x_BHWC, *tensors)
     computation = ProjectionComputation(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
-    by_torch = partial(_by_torch, names, dict(others), x.shape)
-    y_BHWC = plan_swin_layer(Layer(computation, by_torch, tensors, derive), module, x_BHWC.shape)(x_BHWC)
+    by_torch = partial(_call_original, names, dict(others), x.shape)
+    y_BHWC = plan_layer(Layer(computation, by_torch, tensors, make_weights), module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
 
-def compute_embedding(module: Any, record: Record, values: Values) -> Any:
+def compute_embedding(module: Any, foreign: ForeignLayer, values: Values) -> Any:
     (x,), conv, (*norm, eps) = values.values(), module.projection, norm_values(getattr(module, 'norm', None))
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or x.dim() != 4:
         return None
-    tensors, names = (conv.weight, conv.bias, *norm), ['projection.weight', 'projection.bias', *NORM]
-    dtype, has_gradients = products_of(module, x, *tensors)
+    tensors, names = (conv.weight, conv.bias, *norm), ['projection.weight', 'projection.bias', *PROJECTION_NORM]
+    dtype, has_gradients = dtype_and_gradients(module, x, *tensors)
     computation = ProjectionComputation(False, eps, True, dtype, cache_of(module), has_gradients)
-    by_torch = partial(_by_torch, names, {}, x.shape)
-    y_BHWC = plan_swin_layer(Layer(computation, by_torch, tensors), module, x.shape)(x)
+    by_torch = partial(_call_original, names, {}, x.shape)
+    y_BHWC = plan_layer(Layer(computation, by_torch, tensors), module, x.shape)(x)
     # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
 
 
-def compute_norm(norm: Any, record: Record, values: Values) -> Any:
+def compute_norm(norm: Any, foreign: ForeignLayer, values: Values) -> Any:
     """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
     x_BTC = values['input']
     if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):
         return None
     x_BT1C = x_BTC[:, :, None]
-    y_BCT = plan_swin_layer(norm_layer(norm), norm, x_BT1C.shape)(x_BT1C)[..., 0]
+    y_BCT = plan_layer(norm_layer(norm), norm, x_BT1C.shape)(x_BT1C)[..., 0]
     return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))
 
 
-def _by_torch(
+def _call_original(
     names: list[str],
     values: Values,
     shape: torch.Size,
@@ -233,7 +223,7 @@ def _by_torch(
     *tensors: Any,
     random_state: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return the first tensor of the layer's own forward, which takes `x` in the given shape.
+    """Return the first tensor of the original's forward, which takes `x` in the given shape.
 
     Args:
         names: of the tensors in the layer.

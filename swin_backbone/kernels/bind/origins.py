@@ -17,7 +17,7 @@ from ...checkpoints import formats
 from ...checkpoints.formats import Format, name_here
 from ...models.windows import Windows
 from ...positions import Size
-from .block import ATTENTION, LINEARS, LOGIT_SCALE, NORMS
+from .block_weights import ATTENTION, LINEARS, LOGIT_SCALE, NORMS
 from .foreign_calls import Values, list_arguments, modules_inside
 
 Names = dict[str, str]  # from our names of a block's tensors to the names in the block
@@ -98,7 +98,7 @@ _TRANSFORMERS = Origin(
     'hidden_states input_dimensions',
     _read_transformers,
 )
-BLOCKS = (
+ORIGINS = (
     _TOOLBOX._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
     _TOOLBOX,
     _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2', pads_first=False),
@@ -114,7 +114,7 @@ BLOCKS = (
 
 def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
     """Return the origin of a block, and our name of each tensor with the name in the block; None: no known block."""
-    for origin in BLOCKS:
+    for origin in ORIGINS:
         has_drop_paths = all(hasattr(block, path.partition('.')[0]) for path in origin.drop_paths.split())
         if list_arguments(block) == origin.arguments.split() and has_drop_paths:
             names = _names_in_block(block, origin)

@@ -10,20 +10,20 @@ from torch.random import fork_rng
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...positions import Size
-from ...replace import Planned, torch_alone
+from ...replace import Planned, library_disabled
 from ..native.availability import PRECISION
 
-OWN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
+SWIN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
 
 
-def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None) -> Planned:
+def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size] = None) -> Planned:
     """Return the library's plan of a layer of ours in eval mode, without gradients.
 
     Args:
         precision: see `accelerate`.
         size: (height, width) of the map; None: a small one.
     """
-    kind = _own_kind(layer)
+    kind = _swin_kind(layer)
     modes = [(module, module.training) for module in layer.modules()]
     kept = {name: value for name, value in vars(layer).items() if name == PRECISION}
     try:
@@ -33,7 +33,7 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
         with torch.no_grad():
             x = torch.zeros(_smallest_shape(layer, size), dtype=torch.float32, device='cpu')
             plans = [
-                replacement.plan(layer, x)
+                replacement.make_plan(layer, x)
                 for replacement in kind.forward.replacements
                 if replacement.backend == 'native'
             ]
@@ -47,9 +47,9 @@ def plan_alone(layer: Any, precision: Optional[str], size: Optional[Size] = None
     return plans[0] if plans else None
 
 
-def _own_kind(layer: Any) -> Any:
+def _swin_kind(layer: Any) -> Any:
     """Return the class of this package that a layer is of."""
-    return next(kind for kind in type(layer).__mro__ if kind in OWN_LAYERS)
+    return next(kind for kind in type(layer).__mro__ if kind in SWIN_LAYERS)
 
 
 def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
@@ -66,12 +66,12 @@ def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[T
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
 
 
-class _OwnForward(nn.Module):
+class _ReplacedForward(nn.Module):
     """Calls the forward of a layer that the library replaces: not the layer's hooks, nor a user's forward around it."""
 
     def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
         super().__init__()
-        self.layer, self.layer_forward = layer, forward or _own_kind(layer).forward.__wrapped__
+        self.layer, self.layer_forward = layer, forward or _swin_kind(layer).forward.__wrapped__
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layer_forward(self.layer, x)
@@ -94,7 +94,7 @@ def forward_by_torch(
         forward: a function of the layer and the map; None: the marked forward of the layer's class.
     """
     given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
-    with torch_alone(), fork_rng(devices=[]):
+    with library_disabled(), fork_rng(devices=[]):
         if random_state is not None:
             torch.set_rng_state(random_state)
-        return functional_call(_OwnForward(layer, forward), given, (x,), tie_weights=False)
+        return functional_call(_ReplacedForward(layer, forward), given, (x,), tie_weights=False)

@@ -12,10 +12,10 @@ from torch.random import fork_rng
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ...modes import without_autocast
-from ...replace import read_modules
 from .. import native
+from ..changes import read_modules
 from ..native.memory import Unfit, address
-from .foreign import RECORD, Record, compute, compute_embedding, rates_in
+from .foreign import ACCELERATED, ForeignLayer, compute, compute_embedding, rates_in
 from .foreign_calls import Values, list_arguments
 from .origins import find_mask, read_windows
 
@@ -23,18 +23,18 @@ from .origins import find_mask, read_windows
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
-def try_layer(module: nn.Module, record: Record) -> tuple[float, Optional[str]]:
+def try_layer(module: nn.Module, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     """Return the largest difference of outputs and gradients, and why the library cannot be used; None: it can."""
     try:
         with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
-            return _compare(copy.deepcopy(module), record)
+            return _compare(copy.deepcopy(module), foreign)
     except Unfit as error:
         return 0.0, str(error)
     except Exception as error:  # code of another package may raise any error
         return 0.0, f'The trial fails: {type(error).__name__}: {error}'
 
 
-def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
+def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     """Compute a layer by torch and by the library: return the largest difference, and why the library cannot be used.
 
     The difference is that of outputs or gradients. The reason is None if the library can be used. `module` is a copy,
@@ -42,22 +42,22 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
     """
     parameters = [*module.parameters()]
     reason = native.find_obstacle(parameters[0])
-    modules = reason or read_modules(module, record.kinds)
+    modules = reason or read_modules(module, foreign.kinds)
     if isinstance(modules, str):
         return 0.0, modules
     for parameter in parameters:
         address('parameter', parameter, parameter.shape, copies=[])
     generator = torch.Generator().manual_seed(0)
     module.train()
-    for owner, name in rates_in(modules, record):
+    for owner, name in rates_in(modules, foreign):
         setattr(owner, name, 0.0)
     for parameter in module.parameters():
         std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.data.copy_(_draw(parameter.shape, generator) * std)
         parameter.requires_grad_(True)
-    arguments = _make_example(module, record, generator)
+    arguments = _make_example(module, foreign, generator)
     original, gradients = _forward_and_backward(module, module.forward, *arguments)
-    module.__dict__[RECORD] = record
+    module.__dict__[ACCELERATED] = foreign
     if compute(module, *arguments) is None:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
     ours, our_gradients = _forward_and_backward(module, partial(compute, module), *arguments)
@@ -75,14 +75,14 @@ def _compare(module: Any, record: Record) -> tuple[float, Optional[str]]:
     return largest, None if is_equal else f'The results differ by {largest:.1e}.'
 
 
-def _make_example(module: Any, record: Record, generator: torch.Generator) -> list[Any]:
+def _make_example(module: Any, foreign: ForeignLayer, generator: torch.Generator) -> list[Any]:
     """Return random arguments for a copy of a layer."""
     names = list_arguments(module)
-    if record.compute is compute_embedding:
+    if foreign.compute is compute_embedding:
         height, width = module.projection.kernel_size
-        return [_draw((2, record.channels, 5 * height + 1, 7 * width + 1), generator)]
+        return [_draw((2, foreign.channels, 5 * height + 1, 7 * width + 1), generator)]
     is_map = names == ['x'] and (not hasattr(module, 'input_resolution') or hasattr(module, 'drop_path1'))  # of timm
-    Wh, Ww = read_windows(module, {}, (1, 1)).window_size if record.origin else (4, 4)
+    Wh, Ww = read_windows(module, {}, (1, 1)).window_size if foreign.origin else (4, 4)
     size = 2 * Wh + 1, Ww + max(1, Ww // 2)
     if hasattr(module, 'set_input_size'):
         module.set_input_size(size, (Wh, Ww))
@@ -94,7 +94,7 @@ def _make_example(module: Any, record: Record, generator: torch.Generator) -> li
         mask_LNN = find_mask(read_windows(module, {}, size))
         values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
     shape = size if is_map else (math.prod(size),)
-    return [_draw((2, *shape, record.channels), generator), *(values[name] for name in names[1:])]
+    return [_draw((2, *shape, foreign.channels), generator), *(values[name] for name in names[1:])]
 
 
 def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...compat import constant_when_compiled
-from ...modes import is_recordable, is_recorded
+from ...modes import is_intercepted, is_plain_or_fake
 from ..native.availability import find_dtype_obstacle, find_obstacle
-from ..native.layers import Derive, ResultShapes, plan_layer
+from ..native.computation import MakeWeights, ResultShapes, Weights
 from ..native.library import PRODUCTS, Convolution
 from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
-from ..native.operators import register
-from ..native.schemas import Schema
+from ..native.operators import Schema, register_operator
+from ..native.plans import run_computation
 from ..native.size_limits import is_within
 
 TILES = 4, 6  # outputs along the sides of a tile
@@ -43,14 +43,14 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and find_obstacle(x_BCHW, is_compilable=True) is None
+        and find_obstacle(x_BCHW) is None
         and _takes_dtype(_dtype_of(*tensors))
-        and all(is_recordable(t) if is_recorded() else is_readable(t) for t in tensors)
-        and (is_recorded() or takes_sizes((len(x_BCHW), *x_BCHW.shape[2:], C), N))
+        and all(is_plain_or_fake(t) if is_intercepted() else is_readable(t) for t in tensors)
+        and (is_intercepted() or takes_convolution((len(x_BCHW), *x_BCHW.shape[2:], C), N))
     )
 
 
-def takes_sizes(shape: Sequence[int], N: int) -> bool:
+def takes_convolution(shape: Sequence[int], N: int) -> bool:
     """Return whether the library takes maps (B, H, W, C) and N output channels, and is faster than torch."""
     B, H, W, C = shape
     return num_tiles(4, B, H, W) >= MIN_TILES and is_within('convolution', max(TILES), B, H, W, C, N)
@@ -107,19 +107,18 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
     x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()
-    if is_recorded():
+    if is_intercepted():
         y_BHWN = torch.ops.swin_backbone.convolve(x_BHWC, weight_NC33, bias_N, is_trained)[0]
     else:
-        computation = _Convolution(cache, is_trained)
-        y_BHWN = plan_layer(computation, _by_torch, x_BHWC.shape, weight_NC33, bias_N, is_cast=False)(x_BHWC)
+        y_BHWN = run_computation(_Convolution(cache, is_trained), _convolve_by_torch, x_BHWC, weight_NC33, bias_N)
     return y_BHWN.permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 class _Convolution(NamedTuple):
-    """See `native.layers.GraphComputation`.
+    """See `native.computation.Computation`.
 
     Attributes:
-        may_use_torch: whether torch computes the sizes that `takes_sizes` refuses: a graph has maps of all sizes.
+        may_use_torch: whether torch computes the sizes that `takes_convolution` refuses: a graph has maps of all sizes.
     """
 
     cache: Optional[Cache]
@@ -130,13 +129,15 @@ class _Convolution(NamedTuple):
         N = len(weights[0])
         return ResultShapes((*shape[:3], N), [shape, weights[0].shape, (N,)])
 
-    def prepare(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
+    def prepare(self, _: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Sequence[Any]:
         return parameters
 
-    def compute(self, x_BHWC: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
+    def forward(self, x_BHWC: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         weight, bias = prepared
         if self.uses_torch(x_BHWC, weight):
-            return (_by_torch(x_BHWC, weight, bias).to(x_BHWC.dtype).contiguous(),)  # autocast may change the dtype
+            return (
+                _convolve_by_torch(x_BHWC, weight, bias).to(x_BHWC.dtype).contiguous(),
+            )  # autocast may change the dtype
         tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
         if self.cache is None:
             packed = pack(weight, tile)
@@ -145,9 +146,9 @@ class _Convolution(NamedTuple):
             (packed,) = cached_while_unchanged(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
         return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
 
-    def gradients(
-        self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, _: Any, weights: Sequence[Any], *stored: Tensor
-    ) -> Sequence[Optional[Tensor]]:
+    def backward(
+        self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, _: Any, weights: Sequence[Any], *saved: Tensor
+    ) -> Weights:
         weight, (N, C) = weights[0], weights[0].shape[:2]
         of_x = of_weight = of_bias = None
         if needed[0] and not self.uses_torch(x_BHWC, weight):
@@ -169,10 +170,10 @@ class _Convolution(NamedTuple):
         return of_x, of_weight, of_bias
 
     def uses_torch(self, x_BHWC: Tensor, weight: Tensor) -> bool:
-        return self.may_use_torch and not takes_sizes(x_BHWC.shape, len(weight))
+        return self.may_use_torch and not takes_convolution(x_BHWC.shape, len(weight))
 
 
-register(
+register_operator(
     'convolve',
     Schema(
         ['weight', 'bias'],
@@ -182,7 +183,7 @@ register(
 )
 
 
-def _by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+def _convolve_by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
     return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
 

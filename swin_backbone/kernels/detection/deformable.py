@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import is_recorded
-from ..native.layers import Derive, ResultShapes, plan_layer
+from ...modes import is_intercepted
+from ..native.computation import MakeWeights, ResultShapes, Weights
 from ..native.library import Deformable
 from ..native.memory import address, empty, libswin
-from ..native.operators import register
-from ..native.schemas import FindCache, Schema
+from ..native.operators import FindCache, Schema, register_operator
+from ..native.plans import run_computation
 from ..native.size_limits import is_within
 
 
@@ -34,11 +34,11 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
         ValueError: if the arguments do not fit.
     """
     values, *others = (x.float().contiguous() for x in (values_BShd, places, weights))
-    if is_recorded():
+    if is_intercepted():
         y_BQhd = torch.ops.swin_backbone.attend_deformably(values, *others, shapes_L2)[0]
     else:
-        computation, by_torch = _Deformable(shapes_L2.contiguous()), partial(_by_torch, shapes_L2)
-        y_BQhd = plan_layer(computation, by_torch, values.shape, *others)(values)
+        computation, by_torch = _Deformable(shapes_L2.contiguous()), partial(_sample_by_torch, shapes_L2)
+        y_BQhd = run_computation(computation, by_torch, values, *others)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
 
 
@@ -47,7 +47,7 @@ def takes_layer(channels: int, heads: int, levels: int, points: int) -> bool:
     return is_within('deformable', 1, 1, 1, heads, channels // heads, levels, points)
 
 
-def takes_sizes(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: int, num_points: int) -> bool:
+def takes_attention(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: int, num_points: int) -> bool:
     """Return whether the library takes the sizes of a layer. Torch raises errors for wrong sizes."""
     B, S, C = values_BSC.shape
     sizes = B, num_queries, S, heads, C // heads, len(shapes_L2), num_points
@@ -55,7 +55,7 @@ def takes_sizes(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queries: 
 
 
 class _Deformable(NamedTuple):
-    """See `native.layers.GraphComputation`."""
+    """See `native.computation.Computation`."""
 
     shapes_L2: Tensor
 
@@ -63,10 +63,10 @@ class _Deformable(NamedTuple):
         (B, _, h, d), (places, weights_BQhLP) = shape, weights
         return ResultShapes((B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape])
 
-    def prepare(self, _: Sequence[int], parameters: Sequence[Any], derive: Derive) -> Sequence[Any]:
+    def prepare(self, _: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Sequence[Any]:
         return parameters
 
-    def compute(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
+    def forward(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         call, arrays, y_BQhd = self.locate(values, *prepared)
         libswin().deformable_forward(byref(call), *arrays, address('y', y_BQhd, y_BQhd.shape))
         return (y_BQhd,)
@@ -82,15 +82,9 @@ class _Deformable(NamedTuple):
         shapes = address('shapes', self.shapes_L2, (L, 2), torch.int64)
         return Deformable(torch.get_num_threads(), B, Q, S, h, d, L, P, shapes), arrays, empty(B, Q, h, d)
 
-    def gradients(
-        self,
-        grad_BQhd: Tensor,
-        _: Sequence[bool],
-        values: Tensor,
-        prepared: Any,
-        parameters: Sequence[Any],
-        *stored: Tensor,
-    ) -> Sequence[Optional[Tensor]]:
+    def backward(
+        self, grad_BQhd: Tensor, _: Sequence[bool], values: Tensor, prepared: Any, parameters: Any, *saved: Tensor
+    ) -> Weights:
         places, weights = parameters
         call, arrays, y_BQhd = self.locate(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
@@ -103,10 +97,10 @@ def _make(_: Sequence[int], find_cache: FindCache, tensors: Sequence[Any]) -> tu
     return _Deformable(tensors[2].contiguous()), tensors[:2]
 
 
-register('attend_deformably', Schema(['places', 'weights', 'shapes'], '', _make))
+register_operator('attend_deformably', Schema(['places', 'weights', 'shapes'], '', _make))
 
 
-def _by_torch(shapes_L2: Tensor, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+def _sample_by_torch(shapes_L2: Tensor, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     """Return the sums by `grid_sample`, (B, Q, h, d)."""
     B, Q, h, _, P = weights.shape
     sums, first = [], 0

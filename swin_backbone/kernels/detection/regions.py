@@ -15,7 +15,7 @@ from ..native.memory import address, dtype_number, libswin
 from ..native.size_limits import is_within
 
 
-def takes_sizes(shape: Sequence[int], regions: int, pooling: Any) -> bool:
+def takes_regions(shape: Sequence[int], regions: int, pooling: Any) -> bool:
     """Return whether the library takes the sizes of maps (B, C, H, W), the number of regions and the settings."""
     return is_within('roi_align', *shape, regions, *pooling.bins, max(pooling.sampling_ratio, 0))
 
@@ -38,7 +38,7 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     libswin().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled)
 
 
-def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Any) -> None:
+def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Any) -> None:
     """Add the gradient of `roi_align` to `grad_maps_BCHW`, of the dtype of `grad_RCIJ`.
 
     Sums are in float32. The order is equal for any number of threads.
@@ -53,7 +53,7 @@ def roi_align_backward(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tenso
         grad_maps_BCHW += sums_BCHW
 
 
-def nms(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) -> Tensor:
+def keep_boxes(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Return the indices of kept boxes, the best first.
 
     Args:

@@ -13,45 +13,45 @@ import torch
 from torch import Tensor, nn
 
 from ...compat import changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
-from ...modes import is_recordable, is_recorded, recorder_of
-from ...replace import is_torch_alone
+from ...modes import is_intercepted, is_plain_or_fake, tracer_of
+from ...replace import is_library_disabled
 from . import memory
-from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load
+from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load_library
 from .memory import empty, is_readable, pack_linear
 
 PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
 
 
-def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None, is_compilable: bool = False) -> Optional[str]:
+def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
     """Return a sentence on why the library does not compute with tensors like `x`, or None.
 
     The device, the dtype and the modes of torch decide.
 
     Args:
-        layer: of a Swin. The map `x` is float32, or under autocast of any floating dtype.
-        is_compilable: whether the call is an operator of torch for torch.compile alone. A layer is one for all graphs.
+        layer: of a Swin: `x` is float32, or under autocast of any floating dtype. None: a layer behind a Swin, which
+            is an operator of torch for torch.compile alone.
     """
-    recorder = recorder_of(x)
+    tracer = tracer_of(x)
     if x.device.type != 'cpu':
         return f'The compiled library is for CPUs, not {x.device.type}.'
-    if recorder not in (None, 'torch.compile', 'torch.export') or (recorder and _is_onnx_export()):
-        return f'The compiled library is no part of what {recorder} records.'
+    if tracer not in (None, 'torch.compile', 'torch.export') or (tracer and _is_onnx_export()):
+        return f'The compiled library is no part of what {tracer} records.'
     is_cast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
-    if layer is None and is_recorded() and not (is_compilable and recorder == 'torch.compile'):
+    if layer is None and is_intercepted() and tracer != 'torch.compile':
         return 'The compiled library has no operator of torch for this computation here.'
     if layer is not None and x.dtype is not torch.float32 and not is_cast:
         return f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
     if has_global_hooks():
         return 'The compiled library calls no modules, and a hook on all modules is registered.'
-    if recorder is None and num_function_modes() and changes_functions():
+    if tracer is None and num_function_modes() and changes_functions():
         return 'The compiled library calls no functions of torch, and a mode of torch receives them.'
-    if not (is_recordable(x) if is_recorded() else is_readable(x)):
+    if not (is_plain_or_fake(x) if is_intercepted() else is_readable(x)):
         return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
     dtype = torch.get_autocast_dtype('cpu') if is_cast else x.dtype
-    return _find_process_obstacle(dtype, recorder != 'torch.export')  # torch.export switches oneDNN off
+    return _find_process_obstacle(dtype, tracer != 'torch.export')  # torch.export switches oneDNN off
 
 
-def products_of(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
+def dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
     """Return the dtype of a layer's matrix products, and whether autograd records one of the tensors.
 
     The dtype is int8 if `accelerate` chose so and no gradient is recorded.
@@ -70,10 +70,10 @@ def _is_onnx_export() -> bool:
 
 @constant_when_compiled
 def _find_process_obstacle(dtype: torch.dtype, needs_onednn: bool) -> Optional[str]:
-    """Return a sentence on a setting of the process or the thread without the library, or None."""
+    """Return a sentence on a setting of the process or the thread that excludes the library, or None."""
     if needs_onednn and not torch.backends.mkldnn.enabled:
         return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
-    if is_torch_alone():
+    if is_library_disabled():
         return 'The compiled library has no second derivatives.'
     return find_dtype_obstacle(dtype)
 
@@ -87,7 +87,7 @@ def find_dtype_obstacle(dtype: torch.dtype) -> Optional[str]:
     """
     if dtype not in PRODUCTS:
         return f'The compiled library computes in float32, bfloat16 and float16, not {dtype}.'
-    library, reason = load()
+    library, reason = load_library()
     if library is None:
         return reason
     if library.isa == 'amx' and not multiplies(dtype):

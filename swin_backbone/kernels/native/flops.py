@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .layers import BlockComputation, BlockWeights
-from .schemas import SCHEMAS, Schema
+from .operators import SCHEMAS, Schema
 
 Counts = tuple[list[int], int]  # of the product with each weight, and of the products in attention
 

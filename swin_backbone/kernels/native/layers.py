@@ -1,25 +1,24 @@
-"""Layers by the compiled library, as functions of tensors: block, patch embedding, patch merging, output norm.
+"""The computations of Swin layers: block, patch embedding, patch merging, output norm.
 
-Maps and weights are float32. Under `dtype=torch.bfloat16` the matrix products are in bfloat16, like autocast's. Sums,
-norms and softmax are in float32. Each function has gradients.
+Maps and weights are float32. With `dtype=torch.bfloat16` the matrix products are in bfloat16, like autocast's. Sums,
+norms and softmax are in float32.
 
 Layout: B batch, H W height and width of a map, C channels, D hidden channels, h heads, N places of a window; in
 `ProjectionComputation`, K input channels and N output channels of the linear layer.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from ctypes import byref, c_int64, c_void_p
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from ...models.windows import Windows
-from ...modes import is_batched
 from ...positions import Size
 from . import library as c_structures
+from .computation import MakeWeights, ResultShapes, Weights
 from .library import DTYPES, PRODUCTS
 from .memory import (
     LINE,
@@ -30,195 +29,11 @@ from .memory import (
     aligned,
     cached_while_unchanged,
     empty,
-    is_readable,
     libswin,
     pack_linear,
     require,
     require_sizes,
 )
-
-
-class Computation(Protocol):
-    """A computation by the library, with gradients."""
-
-    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], derive: 'Derive') -> Any:
-        """Check and pack the weights, and return what `compute` needs for a shape. `compute` cannot fail then.
-
-        What a class returns is for its own methods: structures of csrc/swin.h, addresses, or the parameters.
-
-        Args:
-            derive: makes the computation's weights from the parameters.
-
-        Raises:
-            Unfit: if the library does not take the shape or a weight.
-        """
-
-    def compute(self, x: Tensor, prepared: Any) -> Sequence[Tensor]:
-        """Return the output, and tensors to store for `gradients` beside the arguments."""
-
-    def gradients(
-        self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Sequence[Any], *stored: Tensor
-    ) -> Sequence[Optional[Tensor]]:
-        """Return the gradients for `x` and for the computation's weights.
-
-        Args:
-            grad: of the output, contiguous.
-            needed: whether the gradients of `x` and of the weights are needed. Unneeded gradients are ignored.
-            stored: of `compute`.
-        """
-
-
-class ResultShapes(NamedTuple):
-    """The shapes of a computation's results: of the output, and of the gradients of the input and of all weights.
-
-    Attributes:
-        stored: bytes of the second output of the operator of torch, which backward takes.
-    """
-
-    output: Sequence[int]
-    gradients: Sequence[Sequence[int]]
-    stored: int = 0
-
-
-class GraphComputation(Computation, Protocol):
-    """A computation that is an operator of torch too, see `operators.py`."""
-
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        """Return the shapes of results for an input of a shape, which may have symbols of a graph."""
-
-
-class SwinComputation(GraphComputation, Protocol):
-    """A layer of a Swin."""
-
-    @property
-    def name(self) -> str:
-        """The name of the operator of torch."""
-
-    def check(self, shape: Sequence[int], *weights: Any) -> None:
-        """Raise `Unfit` if the library does not take the weights, for maps of any size. Nothing reads memory."""
-
-    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
-        """Return the arguments of the operator of torch after the input: tensors, then settings."""
-
-
-Size4 = tuple[int, int, int, int]
-Derive = Callable[..., Sequence[Optional[Tensor]]]
-
-
-def as_given(*parameters: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
-    """Return the parameters: they are the computation's weights."""
-    return parameters
-
-
-class _Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: 'LayerCall', x: Tensor, *parameters: Optional[Tensor]) -> Tensor:
-        output, *more = call.computation.compute(x, call.prepared)
-        ctx.save_for_backward(x, *parameters, *more)
-        ctx.call = call._replace(prepared=None, parameters=())  # both hold tensors of the forward
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        # Hooks of saved tensors may return tensors at any address.
-        stored = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
-        needed, call = ctx.needs_input_grad[1:], ctx.call
-        needed_x, needed_parameters = needed[0], needed[1:]
-        (x, *parameters), more = stored[: len(needed)], stored[len(needed) :]
-        grad = grad.resolve_neg().contiguous()
-        # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
-        if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
-            return None, *_gradients_by_autograd(call.by_torch, [x, *parameters], needed, grad)
-        with torch.enable_grad():
-            leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needed_parameters)]
-            weights = call.derive(*leaves)
-        detached, needed_weights = [w if w is None else w.detach() for w in weights], [_is_needed(w) for w in weights]
-        prepared = call.computation.prepare(x.shape, parameters, call.derive)
-        of_x, *of_weights = call.computation.gradients(grad, [needed_x, *needed_weights], x, prepared, detached, *more)
-        pairs = [(w, g) for w, g, is_needed in zip(weights, of_weights, needed_weights) if is_needed]
-        inputs = [leaf for leaf, n in zip(leaves, needed_parameters) if n]
-        of_inputs = iter(_apply_chain_rule(pairs, inputs))
-        of_parameters = [next(of_inputs) if n else None for n in needed_parameters]
-        return None, of_x if needed_x else None, *of_parameters
-
-
-def _is_needed(weight: Optional[Tensor]) -> bool:
-    return weight is not None and weight.requires_grad
-
-
-def _apply_chain_rule(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Any]) -> Sequence[Optional[Tensor]]:
-    """Return the gradients of inputs, given pairs of an output and its gradient."""
-    if not inputs:
-        return ()
-    outputs, of_outputs = zip(*pairs)
-    return torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True)
-
-
-class LayerCall(NamedTuple):
-    """A computation that is ready to run, with gradients if autograd records; see `replace.Plan`.
-
-    Attributes:
-        prepared: of `computation.prepare`, for the shape of the map.
-        by_torch: computes the output in torch operations, for second derivatives and batches of gradients.
-        derive: makes the computation's weights from the parameters, in torch operations.
-        is_cast: whether the input is cast to float32.
-    """
-
-    computation: Any
-    prepared: Any
-    by_torch: Callable[..., Tensor]
-    parameters: Sequence[Optional[Tensor]]
-    derive: Derive
-    is_cast: bool
-
-    def __call__(self, x: Tensor, *_: Any) -> Tensor:
-        x = x.float() if self.is_cast else x
-        if torch.is_grad_enabled():
-            y: Tensor = _Function.apply(self, x, *self.parameters)  # type: ignore[no-untyped-call]
-            return y
-        output: Tensor = self.computation.compute(x, self.prepared)[0]
-        return output
-
-
-def plan_layer(
-    computation: Computation,
-    by_torch: Callable[..., Tensor],
-    shape: Sequence[int],
-    *parameters: Optional[Tensor],
-    derive: Derive = as_given,
-    is_cast: bool = True,
-) -> LayerCall:
-    """Return a computation for maps of a shape, see `LayerCall`; or raise `Unfit`."""
-    prepared = computation.prepare(shape, parameters, derive)
-    return LayerCall(computation, prepared, by_torch, parameters, derive, is_cast)
-
-
-def _gradients_by_autograd(
-    function: Callable[..., Tensor], tensors: Sequence[Optional[Tensor]], needed: Sequence[bool], grad: Tensor
-) -> list[Optional[Tensor]]:
-    """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views exclude the path of a weight through the input, where two layers share the weight.
-        views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
-        y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
-        y = y.view(grad.shape)  # some layers return tokens without the shape of the map
-    inputs = [view for view, n in zip(views, needed) if n]
-    gradients = iter(
-        torch.autograd.grad(y, inputs, grad, create_graph=create_graph, allow_unused=True)  # type: ignore[arg-type]
-    )
-    return [next(gradients) if n else None for n in needed]
-
-
-def _outside_vmap(function: Callable[..., Tensor], *tensors: Optional[Tensor]) -> Tensor:
-    """Call a function in a new thread, which is outside vmap: vmap forbids the random numbers of drop path."""
-
-    def call() -> Tensor:
-        with torch.enable_grad():
-            return function(*tensors)
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
 
 
 class BlockWeights(NamedTuple):
@@ -259,23 +74,23 @@ class BlockComputation(NamedTuple):
     Attributes:
         dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
-        stores: whether the forward stores more than the input for backward, see `storage.is_stored`.
+        saves: whether the forward saves more than the input for backward, see `saved_blocks.is_saved`.
         drop_path_2B: the factors of both branches for the images; None: 1.
         out: memory for the output; None: new memory. Must be None with gradients.
-        room: bytes of the stored memory. None: as many as the values take. Values that do not fit are not stored.
+        saved_bytes: memory for the saved values; values that need more are not saved. None: as many as they need.
     """
 
     settings: BlockSettings
     windows: Windows
     dtype: torch.dtype
     cache: Cache
-    stores: bool = False
+    saves: bool = False
     drop_path_2B: Optional[Tensor] = None
     out: Optional[Tensor] = None
-    room: Optional[int] = None
+    saved_bytes: Optional[int] = None
 
     @property
-    def name(self) -> str:
+    def operator(self) -> str:
         return 'block'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
@@ -284,21 +99,21 @@ class BlockComputation(NamedTuple):
         for name, tensor, size in zip(BlockWeights._fields, weights, self.shapes(C)):
             require(name, tensor, size)
 
-    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
+    def arguments(self, weights: Weights) -> tuple[Any, ...]:
         windows, settings = self.windows, self.settings
         of_windows = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
-        return *weights, self.drop_path_2B, *of_windows, settings.scale, [*settings.eps], self.dtype, self.stores
+        return *weights, self.drop_path_2B, *of_windows, settings.scale, [*settings.eps], self.dtype, self.saves
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.most_stored(shape, *weights))
+        return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.max_saved_bytes(shape, *weights))
 
-    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> c_structures.Block:
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> c_structures.Block:
         (h, D, scale, eps, table_window, pads_first), windows, C = self.settings, self.windows, shape[3]
         sizes = *shape, D, h, *windows.window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
         settings = self.dtype, C, h, D, windows.window_size, table_window
         tensors, addresses = cached_while_unchanged(
-            parameters, settings, lambda: self.pack(C, derive(*parameters)), self.cache
+            parameters, settings, lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
         padding = 1 if windows.mask_padding else 0 if pads_first else 2
         prepared = c_structures.Block(
@@ -329,64 +144,58 @@ class BlockComputation(NamedTuple):
         (h, D, *_), N = self.settings, math.prod(self.windows.window_size)
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
-    def compute(self, x_BHWC: Tensor, prepared: c_structures.Block) -> Sequence[Tensor]:
+    def forward(self, x_BHWC: Tensor, prepared: c_structures.Block) -> Sequence[Tensor]:
         copies: list[Any] = []
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
-        memory, groups, saved = self.allocate_stored(prepared) if self.stores else ((), 0, None)
+        saved, groups, values = self.allocate_saved(prepared) if self.saves else ((), 0, None)
         x, y = address('x', x_BHWC, x_BHWC.shape, copies=copies), address('y', y_BHWC, x_BHWC.shape)
-        libswin().block_forward(byref(prepared), x, y, saved, groups)
-        return y_BHWC, *memory
+        libswin().block_forward(byref(prepared), x, y, values, groups)
+        return y_BHWC, *saved
 
-    def allocate_stored(self, prepared: c_structures.Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
-        """Return memory for the stored values, the number of groups of windows, and the address of their values."""
+    def allocate_saved(self, prepared: c_structures.Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
+        """Return memory for saved values, the number of groups of windows with saved values, and their address."""
         groups, size = _saved_size(prepared, 0)
-        room = LINE + groups * size if self.room is None else self.room
-        memory, groups = aligned(room), groups if LINE + groups * size <= room else 0
+        needed = LINE + groups * size
+        memory = aligned(needed if self.saved_bytes is None else self.saved_bytes)
+        groups = groups if needed <= len(memory) else 0
         _groups_in(memory).fill_(groups)
         return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
 
-    def most_stored(self, shape: Sequence[int], *weights: Any) -> int:
-        """Return bytes that hold the stored values with any groups of windows, which depend on the processor.
+    def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
+        """Return bytes for the saved values of any groups of windows, which depend on the processor.
 
         The values of a group of more than 32 windows may not fit.
         """
-        if not self.stores:
+        if not self.saves:
             return 0
         (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
         rows, columns = self.windows.counts()
         L, is_v2 = shape[0] * rows * columns, BlockWeights(*weights).cosine_scale_h is not None
-        # Without instructions for bfloat16, rounded numbers of 4 bytes are stored.
+        # Without instructions for bfloat16, rounded numbers of 4 bytes are saved.
         itemsize = PRODUCTS[self.dtype].itemsize if libswin().multiplies_bfloat16 else 4
         of_place = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if is_v2 else 0)
         of_window = -(-N // 32) * 32 * of_place + 16 * itemsize * C // h + 8 * LINE
         bound: int = LINE + (L + torch.sym_min(L, 32)) * of_window
         return bound
 
-    def gradients(
-        self,
-        grad_BHWC: Tensor,
-        _: Sequence[bool],
-        x_BHWC: Tensor,
-        prepared: c_structures.Block,
-        weights: Sequence[Any],
-        *stored: Tensor,
-    ) -> Sequence[Optional[Tensor]]:
+    def backward(
+        self, grad_BHWC: Tensor, _: Sequence[bool], x_BHWC: Tensor, prepared: Any, weights: Any, *saved: Tensor
+    ) -> Weights:
         copies: list[Any] = []
         (C, shape), units = (x_BHWC.shape[3], x_BHWC.shape), (1, x_BHWC.shape[3] // self.settings.heads, 1, 1)
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
-        groups, saved = 0, None
-        if self.stores:
-            (memory,) = stored
+        groups, values = 0, None
+        for memory in saved:
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = aligned(memory.nbytes).copy_(memory)
             groups = int(_groups_in(memory))
-            saved = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
+            values = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
         of_x, *of_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
         to_x, *to = [address('gradient', tensor, tensor.shape) for tensor in results]
         panels = [address('packed weight', tensor, tensor.shape, PRODUCTS[self.dtype]) for tensor in transposed]
         libswin().block_backward(
             *(byref(prepared), (c_void_p * 4)(*panels), address('x', x_BHWC, shape, copies=copies)),
-            *(address('gradient', grad_BHWC, shape), saved, groups),
+            *(address('gradient', grad_BHWC, shape), values, groups),
             byref(c_structures.BlockGradients(to_x, tuple(to[:4]), tuple(to[4:8]), *to[8:])),
         )
         return of_x, *of_weights
@@ -400,12 +209,12 @@ def _saved_size(block: c_structures.Block, groups: int) -> tuple[int, int]:
 
 
 def _groups_in(memory: Tensor) -> Tensor:
-    """Return a view of the number of groups with stored values, at the start of a block's memory. 0: none."""
+    """Return a view of the number of groups with saved values, at the start of a block's memory. 0: none."""
     return memory[:8].view(torch.int64)
 
 
 def _address_of_saved(memory: Tensor, size: int) -> int:
-    """Return the address of the stored values in a block's memory."""
+    """Return the address of the saved values in a block's memory."""
     first = address('saved', memory[: LINE + size], (LINE + size,), torch.uint8)
     return LINE + (first or 0)
 
@@ -436,7 +245,7 @@ class ProjectionComputation(NamedTuple):
     has_gradients: bool
 
     @property
-    def name(self) -> str:
+    def operator(self) -> str:
         return 'project'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
@@ -450,7 +259,7 @@ class ProjectionComputation(NamedTuple):
         for name, tensor, size in zip(PROJECTION, weights, self.shapes(N, C, patch)):
             require(name, tensor, size)
 
-    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
+    def arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.merges, self.eps, self.post_norm, self.dtype, self.has_gradients
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
@@ -462,7 +271,7 @@ class ProjectionComputation(NamedTuple):
         return ResultShapes(y_shape, [shape, weight.shape, (N,), (normed,), (normed,)])
 
     def prepare(
-        self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive
+        self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights
     ) -> tuple[Any, Any, tuple[int, ...]]:
         """Return the structures of the input and of the layer, and the shape of the output."""
         N, patch = len(parameters[0]), (2, 2) if self.merges else tuple(parameters[0].shape[2:])
@@ -470,7 +279,7 @@ class ProjectionComputation(NamedTuple):
         sizes = (*shape, N) if self.merges else (*shape, *patch, N)
         require_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, self.has_gradients)
         tensors, addresses = cached_while_unchanged(
-            parameters, (self.dtype, C, self.post_norm), lambda: self.pack(C, derive(*parameters)), self.cache
+            parameters, (self.dtype, C, self.post_norm), lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
         linear, bias, *norm = addresses
         projection = c_structures.Projection(
@@ -497,7 +306,7 @@ class ProjectionComputation(NamedTuple):
         p = [address('vector', tensor, () if tensor is None else tensor.shape) for tensor in tensors]
         return Packed([panels, *tensors], (address('packed weight', panels, panels.shape, panels.dtype), *p))
 
-    def compute(self, x: Tensor, prepared: tuple[Any, Any, Size4]) -> Sequence[Tensor]:
+    def forward(self, x: Tensor, prepared: tuple[Any, Any, tuple[int, ...]]) -> Sequence[Tensor]:
         copies: list[Any] = []
         source, projection, shape = prepared
         y_BHWN = empty(shape)
@@ -518,15 +327,9 @@ class ProjectionComputation(NamedTuple):
         """Return the packed weight, with inputs in the library's order."""
         return pack_linear(neighbours_first(weight) if self.merges else weight, self.dtype, 1, transposed)
 
-    def gradients(
-        self,
-        grad_BHWN: Tensor,
-        needed: Sequence[bool],
-        x: Tensor,
-        prepared: Any,
-        weights: Sequence[Any],
-        *stored: Tensor,
-    ) -> Sequence[Optional[Tensor]]:
+    def backward(
+        self, grad_BHWN: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Any, *saved: Tensor
+    ) -> Weights:
         copies: list[Any] = []
         (source, projection, shape), weight = prepared, weights[0]
         if self.merges:
@@ -559,28 +362,28 @@ class OutputNormComputation(NamedTuple):
     eps: float
 
     @property
-    def name(self) -> str:
+    def operator(self) -> str:
         return 'normalise_output'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         for tensor in weights:
             require('vector', tensor, (shape[3],))
 
-    def arguments(self, weights: Sequence[Optional[Tensor]]) -> tuple[Any, ...]:
+    def arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.eps
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         B, H, W, C = shape
         return ResultShapes((B, C, H, W), [shape, (C,), (C,)])
 
-    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], derive: Derive) -> tuple[Any, Any]:
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> tuple[Any, Any]:
         """Return the addresses of weight and bias, and their memory."""
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
         copies = [*parameters]
         return [address('vector', tensor, (C,), copies=copies) for tensor in parameters], copies
 
-    def compute(self, x_BHWC: Tensor, prepared: tuple[Any, Any]) -> Sequence[Tensor]:
+    def forward(self, x_BHWC: Tensor, prepared: tuple[Any, Any]) -> Sequence[Tensor]:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
@@ -590,15 +393,9 @@ class OutputNormComputation(NamedTuple):
         )
         return (y_BCHW,)
 
-    def gradients(
-        self,
-        grad_BCHW: Tensor,
-        _: Sequence[bool],
-        x_BHWC: Tensor,
-        prepared: Any,
-        weights: Sequence[Any],
-        *stored: Tensor,
-    ) -> Sequence[Optional[Tensor]]:
+    def backward(
+        self, grad_BCHW: Tensor, _: Sequence[bool], x_BHWC: Tensor, prepared: Any, weights: Any, *saved: Tensor
+    ) -> Weights:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         gradients = empty(B, H, W, C), empty(C), empty(C)

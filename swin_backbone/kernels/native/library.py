@@ -20,8 +20,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `swin_dt
 # The dtype of products by the dtype of linear layers under autocast. int8 is for inference alone.
 PRODUCTS = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
 VERSION = 10
-NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
-PATH = Path(__file__).with_name(NAME)
+FILE_NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
+PATH = Path(__file__).with_name(FILE_NAME)
 
 
 def _fields(**of_type: str) -> list[tuple[str, Any]]:
@@ -191,7 +191,7 @@ class Library:
 
 
 @lru_cache(maxsize=1)
-def load() -> tuple[Optional[Library], Optional[str]]:
+def load_library() -> tuple[Optional[Library], Optional[str]]:
     """Load the library with the best instruction set of the processor and of the environment's variables.
 
     Returns:
@@ -221,7 +221,7 @@ def library_path() -> str:
     Raises:
         RuntimeError: if the library is not built or does not run here. The message has the reason.
     """
-    library, reason = load()
+    library, reason = load_library()
     if library is None:
         raise RuntimeError(reason)
     return str(PATH)

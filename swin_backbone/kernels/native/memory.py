@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from ...compat import constant_when_compiled
-from ...modes import is_recordable, is_recorded
-from ...replace import forget_readings
-from .library import DTYPES, PRODUCTS, Library, load
+from ...modes import is_intercepted, is_plain_or_fake
+from ..changes import forget_readings
+from .library import DTYPES, PRODUCTS, Library, load_library
 from .size_limits import find_size_obstacle
 
 Made = TypeVar('Made')
@@ -34,7 +34,7 @@ empty: Callable[..., Tensor] = partial(torch.empty, dtype=float32, device='cpu')
 @lru_cache(maxsize=1)
 def libswin() -> Library:
     """Return the loaded library. Without a library, raise a RuntimeError with the reason."""
-    loaded, reason = load()
+    loaded, reason = load_library()
     if loaded is None:
         raise RuntimeError(reason)
     return loaded
@@ -85,7 +85,7 @@ def _find_size_obstacle(function: str, *sizes: Any) -> Optional[str]:
 def require(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
     """Raise `Unfit` for a tensor that the library does not take, without a look at its memory; see `address`."""
     if tensor is not None:
-        is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_recordable(tensor)
+        is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_plain_or_fake(tensor)
         if not is_taken or tuple(tensor.shape) != tuple(sizes):
             raise Unfit(describe_unfit(name, tensor, sizes, float32))
 
@@ -168,7 +168,7 @@ _caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
 
 def cache_of(module: nn.Module) -> Cache:
     """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
-    return {} if is_recorded() else _caches.setdefault(module, {})
+    return {} if is_intercepted() else _caches.setdefault(module, {})
 
 
 def free_if_elsewhere(module: nn.Module, x: Tensor) -> None:

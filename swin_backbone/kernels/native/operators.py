@@ -6,20 +6,44 @@ for fake tensors, a backward pass, which is an operator too, and a number of ope
 Layout: see `layers.py`.
 """
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from .layers import as_given
-from .memory import cache_of_weight
-from .schemas import SCHEMAS, Schema
+from ...models.windows import Windows
+from .computation import Computation, Weights, as_given
+from .layers import BlockComputation, BlockSettings, BlockWeights, OutputNormComputation, ProjectionComputation
+from .memory import Cache, cache_of_weight
 
 LIBRARY = torch.library.Library('swin_backbone', 'FRAGMENT')
+FindCache = Callable[[Tensor], Cache]
 
 
-def register(name: str, schema: Schema) -> None:
+class Schema(NamedTuple):
+    """The arguments of an operator of torch after the input.
+
+    Attributes:
+        weights: names, in the order of the gradients. Further weights have no gradient.
+        settings: in torch's language of schemas.
+        make: takes the shape of the input, a function from a weight to a cache of packed weights, and the arguments.
+            Returns the computation, and the weights that have gradients.
+    """
+
+    weights: Sequence[str]
+    settings: str
+    make: Callable[..., tuple[Computation, Weights]]
+
+    def make_computation(
+        self, x: Tensor, arguments: Sequence[Any], find_cache: FindCache = lambda _: {}
+    ) -> tuple[Computation, Weights]:
+        """Return the computation for the arguments after the input, and the weights that have gradients."""
+        count = len(self.weights)
+        return self.make(x.shape, find_cache, arguments[:count], *arguments[count:])
+
+
+def register_operator(name: str, schema: Schema) -> None:
     """Register an operator of torch, `torch.ops.swin_backbone.NAME(x, *weights, *settings)`, and its backward pass.
 
     The first output is the layer's, of the dtype of `x`. The second is what the backward pass takes.
@@ -31,20 +55,20 @@ def register(name: str, schema: Schema) -> None:
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         computation, weights = schema.make_computation(x, arguments, cache_of_weight)
-        y, *saved = computation.compute(x, computation.prepare(x.shape, weights, as_given))
+        y, *saved = computation.forward(x, computation.prepare(x.shape, weights, as_given))
         return y, saved[0] if saved else x.new_empty(0, dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
         computation, weights = schema.make_computation(x, arguments, cache_of_weight)
-        prepared, stored = computation.prepare(x.shape, weights, as_given), [saved] if len(saved) else []
-        gradients: Any = computation.gradients(grad.contiguous(), needed, x, prepared, weights, *stored)
+        prepared, of_forward = computation.prepare(x.shape, weights, as_given), [saved] if len(saved) else []
+        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, *of_forward)
         inputs = [x, *arguments]
         return [g.to(t.dtype).contiguous() if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         computation, weights = schema.make_computation(x, arguments)
         shapes = computation.shapes_of_results(x.shape, *weights)
-        return x.new_empty(shapes.output), x.new_empty(shapes.stored, dtype=torch.uint8)
+        return x.new_empty(shapes.output), x.new_empty(shapes.saved_bytes, dtype=torch.uint8)
 
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         computation, weights = schema.make_computation(x, arguments)
@@ -75,5 +99,58 @@ def _refuse(*_: Any) -> Any:
     raise RuntimeError("The compiled library has no second derivatives in a graph: set backend='torch'.")
 
 
+def _make_block(
+    shape: Sequence[int],
+    find_cache: FindCache,
+    weights: Weights,
+    window: Sequence[int],
+    shift: Sequence[int],
+    mask_padding: bool,
+    pads_first: bool,
+    scale: float,
+    eps: Sequence[float],
+    dtype: torch.dtype,
+    saves: bool,
+) -> tuple[Computation, Weights]:
+    tensors: Any = weights[:-1]
+    w = BlockWeights(*tensors)
+    window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
+    windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
+    settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
+    computation = BlockComputation(settings, windows, dtype, find_cache(w.qkv_weight), saves, weights[-1])
+    return computation._replace(saved_bytes=computation.max_saved_bytes(shape, *w)), w
+
+
+def _make_projection(
+    _: Sequence[int],
+    find_cache: FindCache,
+    weights: Weights,
+    merges: bool,
+    eps: Optional[float],
+    post_norm: bool,
+    dtype: torch.dtype,
+    has_gradients: bool,
+) -> tuple[Computation, Weights]:
+    tensors: Any = weights
+    return ProjectionComputation(merges, eps, post_norm, dtype, find_cache(tensors[0]), has_gradients), weights
+
+
+SCHEMAS = {
+    'block': Schema(
+        [*BlockWeights._fields, 'drop_path_2B'],
+        'int[] window, int[] shift, bool mask_padding, bool pads_first, float scale, float[] eps, ScalarType dtype, '
+        'bool saves',
+        _make_block,
+    ),
+    'project': Schema(
+        ['weight', 'bias', 'norm_weight', 'norm_bias'],
+        'bool merges, float? eps, bool post_norm, ScalarType dtype, bool has_gradients',
+        _make_projection,
+    ),
+    'normalise_output': Schema(
+        ['weight', 'bias'], 'float eps', lambda _, find_cache, weights, eps: (OutputNormComputation(eps), weights)
+    ),
+}
+
 for _name, _schema in SCHEMAS.items():
-    register(_name, _schema)
+    register_operator(_name, _schema)

@@ -1,9 +1,10 @@
-"""Plans of modules: the computation of a module is read once, and prepared for each call.
+"""Plans of the library's computations.
 
-A plan calls the library, or in a graph and under a dispatch mode an operator of torch.
+A plan calls the library in one `autograd.Function`, or under a graph or a dispatch mode an operator of torch.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Optional, Union
 
@@ -11,49 +12,70 @@ import torch
 from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
-from ...modes import is_recorded
-from ...replace import forget_readings, read_once
+from ...modes import is_batched, is_intercepted
+from ..changes import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_obstacle
-from .layers import Derive, LayerCall, SwinComputation, as_given, plan_layer
-from .memory import Unfit, free_if_elsewhere
-from .schemas import Weights
+from .computation import Computation, MakeWeights, SwinComputation, Weights, as_given
+from .memory import Unfit, free_if_elsewhere, is_readable
 
 
 class Layer(NamedTuple):
-    """The computation in the place of the forward of a module, and the parameters of the module.
+    """A module as the library computes it.
 
     Attributes:
-        by_torch: computes the output in torch operations, from the module, the input and the parameters.
-        derive: makes the computation's weights from the parameters.
+        by_torch: `by_torch(module, x, *parameters)` computes the output in torch operations.
+        parameters: of the module.
+        make_weights: see `Computation.prepare`.
     """
 
     computation: SwinComputation
     by_torch: Callable[..., Tensor]
-    parameters: Sequence[Optional[Tensor]]
-    derive: Derive = as_given
+    parameters: Weights
+    make_weights: MakeWeights = as_given
 
 
-class OperatorCall(NamedTuple):
-    """A computation that is ready to run as an operator of torch; see `replace.Plan`.
+class LayerPlan(NamedTuple):
+    """A computation that is ready to run, with gradients if autograd records; see `replace.Plan`.
 
     Attributes:
-        weights: of the computation, made from the parameters in torch operations.
+        prepared: of `Computation.prepare`, for the shape of the input.
+        by_torch: `by_torch(x, *parameters)` computes the output in torch operations, for second derivatives and
+            batches of gradients.
+        is_cast: whether the input is cast to float32.
     """
+
+    computation: Any
+    prepared: Any
+    by_torch: Callable[..., Tensor]
+    parameters: Weights
+    make_weights: MakeWeights = as_given
+    is_cast: bool = True
+
+    def __call__(self, x: Tensor, *_: Any) -> Tensor:
+        x = x.float() if self.is_cast else x
+        if torch.is_grad_enabled():
+            y: Tensor = _Function.apply(self, x, *self.parameters)  # type: ignore[no-untyped-call]
+            return y
+        output: Tensor = self.computation.forward(x, self.prepared)[0]
+        return output
+
+
+class OperatorPlan(NamedTuple):
+    """A computation that is ready to run as an operator of torch; see `replace.Plan`."""
 
     computation: Any
     weights: Weights
 
     def __call__(self, x: Tensor, *_: Any) -> Tensor:
-        run = getattr(torch.ops.swin_backbone, self.computation.name)
+        run = getattr(torch.ops.swin_backbone, self.computation.operator)
         y: Tensor = run(x.float(), *self.computation.arguments(self.weights))[0]
         return y
 
 
-Call = Union[LayerCall, OperatorCall]
-
-
-def plan_module(read: Callable[..., Union[Layer, str]], module: nn.Module, x: Tensor) -> Union[Call, str]:
+def plan_module(
+    read: Callable[..., Union[Layer, str]], module: nn.Module, x: Tensor
+) -> Union[LayerPlan, OperatorPlan, str]:
     """Return the plan of a module for `x`, or in a sentence why there is none; see `replace.Replacement`.
 
     Args:
@@ -64,23 +86,106 @@ def plan_module(read: Callable[..., Union[Layer, str]], module: nn.Module, x: Te
         free_if_elsewhere(module, x)
         return layer
     try:
-        return plan_swin_layer(layer, module, x.shape)
+        return plan_layer(layer, module, x.shape)
     except Unfit as error:
         forget_readings(module)  # sizes may have changed
         return str(error)
 
 
-def plan_swin_layer(layer: Layer, module: nn.Module, shape: Sequence[int]) -> Call:
-    """Return the plan of a layer for maps of a shape; or raise `Unfit`."""
-    computation, by_torch, parameters, derive = layer
-    if not is_recorded():
-        return plan_layer(computation, partial(by_torch, module), shape, *parameters, derive=derive)
+def plan_layer(layer: Layer, module: nn.Module, shape: Sequence[int]) -> Union[LayerPlan, OperatorPlan]:
+    """Return the plan of a layer for inputs of a shape; or raise `Unfit`."""
+    computation, by_torch, parameters, make_weights = layer
+    if not is_intercepted():
+        prepared = computation.prepare(shape, parameters, make_weights)
+        return LayerPlan(computation, prepared, partial(by_torch, module), parameters, make_weights)
     _register_formulas()
-    weights = derive(*parameters)
+    weights = make_weights(*parameters)
     computation.check(shape, *weights)
-    return OperatorCall(computation, weights)
+    return OperatorPlan(computation, weights)
 
 
 @constant_when_compiled
 def _register_formulas() -> None:
     from . import flops as flops  # torch's counter imports sympy, which takes half a second
+
+
+def run_computation(
+    computation: Computation, by_torch: Callable[..., Tensor], x: Tensor, *weights: Optional[Tensor]
+) -> Tensor:
+    """Return the output of a computation, with gradients; or raise `Unfit`.
+
+    Args:
+        by_torch: see `LayerPlan`.
+        x: in the dtype of the computation.
+    """
+    prepared = computation.prepare(x.shape, weights, as_given)
+    return LayerPlan(computation, prepared, by_torch, weights, is_cast=False)(x)
+
+
+class _Function(torch.autograd.Function):
+    """The forward and backward of a `LayerPlan`."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: LayerPlan, x: Tensor, *parameters: Optional[Tensor]) -> Tensor:
+        output, *saved = plan.computation.forward(x, plan.prepared)
+        ctx.save_for_backward(x, *parameters, *saved)
+        ctx.plan = plan._replace(prepared=None, parameters=())  # both hold tensors of the forward
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        plan, (needs_x, *needs_parameters) = ctx.plan, ctx.needs_input_grad[1:]
+        # Hooks of saved tensors may return tensors at any address.
+        x, *others = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
+        parameters, saved = others[: len(needs_parameters)], others[len(needs_parameters) :]
+        grad = grad.resolve_neg().contiguous()
+        # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
+        if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
+            return None, *_differentiate_torch(plan.by_torch, [x, *parameters], [needs_x, *needs_parameters], grad)
+        with torch.enable_grad():
+            leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needs_parameters)]
+            weights = plan.make_weights(*leaves)
+        detached = [w if w is None else w.detach() for w in weights]
+        needs_weights = [w is not None and w.requires_grad for w in weights]
+        prepared = plan.computation.prepare(x.shape, parameters, plan.make_weights)
+        of_x, *of_weights = plan.computation.backward(grad, [needs_x, *needs_weights], x, prepared, detached, *saved)
+        inputs = [leaf for leaf, n in zip(leaves, needs_parameters) if n]
+        pairs = [(w, g) for w, g, n in zip(weights, of_weights, needs_weights) if n]
+        of_inputs = iter(_apply_chain_rule(pairs, inputs))  # from the weights to the parameters
+        return None, of_x if needs_x else None, *(next(of_inputs) if n else None for n in needs_parameters)
+
+
+def _apply_chain_rule(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Any]) -> Sequence[Optional[Tensor]]:
+    """Return the gradients of inputs, given pairs of an output and its gradient."""
+    if not inputs:
+        return ()
+    outputs, of_outputs = zip(*pairs)
+    return torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True)
+
+
+def _differentiate_torch(
+    function: Callable[..., Tensor], tensors: Sequence[Optional[Tensor]], needed: Sequence[bool], grad: Tensor
+) -> list[Optional[Tensor]]:
+    """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views exclude the path of a weight through the input, where two layers share the weight.
+        views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
+        y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
+        y = y.view(grad.shape)  # some layers return tokens without the shape of the map
+    inputs = [view for view, n in zip(views, needed) if n]
+    gradients = iter(
+        torch.autograd.grad(y, inputs, grad, create_graph=create_graph, allow_unused=True)  # type: ignore[arg-type]
+    )
+    return [next(gradients) if n else None for n in needed]
+
+
+def _outside_vmap(function: Callable[..., Tensor], *tensors: Optional[Tensor]) -> Tensor:
+    """Call a function in a new thread, which is outside vmap: vmap forbids the random numbers of drop path."""
+
+    def call() -> Tensor:
+        with torch.enable_grad():
+            return function(*tensors)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()

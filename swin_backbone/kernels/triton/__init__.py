@@ -2,8 +2,8 @@
 
 from ...models.layers import SwinMLPBlock
 from ...models.layers.swin_block import BaseAttention
-from ...replace import register, register_refusal
-from .attend import plan
+from ...replace import register_refusal, register_replacement
+from .attend import plan_attention
 
-register(BaseAttention.forward, 'triton', plan)
+register_replacement(BaseAttention.forward, 'triton', plan_attention)
 register_refusal(SwinMLPBlock.forward, 'triton', 'The kernel is for attention, and Swin-MLP has none.')

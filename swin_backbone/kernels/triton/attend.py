@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from ...models.layers.swin_block import WindowAttention
 from ...models.windows import Windows
 from ...modes import linear_dtype
-from ...replace import Plan, is_hooked
+from ...replace import Plan
+from ..changes import is_changed
 from .planning import find_kernel_obstacle
 
 
-def plan(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, str]:
+def plan_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, str]:
     """See `replace.Replacement`."""
     reason = find_kernel_obstacle(attention, x_BHWC, windows)
-    return partial(run, attention) if reason is None else reason
+    return partial(run_attention, attention) if reason is None else reason
 
 
-def run(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
+def run_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
     """Run attention, see `BaseAttention.forward`. The kernel reads windows from the map, without a partition."""
     from .attention import attend_in_windows
 
@@ -40,7 +41,7 @@ def run(attention: Any, x_BHWC: Tensor, windows: Windows) -> Tensor:
 def _project_padding(attention: Any, x_BHWC: Tensor) -> Tensor:
     """Return query, key and value of padding, which is zeros, concatenated: (3C,)."""
     qkv = attention.qkv
-    is_linear = type(attention).project is WindowAttention.project and type(qkv) is nn.Linear and not is_hooked(qkv)
+    is_linear = type(attention).project is WindowAttention.project and type(qkv) is nn.Linear and not is_changed(qkv)
     if is_linear and qkv.bias is not None:
         padding_3C: Tensor = qkv.bias.to(linear_dtype(x_BHWC))
         return padding_3C

@@ -3,6 +3,7 @@
 Layout: T tokens, L windows, C channels, h heads, N places of a window, d channels of a head.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -10,15 +11,13 @@ from torch import Tensor
 
 from ...models.windows import Windows
 
-LOG2E = 1.4426950408889634
-
 
 def attend_by_torch(qkv_T3C: Tensor, padding_3C: Tensor, bias_hNN: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """Return the results of `attend_in_windows`, which has the same arguments, with gradients."""
     windows, _, _, v, logits_LhNN, _ = _prepare(qkv_T3C, padding_3C, bias_hNN, *settings)
     y_LhNd = logits_LhNN.softmax(-1) @ v
     out_TC = windows.reverse(y_LhNd.transpose(1, 2).flatten(2), settings[0]).flatten(0, 2)
-    return out_TC, logits_LhNN.logsumexp(-1) * LOG2E
+    return out_TC, logits_LhNN.logsumexp(-1) / math.log(2)
 
 
 def attend_by_torch_backward(

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ...compat import allows_tf32, constant_when_compiled
 from ...models.windows import Windows
-from ...modes import linear_dtype, recorder_of
+from ...modes import linear_dtype, tracer_of
 from ...positions import Size
 from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_WINDOW = 16  # the compiler takes minutes for larger tiles
 Result = TypeVar('Result')
 NO_CUDA = 'The kernel is for CUDA.'
@@ -37,28 +37,28 @@ def find_kernel_obstacle(attention: Any, x: Tensor, windows: Windows) -> Optiona
     if not is_chosen and (x.device.type != 'cuda' or (dtype == torch.float32 and not allows_tf32())):
         return 'Without TF32, tensor cores multiply no float32.' if x.device.type == 'cuda' else NO_CUDA
     dropout = attention.attn_drop_rate if attention.training else 0.0
-    reason = _find_reason_in_settings(recorder_of(x), dtype, windows.window_size, dropout)
+    reason = _find_setting_obstacle(tracer_of(x), dtype, windows.window_size, dropout)
     if reason is None:
         (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
         if not torch.compiler.is_compiling():  # a graph must not compare sizes; its operator checks again
             mask_padding = mask_padding and bool(H % Wh or W % Ww)
             is_wide = 3 * B * H * W * C >= INT32_OFFSETS
         device_and_sizes = x.device, dtype, C // attention.num_heads, (Wh, Ww)
-        reason = _find_reason_by_trial(*device_and_sizes, windows.shift, mask_padding, is_wide)
+        reason = _find_call_fault(*device_and_sizes, windows.shift, mask_padding, is_wide)
         if reason is not None and not is_chosen:
             _warn_once(*device_and_sizes, reason)
     return reason
 
 
-def _find_reason_in_settings(
-    recorder: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
+def _find_setting_obstacle(
+    tracer: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
 ) -> Optional[str]:
     """Return a sentence on why no GPU can compute an attention by the kernels, or None."""
-    if recorder not in (None, 'torch.compile', 'torch.export'):
-        return f'The kernel has no version for {recorder}.'
+    if tracer not in (None, 'torch.compile', 'torch.export'):
+        return f'The kernel has no version for {tracer}.'
     if dropout:
         return f'The kernel drops no attention weights, and attn_drop_rate is {dropout}.'
-    if dtype not in DTYPES:
+    if dtype not in KERNEL_DTYPES:
         return f'The kernel takes half precision and float32, not {dtype}.'
     if max(window_size) > LARGEST_WINDOW:
         return (
@@ -68,11 +68,11 @@ def _find_reason_in_settings(
 
 
 @constant_when_compiled
-def _find_reason_by_trial(device: torch.device, dtype: torch.dtype, *others: Any) -> Optional[str]:
-    return find_reason_by_trial(Variant._make([device, dtype, *others, dtype == torch.float32 and allows_tf32()]))
+def _find_call_fault(device: torch.device, dtype: torch.dtype, *others: Any) -> Optional[str]:
+    return find_fault(Variant._make([device, dtype, *others, dtype == torch.float32 and allows_tf32()]))
 
 
-def find_reason_by_trial(variant: Variant) -> Optional[str]:
+def find_fault(variant: Variant) -> Optional[str]:
     """Return the fault of a variant on its device, found in a trial before the first use; None: it has no fault."""
     if variant not in FAULTS:
         FAULTS[variant] = _run_trial(variant)
@@ -105,7 +105,7 @@ def launch_or_fall_back(launch: Callable[[Tiles], Result], fallback: Callable[[]
     A failure warns once, and no later plan has the variant.
     """
     variant = tiles.variant
-    if find_reason_by_trial(variant) is None:
+    if find_fault(variant) is None:
         try:
             return launch(tiles)
         except torch.cuda.OutOfMemoryError:

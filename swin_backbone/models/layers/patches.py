@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...modes import recorder_of
+from ...modes import tracer_of
 from ...replace import replaceable
 from .norm import build_norm
 
@@ -41,13 +41,13 @@ class PatchEmbed(nn.Module):
         """Map (B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
         # With `%` in place of `//`, torch.export cannot prove that a side of the map is above 0.
         missing = [(n + patch - 1) // patch * patch - n for n, patch in zip(image_BCHW.shape[-2:], self.patch_size)]
-        recorder = recorder_of(image_BCHW)
-        if recorder or any(missing):  # a graph must not compare sizes, and always pads
+        tracer = tracer_of(image_BCHW)
+        if tracer or any(missing):  # a graph must not compare sizes, and always pads
             image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
         # A convolution of channels_last memory writes the channels of a token side by side, as the norm reads them.
-        if recorder == 'torch.compile':  # without a comparison of strides
+        if tracer == 'torch.compile':  # without a comparison of strides
             image_BCHW = image_BCHW.clone(memory_format=torch.channels_last)
-        elif not recorder:
+        elif not tracer:
             image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)
         return self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
 

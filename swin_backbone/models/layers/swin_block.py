@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...compat import without_cudnn_attention
-from ...modes import recorder_of
+from ...modes import tracer_of
 from ...positions import Size, relative_position_bias
 from ...replace import replaceable
 from ..windows import EDGE_WINDOWS, Windows, edge_masks, fit_window
@@ -40,9 +40,9 @@ class BaseAttention(nn.Module):
         qkv_LN3C = self.project(windows.partition(x_BHWC))
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias_LhNN = bias_hNN.to(q.dtype)[None]
-        is_recorded = recorder_of(x_BHWC) is not None
+        is_traced = tracer_of(x_BHWC) is not None
         edges: Edges = []
-        if windows.mask_padding or is_recorded:  # a graph cannot slice by the number of windows: all get a mask
+        if windows.mask_padding or is_traced:  # a graph cannot slice by the number of windows: all get a mask
             mask_L1NN = windows.mask(q.device)
             if mask_L1NN is not None:
                 bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(B, 1, 1, 1)
@@ -50,7 +50,7 @@ class BaseAttention(nn.Module):
             edges = [*zip(EDGE_WINDOWS, edge_masks(windows.window_size, windows.shift, q.device))]
         grid = B, *windows.counts()  # of windows
         dropout = self.attn_drop_rate if self.training else 0.0
-        if is_recorded or q.device.type in BY_PRODUCTS:
+        if is_traced or q.device.type in BY_PRODUCTS:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
             for edge, masked_NN in edges:
                 # Outside autograd: the softmax gives masked logits a gradient of 0.

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ...kernels.detection.convolution import convolve, takes_maps
 from ...kernels.native.memory import Cache, cache_of
-from ...modes import recorder_of
+from ...modes import tracer_of
 
 SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
 
@@ -43,7 +43,7 @@ def channels_last(x: Tensor) -> Tensor:
     In an exported graph and under `torch.func` the memory format does not change. A map without a batch, (C, H, W),
     has none.
     """
-    is_changed = x.dim() == 4 and recorder_of(x) in (None, 'torch.compile')
+    is_changed = x.dim() == 4 and tracer_of(x) in (None, 'torch.compile')
     return x.contiguous(memory_format=torch.channels_last) if is_changed else x
 
 

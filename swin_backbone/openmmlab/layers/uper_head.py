@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...compat import has_global_hooks, hidden_from_compiler
+from ...kernels.changes import is_changed
 from ...kernels.native.memory import Cache, cache_of
-from ...modes import recorder_of
-from ...replace import is_changed
+from ...modes import tracer_of
 from .conv3x3 import conv_3x3, is_plain
 
 
@@ -59,7 +59,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
     conv = module.conv
     return (
         x.device.type == 'cpu'
-        and recorder_of(x) in (None, 'torch.compile')
+        and tracer_of(x) in (None, 'torch.compile')
         and is_plain(conv)
         and module.order == ('conv', 'norm', 'act')
         and not (has_global_hooks() or is_changed(module) or is_changed(conv))

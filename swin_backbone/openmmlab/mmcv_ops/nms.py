@@ -35,7 +35,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     if providers.library_takes(boxes, (*providers.LIBRARY_DTYPES, torch.float16)):
         from ...kernels.detection import regions
 
-        return regions.nms(boxes.float(), order, iou_threshold, offset)
+        return regions.keep_boxes(boxes.float(), order, iou_threshold, offset)
     if not offset and boxes.is_cuda and providers.torchvision_takes('nms', boxes):
         kept: Tensor = torch.ops.torchvision.nms(wide(boxes), wide(scores), iou_threshold)
         return kept

@@ -14,11 +14,11 @@ def library_takes(x: Tensor, dtypes: Sequence[torch.dtype] = LIBRARY_DTYPES) -> 
     if x.device.type != 'cpu' or x.dtype not in dtypes:
         return False
     try:
-        from ...kernels.native.library import load
+        from ...kernels.native.library import load_library
         from ...kernels.native.memory import is_readable
     except ImportError:  # the folder is not there
         return False
-    return load()[0] is not None and is_readable(x)
+    return load_library()[0] is not None and is_readable(x)
 
 
 def torchvision_takes(operator: str, x: Tensor) -> bool:

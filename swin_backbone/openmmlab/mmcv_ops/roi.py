@@ -68,7 +68,7 @@ def roi_align_backward(
     if providers.library_takes(grad_input) and _has_sizes(grad_input, rois, pooling):
         from ...kernels.detection import regions
 
-        regions.roi_align_backward(grad_output, rois, grad_input, pooling)
+        regions.add_roi_align_gradient(grad_output, rois, grad_input, pooling)
     elif grad_input.is_cuda and providers.torchvision_takes('_roi_align_backward', grad_input):
         sizes = pooling.scale, *pooling.bins, *grad_input.shape, pooling.sampling_ratio, pooling.aligned
         grad_input += torch.ops.torchvision._roi_align_backward(grad_output, rois, *sizes)
@@ -80,7 +80,7 @@ def _has_sizes(maps: Tensor, rois: Tensor, pooling: Pooling) -> bool:
     """Return whether the compiled library, which is there, takes the sizes."""
     from ...kernels.detection import regions
 
-    return maps.dim() == 4 and regions.takes_sizes(maps.shape, len(rois), pooling)
+    return maps.dim() == 4 and regions.takes_regions(maps.shape, len(rois), pooling)
 
 
 def _pooling(

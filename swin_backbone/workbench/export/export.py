@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...checks import check_choice
-from ...kernels.native.library import NAME as LIBRARY
+from ...kernels.native.library import FILE_NAME as LIBRARY
 from ...kernels.native.library import library_path
 from ...outputs import only_process
 from ...positions import Size

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...checks import check_choice
-from ...replace import torch_alone
+from ...replace import library_disabled
 from .graph import BackboneMaps, ExportError, Graph
 
 TORCH = Path(torch.__file__).parent
@@ -62,7 +62,7 @@ def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
     """
     try:
         # The cache of fake tensors compares symbolic shapes, which takes a third of a capture with free sizes.
-        with torch.no_grad(), quiet(), torch_alone(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        with torch.no_grad(), quiet(), library_disabled(), torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
             return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
     except Exception as error:
         frames = [

@@ -11,15 +11,16 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ...kernels.bind.block import BlockPlan
-from ...kernels.bind.single_layer import norm_values, plan_alone
+from ...kernels.bind.single_layer import norm_values, plan_single_layer
+from ...kernels.bind.swin_layers import BlockPlan
+from ...kernels.changes import is_changed
 from ...kernels.detection.convolution import MIN_CHANNELS
 from ...kernels.native.availability import find_dtype_obstacle
 from ...kernels.native.layers import neighbours_first
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
 from ...openmmlab.layers.conv3x3 import is_plain
-from ...replace import Plan, is_changed
+from ...replace import Plan
 from .graph import BackboneMaps, ExportError, Graph
 
 NO_EPS = -1.0  # eps of a missing norm
@@ -127,7 +128,7 @@ def _replaced(
     layer: nn.Module, make: Callable[..., Node], precision: str, size: Optional[tuple[int, int]] = None
 ) -> nn.Module:
     """Return a node in the place of a layer; the layer, if the library does not compute it."""
-    planned = plan_alone(layer, 'int8' if precision == 'int8' else None, size)
+    planned = plan_single_layer(layer, 'int8' if precision == 'int8' else None, size)
     return make(layer, precision, planned).eval() if callable(planned) else layer
 
 
@@ -156,10 +157,10 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
     )
 
 
-def block_node(_: SwinBlock, precision: str, planned: BlockPlan) -> Node:
-    call: Any = planned.call
-    w: Any = call.derive(*call.parameters)
-    windows, settings = call.computation.windows, call.computation.settings
+def block_node(_: SwinBlock, precision: str, plan: BlockPlan) -> Node:
+    layer: Any = plan.layer
+    w: Any = layer.make_weights(*layer.parameters)
+    windows, settings = layer.computation.windows, layer.computation.settings
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias

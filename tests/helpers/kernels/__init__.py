@@ -7,11 +7,11 @@ refusal = find_dtype_obstacle  # why the compiled library does not compute in a 
 
 def count_blocks(monkeypatch):
     """Return a list that gets, for every block by the library, the dtype of its products."""
-    counted, compute = [], layers.BlockComputation.compute
+    counted, forward = [], layers.BlockComputation.forward
 
     def count(computation, *tensors):
         counted.append(computation.dtype)
-        return compute(computation, *tensors)
+        return forward(computation, *tensors)
 
-    monkeypatch.setattr(layers.BlockComputation, 'compute', count)
+    monkeypatch.setattr(layers.BlockComputation, 'forward', count)
     return counted

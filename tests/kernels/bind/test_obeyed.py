@@ -11,12 +11,13 @@ from helpers.models.small_models import randomised
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.bind import block as block_binding
+from swin_backbone.kernels.bind import swin_layers
+from swin_backbone.kernels.changes import methods_of
 from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock
 from swin_backbone.models.layers.swin_block import WindowAttention
 from swin_backbone.models.layers.swin_v2_block import WindowAttentionV2
 from swin_backbone.models.windows import Windows
-from swin_backbone.replace import CannotRun, methods_of
+from swin_backbone.replace import CannotRun
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 KINDS = SwinBackbone, SwinV2Backbone
@@ -300,7 +301,7 @@ def test_an_attribute_that_changes_in_place():
 def test_a_warm_call_reads_nothing(kind, monkeypatch):
     model = make(kind)
     before = maps(model, 'auto')
-    monkeypatch.setattr(block_binding, 'read_block', None)
+    monkeypatch.setattr(swin_layers, 'read_block', None)
     for y, y_before in zip(maps(model, 'auto'), before):
         assert torch.equal(y, y_before)
     with pytest.raises(TypeError):

@@ -22,7 +22,7 @@ from swin_backbone.replace import CannotRun
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
 needs_triton = pytest.mark.skipif(
-    planning.find_reason_by_trial(Variant(DEVICE, torch.float32, 16, (7, 7), (3, 3), False, False, False)) is not None,
+    planning.find_fault(Variant(DEVICE, torch.float32, 16, (7, 7), (3, 3), False, False, False)) is not None,
     reason='the Triton kernel does not run here',
 )
 
@@ -123,7 +123,7 @@ def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=
     """Return whether there is a plan for maps with device, dtype and shape alone."""
     x = SimpleNamespace(device=device, dtype=dtype, shape=(1, 7, 7, 2 * head_dim))
     attention = SimpleNamespace(num_heads=2, attn_drop_rate=dropout, training=True, backend=backend)
-    planned = attend.plan(attention, x, Windows(7, 7, window_size))
+    planned = attend.plan_attention(attention, x, Windows(7, 7, window_size))
     if isinstance(planned, str) and backend == 'triton':
         raise CannotRun(backend, planned)
     return callable(planned)

@@ -25,19 +25,17 @@ def nothing_tried(monkeypatch):
     monkeypatch.setattr(planning, 'WARNED', set())
 
 
-def find_reason_by_trial(dtype=torch.float32, window_size=(3, 3), shift=(1, 1), mask_padding=False, is_wide=False):
-    return planning.find_reason_by_trial(
-        Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False)
-    )
+def find_fault(dtype=torch.float32, window_size=(3, 3), shift=(1, 1), mask_padding=False, is_wide=False):
+    return planning.find_fault(Variant(DEVICE, dtype, 16, window_size, shift, mask_padding, is_wide, tf32=False))
 
 
 @pytest.mark.parametrize(
     ('dtype', 'window_size'),
-    [*((dtype, (3, 3)) for dtype in planning.DTYPES), (torch.float32, (2, 1)), (torch.float32, (1, 1))],
+    [*((dtype, (3, 3)) for dtype in planning.KERNEL_DTYPES), (torch.float32, (2, 1)), (torch.float32, (1, 1))],
 )
 def test_the_kernels_pass(dtype, window_size):
     for settings in (dict(), dict(shift=(0, 0)), dict(mask_padding=True), dict(is_wide=True)):
-        assert find_reason_by_trial(dtype, window_size, **settings) is None
+        assert find_fault(dtype, window_size, **settings) is None
 
 
 FAULTS = {
@@ -69,7 +67,7 @@ def make_wrong(monkeypatch):
 @pytest.mark.parametrize('fault', FAULTS)
 def test_a_wrong_kernel_is_not_used(make_wrong, fault):
     make_wrong(fault)
-    reason = find_reason_by_trial()
+    reason = find_fault()
     assert FAULTS[fault][2] in reason
     assert 'is off by' in reason
     assert ('nan' in reason) == ('NaN' in fault)
@@ -78,7 +76,7 @@ def test_a_wrong_kernel_is_not_used(make_wrong, fault):
 def test_a_kernel_without_masks_is_caught_in_shifted_windows(monkeypatch):
     constants = Tiles.constants
     monkeypatch.setattr(Tiles, 'constants', lambda tiles: {**constants(tiles), 'MASKED': False})
-    assert 'output is off by' in find_reason_by_trial()
+    assert 'output is off by' in find_fault()
 
 
 def test_a_backbone_that_names_it_refuses(make_wrong):
@@ -107,7 +105,7 @@ def test_after_a_failed_launch_torch_computes_with_one_warning(monkeypatch, modu
         replacements = BaseAttention.forward.replacements
         kernel = replacements[0]
         # as in a graph that was compiled before
-        replacements[0] = kernel._replace(plan=lambda attention, *_: partial(attend.run, attention))
+        replacements[0] = kernel._replace(make_plan=lambda attention, *_: partial(attend.run_attention, attention))
         warnings.simplefilter('always')
         for model.backend in ('torch', 'triton', 'triton'):
             (y,) = model(x)
@@ -128,9 +126,9 @@ def test_it_is_remembered(monkeypatch):
     calls = []
     monkeypatch.setattr(check, '_compare_with_torch', lambda *arguments: calls.append(arguments))
     for _ in range(3):
-        assert find_reason_by_trial(torch.bfloat16) is None
+        assert find_fault(torch.bfloat16) is None
     assert len(calls) == 1
-    find_reason_by_trial(torch.bfloat16, (3, 4))
+    find_fault(torch.bfloat16, (3, 4))
     assert len(calls) == 2
 
 
@@ -154,7 +152,7 @@ def test_it_disturbs_nobody(grad):
         stack.enter_context(SeesNothing())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter('error')
-        assert find_reason_by_trial() is None
+        assert find_fault() is None
         assert torch.is_grad_enabled() == (grad == 'enabled')
         assert torch.is_autocast_enabled(DEVICE.type)
     assert torch.equal(torch.get_rng_state(), state)

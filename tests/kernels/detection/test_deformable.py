@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_backbone.kernels.detection.deformable import _by_torch, deformable_attention
+from swin_backbone.kernels.detection.deformable import _sample_by_torch, deformable_attention
 from swin_backbone.kernels.native.availability import find_dtype_obstacle
 
 pytestmark = pytest.mark.skipif(find_dtype_obstacle(torch.float32) is not None, reason='the library is not built')
@@ -39,7 +39,9 @@ def by_library(shapes_L2):
 def test_outputs_and_gradients_equal_those_of_torch(shapes, sizes, spread):
     shapes_L2, tensors = make_arguments(shapes, *sizes, spread)
     ours = gradients(by_library(shapes_L2), tensors)
-    truth = gradients(lambda *inputs: _by_torch(shapes_L2, *inputs).flatten(2), [tensor.double() for tensor in tensors])
+    truth = gradients(
+        lambda *inputs: _sample_by_torch(shapes_L2, *inputs).flatten(2), [tensor.double() for tensor in tensors]
+    )
     for one, exact in zip(ours, truth):
         torch.testing.assert_close(one.double(), exact, rtol=0, atol=1e-4 * max(1.0, float(exact.abs().max())))
 

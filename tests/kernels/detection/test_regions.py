@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swin_backbone.kernels.detection import regions
-from swin_backbone.kernels.native.library import load
+from swin_backbone.kernels.native.library import load_library
 from swin_backbone.openmmlab.mmcv_ops.roi import Pooling
 
 POOLING = Pooling(bins=(7, 5), scale=0.25, sampling_ratio=0, aligned=True)
@@ -30,7 +30,7 @@ def pool(maps, rois, **changed):
 
 def spread(grad, rois, like, **changed):
     grad_maps = torch.zeros_like(like)  # in its strides
-    regions.roi_align_backward(grad, rois, grad_maps, POOLING._replace(**changed))
+    regions.add_roi_align_gradient(grad, rois, grad_maps, POOLING._replace(**changed))
     return grad_maps
 
 
@@ -53,7 +53,7 @@ def test_channels_last_maps_give_the_same(channels, dtype, changed):
 def test_maps_are_read_where_they_are(layout, monkeypatch):
     """The library gets the address of the maps, without a copy."""
     maps, rois, seen = torch.randn(2, 8, 9, 9).to(memory_format=layout), some_rois(), []
-    library = load()[0]
+    library = load_library()[0]
     monkeypatch.setattr(library, 'roi_align_forward', lambda of, first, *more: seen.append(first))
     pool(maps, rois)
     assert seen == [maps.data_ptr()]
@@ -77,7 +77,7 @@ def test_any_number_of_threads_gives_the_same_bits(layout):
         for number in (1, 2, 5):
             torch.set_num_threads(number)
             out = pool(maps, rois)
-            boxes = regions.nms(rois[:, 1:], torch.arange(300), 0.3, 0)
+            boxes = regions.keep_boxes(rois[:, 1:], torch.arange(300), 0.3, 0)
             results.append((out, spread(out.sin(), rois, maps), boxes))
     finally:
         torch.set_num_threads(threads)
@@ -136,7 +136,7 @@ def test_nothing_of_anything(shape):
     assert not spread(torch.zeros(0, shape[1], 7, 5), rois, maps).any()
     if shape[0]:
         assert pool(maps, torch.zeros(2, 5)).shape == (2, shape[1], 7, 5)
-    assert regions.nms(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), 0.5, 0).shape == (0,)
+    assert regions.keep_boxes(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), 0.5, 0).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_wrong_arguments_are_errors(changed, message):
 
 def test_indices_are_of_boxes():
     with pytest.raises(ValueError, match='an index in order must be from 0 to 1, got 2'):
-        regions.nms(torch.zeros(2, 4), torch.tensor([0, 2]), 0.5, 0)
+        regions.keep_boxes(torch.zeros(2, 4), torch.tensor([0, 2]), 0.5, 0)

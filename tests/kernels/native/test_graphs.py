@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.bind import block as block_binding
+from swin_backbone.kernels.bind import swin_layers
 from swin_backbone.kernels.native import layers, memory
 from swin_backbone.models.layers import SwinV2Block
 
@@ -90,9 +90,9 @@ def test_a_training_step_of_what_the_library_does_not_take():
     assert close(*(torch.autograd.grad(loss, model.stages.parameters()) for loss in losses), 1e-4)
 
 
-@pytest.mark.parametrize(('kind', 'stored'), [(SwinBackbone, True), (SwinV2Backbone, False)])
-def test_a_training_step_of_three_sizes_is_one_compilation(kind, stored, monkeypatch):
-    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: stored)
+@pytest.mark.parametrize(('kind', 'saves'), [(SwinBackbone, True), (SwinV2Backbone, False)])
+def test_a_training_step_of_three_sizes_is_one_compilation(kind, saves, monkeypatch):
+    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: saves)
     counters['stats'].clear()
     model = randomised(kind=kind, **TWO_STAGES)
     compiled = torch.compile(model, backend='aot_eager', fullgraph=True, dynamic=True)
@@ -111,7 +111,7 @@ def test_a_training_step_of_three_sizes_is_one_compilation(kind, stored, monkeyp
 @pytest.mark.parametrize('training', [False, True])
 def test_without_fullgraph_there_is_one_graph_too(training, monkeypatch):
     """`fullgraph` also permits results whose sizes are known at run time alone."""
-    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: True)
+    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: True)
     model = randomised(**TWO_STAGES).train(training)
     compiled = torch.compile(model, backend='aot_eager')
     counters.clear()
@@ -125,39 +125,39 @@ def test_without_fullgraph_there_is_one_graph_too(training, monkeypatch):
     assert counters['stats']['unique_graphs'] == 1
 
 
-def check_room(block, x, dtype, threads=1):
+def check_saved_bytes(block, x, dtype, threads=1):
     few = mock.patch.object(torch, 'get_num_threads', return_value=threads)
     with autocast_to(dtype), few:
-        call = block_binding.plan_block(block.train(), x.requires_grad_()).call
-        computation = call.computation._replace(stores=True)
-        _, stored = computation.compute(x.detach(), call.prepared)
-        bound = computation.most_stored(x.shape, *call.derive(*call.parameters))
-    assert len(stored) <= bound
+        plan = swin_layers.plan_block(block.train(), x.requires_grad_()).layer
+        computation = plan.computation._replace(saves=True)
+        _, saved = computation.forward(x.detach(), plan.prepared)
+        bound = computation.max_saved_bytes(x.shape, *plan.make_weights(*plan.parameters))
+    assert len(saved) <= bound
 
 
 @given(case=cases(), bfloat16=st.booleans(), threads=st.integers(1, 4))
 @settings(max_examples=25)
-def test_a_graph_has_room_for_what_a_block_stores(case, bfloat16, threads):
-    check_room(*case, torch.bfloat16 if bfloat16 else torch.float32, threads)
+def test_a_graph_has_memory_for_what_a_block_saves(case, bfloat16, threads):
+    check_saved_bytes(*case, torch.bfloat16 if bfloat16 else torch.float32, threads)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('extra_norm', [False, True])
-def test_a_graph_has_room_for_the_branches_of_v2(extra_norm, dtype):
-    """V2 stores two branches more than V1, with and without a third norm."""
+def test_a_graph_has_memory_for_the_branches_of_v2(extra_norm, dtype):
+    """V2 saves two branches more than V1, with and without a third norm."""
     block = make_block(SwinV2Block, (4, 8), (0, 0), 1, 16, 'native', extra_norm=extra_norm)
-    check_room(block, torch.randn(1, 80, 160, 16), dtype)
+    check_saved_bytes(block, torch.randn(1, 80, 160, 16), dtype)
 
 
-def test_values_without_room_are_computed_again(monkeypatch):
-    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: True)
+def test_values_without_memory_are_computed_again(monkeypatch):
+    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: True)
     model = randomised(**TWO_STAGES).train()
     results = []
     for _ in range(2):
         with Layers():
             outputs = model(X)
         results.append(torch.autograd.grad(sum(y.square().sum() for y in outputs), [*model.parameters()]))
-        monkeypatch.setattr(layers.BlockComputation, 'most_stored', lambda *_: memory.LINE)
+        monkeypatch.setattr(layers.BlockComputation, 'max_saved_bytes', lambda *_: memory.LINE)
     assert close(*results, 1e-5)
 
 
@@ -203,11 +203,11 @@ class Layers(TorchDispatchMode):
 def test_opcheck():
     block = randomised(**TWO_STAGES).stages[0].blocks[0]
     x = torch.randn(2, 9, 8, block.norm1.weight.numel(), requires_grad=True)
-    call = block_binding.plan_block(block, x).call
-    weights = [w if w is None else w.detach().requires_grad_() for w in call.derive(*call.parameters)]
+    plan = swin_layers.plan_block(block, x).layer
+    weights = [w if w is None else w.detach().requires_grad_() for w in plan.make_weights(*plan.parameters)]
     windows = [7, 7], [3, 3], False, True
-    for stores in (False, True):
-        arguments = x, *weights, None, *windows, 0.25, [1e-5, 1e-5], torch.float32, stores
+    for saves in (False, True):
+        arguments = x, *weights, None, *windows, 0.25, [1e-5, 1e-5], torch.float32, saves
         tests = ['test_schema', 'test_autograd_registration', 'test_faketensor']
         opcheck(torch.ops.swin_backbone.block.default, arguments, test_utils=tests)
     norm = randomised(**TWO_STAGES).norm0
@@ -287,7 +287,7 @@ def test_operations_are_those_of_the_torch_path(kind, training):
 
 
 def test_fake_tensors_and_modes_see_operators(monkeypatch):
-    monkeypatch.setattr(block_binding, 'is_stored', lambda *_: True)
+    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: True)
     model = randomised(**TWO_STAGES)
     with Layers() as mode, torch.no_grad():
         outputs = model(X)

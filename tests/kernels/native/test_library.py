@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 import swin_backbone.kernels.native
 from swin_backbone.kernels.native import availability, library
-from swin_backbone.kernels.native.library import NAME, load
+from swin_backbone.kernels.native.library import FILE_NAME, load_library
 
 REGISTERS = {  # registers and instructions outside an instruction set
     'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]|\tvpdp',
@@ -24,11 +24,11 @@ REGISTERS = {  # registers and instructions outside an instruction set
     'avx512_bf16': r'\t(tdp|tile|ldtilecfg)',
     '': r'%[yz]mm|\tv',  # compiled once, for every processor
 }
-LIBRARY = Path(swin_backbone.kernels.native.__file__).with_name(NAME)
+LIBRARY = Path(swin_backbone.kernels.native.__file__).with_name(FILE_NAME)
 
 
 def answer() -> str:
-    return f'{load()[0] and load()[0].isa} | {refusal(torch.float32)} | {refusal(torch.bfloat16)}'
+    return f'{load_library()[0] and load_library()[0].isa} | {refusal(torch.float32)} | {refusal(torch.bfloat16)}'
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_library_knows_neither_torch_nor_python():
     headers = [(csrc / name).read_text() for name in ('swin.h', 'runtimes/operators.h', 'runtimes/onnxruntime.h')]
     declared = set(re.findall(r'^(?:SWIN_API|extern "C" ORT_EXPORT) [^(;]*?(\w+)\(', '\n'.join(headers), re.M))
     assert names('--defined-only') == declared
-    assert {f'swin_{name}' for name in vars(load()[0]) if not name.startswith('_')} < declared
+    assert {f'swin_{name}' for name in vars(load_library()[0]) if not name.startswith('_')} < declared
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ import torch
 from helpers.kernels import refusal
 
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.native.library import load
+from swin_backbone.kernels.native.library import load_library
 
 pytestmark = pytest.mark.skipif(refusal(torch.float32) is not None, reason='the compiled library is not built')
 SIZES = dict(embed_dims=32, depths=(2,), num_heads=(2,), strides=(4,), out_indices=(0,))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('isa', load()[0].isas if load()[0] else [])
+@pytest.mark.parametrize('isa', load_library()[0].isas if load_library()[0] else [])
 def test_an_operator_leaves_the_instruction_set_of_the_process(isa, monkeypatch):
     """The packed weights of another set are in another order, and a block of them would give other numbers."""
-    library = load()[0]
+    library = load_library()[0]
     in_use, functions = library.isa, library._library
     model, x = SwinBackbone(**SIZES, backend='native').eval(), torch.randn(1, 3, 40, 44)
     (expected,) = model(x)

@@ -29,7 +29,7 @@ def complaint(function, *arguments):
     A call whose arrays are all at one address computes nothing: it stops where it compares the arrays.
     """
     try:
-        getattr(c.load()[0], function)(*arguments)
+        getattr(c.load_library()[0], function)(*arguments)
     except ValueError as error:
         return None if 'must not overlap' in str(error) or 'must not be null' in str(error) else str(error)
     return None

@@ -14,7 +14,7 @@ from helpers import ROOT
 
 import swin_backbone.kernels.native
 from csrc.build import NAMES, Target, compile_sources, link_library
-from swin_backbone.kernels.native.library import NAME, load
+from swin_backbone.kernels.native.library import FILE_NAME, load_library
 
 UNIT = ROOT / 'csrc' / 'tests' / 'unit.cpp'
 WINE = shutil.which('wine64') or shutil.which('wine') or shutil.which('/usr/lib/wine/wine64')  # the place in Debian
@@ -42,9 +42,9 @@ def check(command: list, **environment: str) -> list[str]:
 
 @needs_compiler
 def test_each_function_computes_what_plain_loops_compute(tmp_path):
-    library, _ = load()
+    library, _ = load_library()
     folder = Path(swin_backbone.kernels.native.__file__).parent
-    unit = compile_unit(['c++'], [str(folder / NAME), f'-Wl,-rpath,{folder}'], tmp_path)
+    unit = compile_unit(['c++'], [str(folder / FILE_NAME), f'-Wl,-rpath,{folder}'], tmp_path)
     tested = check([unit])
     sets = library.isas[library.isas.index(tested[0]) :]  # AVX-512 does not bring AVX-VNNI
     assert tested in (sets, [isa for isa in sets if isa != 'avx2_vnni'])
@@ -75,7 +75,7 @@ def test_the_library_for_windows_under_wine(tmp_path, monkeypatch):
     (imported,) = tmp_path.glob('*.lib')
     unit = compile_unit(zig, [imported], tmp_path)
     tested = check([WINE, unit], WINEPREFIX=str(tmp_path / 'prefix'), WINEDEBUG='-all')
-    here = [isa for isa in load()[0].isas if isa != 'amx']  # the library uses AMX on Linux alone
+    here = [isa for isa in load_library()[0].isas if isa != 'amx']  # the library uses AMX on Linux alone
     assert tested == here
 
 
@@ -84,7 +84,7 @@ def test_the_library_for_windows_under_wine(tmp_path, monkeypatch):
 @pytest.mark.skipif(platform.machine() != 'x86_64', reason='AMX is of x86-64')
 def test_emulated_sets(tmp_path, monkeypatch):
     """AMX with loops in its place, and AVX-VNNI by the same instruction of AVX-512."""
-    library, _ = load()
+    library, _ = load_library()
     if library.isa not in ('amx', 'avx512_bf16'):
         pytest.skip('this processor has no AVX-512 with bf16, with which the emulations run')
     monkeypatch.chdir(ROOT)

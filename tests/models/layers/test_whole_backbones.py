@@ -7,7 +7,7 @@ from helpers.kernels import refusal
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.kernels.triton.attend import plan
+from swin_backbone.kernels.triton.attend import plan_attention
 from swin_backbone.models.windows import Windows
 
 BACKENDS = ['native', 'torch', 'triton']
@@ -37,7 +37,7 @@ def build(backbone, backend, arguments):
         pytest.skip(reason)
     if backend == 'triton':
         attention = SwinBackbone(**SMALL, backend='triton').stages[0].blocks[0].attn.w_msa
-        planned = plan(attention, torch.empty(1, 7, 7, 32, device=GPU), Windows(7, 7, (4, 4)))
+        planned = plan_attention(attention, torch.empty(1, 7, 7, 32, device=GPU), Windows(7, 7, (4, 4)))
         if isinstance(planned, str):
             pytest.skip(planned)
     if backbone is SwinMLPBackbone:

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.peers import build_peer, largest_difference
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.native.library import load
+from swin_backbone.kernels.native.library import load_library
 
 pytestmark = [pytest.mark.peer, pytest.mark.toolboxes]
 
@@ -75,8 +75,8 @@ def test_the_peer_of_the_benchmark_has_the_same_outputs(kind):
 @pytest.mark.parametrize('backend', ['native', 'torch'])
 @pytest.mark.parametrize('version', [1, 2])
 def test_ten_steps_of_training_have_mmpretrains_losses(version, backend):
-    if backend == 'native' and load()[0] is None:
-        pytest.skip(load()[1])
+    if backend == 'native' and load_library()[0] is None:
+        pytest.skip(load_library()[1])
     torch.manual_seed(0)
     kind = SwinBackbone if version == 1 else SwinV2Backbone
     # mmpretrain's V2 drops branches before the norm. The norm cancels the factor of kept branches.

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.kernels.native.library import load
+from swin_backbone.kernels.native.library import load_library
 from swin_backbone.openmmlab.mmcv_ops import ext, providers
 
 try:
@@ -34,7 +34,9 @@ def computed_by(who):
 
 
 BOTH = [
-    pytest.param('library', marks=pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')),
+    pytest.param(
+        'library', marks=pytest.mark.skipif(load_library()[0] is None, reason='the compiled library is not built')
+    ),
     'torch',
 ]
 

@@ -10,7 +10,7 @@ from swin_backbone.openmmlab.mmcv_ops.roi import roi_align_backward, roi_align_f
 
 
 @pytest.fixture(autouse=True)
-def torch_alone(monkeypatch):
+def library_disabled(monkeypatch):
     for takes in ('library_takes', 'torchvision_takes'):
         monkeypatch.setattr(providers, takes, lambda *_: False)
 

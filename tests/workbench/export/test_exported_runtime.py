@@ -26,7 +26,7 @@ from helpers.in_process import error_of, run_well
 from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone import load
-from swin_backbone.kernels.native.library import load as load_library
+from swin_backbone.kernels.native.library import load_library
 from swin_backbone.workbench.export import export, runtime
 from swin_backbone.workbench.export.predictor import evaluate_folder
 

@@ -19,10 +19,10 @@ from helpers.export.small_exports import save_checkpoint, small_config, small_sw
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, accelerate, library_path
-from swin_backbone.kernels.native.library import load
+from swin_backbone.kernels.native.library import load_library
 from swin_backbone.workbench.export import export, graph, library_nodes, runtime, verify
 
-pytestmark = pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')
+pytestmark = pytest.mark.skipif(load_library()[0] is None, reason='the compiled library is not built')
 TWO_STAGES = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
 WINDOWS = dict(window_size=((3, 5), (4, 4)), mask_padding=True)
 SHAPES = [(1, 3, 1, 1), (3, 3, 75, 100), (1, 3, 133, 97)]
@@ -204,7 +204,7 @@ def test_a_position_embedding_is_a_part_of_the_plain_graph(tmp_path):
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
 def test_the_library_lies_in_the_folder_and_runs_without_torch(format, exported, tmp_path):
-    names = {'deploy.json', 'model.onnx', 'model.onnx.data', load()[0]._library._name.rpartition('/')[2]}
+    names = {'deploy.json', 'model.onnx', 'model.onnx.data', load_library()[0]._library._name.rpartition('/')[2]}
     assert {path.name for path in exported.iterdir()} == names
     open_in(exported, format, tmp_path / 'out')
     shutil.copy(runtime.__file__, tmp_path / 'runtime.py')
@@ -234,7 +234,7 @@ def test_users_register_the_installed_library(exported, v1):
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
 def test_what_does_not_fit_is_refused_in_a_sentence(format, exported, tmp_path):
     shutil.copytree(exported, tmp_path / 'out')
-    library = tmp_path / 'out' / load()[0]._library._name.rpartition('/')[2]
+    library = tmp_path / 'out' / load_library()[0]._library._name.rpartition('/')[2]
     whole = library.read_bytes()
     library.write_bytes(whole[:-1] + b'?')
     with pytest.raises(runtime.RuntimeProblem, match='is not the file that was exported'):

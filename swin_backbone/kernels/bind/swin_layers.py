@@ -1,39 +1,37 @@
-"""Swin blocks, V1 or V2, by the compiled library: one block, or all blocks of a stage.
+"""The Swin layers of this package by the compiled library: blocks, stages, patches, patch merging, output norms.
+
+`read_...` returns what the library computes of a module, a `Layer`, and `plan_...` the plan of a call.
 
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...models.layers import PatchEmbed, PatchMerging
 from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
-from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2, cosine_scale
-from ...modes import is_recorded, without_autocast
-from ...positions import Size, log_spaced_coordinates, relative_position_bias
-from ...replace import Modules, forget_readings, is_changed, keep_methods, read_modules, read_once
-from ..native.availability import find_obstacle, products_of
-from ..native.layers import BlockComputation, BlockSettings, BlockWeights
+from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
+from ...modes import is_intercepted
+from ...positions import Size
+from ..changes import Modules, forget_readings, is_changed, keep_methods, read_modules, read_once
+from ..native.availability import dtype_and_gradients, find_obstacle
+from ..native.layers import (
+    BlockComputation,
+    BlockSettings,
+    BlockWeights,
+    OutputNormComputation,
+    ProjectionComputation,
+)
 from ..native.memory import Unfit, address, cache_of, describe_unfit, free_if_elsewhere
-from ..native.plans import Call, Layer, OperatorCall, plan_module, plan_swin_layer
-from ..native.storage import TINY, Stages, is_stored
+from ..native.plans import Layer, LayerPlan, OperatorPlan, plan_layer, plan_module
+from ..native.saved_blocks import TINY, Stages, is_saved
+from .block_weights import ATTENTION, CPB, LINEARS, LOGIT_SCALE, NAMES, NORMS, QKV_BIASES, TABLE, make_block_weights
 from .single_layer import forward_by_torch
 
-ATTENTION = 'attn.w_msa.'
-# Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
-LINEARS, NORMS = (f'{ATTENTION}qkv', f'{ATTENTION}proj', 'ffn.layers.0.0', 'ffn.layers.1'), ('norm1', 'norm2', 'norm3')
-NAMES = [
-    *(f'{name}.{leaf}' for leaf in ('weight', 'bias') for name in LINEARS),
-    *(f'{name}.{leaf}' for name in NORMS for leaf in ('weight', 'bias')),
-]
-FIELDS = dict(zip(BlockWeights._fields, NAMES))
-TABLE, LOGIT_SCALE = f'{ATTENTION}relative_position_bias_table', f'{ATTENTION}logit_scale'
-CPB = [f'{ATTENTION}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
-QKV_BIASES = [f'{ATTENTION}{name}' for name in ('q_bias', 'v_bias')]
 # A block's tensors: the name, the name of the module that owns the tensor, the attribute of the module.
 NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, TABLE)]
 NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
@@ -51,17 +49,16 @@ KINDS_V2 = {
     **dict.fromkeys([f'{ATTENTION}cpb_mlp.0', f'{ATTENTION}cpb_mlp.2'], nn.Linear),
 }
 KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
-
-
+PROJECTION_NORM = ['norm.weight', 'norm.bias']
 BLOCKS = SwinBlock, SwinV2Block
-keep_methods([*BLOCKS, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
+keep_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
 
 
 class BlockPlan(NamedTuple):
     """A block that is ready to run; see `replace.Plan`."""
 
     block: Any
-    call: Call
+    layer: Union[LayerPlan, OperatorPlan]  # without drop path
 
     def __call__(self, x_BHWC: Tensor, out: Optional[Tensor] = None) -> Tensor:
         """Run the block, see `SwinBlock.forward`.
@@ -69,43 +66,42 @@ class BlockPlan(NamedTuple):
         Args:
             out: memory for the output, without gradients. The memory of the input is allowed.
         """
-        block, call = self
-        drop_path = block.drop_path
+        drop_path, plan = self.block.drop_path, self.layer
         if drop_path.training and drop_path.drop_prob > 0:
-            is_repeated = torch.is_grad_enabled() and not is_recorded()
+            is_repeated = torch.is_grad_enabled() and not is_intercepted()
             random_state = torch.get_rng_state() if is_repeated else None
-            call = with_drop_path(call, _draw_drop_path(drop_path.drop_prob, len(x_BHWC)), random_state)
+            plan = with_drop_path(plan, _draw_drop_path(drop_path.drop_prob, len(x_BHWC)), random_state)
         if out is not None:
-            call = call._replace(computation=call.computation._replace(out=out))
-        return call(x_BHWC)
+            plan = plan._replace(computation=plan.computation._replace(out=out))
+        return plan(x_BHWC)
 
 
-def with_drop_path(call: Any, factors_2B: Optional[Tensor], random_state: Optional[Tensor]) -> Any:
-    """Return the call of a block that multiplies the branches by factors.
+def with_drop_path(plan: Any, factors_2B: Optional[Tensor], random_state: Optional[Tensor]) -> Any:
+    """Return the plan of a block that multiplies the branches by factors.
 
     Args:
         random_state: of torch's generator before the factors were drawn; None without gradients.
     """
     if factors_2B is None:
-        return call
-    if isinstance(call, OperatorCall):
-        return call._replace(computation=call.computation._replace(drop_path_2B=factors_2B))
-    call.prepared.drop_path = address('drop_path', factors_2B, tuple(factors_2B.shape))
-    by_torch = partial(call.by_torch, random_state=random_state)
-    return call._replace(computation=call.computation._replace(drop_path_2B=factors_2B), by_torch=by_torch)
+        return plan
+    plan = plan._replace(computation=plan.computation._replace(drop_path_2B=factors_2B))
+    if isinstance(plan, OperatorPlan):
+        return plan
+    plan.prepared.drop_path = address('drop_path', factors_2B, tuple(factors_2B.shape))
+    return plan._replace(by_torch=partial(plan.by_torch, random_state=random_state))
 
 
 def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
     """See `replace.Replacement`."""
-    call = plan_module(read_block, block, x_BHWC)
-    return call if isinstance(call, str) else BlockPlan(block, call)
+    plan = plan_module(read_block, block, x_BHWC)
+    return plan if isinstance(plan, str) else BlockPlan(block, plan)
 
 
 def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer, str]:
     """Return the `Layer` of a block, or in a sentence why the library does not compute the block.
 
     Args:
-        stages: channels and blocks of each stage of the backbone; the sizes decide what a training step stores.
+        stages: channels and blocks of each stage of the backbone; the sizes decide what a training step saves.
     """
     is_v2 = isinstance(block, SwinV2Block)
     kinds = KINDS_V1 if not is_v2 else KINDS_V2 if block.norm3 is None else KINDS_V2_NORM3
@@ -132,16 +128,16 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer
     else:
         h, table_window = tensors[TABLE].shape[-1], attention.window_size
         shapes = [((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h)]
-    dtype, has_gradients = products_of(block, x_BHWC, *tensors.values())
+    dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
-    stores = has_gradients and not getattr(block, 'with_cp', False) and is_stored(dtype, C, stages)
+    saves = has_gradients and not getattr(block, 'with_cp', False) and is_saved(dtype, C, stages)
     window_pair = windows.window_size, table_window or windows.window_size
     if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
         return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
     settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
-    computation = BlockComputation(settings, windows, dtype, cache_of(block), stores)
-    by_torch, derive = partial(forward_by_torch, [*tensors]), partial(_derive, [*tensors], shapes, window_pair)
-    return Layer(computation, by_torch, [*tensors.values()], derive)
+    computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
+    make_weights = partial(_make_weights, [*tensors], shapes, window_pair)
+    return Layer(computation, partial(forward_by_torch, [*tensors]), [*tensors.values()], make_weights)
 
 
 def _find_setting_obstacle(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
@@ -174,11 +170,11 @@ def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StageP
         free_if_elsewhere(stage, x_BHWC)
         return None
     try:
-        calls = [plan_swin_layer(layer, block, x_BHWC.shape) for block, layer in zip(stage.blocks, layers)]
+        plans = [plan_layer(layer, block, x_BHWC.shape) for block, layer in zip(stage.blocks, layers)]
     except Unfit:
         forget_readings(stage)  # sizes may have changed
         return None
-    return StagePlan([*map(BlockPlan, stage.blocks, calls)], stage.downsample)
+    return StagePlan([*map(BlockPlan, stage.blocks, plans)], stage.downsample)
 
 
 def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[Layer], str]:
@@ -209,45 +205,23 @@ class StagePlan(NamedTuple):
         out = None
         for block in self.blocks:
             x_BHWC = block(x_BHWC, out)
-            out = None if torch.is_grad_enabled() or is_recorded() else x_BHWC
+            out = None if torch.is_grad_enabled() or is_intercepted() else x_BHWC
         return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
 
 
-def _derive(
+def _make_weights(
     names: Sequence[str], shapes: Sequence[tuple[int, ...]], window_pair: tuple[Size, Size], *tensors: Any
 ) -> BlockWeights:
     """Return the library's weights from the tensors of a block; or raise `Unfit`, because `.data` may be anything.
 
     Args:
         shapes: of the tensors that are not weights of the library themselves.
-        window_pair: the window in use, and the window of the table (V1) or of pre-training (V2).
+        window_pair: see `make_block_weights`.
     """
     for name, tensor, shape in zip(names[len(NAMES) :], tensors[len(NAMES) :], shapes):
         if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
             raise Unfit(describe_unfit(name, tensor, shape, torch.float32))
-    w = dict(zip(names, tensors))
-    if LOGIT_SCALE not in w:
-        derived: dict[str, Any] = dict(position_bias_hNN=relative_position_bias(w[TABLE], *window_pair))
-    else:
-        coordinates_R2 = log_spaced_coordinates(*window_pair, torch.device('cpu'), torch.float32)
-        bias_hNN = relative_position_bias(continuous_table(w, coordinates_R2), window_pair[0])
-        scale_h = cosine_scale(w[LOGIT_SCALE])
-        derived = dict(position_bias_hNN=bias_hNN, cosine_scale_h=scale_h, qkv_bias=qkv_bias(w))
-    return BlockWeights(**{**dict(zip(BlockWeights._fields, tensors[: len(NAMES)])), **derived})
-
-
-def continuous_table(w: Mapping[str, Any], coordinates_R2: Tensor) -> Tensor:
-    """Return the table of position biases of Swin V2, (R, h), from `cpb_mlp` (Liu et al. 2022, equation 3)."""
-    first, bias, last = (w[name] for name in CPB)
-    with without_autocast('cpu'):
-        hidden = F.relu(F.linear(coordinates_R2, first, bias))
-        return 16 * F.linear(hidden, last).sigmoid()
-
-
-def qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
-    """Return the bias (3C,) of query, key and value of Swin V2. The bias of the key is 0."""
-    q_bias, v_bias = (w.get(name) for name in QKV_BIASES)
-    return None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+    return make_block_weights(dict(zip(names, tensors)), *window_pair)
 
 
 def _draw_drop_path(rate: float, batch: int) -> Tensor:
@@ -256,3 +230,63 @@ def _draw_drop_path(rate: float, batch: int) -> Tensor:
     The numbers are equal to those of `DropPath`: first for attention, then for the MLP.
     """
     return torch.rand(2, batch, dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
+
+
+def read_projection(layer: Any, x: Tensor) -> Union[Layer, str]:
+    """Return the `Layer` of patch embedding or patch merging, or in a sentence why there is none."""
+    merges = isinstance(layer, PatchMerging)
+    name, kind = ('reduction', nn.Linear) if merges else ('projection', nn.Conv2d)
+    norm_kind = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
+    modules = read_modules(layer, {name: kind, 'norm': norm_kind})
+    if isinstance(modules, str):
+        return modules
+    linear, norm, post_norm = modules[name], modules['norm'], not merges or layer.post_norm
+    weight, eps = linear.weight, getattr(norm, 'eps', None)  # an identity has no eps
+    if x.dim() != 4:
+        return f'The compiled library takes a batch of four dimensions, not {list(x.shape)}.'
+    if weight is None or weight.dim() != (2 if merges else 4):
+        return f'The weight of {type(layer).__name__} is not as it was built.'
+    if merges and layer.stride != 2:
+        return f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
+    if merges and linear.bias is not None:
+        return 'The compiled library has no bias in patch merging, and the reduction has one.'
+    sides = tuple(weight.shape[2:])
+    if not merges and (tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups) != (
+        *(sides, sides, (0, 0), (1, 1), 1),
+    ):
+        return f'The compiled library takes patches that do not overlap, not {linear}.'
+    normed = len(weight) if post_norm else 4 * x.shape[3]
+    if eps is not None and norm.normalized_shape != (normed,):
+        return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
+    parameters = weight, linear.bias, *(getattr(norm, leaf, None) for leaf in ('weight', 'bias'))
+    dtype, has_gradients = dtype_and_gradients(layer, x, *parameters)
+    computation = ProjectionComputation(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
+    by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *PROJECTION_NORM])
+    return Layer(computation, by_torch, parameters)
+
+
+plan_projection = partial(plan_module, read_projection)
+
+
+def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[LayerPlan, OperatorPlan, str, None]:
+    """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
+    return None if type(norm) is nn.Identity else plan_module(read_output_norm, norm, x_BHWC)
+
+
+def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[Layer, str]:
+    """Return the `Layer` of an output norm, or in a sentence why there is none."""
+    is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
+    if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
+        return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'
+    return norm_layer(norm)
+
+
+def norm_layer(norm: nn.LayerNorm) -> Layer:
+    """Return the `Layer` of a norm of tokens with a map as its output."""
+    by_torch = partial(forward_by_torch, ['weight', 'bias'], forward=_normalise)
+    return Layer(OutputNormComputation(norm.eps), by_torch, (norm.weight, norm.bias))
+
+
+def _normalise(norm: nn.LayerNorm, x_BHWC: Tensor) -> Tensor:
+    normed = nn.functional.layer_norm(x_BHWC, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return normed.permute(0, 3, 1, 2)

@@ -1,0 +1,70 @@
+"""The tensors of a Swin block by our names, and the library's weights made of them.
+
+Layout: C channels, R offsets in a window, N places of a window, h heads.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...models.layers.swin_v2_block import cosine_scale
+from ...modes import without_autocast
+from ...positions import Size, log_spaced_coordinates, relative_position_bias
+from ..native.layers import BlockWeights
+
+ATTENTION = 'attn.w_msa.'
+# Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
+LINEARS, NORMS = (f'{ATTENTION}qkv', f'{ATTENTION}proj', 'ffn.layers.0.0', 'ffn.layers.1'), ('norm1', 'norm2', 'norm3')
+NAMES = [
+    *(f'{name}.{leaf}' for leaf in ('weight', 'bias') for name in LINEARS),
+    *(f'{name}.{leaf}' for name in NORMS for leaf in ('weight', 'bias')),
+]
+FIELDS = dict(zip(BlockWeights._fields, NAMES))
+TABLE, LOGIT_SCALE = f'{ATTENTION}relative_position_bias_table', f'{ATTENTION}logit_scale'
+CPB = [f'{ATTENTION}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
+COORDINATES = f'{ATTENTION}relative_coords_table'  # of V2 in other packages
+QKV_BIASES = [f'{ATTENTION}{name}' for name in ('q_bias', 'v_bias')]
+
+
+def make_block_weights(w: Mapping[str, Any], window_size: Size, table_window: Size) -> BlockWeights:
+    """Return the library's weights from the tensors of a block, in torch operations.
+
+    Args:
+        w: the tensors by name.
+        table_window: the window of the table (V1) or of pre-training (V2).
+    """
+    fields: dict[str, Any] = {field: w.get(name) for field, name in FIELDS.items()}
+    if LOGIT_SCALE not in w:
+        fields['position_bias_hNN'] = relative_position_bias(w[TABLE], window_size, table_window)
+        return BlockWeights(**fields)
+    coordinates = w.get(COORDINATES)
+    if coordinates is None:
+        coordinates = log_spaced_coordinates(window_size, table_window, torch.device('cpu'), torch.float32)
+    fields['position_bias_hNN'] = relative_position_bias(_continuous_table(w, coordinates), window_size)
+    fields['qkv_bias'] = _qkv_bias(w)
+    fields['cosine_scale_h'] = cosine_scale(w[LOGIT_SCALE])
+    return BlockWeights(**fields)
+
+
+def _continuous_table(w: Mapping[str, Any], coordinates: Tensor) -> Tensor:
+    """Return the table of position biases of Swin V2, (R, h), from `cpb_mlp` (Liu et al. 2022, equation 3).
+
+    Args:
+        coordinates: (..., 2), of R offsets.
+    """
+    first, bias, last = (w[name] for name in CPB)
+    with without_autocast('cpu'):
+        hidden = F.relu(F.linear(coordinates, first, bias))
+        return 16 * F.linear(hidden, last).sigmoid().flatten(0, -2)
+
+
+def _qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
+    """Return the bias (3C,) of query, key and value of Swin V2. The bias of the key is 0."""
+    bias_3C, (q_bias, v_bias) = w.get(f'{ATTENTION}qkv.bias'), (w.get(name) for name in QKV_BIASES)
+    if bias_3C is not None:
+        kept = bias_3C.new_tensor([[1.0], [0.0], [1.0]])
+        return (bias_3C.unflatten(0, (3, -1)) * kept).flatten()
+    return None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])

@@ -1,0 +1,78 @@
+"""The interface of the library's computations. `layers.py` has those of a Swin, `detection/` those of other layers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, Protocol
+
+from torch import Tensor
+
+Weights = Sequence[Optional[Tensor]]
+MakeWeights = Callable[..., Weights]  # from a module's parameters, in torch operations
+
+
+def as_given(*parameters: Optional[Tensor]) -> Weights:
+    """Return the parameters: they are the computation's weights."""
+    return parameters
+
+
+class ResultShapes(NamedTuple):
+    """The shapes of a computation's results: of the output, and of the gradients of the input and of all weights.
+
+    Attributes:
+        saved_bytes: of the second output of the operator of torch.
+    """
+
+    output: Sequence[int]
+    gradients: Sequence[Sequence[int]]
+    saved_bytes: int = 0
+
+
+class Computation(Protocol):
+    """A computation by the library, from an input and weights to an output, with gradients.
+
+    `plans.py` runs it in autograd, and `operators.py` makes an operator of torch of it.
+    """
+
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Any:
+        """Check and pack the weights, and return what `forward` needs for a shape. `forward` cannot fail then.
+
+        What a class returns is for its own methods: structures of csrc/swin.h, addresses, or the parameters.
+
+        Args:
+            shape: of the input.
+            parameters: of the module.
+            make_weights: returns the computation's weights of the parameters.
+
+        Raises:
+            Unfit: if the library does not take the shape or a weight.
+        """
+
+    def forward(self, x: Tensor, prepared: Any) -> Sequence[Tensor]:
+        """Return the output, and tensors for `backward` beside the arguments."""
+
+    def backward(
+        self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Sequence[Any], *saved: Tensor
+    ) -> Weights:
+        """Return the gradients for `x` and for the computation's weights.
+
+        Args:
+            grad: of the output, contiguous.
+            needed: whether the gradients of `x` and of the weights are needed. Unneeded gradients are ignored.
+            saved: the tensors of `forward` beside the output.
+        """
+
+    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+        """Return the shapes of results for an input of a shape, which may have symbols of a graph."""
+
+
+class SwinComputation(Computation, Protocol):
+    """A layer of a Swin."""
+
+    @property
+    def operator(self) -> str:
+        """The name of the operator of torch."""
+
+    def check(self, shape: Sequence[int], *weights: Any) -> None:
+        """Raise `Unfit` if the library does not take the weights, for maps of any size. Nothing reads memory."""
+
+    def arguments(self, weights: Weights) -> tuple[Any, ...]:
+        """Return the arguments of the operator of torch after the input: tensors, then settings."""
