@@ -128,8 +128,8 @@ def _small_config(name, swin):
             _narrow(head)
             if head is not None and 'kernel_update_head' in head:  # K-Net's stages
                 head.update(num_stages=1, kernel_update_head=head.kernel_update_head[:1])
-    # The width of some DETRs is fixed in the code
-    is_two_stage = cfg.model.get('as_two_stage') and cfg.model.type in ('DeformableDETR', 'GroundingDINO')
+    # The width of some DETRs is fixed in the code, of DINO in that of mmdet 3.3.0
+    is_two_stage = cfg.model.get('as_two_stage') and cfg.model.type in ('DeformableDETR', 'DINO', 'GroundingDINO')
     is_wide = is_two_stage or 'query_head' in cfg.model
     for part in () if is_wide else ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
         _narrow(cfg.model.get(part))
