@@ -65,10 +65,10 @@ def main() -> None:
         try:
             others = read_reports(args.compare, find_task(args.labels, args.results))
             write_report(*paths, others=others, overwrite=args.overwrite)
-        except (ValueError, OSError) as error:
+        except Exception as error:
             if args.debug:
                 raise
-            sys.exit(f'{sys.argv[0]}: {error}')
+            sys.exit(f'{sys.argv[0]}: {error if isinstance(error, (ValueError, OSError)) else repr(error)}')
     print(args.out_dir / 'index.html')
 
 

@@ -20,7 +20,7 @@ CHECKED = 12  # labels of a kind with a thumbnail
 def detection_report(
     evaluations: Sequence[Evaluation], files: Mapping[Any, str], load: Load = read_picture
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return the report, and thumbnails of the first of its pictures and of each kind of its labels.
+    """Return the report, and thumbnails of its first pictures and of the first labels of each kind.
 
     Args:
         evaluations: of boxes, masks or both. The errors are those of the last.
@@ -55,12 +55,13 @@ def detection_report(
         kind, parts = evaluation.params.iouType, zip(evaluation.params.iouThrs, evaluation.precision)
         sizes[kind] = dict(zip(STATS, evaluation.stats))
         by_iou[kind] = [(float(iou), mean_precision(part[..., 0, -1])) for iou, part in parts]
-    most = int(np.bincount(main.objects.picture, minlength=1).max())  # objects of a picture
     costliest = sorted(gains, key=lambda kind: -gains[kind])
     report = dict(
         task='detection', metric='AP', unit='objects', classes=classes, sizes=sizes, by_iou=by_iou,
         overall={stat: sizes[main.params.iouType][stat] for stat in STATS[:3]},
-        most=dict(objects=most, predictions=main.params.maxDets[-1]),
+        per_picture=dict(
+            objects=int(np.bincount(main.objects.picture, minlength=1).max()), predictions=main.params.maxDets[-1]
+        ),
         best=best[-1], curves=curves, pictures=pictures, labels=tested,
         errors=[dict(kind=kind, count=number[kind], cost=gains[kind]) for kind in costliest],
         confusion=triples(errors.confusion, [*main.names, 'background']),

@@ -32,7 +32,7 @@ LABELS, RESULTS = 'labels', 'results'  # names of files and folders
 
 
 def add_coco_metric(cfg: Config) -> None:
-    """Let a detector be evaluated as COCO too, in place, if its config has another metric alone."""
+    """Add a CocoMetric to the test of a detector whose config has none, in place."""
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
     if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(kind_of, evaluators):
         cfg.test_evaluator = [*evaluators, dict(type='CocoMetric')]

@@ -10,7 +10,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -66,41 +66,71 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     truth.dataset, predictions = _load_json(labels), _load_json(results)
     if not isinstance(truth.dataset, dict) or not {'images', 'annotations', 'categories'} <= truth.dataset.keys():
         raise ValueError(f'{labels} takes a COCO JSON with images, annotations and categories')
-    if not isinstance(predictions, list) or not all(isinstance(item, dict) for item in predictions):
+    if not isinstance(predictions, list):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
-    for number, item in enumerate(truth.dataset['annotations'], 1):
+    annotations = truth.dataset['annotations']
+    for number, item in enumerate(annotations, 1):
+        _check(labels, item, _complete_label)
         item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
-        item.setdefault('iscrowd', 0)
-        item.setdefault('area', item['bbox'][2] * item['bbox'][3] if 'bbox' in item else 0)
     with silent():
         truth.createIndex()
-    for key, known in (('image_id', truth.imgs), ('category_id', truth.cats), ('score', None)):
-        wrong = next(
-            (item for item in predictions if key not in item or (known is not None and item[key] not in known)), None
-        )
-        if wrong is not None:
-            raise ValueError(f'{results} takes results with a {key} of {labels}, got {key}={wrong.get(key)!r}')
-    kinds = [
-        key for key in ('bbox', 'segmentation') if all(key in item for item in [*predictions, *truth.anns.values()])
-    ]
+    for item in predictions:
+        _check(results, item, lambda item: _check_result(item, truth))
+    kinds = [key for key in ('bbox', 'segmentation') if all(key in item for item in [*predictions, *annotations])]
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
-    if 'segmentation' in kinds:
-        with silent():
-            for item in (*predictions, *truth.anns.values()):
-                item['segmentation'] = truth.annToRLE(item)
-                if 'bbox' not in kinds:  # of a model of masks alone
-                    item['bbox'] = coco_mask.toBbox(item['segmentation']).tolist()
+    for path, items in ((results, predictions), (labels, annotations)):
+        for item in items:
+            _check(path, item, lambda item: _read_shape(item, kinds, truth))
     evaluations = []
     for key in kinds:
         params = Params('segm' if key == 'segmentation' else 'bbox')
         scored = predictions
         if key == 'segmentation':
             scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in predictions]
-        most = max((len(truth.imgToAnns[number]) for number in truth.imgs), default=0)
-        params.maxDets = [1, 10, max(1000, most)]
+        params.maxDets = [1, 10, max([1000, *(len(truth.imgToAnns[number]) for number in truth.imgs)])]
         evaluations.append(evaluate(truth, scored, params))
     return evaluations
+
+
+def _check(path: Path, item: Any, check: Callable[[Any], None]) -> None:
+    """Call a function with an item of a file. An error names both."""
+    try:
+        check(item)
+    except Exception as error:  # of many kinds, also by pycocotools
+        reason = f'it lacks {error}' if isinstance(error, KeyError) else error
+        raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
+
+
+def _complete_label(item: dict[str, Any]) -> None:
+    item['image_id'], item['category_id']
+    item.setdefault('iscrowd', 0)
+    item.setdefault('area', item['bbox'][2] * item['bbox'][3] if 'bbox' in item else 0)
+
+
+def _check_result(item: Mapping[str, Any], truth: COCO) -> None:
+    for key, known in (('image_id', truth.imgs), ('category_id', truth.cats)):
+        if item[key] not in known:
+            raise ValueError(f'the labels have no {key}={item[key]!r}')
+    _finite(item['score'])
+
+
+def _read_shape(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
+    """Turn a mask into an RLE, and check the box, which a mask alone gets from its pixels."""
+    if 'segmentation' in kinds:
+        item['segmentation'] = truth.annToRLE(item)
+    if 'bbox' not in kinds:
+        item['bbox'] = coco_mask.toBbox(item['segmentation']).tolist()
+    if _finite(item['bbox']).shape != (4,):
+        raise ValueError(f'bbox takes x, y, width and height, got {item["bbox"]}')
+
+
+def _finite(values: Any) -> Array:
+    """Return numbers as an array. Raises ValueError for anything else, and for NaN and infinity."""
+    numbers = np.asarray(values, float)
+    if not np.isfinite(numbers).all():
+        raise ValueError(f'it takes finite numbers, got {values}')
+    return numbers
 
 
 def tested_pictures(truth: COCO) -> dict[Any, str]:
@@ -144,7 +174,7 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
         raise ValueError(f'{results} takes a PNG for each of {labels}, got {f"no {missing[0]}" if names else "none"}')
     files = [path for path in (labels / CLASSES, labels.parent / CLASSES) if path.is_file()]
     if not classes and files:
-        classes = files[0].read_text(encoding='utf-8').split('\n')[:-1]
+        classes = files[0].read_text(encoding='utf-8-sig').rstrip('\n').split('\n')
     if not classes:
         largest = max(int(_read_values(folder / name)[0].max()) for name in names for folder in (labels, results))
         classes = [f'class {value}' for value in range(largest + 1)]
@@ -164,9 +194,12 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
 
 def _read_values(path: Path) -> tuple[Array, Any]:
     """Return the values of a PNG, (H, W), with `IGNORED` in place of 255 or, in 16 bits, 65535; and its palette."""
-    with Image.open(path) as image:
-        values, palette = np.asarray(image).astype(np.int32), image.getpalette()
-        ignored = IGNORED_VALUES.get(image.mode, 65535)
+    try:
+        with Image.open(path) as image:
+            values, palette = np.asarray(image).astype(np.int32), image.getpalette()
+            ignored = IGNORED_VALUES.get(image.mode, 65535)
+    except Exception as error:  # Pillow's decoders raise many kinds
+        raise OSError(f'{path} cannot be read as a PNG: {error}') from error
     if values.ndim != 2:
         raise ValueError(f'{path} takes a class for each pixel, got colours: {values.shape}')
     return np.where(values == ignored, IGNORED, values), palette and np.array(palette).reshape(-1, 3)
@@ -185,13 +218,14 @@ def read_scores(labels: Path, results: Path) -> Scores:
             raise ValueError(f'{labels} takes lines of a file and one of {", ".join(classes)}, got {line}')
         if len(scores.get(line[0], ())) != len(classes):
             raise ValueError(f'{results} takes {len(classes)} scores of {line[0]}, got {scores.get(line[0])}')
+        _check(results, scores[line[0]], _finite)
     files = [line[0] for line in truth]
     values = np.array([scores[file] for file in files], float).reshape(-1, len(classes))
     return Scores(files, np.array([classes.index(line[1]) for line in truth], int), values, classes)
 
 
 def _read_csv(path: Path) -> list[list[str]]:
-    with open(path, newline='', encoding='utf-8-sig') as file:
+    with open(path, newline='', encoding='utf-8-sig', errors='surrogateescape') as file:
         lines = [line for line in csv.reader(file) if line]
     if len(lines) < 2:
         raise ValueError(f'{path} takes a head line and a line for each picture, got {len(lines)} lines')

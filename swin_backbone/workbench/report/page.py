@@ -20,7 +20,7 @@ def render(report: dict[str, Any], thumbnails: Mapping[str, Sequence[Mapping[str
     """Return the page of a report.
 
     Args:
-        thumbnails: of `draw`, or with an address alone, for the first of `pictures` and of each kind of `labels`.
+        thumbnails: results of `draw` or `draw_labels`, by list: of the first `pictures` and labels of each kind.
         folder: of the page. Links to pictures are relative to it.
     """
     metric, names, curves = report['metric'], report['confusion']['names'], report.get('curves', {})

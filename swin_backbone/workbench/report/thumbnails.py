@@ -52,8 +52,8 @@ def draw(
     """Return address, part (x, y, width, height) and panels of a picture; {} if it cannot be read.
 
     Args:
-        panels: objects to draw over the picture, which stands beside itself for each panel.
-        is_cropped: the part is that of the objects.
+        panels: the picture is shown once for each panel, under the objects of the panel.
+        is_cropped: show only the surroundings of the objects.
     """
     pixels = read_shown(file, load)
     if pixels is None:

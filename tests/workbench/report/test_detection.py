@@ -72,7 +72,7 @@ def test_a_picture_with_more_than_a_hundred_objects_has_one_ap():
     results = [result(1, 0, box, 1 - n / 1000) for n, box in enumerate(boxes)]
     report, _ = report_on(truth, results, maxDets=[100, 300, 1000])
     assert report['overall']['AP'] == report['classes'][0]['AP'] == pytest.approx(1)
-    assert report['most'] == dict(objects=150, predictions=1000)
+    assert report['per_picture'] == dict(objects=150, predictions=1000)
 
 
 @pytest.mark.parametrize('seed', TIDE)

@@ -103,19 +103,45 @@ def test_masks_alone(objects):
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        (dict(image_id=1), 'takes results with a image_id of .*, got image_id=1'),
-        (dict(category_id='nut'), "got category_id='nut'"),
-        (dict(bbox=None, score=0.5), 'take a bbox or a segmentation'),
+        (dict(image_id=1), 'the labels have no image_id=1'),
+        (dict(category_id='nut'), "the labels have no category_id='nut'"),
+        (dict(bbox=..., score=0.5), 'take a bbox or a segmentation'),
+        (dict(score=...), "it lacks 'score'"),
+        (dict(score='high'), "could not convert string to float: 'high'"),
+        (dict(score=float('nan')), 'it takes finite numbers, got nan'),
+        (dict(bbox=[1, 2, 3]), r'bbox takes x, y, width and height, got \[1, 2, 3\]'),
+        (dict(bbox=[1, 2, float('inf'), 4]), 'it takes finite numbers'),
+        (dict(bbox=None), 'it takes finite numbers, got None'),
     ],
 )
 def test_wrong_results_are_named(objects, change, message):
     labels, results = objects
-    found = json.loads(results.read_text())
-    found[1].update(change)
-    if change.get('bbox', 0) is None:
-        del found[1]['bbox']
+    items = json.loads(results.read_text())
+    items[1] = {key: value for key, value in (items[1] | change).items() if value is not ...}
     with pytest.raises(ValueError, match=message):
-        read_evaluations(labels, save(results, found))
+        read_evaluations(labels, save(results, items))
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda coco: coco['annotations'][1].pop('category_id'), "it lacks 'category_id'"),
+        (lambda coco: coco['annotations'][1].pop('image_id'), "it lacks 'image_id'"),
+        (lambda coco: coco['annotations'][1].update(bbox='1 2 3 4'), 'labels.json: '),
+        (lambda coco: coco['annotations'].append(3), 'labels.json: 3: '),
+        (lambda coco: [image.pop('height') for image in coco['images']], "it lacks 'height'"),
+        (lambda coco: coco['annotations'][1].update(segmentation=[[1, 2]]), 'labels.json: '),
+    ],
+)
+def test_wrong_labels_are_named(objects, change, message):
+    labels, results = objects
+    items = json.loads(results.read_text())
+    for item in items:
+        item['segmentation'] = square(*item['bbox'][:2])
+    coco = json.loads(labels.read_text())
+    change(coco)
+    with pytest.raises(ValueError, match=message):
+        read_evaluations(save(labels, coco), save(results, items))
 
 
 @pytest.mark.parametrize('bits', [8, 16])
@@ -134,12 +160,16 @@ def test_label_pngs(tmp_path, bits):
     counts, _ = count_label_pixels(labels, results, NAMES)
     assert counts.counts.sum() == 3 * 35 * 50
     assert counts.counts[0, 1] == (truth[:, :10] == 0).sum()
-    (labels / 'classes.txt').write_text('nut\nbolt\n')
-    report = write_report(tmp_path / 'out', labels, results)
-    assert [row['name'] for row in report['classes']] == NAMES
+    for number, text in enumerate(('nut\nbolt\n', 'nut\nbolt', '\ufeffnut\r\nbolt\r\n')):
+        (labels / 'classes.txt').write_bytes(text.encode())
+        report = write_report(tmp_path / f'out_{number}', labels, results)
+        assert [row['name'] for row in report['classes']] == NAMES
     assert report['overall']['aAcc'] == pytest.approx(1 - counts.counts[0, 1] / counts.counts.sum())
     cv2.imwrite(str(results / '1.png'), predicted[1] + 2)
     with pytest.raises(ValueError, match=r'1\.png takes the values 0 to 1, got [23]'):
+        count_label_pixels(labels, results, NAMES)
+    (results / '1.png').write_bytes((results / '0.png').read_bytes()[:60])
+    with pytest.raises(OSError, match=r'1\.png cannot be read as a PNG'):
         count_label_pixels(labels, results, NAMES)
     (results / '2.png').unlink()
     with pytest.raises(ValueError, match=r'takes a PNG for each of .*, got no 2\.png'):
@@ -153,6 +183,10 @@ def test_csv_files(tmp_path):
     report = write_report(tmp_path / 'out', labels, results)
     assert report['overall'] == dict(top1=0.5)
     assert [(row['file'], row['score']) for row in report['pictures']] == [('b.jpg', 0.8)]
+    for score, message in (('high', "could not convert string to float: 'high'"), ('nan', 'it takes finite numbers')):
+        results.write_bytes(encode_csv([('file', *NAMES), ('b.jpg', 0.8, 0.2), ('a,1.jpg', score, 0.4)]))
+        with pytest.raises(ValueError, match=f'results.csv: .*{message}'):
+            write_report(tmp_path / 'new', labels, results)
     results.write_bytes(encode_csv([('file', *NAMES), ('b.jpg', 0.8, 0.2)]))
     with pytest.raises(ValueError, match=r'takes 2 scores of a,1\.jpg, got None'):
         write_report(tmp_path / 'new', labels, results)
@@ -176,3 +210,13 @@ def test_names_that_are_not_utf_8(objects, tmp_path):
     write_report(tmp_path / 'out', save(labels, coco), results, tmp_path)
     page = (tmp_path / 'out/index.html').read_text()
     assert 'caf%E9.jpg' in page
+
+
+def test_names_in_csv_files_that_are_not_utf_8(tmp_path):
+    name, labels, results = os.fsdecode(b'caf\xe9.jpg'), tmp_path / 'labels.csv', tmp_path / 'results.csv'
+    cv2.imwrite(str(tmp_path / 'a.jpg'), np.full((64, 64, 3), 90, np.uint8))
+    (tmp_path / 'a.jpg').rename(tmp_path / name)
+    labels.write_bytes(encode_csv([('file', 'class'), (name, 'nut')]))
+    results.write_bytes(encode_csv([('file', *NAMES), (name, 0.2, 0.8)]))
+    report = write_report(tmp_path / 'out', labels, results, tmp_path)
+    assert report['pictures'][0]['file'] == str(tmp_path / name)
