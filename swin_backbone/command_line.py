@@ -186,7 +186,7 @@ def make_job(args: argparse.Namespace) -> Any:
     Raises:
         ValueError: if config and checkpoint are swapped, or by the job.
     """
-    checkpoint = getattr(args, 'checkpoint', None)
+    checkpoint = getattr(args, 'checkpoint', None) or getattr(args, 'weights', None)
     if checkpoint and is_config(checkpoint) and not is_config(args.config):
         raise ValueError(f'the config comes before the checkpoint, got {args.config} {checkpoint}: arguments swapped?')
     from swin_backbone.workbench.job import Job

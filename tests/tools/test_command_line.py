@@ -88,11 +88,12 @@ def test_names_of_other_programs_are_not_ours():
     assert set(command_line.OTHER_NAMES.values()) <= set(ARGUMENTS)
 
 
-def test_swapped_arguments_are_named():
+@pytest.mark.parametrize(('name', 'words'), [('checkpoint', ['config.py']), ('weights', ['--weights', 'config.py'])])
+def test_swapped_arguments_are_named(name, words):
     parser = command_line.Parser()
-    parser.add(f'{command_line.CONFIG} checkpoint')
+    parser.add(f'{command_line.CONFIG} {name}')
     with pytest.raises(ValueError, match=r'got x\.pth config\.py: arguments swapped\?'):
-        command_line.make_job(parser.parse_args(['x.pth', 'config.py']))
+        command_line.make_job(parser.parse_args(['x.pth', *words]))
 
 
 @pytest.mark.parametrize('tool', COMMANDS)
