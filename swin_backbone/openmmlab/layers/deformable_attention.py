@@ -43,24 +43,11 @@ class MultiScaleDeformableAttention(Base):
                 **kwargs,
             )
             return y
-        value, identity = query if value is None else value, query if identity is None else identity
-        query = query if query_pos is None else query + query_pos
-        if not self.batch_first:
-            query, value = query.transpose(0, 1), value.transpose(0, 1)
-        values_BSC = self.value_proj(value)
-        if key_padding_mask is not None:
-            values_BSC = values_BSC.masked_fill(key_padding_mask[..., None], 0.0)
-        (B, Q, _), h, L, P = query.shape, self.num_heads, self.num_levels, self.num_points
-        offsets = self.sampling_offsets(query).view(B, Q, h, L, P, 2)
-        weights = self.attention_weights(query).view(B, Q, h, L * P).softmax(-1).view(B, Q, h, L, P)
-        centres = reference_points[:, :, None, :, None, :2]
-        if reference_points.shape[-1] == 2:
-            locations = centres + offsets / spatial_shapes.flip(-1)[:, None, :]
-        else:  # boxes: the offsets are parts of half a side
-            locations = centres + offsets / P * reference_points[:, :, None, :, None, 2:] * 0.5
-        values_BShd = values_BSC.unflatten(-1, (h, -1))
-        y = self.output_proj(deformable_attention(values_BShd, spatial_shapes, locations, weights))
-        y = self.dropout(y if self.batch_first else y.transpose(0, 1)) + identity
+        values, locations, weights = inputs_of_samples(
+            self, query, value, query_pos, key_padding_mask, reference_points, spatial_shapes.flip(-1)
+        )
+        y = self.output_proj(deformable_attention(values, spatial_shapes, locations, weights))
+        y = self.dropout(y if self.batch_first else y.transpose(0, 1)) + (query if identity is None else identity)
         return y
 
     def _has_sizes(self, query: Tensor, value: Tensor, spatial_shapes: Tensor) -> bool:
@@ -73,3 +60,35 @@ class MultiScaleDeformableAttention(Base):
         return takes_attention(
             values_BSC, spatial_shapes, self.num_heads, query.shape[self.batch_first], self.num_points
         )
+
+
+def inputs_of_samples(
+    layer: Any,
+    query: Tensor,
+    value: Optional[Tensor],
+    query_pos: Optional[Tensor],
+    key_padding_mask: Optional[Tensor],
+    reference_points: Tensor,
+    sides_L2: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return values (B, S, h, C/h), locations (B, Q, h, L, P, 2) from 0 to 1 and weights (B, Q, h, L, P) of a layer.
+
+    Args:
+        sides_L2: width and height of the maps.
+    """
+    value = query if value is None else value
+    query = query if query_pos is None else query + query_pos
+    if not layer.batch_first:
+        query, value = query.transpose(0, 1), value.transpose(0, 1)
+    values_BSC = layer.value_proj(value)
+    if key_padding_mask is not None:
+        values_BSC = values_BSC.masked_fill(key_padding_mask[..., None], 0.0)
+    (B, Q, _), h, L, P = query.shape, layer.num_heads, layer.num_levels, layer.num_points
+    offsets = layer.sampling_offsets(query).view(B, Q, h, L, P, 2)
+    weights = layer.attention_weights(query).view(B, Q, h, L * P).softmax(-1).view(B, Q, h, L, P)
+    centres = reference_points[:, :, None, :, None, :2]
+    if reference_points.shape[-1] == 2:
+        locations = centres + offsets / sides_L2[:, None, :]
+    else:  # boxes: the offsets are parts of half a side
+        locations = centres + offsets / P * reference_points[:, :, None, :, None, 2:] * 0.5
+    return values_BSC.unflatten(-1, (h, -1)), locations, weights

@@ -62,28 +62,15 @@ def graph_deformable_attention(
     """
     from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
 
-    value = query if value is None else value
-    identity = query if identity is None else identity
-    query = query if query_pos is None else query + query_pos
-    if not layer.batch_first:
-        query, value = query.transpose(0, 1), value.transpose(0, 1)
-    B, Q, _C = query.shape
-    h, levels, P = layer.num_heads, layer.num_levels, layer.num_points
-    offsets = layer.sampling_offsets(query).view(B, Q, h, levels, P, 2)
-    weights = layer.attention_weights(query).view(B, Q, h, levels * P).softmax(-1).view(B, Q, h, levels, P)
-    values = layer.value_proj(value)
-    if key_padding_mask is not None:
-        values = torch.where(key_padding_mask[..., None], 0.0, values)
-    values = values.unflatten(-1, (h, -1))
-    where = reference_points[:, :, None, :, None]  # B, Q, 1, levels, 1, 2 or 4
-    if where.shape[-1] == 2:
-        sides = torch.stack([size_tensor(W, H, query) for H, W in spatial_shapes])
-        locations = where + offsets / sides[:, None]
-    else:
-        locations = where[..., :2] + offsets / P * where[..., 2:] * 0.5
+    from ....openmmlab.layers.deformable_attention import inputs_of_samples
+
+    sides_L2 = torch.stack([size_tensor(W, H, query) for H, W in spatial_shapes])
+    values, locations, weights = inputs_of_samples(
+        layer, query, value, query_pos, key_padding_mask, reference_points, sides_L2
+    )
     out: Tensor = layer.output_proj(multi_scale_deformable_attn_pytorch(values, spatial_shapes, locations, weights))
-    y: Tensor = identity + (out if layer.batch_first else out.transpose(0, 1))
-    return y
+    identity = query if identity is None else identity
+    return identity + (out if layer.batch_first else out.transpose(0, 1))
 
 
 def flatten_maps(maps: Sequence[Tensor]) -> Tensor:
