@@ -25,13 +25,13 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    from swin_backbone.workbench.cost.report import count_costs, print_report
+    from swin_backbone.workbench.cost.flops import count_costs, print_costs
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
         cfg = make_job(args).cfg
         data = count_costs(cfg, args.shape, args.backbone_only)
-    print_report(data, Console())
+    print_costs(data, Console())
     if args.json:
         with stop_on_user_errors((OSError,), args.debug):
             write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...models.windows import Windows, find_tokens, fit_window
+from ...models.windows import Windows, find_tokens
 from ...positions import Size
 
 PADDING = -1
@@ -73,12 +73,9 @@ def map_size(image_size: Size, stage: int) -> Size:
     return -(-height // stride), -(-width // stride)
 
 
-def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False, small_map: str = 'pad') -> Layout:
+def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False) -> Layout:
     """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window."""
-    half = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
-    shift = half
-    if small_map == 'shrink':
-        window_size, shift = fit_window(*size, window_size, half)
+    shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
     (rows, columns), (Wh, Ww) = windows.counts(), window_size
     token_at = find_tokens(windows, cpu)

@@ -106,8 +106,6 @@ def test_names_and_bytes_of_the_kinds():
 def test_sizes():
     assert map_size((800, 1333), 1) == (200, 334)
     assert map_size((800, 1333), 4) == (25, 42)
-    small = lay_out((5, 9), (7, 7), True, small_map='shrink')
-    assert (small.window_size, small.shift) == ((5, 5), (0, 0))
 
 
 def titles(figure):
