@@ -68,9 +68,9 @@ class LoadPicture(LoadImageFromFile):
         return pixels
 
     def as_loaded(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Return BGR pixels (H, W, 3) uint8, or those of `read`, in the colours of `read`."""
+        """Return BGR pixels (H, W, 3) uint8, or those of `read`, maybe as (H, W, 1), in the colours of `read`."""
         if self.color_type.startswith('grayscale') and pixels.ndim == 3:
-            return cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
+            return pixels[..., 0] if pixels.shape[2] == 1 else cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
         return pixels
 
 

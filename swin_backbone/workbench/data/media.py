@@ -59,6 +59,11 @@ class Frame(NamedTuple):
         return f'{self.medium.name}/{self.number:06d}' if self.medium.is_video else self.medium.name
 
 
+def frame_of(pixels: NDArray[Any], path: Path = Path('picture')) -> Frame:
+    """Return the frame of pixels in memory."""
+    return Frame(Medium(path, path.stem, False), 0, pixels, (pixels.shape[0], pixels.shape[1]))
+
+
 def find_media(inputs: Sequence[str]) -> list[Medium]:
     """Return the pictures and videos of inputs, each once: of a file, below a folder, or matching a pattern.
 

@@ -29,9 +29,9 @@ from ...outputs import only_process
 from ...positions import Size
 from ...version import __version__
 from ...whole_files import remove_leftovers, temporary_name
-from ..data.media import Frame, Medium
+from ..data.media import frame_of
 from ..predict.predictor import Predictor
-from ..predict.thresholds import SCORE_THR, ScoreThr, read_score_thr
+from ..predict.thresholds import SCORE_THR, ScoreThr, score_thr_of
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
@@ -74,7 +74,7 @@ def export_model(
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
-        score_thr: of a detector's predictions by the folder: a number, or a report.json; see `read_score_thr`.
+        score_thr: of a detector's predictions by the folder: a number, or a report.json; see `score_thr_of`.
 
     Returns:
         The contents of deploy.json.
@@ -85,7 +85,8 @@ def export_model(
     """
     precision = formats.check_format(format, precision, operators)
     check_choice('--part', part, PARTS)
-    if part == 'model' and shape is not None:
+    is_calibrated = formats.is_calibrated(precision, operators)
+    if shape is not None and (part == 'model' or is_calibrated):
         cfg = at_one_size(cfg, shape)
     predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
     has_text = hasattr(predictor.model, 'language_model')
@@ -97,9 +98,8 @@ def export_model(
         raise ExportError(f'--texts needs a model with a language_model, got {type(predictor.model).__name__}')
     graph = graph_of(predictor.model, cfg, part, shape, texts)
     calibration: Sequence[Feed] = ()
-    is_calibrated = formats.is_calibrated(precision, operators)
     if is_calibrated:
-        calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
+        calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor)
     reference = partial(result_of, predictor) if part == 'model' else None
     samples = [verify.Sample(f'picture {number} of --pictures', picture) for number, picture in enumerate(pictures, 1)]
     if reference and not samples:
@@ -111,7 +111,7 @@ def export_model(
     meta = dict(
         classes=list(predictor.meta['classes']),
         category_ids=list(predictor.meta.get('category_ids', ())),
-        score_thr=read_score_thr(score_thr) if predictor.scope == 'mmdet' else None,
+        score_thr=score_thr_of(predictor, score_thr) if predictor.scope == 'mmdet' else None,
         palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
         **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
     )
@@ -287,8 +287,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
 
 def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     """Return PyTorch's result for a picture, in the form of `runtime.RuntimeModel.predict`."""
-    frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, (picture.shape[0], picture.shape[1]))
-    (sample,) = predictor.predict([predictor.prepare(frame)])
+    (sample,) = predictor.predict([predictor.prepare(frame_of(picture))])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
         return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
     instances = sample.pred_instances.numpy()

@@ -140,5 +140,5 @@ def example_size(backbone: Any, shape: Optional[Size]) -> Size:
             'give --shape H W'
         )
     # A backbone of a foreign package has no blocks
-    least = 2 * LARGEST_STRIDE * max((max(block.window_size) for block in blocks), default=8)
-    return least + 5, least + 2 * LARGEST_STRIDE + 14
+    side = 2 * LARGEST_STRIDE * max((max(block.window_size) for block in blocks), default=8)
+    return side + 5, side + 2 * LARGEST_STRIDE + 14

@@ -157,9 +157,9 @@ def content_size(content: Content) -> Tensor:
 def crop(x_BCHW: Tensor, content: Content) -> Tensor:
     """Remove the padding of a map of the padded picture's size."""
     rows, columns = content_size(content).tolist()
-    for side, most in ((rows, x_BCHW.shape[2]), (columns, x_BCHW.shape[3])):
+    for side, padded_side in ((rows, x_BCHW.shape[2]), (columns, x_BCHW.shape[3])):
         torch._check(side >= 1)
-        torch._check(side <= most)
+        torch._check(side <= padded_side)
     return x_BCHW[:, :, :rows, :columns]
 
 

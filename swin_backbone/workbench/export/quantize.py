@@ -8,17 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
-from torch import nn
 
+from ..data.media import frame_of
+from ..predict.predictor import Predictor
 from .formats import quiet
 from .graph import ExportError, Graph
-from .picture import Normalise, Padding, letterbox_rule, load_bands, load_settings, resize_rule
-from .runtime import openvino_core, resize, resized_size
+from .picture import load_bands, load_settings, resize_rule
+from .runtime import openvino_core, resize
 
 CALIBRATION_PICTURES = 64
 
@@ -60,28 +59,21 @@ def training_pictures(cfg: Config) -> list[NDArray[Any]]:
         raise ExportError(f'--precision int8 needs pictures to calibrate on: give --pictures; {error}') from error
 
 
-def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: nn.Module) -> list[Feed]:
-    """Return the inputs of a graph, made from pictures. A part of one size takes images of this size."""
+def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, predictor: Predictor) -> list[Feed]:
+    """Return the inputs of a graph for pictures: of a part, the images that the model makes of them.
+
+    Args:
+        cfg: with the test pipeline of the predictor.
+    """
+    if graph.task == 'maps':
+        images = [predictor.inputs(predictor.prepare(frame_of(picture))).numpy() for picture in pictures]
+        if not graph.free:  # without the padding to a multiple
+            H, W = graph.inputs[0].shape[2:]
+            images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]
+        return [[image] for image in images]
+    rule = resize_rule(cfg.test_dataloader.dataset.pipeline)
     pictures = [picture if picture.shape[2] == 3 else picture.astype(np.float32) for picture in pictures]
-    pipeline = cfg.test_dataloader.dataset.pipeline
-    if graph.task != 'maps':
-        rule = resize_rule(pipeline)
-        return [[resize(picture, rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
-    normalise = Normalise(preprocessor)
-    if graph.free:
-        rule, padding = resize_rule(pipeline), Padding(pipeline)
-        images = [
-            normalise(padding(torch.from_numpy(resize(picture, rule)[None]), torch.zeros(2))[0]) for picture in pictures
-        ]
-    else:
-        normalise.divisor, (H, W) = 1, graph.inputs[0].shape[2:]
-        keeps_ratio = any(step.get('keep_ratio') for step in pipeline)
-        rule, images = letterbox_rule((H, W)) if keeps_ratio else dict(scale=(W, H), keep_ratio=False), []
-        for picture in pictures:
-            height, width = resized_size((picture.shape[0], picture.shape[1]), rule)
-            image = normalise(torch.from_numpy(resize(picture, rule)[None, :height, :width]))
-            images.append(F.pad(image, (0, W - width, 0, H - height), value=normalise.pad_value))
-    return [[image.contiguous().numpy()] for image in images]
+    return [[resize(picture, rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
 
 
 def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed]) -> None:

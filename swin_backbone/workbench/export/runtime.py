@@ -74,7 +74,7 @@ class RuntimeModel:
         check_files(self.folder, self.info)
         openers = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in openers:
-            raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
+            raise RuntimeProblem(f'{MANIFEST}: format takes {" or ".join(openers)}, got {self.info["format"]!r}')
         library = _load_library(self.folder / self.info['library']) if 'library' in self.info else None
         self._run = openers[self.info['format']](self.folder / self.info['file'], self.info, device, threads, library)
         self.classes: list[str] = self.info.get('classes', [])
@@ -120,9 +120,9 @@ class RuntimeModel:
         """
         names = [port['name'] for port in self.info['outputs'] if logits or port['name'] != 'logits']
         fixed = self.info['inputs'][0]['shape'][0]
-        most = fixed if isinstance(fixed, int) else batch
+        batch = fixed if isinstance(fixed, int) else batch
         for _, alike in groupby(pictures, lambda picture: getattr(picture, 'shape', None)):
-            while group := list(islice(alike, most)):
+            while group := list(islice(alike, batch)):
                 inputs = np.stack([self.prepare(picture) for picture in group])
                 size = np.array(group[0].shape[:2], np.int64)
                 outputs = dict(zip(names, self.run([inputs, size], names)))

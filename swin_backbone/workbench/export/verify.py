@@ -12,26 +12,44 @@ from .runtime import Result, RuntimeModel
 
 VERIFIED_SIZES = ((224, 224), (97, 130), (250, 333))
 BATCHES = (1, 2)
-# The allowed error of maps, see `map_error`. 'int8 by swin' is of nodes of the library: an error of 0.02 is expected.
-MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': 2e-1, 'int8 by swin': 1e-1}
-# The least share of equal labels and of matched objects.
-# Rounding decides if an object near the threshold of suppression is dropped.
-LEAST = {
-    'equal_labels': {'fp32': 0.999, 'fp16': 0.99, 'bf16': 0.95, 'int8': 0.8, 'int8 by swin': 0.9},
-    'matched': {'fp32': 0.95, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5, 'int8 by swin': 0.7},
-}
-MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5, 'int8 by swin': 0.7}
-# Rounding decides pixels at the edge of a mask.
-MATCH_MASK_IOU = {**MATCH_IOU, 'fp32': 0.95}
-SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.25, 'int8 by swin': 0.15}
 SAME_CORNERS = 0.05  # pixels
 CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
-FEW_OBJECTS = 10  # the best are compared if no object is clear
+FEW_OBJECTS = 10  # compared if no object is clear
 TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
 REMEDY = 'give --pictures with objects'
-FEW_PIXELS = 400  # least pixels of a mask in an IoU: rounding decides pixels at a probability of 0.5
+FEW_PIXELS = 400  # a smaller union of masks counts as so many: rounding decides pixels at a probability of 0.5
 
 Run = Callable[..., Sequence[NDArray[Any]]]
+
+
+class Tolerance(NamedTuple):
+    """The largest difference between a file and PyTorch.
+
+    Args:
+        maps: largest error of a map, see `map_error`.
+        labels: smallest share of equal labels of pixels.
+        objects: smallest share of objects with a match in the other result. Rounding may decide whether an object is
+            suppressed.
+        iou: smallest IoU of the boxes of a match.
+        mask_iou: smallest IoU of the masks of a match. Rounding decides pixels at the edge of a mask.
+        score: largest difference of the scores of a match.
+    """
+
+    maps: float
+    labels: float
+    objects: float
+    iou: float
+    mask_iou: float
+    score: float
+
+
+TOLERANCES = {
+    'fp32': Tolerance(1e-4, labels=0.999, objects=0.95, iou=0.99, mask_iou=0.95, score=1e-3),
+    'fp16': Tolerance(2e-2, labels=0.99, objects=0.9, iou=0.9, mask_iou=0.9, score=2e-2),
+    'bf16': Tolerance(2e-1, labels=0.95, objects=0.8, iou=0.8, mask_iou=0.8, score=1e-1),
+    'int8': Tolerance(2e-1, labels=0.8, objects=0.5, iou=0.5, mask_iou=0.5, score=0.25),
+    'int8 by swin': Tolerance(1e-1, labels=0.9, objects=0.7, iou=0.7, mask_iou=0.7, score=0.15),  # maps: 0.02 expected
+}
 
 
 class Sample(NamedTuple):
@@ -71,15 +89,14 @@ def verify_maps(run: Run, graph: Graph, precision: str, images: Sequence[NDArray
         shape = image.shape
         with torch.no_grad():
             expected = [tensor.numpy() for tensor in graph.module(image)]
-        got = run([image.numpy()])
-        errors = [map_error(*pair, precision) for pair in zip(got, expected)]
+        errors = [map_error(*pair, precision) for pair in zip(run([image.numpy()]), expected)]
         figures.append(dict(shape=list(shape), error=max(errors)))
         worst = int(np.argmax(errors))
-        if not errors[worst] <= MAP_TOLERANCE[precision]:
+        if not errors[worst] <= TOLERANCES[precision].maps:
             raise ExportError(
                 f'verification failed: for an input of {"x".join(map(str, shape))} the output '
                 f'{graph.outputs[worst].name} is {errors[worst]:.1e} off PyTorch, and {precision} allows '
-                f'{MAP_TOLERANCE[precision]:.0e}'
+                f'{TOLERANCES[precision].maps:.0e}'
             )
     return figures
 
@@ -100,27 +117,32 @@ def verify_results(
         ExportError: if a difference in a picture that is not generated is too large for the precision.
     """
     figures = []
-    most = model.info['limits'].get('objects')
+    max_objects = model.info['limits'].get('objects')
     is_free = isinstance(model.info['inputs'][0]['shape'][0], str)
     for sample in samples:
         expected = reference(sample.pixels)
         for batch in BATCHES if is_free else (1,):
-            for got in model.predict([sample.pixels] * batch, batch):
+            for result in model.predict([sample.pixels] * batch, batch):
                 figure: dict[str, Any] = dict(name=sample.name, picture=list(sample.pixels.shape[:2]), batch=batch)
-                figure.update(compare(got, expected, precision, most))
+                figure.update(compare(result, expected, precision, max_objects))
                 difference = _difference(figure, precision)
                 if difference and not sample.is_generated:
-                    raise ExportError(f'verification failed in {sample.name}: {difference}: {figure}')
+                    raise ExportError(
+                        f'verification failed in {sample.name}: {difference}; --pictures compares others: {figure}'
+                    )
                 figures.append({**figure, 'difference': difference} if difference else figure)
     return figures
 
 
 def _difference(figure: dict[str, Any], precision: str) -> Optional[str]:
     """Return the difference that is too large for the precision, as a sentence; None: there is none."""
-    for name, parts in (('equal_labels', 'labels'), ('matched', 'objects')):
-        least = LEAST[name][precision]
-        if figure.get(name, 1.0) < least:
-            return f'{figure[name]:.2%} of the {parts} are those of PyTorch, and {precision} takes {least:.1%}'
+    tolerance = TOLERANCES[precision]
+    for name, parts, share in (
+        ('equal_labels', 'labels', tolerance.labels),
+        ('matched', 'objects', tolerance.objects),
+    ):
+        if figure.get(name, 1.0) < share:
+            return f'{figure[name]:.2%} of the {parts} are those of PyTorch, and {precision} takes {share:.1%}'
     return None
 
 
@@ -139,47 +161,45 @@ def outcome(figures: Sequence[dict[str, Any]]) -> str:
     return '; '.join([words, *(f'{name}: {difference}' for name, difference in differences.items())])
 
 
-def compare(got: Result, expected: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict[str, Any]:
-    """Compare two results.
+def compare(
+    result: Result, expected: Result, precision: str = 'fp32', max_objects: Optional[int] = None
+) -> dict[str, Any]:
+    """Compare the result of a file with PyTorch's.
 
     Args:
-        most: the model's largest number of objects. Of a full list, the last objects may differ.
+        max_objects: of the model. A list of so many ends anywhere: its last objects may differ.
 
     Returns:
         `compared`, the number of compared pixels or objects; 0 for pixels of a single class, which tell nothing. For
         labels, the share of labels with PyTorch's largest logit. For objects, the numbers in PyTorch and in the file,
-        the share of both lists' objects `matched` in the other list within the precision's IoU of boxes and masks and
-        its score, and the worst IoUs and score error.
+        the share of both lists' objects `matched` in the other list within the tolerance, and the worst IoUs and score
+        error.
     """
     if 'boxes' not in expected:
         labels = expected['labels']
         compared = labels.size if np.ptp(labels) else 0
-        return dict(compared=compared, equal_labels=float(_agrees(got['labels'], expected).mean()))
-    tolerance, scores = SCORE_TOLERANCE[precision], np.concatenate([expected['scores'], got['scores']])
-    full = [side['scores'].min() for side in (expected, got) if most and len(side['scores']) == most]
+        return dict(compared=compared, equal_labels=float(_agrees(result['labels'], expected).mean()))
+    tolerance, scores = TOLERANCES[precision], np.concatenate([expected['scores'], result['scores']])
+    full = [each['scores'].min() for each in (expected, result) if max_objects and len(each['scores']) == max_objects]
     # Rounding may move an object over the end of a list: the model's threshold, or the largest number of objects.
-    least = max([CLEAR_SCORE, *full]) + tolerance
-    if len(scores) and not (scores >= least).any():
-        least = max(np.sort(scores)[-FEW_OBJECTS:][0], scores.min() + tolerance)
-    pairs = [(expected, got, index) for index in _clear(expected, least)]
-    pairs += [(got, expected, index) for index in _clear(got, least)]
-    figure: dict[str, Any] = dict(objects=len(expected['scores']), found=len(got['scores']), compared=len(pairs))
-    if pairs:
-        ious, errors, mask_ious = np.array([_best_match(other, side, index) for side, other, index in pairs]).T
-        matched = (ious >= MATCH_IOU[precision]) & (errors <= tolerance) & (mask_ious >= MATCH_MASK_IOU[precision])
-        figure.update(matched=float(matched.mean()), least_iou=float(ious.min()), score_error=float(errors.max()))
+    min_score = max([CLEAR_SCORE, *full]) + tolerance.score
+    if len(scores) and not (scores >= min_score).any():
+        min_score = max(np.sort(scores)[-FEW_OBJECTS:][0], scores.min() + tolerance.score)
+    matches = [
+        *_best_matches(expected, result, min_score, tolerance),
+        *_best_matches(result, expected, min_score, tolerance),
+    ]
+    figure: dict[str, Any] = dict(objects=len(expected['scores']), found=len(result['scores']), compared=len(matches))
+    if matches:
+        ious, mask_ious, errors, matched = np.array(matches).T
+        figure.update(matched=float(matched.mean()), min_iou=float(ious.min()), score_error=float(errors.max()))
         if 'masks' in expected:
-            figure.update(least_mask_iou=float(mask_ious.min()))
+            figure.update(min_mask_iou=float(mask_ious.min()))
     return figure
 
 
-def _clear(result: Result, least: float) -> NDArray[Any]:
-    """Return the indices of objects with a score of at least `least` and an area; without an area there is no IoU."""
-    return np.flatnonzero((result['scores'] >= least) & (result['boxes'][:, :2] < result['boxes'][:, 2:]).all(1))
-
-
 def _agrees(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
-    """Return the places with PyTorch's label or an equal logit: (H, W). Without objects, Mask2Former's logits tie."""
+    """Return whether a pixel has PyTorch's label, or an equal logit: (H, W). Mask2Former's logits tie off objects."""
     logits_KHW = expected.get('logits')
     equal_HW: NDArray[np.bool_] = labels_HW == expected['labels']
     if logits_KHW is None or len(logits_KHW) == 1:  # a single logit is compared with a threshold
@@ -189,35 +209,54 @@ def _agrees(labels_HW: NDArray[Any], expected: Result) -> NDArray[np.bool_]:
     return equal_HW | ties_HW
 
 
-def _best_match(got: Result, expected: Result, index: int) -> tuple[float, float, float]:
-    """Return box IoU, score error and mask IoU of the best match in `got` for an object of `expected`, by class."""
+def _best_matches(
+    result: Result, other: Result, min_score: float, tolerance: Tolerance
+) -> list[tuple[float, float, float, bool]]:
+    """Compare each object of a result with the most similar object of its class in another result.
+
+    Objects have a score from `min_score` on, and an area: without one there is no IoU.
+
+    Returns:
+        IoU of boxes, IoU of masks, difference of scores, and whether these are within the tolerance, by object. Two
+        objects never match the same one.
+    """
     from mmdet.evaluation import bbox_overlaps
 
-    same = np.flatnonzero(got['labels'] == expected['labels'][index])
-    if not len(same):
-        return 0.0, float('inf'), 0.0
-    (ious,) = bbox_overlaps(expected['boxes'][index : index + 1], got['boxes'][same])
-    shifts = np.abs(expected['boxes'][index] - got['boxes'][same]).max(1)
-    ious = np.where(shifts <= SAME_CORNERS, 1.0, ious)  # the IoU of a box of few pixels falls with rounding
-    errors = np.abs(got['scores'][same] - expected['scores'][index])
-    best = same[np.lexsort((errors, -np.round(ious, 3)))[0]]
-    mask_iou = 1.0
-    if 'masks' in expected:
-        mask, other = expected['masks'][index], got['masks'][best]
-        mask_iou = 0.0
-        if mask.shape == other.shape:
-            mask_iou = 1 - float((mask ^ other).sum()) / max(FEW_PIXELS, (mask | other).sum())
-    return float(ious.max()), float(abs(got['scores'][best] - expected['scores'][index])), mask_iou
+    has_area = (result['boxes'][:, :2] < result['boxes'][:, 2:]).all(1)
+    matches, is_free = [], np.ones(len(other['scores']), bool)
+    for index in np.flatnonzero((result['scores'] >= min_score) & has_area):
+        same = np.flatnonzero(is_free & (other['labels'] == result['labels'][index]))
+        if not len(same):
+            matches.append((0.0, 0.0, float('inf'), False))
+            continue
+        (ious,) = bbox_overlaps(result['boxes'][index : index + 1], other['boxes'][same])
+        shifts = np.abs(result['boxes'][index] - other['boxes'][same]).max(1)
+        ious = np.where(shifts <= SAME_CORNERS, 1.0, ious)  # the IoU of a box of few pixels falls with rounding
+        errors = np.abs(other['scores'][same] - result['scores'][index])
+        best = np.lexsort((errors, -np.round(ious, 3)))[0]
+        iou, mask_iou, error = float(ious[best]), 1.0, float(errors[best])
+        if 'masks' in result:
+            mask_iou = _mask_iou(result['masks'][index], other['masks'][same[best]])
+        matched = iou >= tolerance.iou and mask_iou >= tolerance.mask_iou and error <= tolerance.score
+        is_free[same[best]] = not matched
+        matches.append((iou, mask_iou, error, matched))
+    return matches
 
 
-def map_error(got: NDArray[Any], expected: NDArray[Any], precision: str = 'fp32') -> float:
+def _mask_iou(mask_HW: NDArray[Any], other_HW: NDArray[Any]) -> float:
+    if mask_HW.shape != other_HW.shape:
+        return 0.0
+    return 1 - float((mask_HW ^ other_HW).sum()) / max(FEW_PIXELS, (mask_HW | other_HW).sum())
+
+
+def map_error(result: NDArray[Any], expected: NDArray[Any], precision: str = 'fp32') -> float:
     """Return the largest difference, relative to the largest value or 1; infinite for unequal shapes.
 
     In int8, both are root mean squares: a rare outlier does not count.
     """
-    if got.shape != expected.shape:
+    if result.shape != expected.shape:
         return float('inf')
-    difference = got.astype(np.float32) - expected
+    difference = result.astype(np.float32) - expected
     if precision.startswith('int8'):
         return float(np.linalg.norm(difference) / max(np.linalg.norm(expected), np.finfo(np.float32).tiny))
     return float(np.abs(difference).max() / max(1.0, np.abs(expected).max()))

@@ -37,9 +37,9 @@ def judge(verification, least_iou=0.999):
             continue
         assert figures['objects'] > 5
         assert figures['matched'] == 1
-        assert figures['least_iou'] > least_iou
+        assert figures['min_iou'] > least_iou
         assert figures['score_error'] < 1e-4
-        assert figures.get('least_mask_iou', 1) > 0.99
+        assert figures.get('min_mask_iou', 1) > 0.99
 
 
 def small_swin(cls, **arguments):

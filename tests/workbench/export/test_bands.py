@@ -15,10 +15,12 @@ pytest.importorskip('tifffile', reason='tifffile is not installed')
 import tifffile
 from helpers.export.small_exports import WIDTHS, randomise, require
 from helpers.openmmlab.jobs import open_predictor
+from helpers.openmmlab.random_models import SEGMENTATION, save_random_model
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.workbench.data.media import find_media, read_frames
 from swin_backbone.workbench.export import export, predictor, runtime
+from swin_backbone.workbench.export.picture import load_bands, load_settings
 from swin_backbone.workbench.job import build_runner
 from swin_backbone.workbench.process import prepare_process
 
@@ -137,3 +139,27 @@ def test_a_picture_of_other_bands_is_refused(tmp_path):
     tifffile.imwrite(path, np.zeros((4, 5, 7), np.uint16), photometric='minisblack', planarconfig='contig')
     with pytest.raises(runtime.RuntimeProblem, match=r'it has the shape \(4, 5, 7\), and the model takes \(h, w, 10\)'):
         runtime.read_picture(str(path), BANDS)
+
+
+def test_a_model_of_grey_pictures(tmp_path):
+    """A picture of one band was no input of the test pipeline, and no picture verified the export."""
+    require('onnx')
+    cfg = read_config(SEGMENTATION)
+    cfg.model.backbone = dict(type='mmengine.Strided', in_channels=1)
+    cfg.model.decode_head.update(in_channels=WIDTHS, channels=32, pool_scales=(1, 2))
+    cfg.model.auxiliary_head = None
+    cfg.model.data_preprocessor.update(mean=[100.0], std=[50.0], bgr_to_rgb=False)
+    cfg.test_dataloader.dataset.pipeline[0].color_type = 'grayscale'
+    checkpoint, path = save_random_model(cfg, tmp_path, randomise), tmp_path / 'a.png'
+    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8))
+    pixels = load_bands(str(path), load_settings(cfg.test_dataloader.dataset.pipeline))
+    manifest = export.export_model(cfg, str(checkpoint), tmp_path / 'out', shape=(48, 64), pictures=[pixels])
+    assert [figure['name'] for figure in manifest['verification']] == ['picture 1 of --pictures']
+    maps = []
+    for source in (open_predictor(cfg, str(checkpoint)), open_predictor(cfg, str(tmp_path / 'out'), None)):
+        (frame,) = read_frames(find_media([str(path)])[0], load=source.load)
+        assert np.array_equal(frame.pixels, cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
+        (sample,) = source.predict([source.prepare(frame)])
+        maps.append(sample.pred_sem_seg.data)
+    assert (maps[0] == maps[1]).float().mean() > 0.99
+    assert runtime.main(str(tmp_path / 'out'), str(path)) == 0

@@ -44,13 +44,13 @@ class Head(nn.Module):
         with_masks: whether objects have masks.
         planes: the largest number of masks of the picture's size.
         batch: the only batch size; None: any.
-        most: the largest number of objects; None: any.
+        max_objects: the largest number of objects; None: any.
     """
 
     with_masks = False
     planes = 1
     batch: Optional[int] = None
-    most: Any = None
+    max_objects: Any = None
 
 
 def check_nms(cfg: ConfigDict) -> None:
@@ -75,9 +75,9 @@ def clip(boxes: Tensor, image_size: Tensor) -> Tensor:
     return torch.minimum(boxes.clamp(min=0), limit)
 
 
-def best(scores_BM: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return at most `most` scores of every image, best first, and the indices."""
-    return scores_BM.topk(torch.sym_min(most, scores_BM.shape[1]), dim=1)
+def best(scores_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return up to `count` scores of every image, best first, and the indices."""
+    return scores_BM.topk(torch.sym_min(count, scores_BM.shape[1]), dim=1)
 
 
 def take(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
@@ -90,24 +90,24 @@ def suppress(
     scores_BM: Tensor,
     label_BM: Tensor,
     nms_cfg: ConfigDict,
-    most: Optional[int],
-    least_side: float = -1,
+    count: Optional[int],
+    min_side: float = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Suppress boxes that overlap a better box of the label (NMS), and boxes with the score NEVER.
 
     Boxes of different labels are moved apart, like in mmcv's batched_nms, without `class_agnostic`.
 
     Args:
-        most: the largest number of boxes; None: all.
-        least_side: boxes with a side of at most `least_side` are suppressed (mmdet's `min_bbox_size`).
+        count: the largest number of boxes; None: all.
+        min_side: boxes with a side of at most `min_side` are suppressed (mmdet's `min_bbox_size`).
 
     Returns:
-        Scores (B, most), best first, with NEVER after the last; boxes, labels, and the indices of the boxes.
+        Scores (B, count), best first, with NEVER after the last; boxes, labels, and the indices of the boxes.
     """
     B, M = scores_BM.shape
-    most = M if most is None else most
-    if least_side >= 0:
-        is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > least_side).all(-1)
+    count = M if count is None else count
+    if min_side >= 0:
+        is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > min_side).all(-1)
         scores_BM = torch.where(is_large_BM, scores_BM, NEVER)
     moved_BM4 = boxes_BM4
     if not nms_cfg.get('class_agnostic', False):
@@ -115,11 +115,11 @@ def suppress(
         moved_BM4 = boxes_BM4 + label_BM[..., None].to(boxes_BM4.dtype) * apart_B11
     kept_n3 = graph_nms(moved_BM4, scores_BM, nms_cfg.iou_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
-    # Append `most` empty entries for topk
+    # Append `count` empty entries for topk
     is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
     final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
-    final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
-    scores_BN, index_BN = final_BM.topk(most, dim=1)
+    final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, count)], 1)
+    scores_BN, index_BN = final_BM.topk(count, dim=1)
     index_BN = torch.where(scores_BN > NEVER, index_BN, 0)
     return scores_BN, take(boxes_BM4, index_BN), label_BM.gather(1, index_BN), index_BN
 
@@ -172,10 +172,10 @@ def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Te
     )
 
 
-def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `most` best pairs of query and class by image: scores, boxes of the original picture, labels."""
+def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, count: int, view: View) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the `count` best pairs of query and class by image: scores, boxes of the original picture, labels."""
     B, Q, K = scores_BQK.shape
-    scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
+    scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(count, dim=1)
     boxes_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
     return scores_BN, boxes_BN4, index_BN % K
 

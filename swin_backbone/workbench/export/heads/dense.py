@@ -42,16 +42,16 @@ class DenseHead(boxes.Head):
         self.cfg: Any = self.head.test_cfg
         boxes.check_nms(self.cfg.nms)
         self.batch = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
-        self.most = self.cfg.get('max_per_img')
+        self.max_objects = self.cfg.get('max_per_img')
         if self.with_masks:
-            self.planes = self.most or 1
+            self.planes = self.max_objects or 1
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         outputs = self.head(maps)
         candidates = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
-        boxes_BN4, least_side = candidates.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
+        boxes_BN4, min_side = candidates.bboxes / view.zoom_4, self.cfg.get('min_bbox_size', -1)
         scores_BN, boxes_BN4, label_BN, index_BN = boxes.suppress(
-            boxes_BN4, candidates.scores, candidates.labels, self.cfg.nms, self.most, least_side
+            boxes_BN4, candidates.scores, candidates.labels, self.cfg.nms, self.max_objects, min_side
         )
         image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, boxes_BN4, label_BN)
         if not self.with_masks:
@@ -68,10 +68,10 @@ class DenseHead(boxes.Head):
         B = outputs[0][0].shape[0]
         counts: list[Any] = []  # candidates by level
 
-        def choose(scores: Tensor, least: float, most: int, rows: dict[str, Tensor]) -> tuple[Any, ...]:
+        def choose(scores: Tensor, threshold: float, count: int, rows: dict[str, Tensor]) -> tuple[Any, ...]:
             M, K = scores.shape[0] // B, scores.shape[1]
-            clear_BM = torch.where(scores > least, scores, NEVER).reshape(B, M * K)
-            scores_BN, index_BN = boxes.best(clear_BM, most if most > 0 else M * K)
+            clear_BM = torch.where(scores > threshold, scores, NEVER).reshape(B, M * K)
+            scores_BN, index_BN = boxes.best(clear_BM, count if count > 0 else M * K)
             counts.append(index_BN.shape[1])
             first_B1 = torch.arange(B, device=scores.device)[:, None] * M
             row = (index_BN // K + first_B1).flatten()
@@ -146,8 +146,8 @@ class DenseHead(boxes.Head):
         logits = F.interpolate(x.unflatten(2, (H, W)), scale_factor=stride, mode='bilinear')
         sides = torch.stack([torch.ceil(H * stride / zoom_4[1]), torch.ceil(W * stride / zoom_4[0])])
         height, width = sides.long().tolist()
-        for side, least in ((height, picture_size[0]), (width, picture_size[1])):
-            torch._check(side >= least)
+        for side, picture_side in ((height, picture_size[0]), (width, picture_size[1])):
+            torch._check(side >= picture_side)
         logits = F.interpolate(logits, size=(height, width), mode='bilinear', align_corners=False)
         masks: Tensor = logits[:, 0, : picture_size[0], : picture_size[1]].sigmoid() > self.cfg.mask_thr_binary
         return masks.to(torch.uint8)

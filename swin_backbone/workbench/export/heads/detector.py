@@ -97,5 +97,5 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequen
     if head.with_masks:
         outputs.append(Port('masks', 'uint8', ('objects', 'own_height', 'own_width')))
     task = 'instances' if head.with_masks else 'boxes'
-    settings = picture_settings(cfg, module.normalise, head.planes, head.most)
+    settings = picture_settings(cfg, module.normalise, head.planes, head.max_objects)
     return Graph(module, task, picture_ports(model, head.batch, shape), outputs, shape is None, example, settings)

@@ -66,12 +66,12 @@ class TransformerHead(boxes.Head):
         self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: centres(sizes, ratios)
         self.parts.gen_encoder_output_proposals = self._proposals
         cfg = parts.bbox_head.test_cfg
-        self.most = cfg.get('max_per_img', parts.num_queries)
+        self.max_objects = cfg.get('max_per_img', parts.num_queries)
         self.is_dino = kind != 'DeformableDETR'
         self.nms: Any = None
-        self.least: Any = None
+        self.score_thr: Any = None
         if kind == 'CoDETR':
-            self.nms, self.least = cfg.get('nms'), cfg.get('score_thr', 0)
+            self.nms, self.score_thr = cfg.get('nms'), cfg.get('score_thr', 0)
             boxes.check_nms(self.nms or {})
             self.parts.encoder.forward = partial(_encode, self.parts.encoder.forward)
             self.parts.decoder.forward = partial(_decode, self.parts.decoder.forward)
@@ -139,11 +139,13 @@ class TransformerHead(boxes.Head):
         if text:
             scores_BQK = scores_BQK @ self.shares_KL.t()
         boxes_BQ4 = boxes.clip(bbox_cxcywh_to_xyxy(results) * view.image_size.flip(0).repeat(2), view.image_size)
-        scores_BN, boxes_BN4, label_BN = boxes.ranked(scores_BQK, boxes_BQ4, self.most, view)
-        if self.least is not None:
-            scores_BN = torch.where(scores_BN > self.least, scores_BN, NEVER)
+        scores_BN, boxes_BN4, label_BN = boxes.ranked(scores_BQK, boxes_BQ4, self.max_objects, view)
+        if self.score_thr is not None:
+            scores_BN = torch.where(scores_BN > self.score_thr, scores_BN, NEVER)
         if self.nms:
-            scores_BN, boxes_BN4, label_BN, _ = boxes.suppress(boxes_BN4, scores_BN, label_BN, self.nms, self.most)
+            scores_BN, boxes_BN4, label_BN, _ = boxes.suppress(
+                boxes_BN4, scores_BN, label_BN, self.nms, self.max_objects
+            )
         return boxes.objects(scores_BN, boxes_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: LevelSizes) -> tuple[Tensor, Tensor]:

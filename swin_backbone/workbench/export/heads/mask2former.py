@@ -79,7 +79,7 @@ class InstanceHead(Head):
             )
         self.head = query_head(model.panoptic_head)
         self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
-        self.most = fusion.test_cfg.get('max_per_image', 100)
+        self.max_objects = fusion.test_cfg.get('max_per_image', 100)
         self.planes = model.panoptic_head.num_queries
 
     def forward(self, maps: Sequence[Tensor], view: View) -> tuple[Tensor, ...]:
@@ -90,10 +90,10 @@ class InstanceHead(Head):
         masks = F.interpolate(masks, size=view.picture_size, mode='bilinear', align_corners=False)
         B, Q = classes_BQK.shape[:2]
         scores_BM = classes_BQK.softmax(-1)[..., :-1].reshape(B, Q * self.num_classes)
-        scores_BN, index_BN = scores_BM.topk(self.most, dim=1)
+        scores_BN, index_BN = scores_BM.topk(self.max_objects, dim=1)
         label_BN = index_BN % self.num_classes
         image_n, index_n = (label_BN < self.num_things).nonzero().unbind(1)
-        flat_n = image_n * self.most + index_n
+        flat_n = image_n * self.max_objects + index_n
         query_n = image_n * Q + index_BN.reshape(-1)[flat_n] // self.num_classes
         logits_nhw = masks.reshape(B * Q, *(view.picture_size or ()))[query_n]
         inside_nhw = logits_nhw > 0

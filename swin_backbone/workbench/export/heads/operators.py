@@ -75,11 +75,11 @@ def onnx_translations() -> dict[Callable[..., Any], Any]:
     from onnxscript import opset20 as op
 
     def nms_onnx(boxes: FLOAT, scores: FLOAT, iou_threshold: float) -> INT64:
-        most = op.Squeeze(op.Shape(boxes, start=1, end=2))
+        count = op.Squeeze(op.Shape(boxes, start=1, end=2))
         axis: Any = op.Constant(value_ints=[1])
         of_one_class = op.Unsqueeze(scores, axis)
         thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, NEVER / 2)]
-        return op.NonMaxSuppression(boxes, of_one_class, most, *thresholds)
+        return op.NonMaxSuppression(boxes, of_one_class, count, *thresholds)
 
     # No annotations of tensors: the exporter would read annotations like a list of allowed types.
     def roi_align_onnx(  # type: ignore[no-untyped-def]

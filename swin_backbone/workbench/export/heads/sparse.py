@@ -27,7 +27,7 @@ class SparseHead(boxes.Head):
             raise export_refusal(f'{type(roi).__name__}.mask_head')
         self.proposals, self.stages = model.rpn_head, roi.bbox_head
         self.regions = nn.ModuleList(map(boxes.Regions, roi.bbox_roi_extractor))
-        self.most = roi.test_cfg.max_per_img
+        self.max_objects = roi.test_cfg.max_per_img
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         centred_N4 = self.proposals.init_proposal_bboxes.weight
@@ -42,4 +42,4 @@ class SparseHead(boxes.Head):
             box_R4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas_BN4.flatten(0, 1), view.image_size)
         uses_sigmoid = self.stages[-1].loss_cls.use_sigmoid
         scores_BNK = logits_BNK.sigmoid() if uses_sigmoid else logits_BNK.softmax(-1)[..., :-1]
-        return boxes.objects(*boxes.ranked(scores_BNK, box_R4.unflatten(0, (B, N)), self.most, view))[:4]
+        return boxes.objects(*boxes.ranked(scores_BNK, box_R4.unflatten(0, (B, N)), self.max_objects, view))[:4]

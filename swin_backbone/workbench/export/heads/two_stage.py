@@ -37,8 +37,8 @@ class RegionHead(boxes.Head):
             raise export_refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
             boxes.check_nms(cfg)
-        self.rpn, self.cfg, self.most = rpn, roi.test_cfg, roi.test_cfg.max_per_img
-        self.planes = self.most if self.with_masks else 1  # of the picture's size
+        self.rpn, self.cfg, self.max_objects = rpn, roi.test_cfg, roi.test_cfg.max_per_img
+        self.planes = self.max_objects if self.with_masks else 1  # of the picture's size
         self.regions = nn.ModuleList(map(boxes.Regions, _listed(roi.bbox_roi_extractor)))
         if self.with_masks:
             shared = getattr(roi, 'share_roi_extractor', False)
@@ -86,8 +86,8 @@ class RegionHead(boxes.Head):
         scores_BM, prior_BM4, deltas_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
         boxes_R4 = boxes.decode_boxes(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
         boxes_BM4 = boxes_R4.view_as(deltas_BM4)
-        least_side = cfg.get('min_bbox_size', -1)
-        kept = boxes.suppress(boxes_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, least_side)
+        min_side = cfg.get('min_bbox_size', -1)
+        kept = boxes.suppress(boxes_BM4, scores_BM, level_BM, cfg.nms, cfg.max_per_img, min_side)
         return kept[1], kept[0] > NEVER
 
     def _refine(
