@@ -122,11 +122,9 @@ class Model:
     def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
         from swin_backbone.options import Options
         from swin_backbone.workbench.job import Job, open_predictor
-        from swin_backbone.workbench.predict.results import Results
 
         job = Job(config, Options(device='cuda:0' if gpus else 'cpu'))
-        self.predictor = open_predictor(job, checkpoint)
-        self.results = Results(Path(), self.predictor, score_thr)  # writes no file
+        self.predictor, self.score_thr = open_predictor(job, checkpoint), score_thr
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[pa.Table]:
         """Yield row by row, so that large pictures need bounded memory."""
@@ -139,19 +137,21 @@ class Model:
             yield pa.Table.from_pylist([row], SCHEMA)
 
     def row_of(self, path: str, data: bytes, error: str) -> dict[str, Any]:
-        from swin_backbone.workbench.data.media import Frame, Medium
+        from swin_backbone.workbench.data.media import frame_of
+        from swin_backbone.workbench.predict.prediction import Prediction
+        from swin_backbone.workbench.predict.results import entries_of
 
         if error:
             raise OSError(error)
         pixels = self.predictor.loader.decode(data, path)
-        size = pixels.shape[:2]
-        frame = Frame(Medium(Path(path), path, False), 0, pixels, size)
+        frame = frame_of(pixels, Path(path))
         (sample,) = self.predictor.predict([self.predictor.prepare(frame)])
-        objects, labels_png = self.results.data_of(frame, sample, 0)
-        for found in objects:
-            found.pop('image_id', None)
+        prediction = Prediction(path, sample, frame, self.predictor, self.score_thr)
+        objects, labels_png = entries_of(prediction, 0, path), prediction.labels_png()
+        for item in objects:
+            item.pop('image_id', None)
         result = None if labels_png else json.dumps(objects)
-        return dict(height=size[0], width=size[1], result=result, labels=labels_png)
+        return dict(height=frame.size[0], width=frame.size[1], result=result, labels=labels_png)
 
 
 if __name__ == '__main__':

@@ -120,9 +120,9 @@ def parse_args() -> argparse.Namespace:
     elif not args.weights:
         parser.error(f'give INPUT... CONFIG --weights CKPT, or INPUT... DIR of tools/export.py, got {args.config}')
     if args.tile is None:
-        given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
-        if given:
-            parser.error(f'--{given[0].replace("_", "-")} takes --tile')
+        for name in OF_TILES:
+            if getattr(args, name) is not None and getattr(args, name) is not False:
+                parser.error(f'--{name.replace("_", "-")} takes --tile')
     elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
         parser.error('--tile takes one PICTURE, --batch 1 and no --max-pixels')
     elif args.ids_of or args.first_label or args.save_features:
@@ -155,10 +155,9 @@ def infer_tiles(args: argparse.Namespace) -> int:
         from swin_backbone.workbench.tiles import TiledInference  # of the extra `tiles`
 
         args.out_dir.mkdir(parents=True, exist_ok=True)
-        given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
         tiled = TiledInference(
-            open_predictor(args), args.inputs[0], args.out_dir, skip_blank=args.skip_blank, score_thr=args.score_thr,
-            **{name: value for name, value in given.items() if value is not None},
+            open_predictor(args), args.inputs[0], args.out_dir, args.tile, args.overlap, args.level or 0,
+            args.skip_blank, args.score_thr,
         )  # fmt: skip
     for note in tiled.notes:
         print(note, file=sys.stderr)
@@ -215,7 +214,7 @@ def main() -> int:
     from swin_backbone.workbench.data.media import find_media
     from swin_backbone.workbench.pictures.colours import PALETTE_SIZE
     from swin_backbone.workbench.predict.inference import Inference
-    from swin_backbone.workbench.predict.results import Results
+    from swin_backbone.workbench.predict.results import ResultsWriter
 
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         inputs = find_media(args.inputs)
@@ -224,9 +223,11 @@ def main() -> int:
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
         predictor = open_predictor(args)
-        results = Results(args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features)
+        results = ResultsWriter(
+            args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features
+        )
         read = [args.config, *filter(None, (args.weights, args.ids_of))]
-        results.check(inputs, read, args.overwrite)
+        results.claim_outputs(inputs, read, args.overwrite)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))

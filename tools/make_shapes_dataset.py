@@ -96,8 +96,8 @@ def draw_picture(
         fill = shade(rng, size, colour)
         after = np.where(filled > 0, len(classes) + 1, number_at)
         visible = np.bincount(after.ravel(), minlength=len(classes) + 2)[1:]
-        least = np.maximum(MIN_VISIBLE_PIXELS, visible_share * np.array([*drawn, 0]))
-        if (visible < least).any():
+        required = np.maximum(MIN_VISIBLE_PIXELS, visible_share * np.array([*drawn, 0]))
+        if (visible < required).any():
             continue
         drawn.append(int(visible[-1]))
         number_at = after.astype(np.uint8)

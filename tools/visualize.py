@@ -21,8 +21,8 @@ from swin_backbone.outputs import check_outputs
 
 if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
-    from swin_backbone.workbench.data.media import Frame
     from swin_backbone.workbench.pictures.layout import Layout
     from swin_backbone.workbench.predict.predictor import Predictor
 
@@ -54,12 +54,6 @@ def parse_args() -> argparse.Namespace:
         command.add_argument('--stage', type=whole(1, 4), default=1, help='stage, from 1 to 4 (default: 1)')
         command.add_argument('--shift', action='store_true', help='show a block with shifted windows')
         command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
-        command.add_argument(
-            '--small-map',
-            choices=['pad', 'shrink'],
-            default='pad',
-            help='treatment of a map smaller than the window (default: pad)',
-        )
 
     what = 'the attention of a token, and its receptive field after each block'
     help_of_none = 'default: the weights that the config starts from'
@@ -121,7 +115,7 @@ def _layout(args: argparse.Namespace) -> 'Layout':
     from swin_backbone.workbench.pictures.layout import lay_out, map_size
 
     size = map_size(args.shape, args.stage)
-    return lay_out(size, args.window, args.shift, args.mask_padding, args.small_map)
+    return lay_out(size, args.window, args.shift, args.mask_padding)
 
 
 def draw_windows(args: argparse.Namespace) -> 'Figure':
@@ -136,61 +130,64 @@ def draw_masks(args: argparse.Namespace) -> 'Figure':
     return masks_figure(_layout(args))
 
 
-def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
+def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray[Any]]':
+    """Return the predictor, its input for the image, and the image in the size of this input, (H, W, 3) uint8 RGB."""
     from swin_backbone.workbench.data import media
     from swin_backbone.workbench.job import open_predictor
+    from swin_backbone.workbench.predict.explain import resized_picture
 
     medium = media.find_media([args.image])[0]
     predictor = open_predictor(make_job(args), args.checkpoint)
-    return predictor, next(media.read_frames(medium, load=predictor.load))
+    predictor.require_backbone()
+    frame = next(media.read_frames(medium, load=predictor.load))
+    prepared = predictor.prepare(frame)
+    return predictor, prepared, resized_picture(frame, prepared)
 
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import attention_maps, strides_of
     from swin_backbone.workbench.pictures.overlays import attention_figure
-    from swin_backbone.workbench.predict.explain import seen_by
 
-    predictor, frame = _predictor(args)
-    seen = seen_by(predictor, frame)
-    (x, y), (height, width) = args.point, frame.pixels.shape[:2]
+    predictor, prepared, picture_HW3 = _open(args)
+    (x, y), (height, width) = args.point, prepared['data_samples'].ori_shape[:2]
     if not (0 <= x < width and 0 <= y < height):
         raise ValueError(f'--point takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
-    at = y * seen.picture_HW3.shape[0] // height, x * seen.picture_HW3.shape[1] // width
-    shifted, plain = (attention_maps(predictor.model, seen.inputs_BCHW, shift=shift) for shift in (True, False))
-    where = args.stage, args.block, args.head
-    return attention_figure(seen.picture_HW3, shifted, plain, at, strides_of(predictor.model), *where)
+    at = y * picture_HW3.shape[0] // height, x * picture_HW3.shape[1] // width
+    images = predictor.inputs(prepared)
+    shifted, plain = (attention_maps(predictor.model, images, shift=shift) for shift in (True, False))
+    strides = strides_of(predictor.model)
+    return attention_figure(picture_HW3, shifted, plain, at, strides, args.stage, args.block, args.head)
 
 
 def draw_features(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.workbench.pictures.attention import strides_of
-    from swin_backbone.workbench.pictures.overlays import features_figure
-    from swin_backbone.workbench.predict.explain import features_of, seen_by
+    import torch
 
-    predictor, frame = _predictor(args)
-    seen, strides = seen_by(predictor, frame), strides_of(predictor.model)
-    maps = features_of(predictor, seen)
-    named = [(f'stage {stage}', map_CHW) for stage, map_CHW in maps]
-    return features_figure(seen.picture_HW3, named, [strides[stage - 1] for stage, _ in maps])
+    from swin_backbone.workbench.pictures.attention import find_backbone, strides_of
+    from swin_backbone.workbench.pictures.overlays import features_figure
+
+    predictor, prepared, picture_HW3 = _open(args)
+    indices, strides = find_backbone(predictor.model).out_indices, strides_of(predictor.model)
+    maps = [torch.from_numpy(map_CHW) for map_CHW in predictor.features(prepared)]
+    named = [(f'stage {index + 1}', map_CHW) for index, map_CHW in zip(indices, maps)]
+    return features_figure(picture_HW3, named, [strides[index] for index in indices])
 
 
 def draw_cam(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import strides_of
     from swin_backbone.workbench.pictures.overlays import cam_figure
-    from swin_backbone.workbench.predict.explain import explain, seen_by
+    from swin_backbone.workbench.predict.explain import explain
 
-    predictor, frame = _predictor(args)
-    explanation = explain(predictor, frame, args.stage, args.method, args.label, args.number)
+    predictor, prepared, picture_HW3 = _open(args)
+    explanation = explain(predictor, prepared, args.stage, args.method, args.label, args.number)
     name = 'Grad-CAM' if args.method == 'grad' else 'EigenCAM'
-    what = (
-        f'the box {explanation.label!r}, score {explanation.score:.2f}'
-        if explanation.box
-        else f'the class {explanation.label!r}'
-    )
+    what = f'the class {explanation.label!r}'
+    if explanation.box:
+        what = f'the box {explanation.label!r}, score {explanation.score:.2f}'
     if args.method == 'eigen':
         what = f'the features, which are the same for every prediction; shown beside {what}'
     title = f'{name} at stage {args.stage}, of {what}'
-    picture = seen_by(predictor, frame).picture_HW3
-    return cam_figure(picture, explanation.map_HW, strides_of(predictor.model)[args.stage - 1], title, explanation.box)
+    stride = strides_of(predictor.model)[args.stage - 1]
+    return cam_figure(picture_HW3, explanation.map_HW, stride, title, explanation.box)
 
 
 def draw_bias(args: argparse.Namespace) -> 'Figure':

@@ -164,11 +164,11 @@ class Model:
             OSError: if a picture cannot be read.
         """
         from .predict.coco_ids import CocoIds
-        from .predict.thresholds import read_score_thr
+        from .predict.thresholds import score_thr_of
 
         self._require_checkpoint('predict')
         predictor, predictions = self._predictor, []
-        thr = predictor.score_thr if score_thr is None else read_score_thr(score_thr)
+        thr = score_thr_of(predictor, score_thr)
         ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
         for path, frame in _frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.prepare(frame)])

@@ -23,8 +23,8 @@ from PIL import Image
 
 from swin_backbone.workbench.data import media
 from swin_backbone.workbench.predict import predictor as inference
-from swin_backbone.workbench.predict.prediction import category_ids_of
-from swin_backbone.workbench.predict.results import Results
+from swin_backbone.workbench.predict.prediction import Prediction, category_ids_of
+from swin_backbone.workbench.predict.results import ResultsWriter
 
 
 @pytest.fixture(scope='module')
@@ -159,9 +159,9 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     predictor = SimpleNamespace(scope='mmdet', meta=meta, draw=lambda frame, *_: frame.pixels)
     classes_HW = torch.tensor([[0, 1000, 2], [1, 1, 2000]])
     sample = DetDataSample(pred_panoptic_seg=PixelData(sem_seg=classes_HW[None]))
-    results = Results(tmp_path, predictor, 0.3)
+    results = ResultsWriter(tmp_path, predictor, 0.3)
     pixels = np.zeros((2, 3, 3), np.uint8)
-    results.add(media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, pixels, (4, 6)), sample)  # reduced
+    results.write(media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, pixels, (4, 6)), sample)  # reduced
     results.close()
     assert np.asarray(Image.open(tmp_path / 'labels' / 'a.png'))[::2, ::2].tolist() == [[0, 0, 2], [1, 1, 0]]
     assert json.loads((tmp_path / 'results.json').read_text()) == []
@@ -178,14 +178,13 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
 
 
 @pytest.mark.parametrize('classes', [256, 257])
-def test_labels_of_many_classes(classes, tmp_path):
+def test_labels_of_many_classes(classes):
     """A palette has 256 colours: more classes are 16 bits of grey."""
     names = tuple(map(str, range(classes)))
     predictor = SimpleNamespace(scope='mmseg', meta=dict(classes=names, palette=[(7, 7, 7)] * classes))
     sample = SegDataSample(pred_sem_seg=PixelData(data=torch.tensor([[[0, 43, classes - 1]]])))
-    frame = media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, np.zeros((1, 3, 3), np.uint8), (2, 6))
-    _, png = Results(tmp_path, predictor, 0.3).data_of(frame, sample, 1)
-    image = Image.open(io.BytesIO(png))
+    frame = media.Frame(media.Medium(Path('a.png'), 'a', False), 0, np.zeros((1, 3, 3), np.uint8), (2, 6))
+    image = Image.open(io.BytesIO(Prediction(None, sample, frame, predictor, 0.3).labels_png()))
     assert image.mode == ('P' if classes == 256 else 'I;16')
     assert np.asarray(image).tolist() == [[0, 0, 43, 43, classes - 1, classes - 1]] * 2
 

@@ -27,7 +27,7 @@ from pycocotools.cocoeval import COCOeval
 from swin_backbone import accelerate, load
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.annotations import class_of, form_of
-from swin_backbone.workbench.predict.results import Results
+from swin_backbone.workbench.predict.results import ResultsWriter
 from swin_backbone.workbench.runner.testing import write_coco_results
 from swin_backbone.workbench.runner.validation import MaskAreasHook
 
@@ -167,7 +167,7 @@ def test_results_have_the_ids_of_the_users_json(detector, tmp_path, record_fault
         assert re.search(message, error), error
         record_fault('annotations')
     with pytest.raises(ValueError, match='--annotations takes a detector'):
-        Results(tmp_path, SimpleNamespace(scope='mmseg', meta=dict(classes=())), 0.3, annotations=truth)
+        ResultsWriter(tmp_path, SimpleNamespace(scope='mmseg', meta=dict(classes=())), 0.3, annotations=truth)
 
 
 def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):

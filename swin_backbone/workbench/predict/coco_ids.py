@@ -49,7 +49,7 @@ class CocoIds:
                 return number
         raise DataError(f'--annotations: {self.path} has no image with the file_name of {picture}')
 
-    def check(self, pictures: Sequence[Path]) -> None:
+    def require_all(self, pictures: Sequence[Path]) -> None:
         """Raise DataError if a picture has no id, or two pictures share an id."""
         names: dict[int, Path] = {}
         for picture in pictures:

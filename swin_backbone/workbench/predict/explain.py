@@ -1,4 +1,4 @@
-"""Inputs, features and class activation maps of a detector or segmentor, for pictures of visualize.py."""
+"""Class activation maps of a detector or segmentor."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,22 +9,13 @@ import cv2
 import numpy as np
 import torch
 from mmengine.dataset import pseudo_collate
-from mmengine.registry import DefaultScope
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.media import Frame, shown
-from ..pictures.attention import find_backbone
 from ..pictures.cam import class_activation_map
 from .predictor import Predictor
-
-
-class Seen(NamedTuple):
-    """A frame as input of the model: resized, normalised and padded; and resized alone, as uint8 RGB."""
-
-    inputs_BCHW: Tensor
-    picture_HW3: NDArray[Any]
 
 
 class Explained(NamedTuple):
@@ -43,28 +34,25 @@ class Explained(NamedTuple):
     box: Optional[list[float]]
 
 
-def seen_by(predictor: Predictor, frame: Frame) -> Seen:
-    """Return a frame as input of the predictor's model."""
-    with DefaultScope.overwrite_default_scope(predictor.scope):
-        data = predictor.model.data_preprocessor(_batch(predictor, frame), False)
-    height, width = data['data_samples'][0].img_shape[:2]
+def resized_picture(frame: Frame, prepared: dict[str, Any]) -> NDArray[Any]:
+    """Return the pixels of a frame in the size of the model's input without padding, (H, W, 3) uint8 RGB."""
+    height, width = prepared['data_samples'].img_shape[:2]
     pixels = cv2.resize(shown(frame.pixels), (width, height), interpolation=cv2.INTER_AREA)
-    return Seen(data['inputs'], cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
-
-
-@torch.no_grad()
-def features_of(predictor: Predictor, seen: Seen) -> list[tuple[int, Tensor]]:
-    """Return the number, from 1, and the map (C, H, W) of each output of the backbone."""
-    backbone = find_backbone(predictor.model)
-    return [(index + 1, map_1CHW[0]) for index, map_1CHW in zip(backbone.out_indices, backbone(seen.inputs_BCHW))]
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
 def explain(
-    predictor: Predictor, frame: Frame, stage: int, method: str, label: Optional[str] = None, number: int = 1
+    predictor: Predictor,
+    prepared: dict[str, Any],
+    stage: int,
+    method: str,
+    label: Optional[str] = None,
+    number: int = 1,
 ) -> Explained:
     """Return a class activation map of a box of a detector, or of a class of a segmentor.
 
     Args:
+        prepared: of `Predictor.prepare`.
         stage, method: see `class_activation_map`.
         label: name of the class. Default: any class of a detector, the most frequent class of a segmentor's picture.
         number: of the box among the boxes of the class, by score, from 1.
@@ -77,18 +65,17 @@ def explain(
         raise ValueError(f'the class must be one of {", ".join(classes)}, got {label!r}')
     index = None if label is None else classes.index(label)
     choose: Callable[..., Any] = _score_of_box if predictor.scope == 'mmdet' else _score_of_class
-    choices = []
+    choices: list[Any] = []
 
     def score() -> Tensor:
-        with DefaultScope.overwrite_default_scope(predictor.scope), _scores_keep_gradients():
-            sample = predictor.model.test_step(_batch(predictor, frame))[0]
-        value: Tensor
-        value, *choice = choose(sample, index, number)
-        choices.append(choice)
+        with predictor.in_scope(), _scores_keep_gradients():
+            (sample,) = predictor.model.test_step(pseudo_collate([prepared]))
+        choices[:] = choose(sample, index, number)
+        value: Tensor = choices[0]
         return value
 
     map_HW = class_activation_map(predictor.model, score, stage, method)[0]
-    chosen, value, box = choices[0]
+    _, chosen, value, box = choices
     return Explained(map_HW, classes[chosen], value, box)
 
 
@@ -107,17 +94,14 @@ def _score_of_box(sample: BaseDataElement, label: Optional[int], number: int) ->
 def _score_of_class(sample: BaseDataElement, label: Optional[int], _number: int) -> tuple[Tensor, int, float, None]:
     """Return the mean of a class's logits over the pixels of the class."""
     logits_KHW, labels_HW = sample.seg_logits.data, sample.pred_sem_seg.data[0]
+    if len(logits_KHW) == 1:  # the probability of the second class
+        logits_KHW = torch.cat([1 - logits_KHW, logits_KHW])
     if label is None:
         label = int(labels_HW.flatten().bincount().argmax())
     has_class_HW = labels_HW == label
     if not has_class_HW.any():
         raise ValueError('no pixel of the picture has this class')
     return logits_KHW[label][has_class_HW].mean(), label, float(has_class_HW.float().mean()), None
-
-
-def _batch(predictor: Predictor, frame: Frame) -> dict[str, Any]:
-    batch: dict[str, Any] = pseudo_collate([predictor.pipeline(dict(img=frame.pixels, img_id=0))])
-    return batch
 
 
 @contextmanager

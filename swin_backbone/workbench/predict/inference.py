@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from rich.markup import escape
@@ -11,7 +12,7 @@ from ...openmmlab.errors import sentence_of
 from ...whole_files import CANNOT_WRITE
 from ..data.media import Frame, Medium, count_frames, read_frames
 from .predictor import Predictor
-from .results import Results
+from .results import ResultsWriter
 
 Prepared = tuple[Frame, dict[str, Any]]  # a frame, and the input of the model
 
@@ -34,7 +35,7 @@ class Inference:
     def __init__(
         self,
         predictor: Predictor,
-        results: Results,
+        results: ResultsWriter,
         progress: Progress,
         max_pixels: int,
         batch_size: int,
@@ -44,19 +45,15 @@ class Inference:
         self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
         self.left_out: set[Medium] = set()
         self.is_stopped = False
-        self.notes_bits = True  # and bands, which `Predictor.load` leaves out
+        self.has_noted_reduction = False  # of bits and bands: one line is for all pictures
 
     def run(self, media: Sequence[Medium]) -> None:
         """Predict for all media. Predictions before an error are still written."""
         self.task = self.progress.add_task('predicting', total=sum(map(count_frames, media)))
-        batch: list[Prepared] = []
+        frames = self.prepare(media)
         try:
-            for prepared in self.prepare(media):
-                if len(batch) == self.batch_size:
-                    self.predict(batch)
-                    batch = []
-                batch.append(prepared)
-            self.predict(batch)
+            while batch := list(islice(frames, self.batch_size)):
+                self.predict(batch)
         finally:
             self.results.close()
 
@@ -74,9 +71,8 @@ class Inference:
                 for frame in read_frames(medium, self.max_pixels, self.predictor.load):
                     if not done and frame.size != frame.pixels.shape[:2]:
                         self.print(f'{medium.path}: {reduction_of(frame)}', 'yellow')
-                    if self.notes_bits and not medium.is_video and (note := self.predictor.reduction_note(medium.path)):
-                        self.print(note, 'yellow')
-                        self.notes_bits = False  # one line is for all pictures
+                    if not (medium.is_video or self.has_noted_reduction):
+                        self.note_reduction(medium)
                     yield frame, self.predictor.prepare(frame)
                     done += 1
                     if self.is_stopped:
@@ -85,6 +81,13 @@ class Inference:
                         break
             except OSError as error:
                 self.leave_out(medium, done, sentence_of(error))
+
+    def note_reduction(self, medium: Medium) -> None:
+        """Print the note on a picture whose bits or bands `Predictor.load` leaves out."""
+        note = self.predictor.reduction_note(medium.path)
+        self.has_noted_reduction = bool(note)
+        if note:
+            self.print(note, 'yellow')
 
     def predict(self, batch: Sequence[Prepared]) -> None:
         """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
@@ -100,8 +103,10 @@ class Inference:
                 self.predict([prepared])
             return
         for (frame, item), sample in zip(group, samples):
+            if frame.medium in self.left_out:  # since the frame before
+                continue
             try:
-                self.results.add(frame, sample, item)
+                self.results.write(frame, sample, item)
             except Exception as error:
                 self.fail(frame, 'its predictions cannot be drawn or written', error)
             else:
@@ -115,6 +120,7 @@ class Inference:
         self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
 
     def leave_out(self, medium: Medium, done: int, reason: str) -> None:
+        """Print why the rest of a medium is left out, of which `done` frames are predicted."""
         self.left_out.add(medium)
         self.print(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
         self.progress.advance(self.task, 0 if medium.is_video else 1)

@@ -12,13 +12,15 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from ..pictures.colours import encode_labels
+from .thresholds import ScoreThr, thresholds_by_label
+
 if TYPE_CHECKING:
     from mmengine.structures import BaseDataElement
 
     from ..data.media import Frame
     from .coco_ids import CocoIds
     from .predictor import Predictor
-from .thresholds import ScoreThr, thresholds_by_label
 
 INSTANCE_OFFSET = 1000  # mmdet's number of a segment is class + 1000 * instance
 
@@ -63,11 +65,15 @@ class Prediction:
         self.scores: NDArray[Any] = np.zeros(0, np.float32)
         self.labels: NDArray[Any] = np.zeros(0, np.int64)
         self.masks: Optional[NDArray[Any]] = None
-        self.label_map = label_map_of(self.sample)
+        self.label_map: Optional[NDArray[Any]] = None
         self.segment_map: Optional[NDArray[Any]] = None
         self.segments: list[dict[str, Any]] = []
         if 'pred_panoptic_seg' in self.sample:
-            self._number_segments(self.sample.pred_panoptic_seg.sem_seg[0].numpy())
+            numbers_HW = self.sample.pred_panoptic_seg.sem_seg[0].numpy().astype(np.int64)
+            self.label_map = numbers_HW % INSTANCE_OFFSET
+            self.segment_map, self.segments = number_segments(numbers_HW, self.classes)
+        elif 'pred_sem_seg' in self.sample:
+            self.label_map = self.sample.pred_sem_seg.data[0].numpy().astype(np.int64)
         if 'pred_instances' in self.sample:
             objects = self.sample.pred_instances
             order = objects.scores.argsort(descending=True, stable=True)
@@ -82,17 +88,6 @@ class Prediction:
             scores, labels = self.sample.pred_score.float().sort(descending=True, stable=True)
             self.scores, self.labels = scores.numpy(), labels.numpy()
         self.names = [self.classes[label] for label in self.labels]
-
-    def _number_segments(self, numbers_HW: NDArray[Any]) -> None:
-        """Number segments from 1: 0 is no segment in COCO's PNGs, but mmdet uses it."""
-        numbers_N, index_HW, areas_N = np.unique(numbers_HW, return_inverse=True, return_counts=True)
-        labels_N = numbers_N % INSTANCE_OFFSET
-        is_segment_N = labels_N < len(self.classes)
-        ids_N = is_segment_N.cumsum() * is_segment_N
-        self.segment_map = ids_N[index_HW.reshape(numbers_HW.shape)]
-        for number, label, area in zip(ids_N.tolist(), labels_N.tolist(), areas_N.tolist()):
-            if number:
-                self.segments.append(dict(id=number, label=label, name=self.classes[label], area=area))
 
     @cached_property
     def drawn(self) -> NDArray[Any]:
@@ -139,6 +134,26 @@ class Prediction:
             results.append(result)
         return results
 
+    def labels_png(self, first_label: int = 0) -> Optional[bytes]:
+        """Return `label_map` as a PNG of the original picture's size, see `encode_labels`; None without one."""
+        if self.label_map is None:
+            return None
+        labels_HW = enlarge(self.label_map.astype(np.uint16), self._frame.size)
+        return encode_labels(labels_HW, self._predictor.meta, first_label)
+
+    def segments_png(self) -> Optional[tuple[bytes, list[dict[str, Any]]]]:
+        """Return `segment_map` as a PNG of the original picture's size, and `segments`, in COCO's format; or None."""
+        if self.segment_map is None:
+            return None
+        ids_HW = enlarge(self.segment_map.astype(np.uint16), self._frame.size)
+        areas = np.bincount(ids_HW.ravel())
+        segments = [
+            dict(id=segment['id'], category_id=self.category_ids[segment['label']], area=int(areas[segment['id']]))
+            for segment in self.segments
+        ]
+        bgr_HW3 = np.stack([ids_HW * 0, ids_HW >> 8, ids_HW & 255], 2).astype(np.uint8)  # id = R + 256 G + 65536 B
+        return cv2.imencode('.png', bgr_HW3)[1].tobytes(), segments
+
     def __repr__(self) -> str:
         height, width = self._frame.size
         parts = [f'{self.path or "pixels"!s}', f'{width}x{height}']
@@ -184,12 +199,15 @@ def enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
     return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
-def label_map_of(sample: BaseDataElement) -> Optional[NDArray[Any]]:
-    """Return the class of each pixel, (H, W) int64, of a segmentor or panoptic head; None for another model."""
-    if 'pred_panoptic_seg' in sample:
-        segments_HW: NDArray[Any] = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy().astype(np.int64)
-        return segments_HW % INSTANCE_OFFSET
-    if 'pred_sem_seg' in sample:
-        labels_HW: NDArray[Any] = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64)
-        return labels_HW
-    return None
+def number_segments(numbers_HW: NDArray[Any], classes: Sequence[str]) -> tuple[NDArray[Any], list[dict[str, Any]]]:
+    """Return mmdet's segments with ids from 1, (H, W), and a dict of each: 0 is no segment in COCO's PNGs."""
+    numbers_N, index_HW, areas_N = np.unique(numbers_HW, return_inverse=True, return_counts=True)
+    labels_N = numbers_N % INSTANCE_OFFSET
+    is_segment_N = labels_N < len(classes)
+    ids_N = is_segment_N.cumsum() * is_segment_N
+    segments = [
+        dict(id=number, label=label, name=classes[label], area=area)
+        for number, label, area in zip(ids_N.tolist(), labels_N.tolist(), areas_N.tolist())
+        if number
+    ]
+    return ids_N[index_HW.reshape(numbers_HW.shape)], segments

@@ -3,8 +3,8 @@
 import hashlib
 import math
 import threading
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,13 +18,14 @@ from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
 from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from ...acceleration import accelerate
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...positions import Size
 from ..configs.check import compare_classes
 from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, name_loaders
-from ..data.media import Frame, Medium, reduction_note, require_whole, shown
+from ..data.media import Frame, frame_of, reduction_note, require_whole, shown
 from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
@@ -49,7 +50,7 @@ class Predictor:
         precision: see `accelerate`.
 
     Attributes:
-        loader: the first step of the pipeline, of files and of pixels.
+        loader: the step that loads a file, or takes pixels of a video or a tile.
         score_thr: lowest score of an object, 0.3; of an exported folder the one that it was exported with.
 
     Raises:
@@ -71,35 +72,38 @@ class Predictor:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
         read_checkpoints_safely(unsafe_load)
         self.amp = amp and check_amp(amp, torch.device(device).type)
-        loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         self.score_thr: ScoreThr = SCORE_THR
-        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
-            self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
-            if 'data_preprocessor' in cfg:  # as mmpretrain's runner does
-                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-            self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
-            if checkpoint is None:
-                self.model.init_weights()
-            else:
-                weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
-                weights = loaded.get('state_dict', loaded) if weights is None else weights
-                load_state_dict(self.model, weights, strict=False)
+        loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
+        with self.in_scope():
+            self.meta = _dataset_meta(loaded, cfg)
+            self.model: Any = _build_model(cfg, checkpoint, loaded, allow_missing)
+            if checkpoint is not None:
                 compare_classes(cfg, self.meta['classes'], checkpoint)
             self.model.to(device).eval()
             if precision or torch.device(device).type == 'cpu':
                 accelerate(self.model, precision=precision)
-            name_loaders(cfg)
-            pipeline = [step for step in cfg.test_dataloader.dataset.pipeline if not loads_annotations(step)]
-            index = next((index + 1 for index, step in enumerate(pipeline) if loads_picture(step)), 0)
-            load, steps = pipeline[:index], pipeline[index:]
-            is_ours = bool(load) and load[-1]['type'] == OURS
-            self._load_file = Compose(load)
+            file_steps, pixel_steps = _split_pipeline(cfg)
+            first = file_steps[-1] if file_steps and file_steps[-1]['type'] == OURS else dict(type=OURS)
+            self._load_file = Compose(file_steps)
             self._is_reducing = any(map(is_reducing, self._load_file.transforms))
-            self.pipeline = Compose([load[-1] if is_ours else dict(type=OURS), *steps])
+            self.pipeline = Compose([first, *pixel_steps])
             self.loader: LoadPicture = self.pipeline.transforms[0]
-            self._described = repr((cfg.model, pipeline, self.amp, precision))
+            self._described = repr((cfg.model, [*file_steps, *pixel_steps], self.amp, precision))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
+
+    @contextmanager
+    def in_scope(self) -> Iterator[None]:
+        """Enter the scope of the toolbox, which is a setting of the process: threads take turns."""
+        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
+            yield
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        """Enter the scope and the precision of a forward."""
+        precision = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
+        with self.in_scope(), precision:
+            yield
 
     def load(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file, loaded by the config's test pipeline: (H, W) or (H, W, C), BGR as a rule.
@@ -108,7 +112,7 @@ class Predictor:
             OSError: if the file cannot be read.
         """
         require_whole(path)
-        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
+        with self.in_scope():
             try:
                 item = self._load_file(dict(img_path=str(path), img_id=0))
             except OSError:
@@ -131,7 +135,7 @@ class Predictor:
             OSError: if the test pipeline fails, as for a picture 1000 times as wide as high.
         """
         try:
-            with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
+            with self.in_scope():
                 item = dict(img=frame.pixels, img_path=frame.medium.path and str(frame.medium.path), img_id=0)
                 prepared: dict[str, Any] = self.pipeline(item)
                 return prepared
@@ -144,8 +148,7 @@ class Predictor:
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """Return the predictions for each frame of a batch."""
-        precision = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
-        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
+        with self._forward():
             samples: list[BaseDataElement] = predict_by_shape(self.model.test_step, pseudo_collate(prepared))
             return samples
 
@@ -153,6 +156,12 @@ class Predictor:
         """Raise ValueError for a model without a backbone, as an exported model."""
         if not hasattr(self.model, 'backbone'):
             raise ValueError('features take a checkpoint of a model with a backbone: an exported folder gives results')
+
+    def inputs(self, prepared: dict[str, Any]) -> Tensor:
+        """Return the normalised and padded image of a frame, (1, C, H, W)."""
+        with self.in_scope():
+            image_1CHW: Tensor = self.model.data_preprocessor(pseudo_collate([prepared]), False)['inputs']
+        return image_1CHW
 
     @torch.no_grad()
     def features(self, prepared: dict[str, Any]) -> list[NDArray[Any]]:
@@ -162,10 +171,8 @@ class Predictor:
             ValueError: see `require_backbone`.
         """
         self.require_backbone()
-        precision = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
-        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
-            inputs = self.model.data_preprocessor(pseudo_collate([prepared]), False)['inputs']
-            return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(inputs)]
+        with self._forward():
+            return [map_1CHW[0].float().cpu().numpy() for map_1CHW in self.model.backbone(self.inputs(prepared))]
 
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
         """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
@@ -179,8 +186,7 @@ class Predictor:
 
     def input_size(self, size: Size) -> Size:
         """Return height and width of the model's input for a frame of `size`, before padding to a multiple."""
-        frame = Frame(Medium(Path('zeros'), 'zeros', False), 0, np.zeros((*size, 3), np.uint8), size)
-        height, width = self.prepare(frame)['inputs'].shape[-2:]
+        height, width = self.prepare(frame_of(np.zeros((*size, 3), np.uint8)))['inputs'].shape[-2:]
         return height, width
 
     @property
@@ -229,7 +235,28 @@ def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDA
     return np.concatenate([np.full_like(scores_KHW, threshold), scores_KHW])
 
 
-def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[str, Any]:
+def _build_model(cfg: Config, checkpoint: Optional[str], loaded: dict[str, Any], allow_missing: bool) -> nn.Module:
+    """Return the model of a config with the weights of a checkpoint, or the initial weights."""
+    if 'data_preprocessor' in cfg:  # as mmpretrain's runner does
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    model: nn.Module = revert_sync_batchnorm(MODELS.build(cfg.model))
+    if checkpoint is None:
+        model.init_weights()
+    else:
+        weights = fit_to_model(model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
+        load_state_dict(model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
+    return model
+
+
+def _split_pipeline(cfg: Config) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the steps of the test pipeline that load a file, and the steps of pixels; no step loads annotations."""
+    name_loaders(cfg)
+    steps = [step for step in cfg.test_dataloader.dataset.pipeline if not loads_annotations(step)]
+    count = next((index + 1 for index, step in enumerate(steps) if loads_picture(step)), 0)
+    return steps[:count], steps[count:]
+
+
+def _dataset_meta(loaded: dict[str, Any], cfg: Config) -> dict[str, Any]:
     """Return classes and colours of the checkpoint or, without them, of the config's data set."""
     meta = dataset_meta_of(loaded)
     if 'classes' not in meta:

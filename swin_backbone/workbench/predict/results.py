@@ -10,43 +10,41 @@ from typing import Any, Optional, Union
 
 import cv2
 import numpy as np
-import torch
 from mmengine.structures import BaseDataElement
 
 from ...outputs import check_outputs, claim_folder, make_folder, only_process
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
-from ..pictures.colours import encode_labels
 from .coco_ids import CocoIds
-from .prediction import Prediction, category_ids_of, enlarge
+from .prediction import Prediction, category_ids_of
 from .predictor import Predictor
-from .thresholds import ScoreThr
+from .thresholds import ScoreThr, score_thr_of
 
-TOP = 5  # written classes of a classifier's picture
+BEST_CLASSES = 5  # written of a classifier's picture
 
 
-class Results:
-    """Writer of predictions. Positions are pixels of the original picture; overlays may be reduced.
+class ResultsWriter:
+    """Write predictions. Positions are pixels of the original picture; overlays may be reduced.
 
         overlays/NAME.jpg    each picture with its predictions drawn; NAME.mp4 for a video
         results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation); of a
                              classifier: (file_name, class, score) of each picture, with the five best classes
         images.json          images and categories of the ids in results.json, in COCO's format
         panoptic/NAME.png    of a panoptic head: the segments in COCO's format, with panoptic.json
-        labels/NAME.png      of a segmentor or panoptic head: see `encode_labels`
+        labels/NAME.png      of a segmentor or panoptic head: see `Prediction.labels_png`
         features/NAME.npz    maps of the backbone, `arr_0` and further, (C, H, W) float32: see `Predictor.features`
 
     Args:
         out_dir: the folder.
         predictor: source of the predictions.
-        score_thr: lowest score of a drawn and written object, see `read_score_thr`. None: that of the predictor.
+        score_thr: lowest score of a drawn and written object, see `score_thr_of`.
         first_label: value of the first class in labels.
         annotations: COCO JSON with the ids of pictures and categories, of a detector. Default: pictures from 1, and the
             categories of the training, see `Prediction`.
         save_features: write features.
 
     Raises:
-        ValueError: for annotations of another model, or features of a model without a backbone.
+        ValueError: for annotations or thresholds of another model, or features of a model without a backbone.
         DataError: see `CocoIds`.
     """
 
@@ -62,7 +60,7 @@ class Results:
         self.out_dir = out_dir
         self.predictor = predictor
         self.lock = ExitStack()
-        self.score_thr: ScoreThr = predictor.score_thr if score_thr is None else score_thr
+        self.score_thr = score_thr_of(predictor, score_thr)
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
@@ -79,8 +77,12 @@ class Results:
             predictor.require_backbone()
         self.save_features = save_features
 
-    def check(self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool) -> None:
-        """Check the media, and mark the folders of results, before the first prediction.
+    def claim_outputs(self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool) -> None:
+        """Check that no result replaces a file, and keep other processes out of the folder until `close`.
+
+        Args:
+            media: whose predictions follow.
+            inputs: further files that are read.
 
         Raises:
             FileExistsError: if a result would replace a file. See `check_outputs`.
@@ -88,7 +90,7 @@ class Results:
             DataError: if a picture has no id in the annotations.
         """
         if self.ids is not None:
-            self.ids.check([medium.path for medium in media])
+            self.ids.require_all([medium.path for medium in media])
         paths = [*self._tables()]
         folders = {'labels': '.png'}
         folders |= {'features': '.npz'} if self.save_features else {}
@@ -108,8 +110,11 @@ class Results:
         for folder in ('overlays', *folders):
             claim_folder(self.out_dir / folder, overwrite=True)
 
-    def add(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
-        """Write the predictions of a frame, which is prepared for features.
+    def write(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
+        """Write the predictions of a frame.
+
+        Args:
+            prepared: input of the model, for features.
 
         Raises:
             OSError: if the disk is full.
@@ -117,11 +122,17 @@ class Results:
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         height, width = frame.size
         image_id = len(self.images) + 1 if self.ids is None else self.ids.of(frame.medium.path)
-        self.images.append(dict(id=image_id, file_name=file_name_of(frame), height=height, width=width))
-        objects, labels_png = self.data_of(frame, sample, image_id)
-        self.objects += objects
+        file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
+        prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
+        self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
+        self.objects += entries_of(prediction, image_id, file_name)
+        labels_png = prediction.labels_png(self.first_label)
         if labels_png is not None:
             write_whole(self._path('labels', frame.name, '.png'), labels_png)
+        if (panoptic := prediction.segments_png()) is not None:
+            segments_png, segments = panoptic
+            write_whole(self._path('panoptic', frame.name, '.png'), segments_png)
+            self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
         if self.save_features and prepared is not None:
             np.savez(file := BytesIO(), *self.predictor.features(prepared))
             write_whole(self._path('features', frame.name, '.npz'), file.getvalue())
@@ -133,23 +144,6 @@ class Results:
             self.video[1].write(overlay)
         else:
             write_whole(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
-
-    def data_of(
-        self, frame: Frame, sample: BaseDataElement, image_id: int
-    ) -> tuple[list[dict[str, Any]], Optional[bytes]]:
-        """Return the entries of a frame for results.json, and its labels as a PNG, or None."""
-        prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
-        if prediction.segment_map is not None:
-            self._write_segments(frame, prediction, image_id)
-        objects, labels_png = [], None
-        if prediction.label_map is not None:
-            labels = enlarge(prediction.label_map.astype(np.uint16), frame.size)
-            labels_png = encode_labels(labels, self.predictor.meta, self.first_label)
-        if 'pred_score' in sample:
-            objects.append(self._best_classes(sample.pred_score, file_name_of(frame)))
-        else:
-            objects += prediction.coco(image_id)
-        return objects, labels_png
 
     def close(self) -> None:
         """Finish the video and write the JSON files."""
@@ -178,26 +172,6 @@ class Results:
             tables[self.out_dir / 'results.json'] = self.objects
         return tables
 
-    def _write_segments(self, frame: Frame, prediction: Prediction, image_id: int) -> None:
-        assert prediction.segment_map is not None
-        ids_HW = enlarge(prediction.segment_map.astype(np.uint16), frame.size)
-        areas = np.bincount(ids_HW.ravel())
-        segments = [
-            dict(
-                id=segment['id'], category_id=prediction.category_ids[segment['label']], area=int(areas[segment['id']])
-            )
-            for segment in prediction.segments
-        ]
-        bgr_HW3 = np.stack([ids_HW * 0, ids_HW >> 8, ids_HW & 255], 2).astype(np.uint8)  # id = R + 256 G + 65536 B
-        write_whole(self._path('panoptic', frame.name, '.png'), cv2.imencode('.png', bgr_HW3)[1].tobytes())
-        self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
-
-    def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict[str, Any]:
-        best = scores.cpu().topk(min(TOP, len(scores)))
-        names = [self.predictor.meta['classes'][label] for label in best.indices.tolist()]
-        top = [{'class': name, 'score': score} for name, score in zip(names, best.values.tolist())]
-        return dict(file_name=file_name, **top[0], top=top)
-
     def _path(self, folder: str, name: str, suffix: str) -> Path:
         return self.out_dir / folder / (name + suffix)
 
@@ -207,6 +181,10 @@ class Results:
             self.video = None
 
 
-def file_name_of(frame: Frame) -> str:
-    """Return the name of a frame in the results."""
-    return str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
+def entries_of(prediction: Prediction, image_id: int, file_name: str) -> list[dict[str, Any]]:
+    """Return the entries of a picture in results.json: see `ResultsWriter`."""
+    if 'pred_score' not in prediction.sample:
+        return prediction.coco(image_id)
+    best = zip(prediction.names[:BEST_CLASSES], prediction.scores.tolist())
+    top = [{'class': name, 'score': score} for name, score in best]
+    return [dict(file_name=file_name, **top[0], top=top)]

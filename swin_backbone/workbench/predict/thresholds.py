@@ -1,14 +1,19 @@
 """The lowest scores of objects: a number, or a number for each class, as a report finds them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_number, refusal
+
+if TYPE_CHECKING:
+    from .predictor import Predictor
 
 ScoreThr = Union[float, dict[str, float]]  # a dict has the names of classes
 SCORE_THR = 0.3
@@ -40,6 +45,18 @@ def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
     except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = 'a number from 0 to 1, or the report.json of a detector'
         raise ValueError(refusal('score_thr', allowed, str(score_thr))) from error
+
+
+def score_thr_of(predictor: Predictor, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
+    """Return thresholds for the predictions of a model; for None those of the predictor.
+
+    Raises:
+        ValueError: see `read_score_thr`; also for thresholds of other classes than a detector's.
+    """
+    chosen = predictor.score_thr if score_thr is None else read_score_thr(score_thr)
+    if predictor.scope == 'mmdet':
+        thresholds_by_label(chosen, predictor.meta['classes'])
+    return chosen
 
 
 def thresholds_by_label(score_thr: ScoreThr, classes: Sequence[str]) -> NDArray[Any]:

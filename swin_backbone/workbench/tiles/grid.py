@@ -87,8 +87,8 @@ class Axis:
 
 def default_overlap(tile: int) -> int:
     """Return the largest overlap of tiles of a side, up to 128 pixels, that `Grid` takes."""
-    most = min(128, tile // 2)
-    return max(0, most - (most - tile) % 16)
+    largest = min(128, tile // 2)
+    return max(0, largest - (largest - tile) % 16)
 
 
 class Grid:

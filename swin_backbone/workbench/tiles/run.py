@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import write_whole, write_whole_by
-from ..data.media import Frame, Medium
+from ..data.media import frame_of
 from ..predict.prediction import category_ids_of
 from ..predict.predictor import Predictor
-from ..predict.thresholds import ScoreThr, thresholds_by_label
+from ..predict.thresholds import ScoreThr, score_thr_of, thresholds_by_label
 from . import writers
 from .blend import Blender
 from .finished import FinishedTiles
@@ -54,8 +54,8 @@ class TiledInference:
         tile: side of a tile, in pixels.
         overlap: of neighbouring tiles, in pixels, at most half a tile. None: see `default_overlap`.
         level: of a pyramid; 0 has all pixels.
-        skip_blank: skip tiles in which no channel varies by more than this number. None: skip no tile.
-        score_thr: lowest score of a written object, see `read_score_thr`. None: that of the predictor.
+        skip_blank: skip tiles in which each channel varies by at most this number. None: skip no tile.
+        score_thr: lowest score of a written object, see `score_thr_of`.
 
     Attributes:
         notes: sentences on reductions and on unaligned windows.
@@ -87,7 +87,7 @@ class TiledInference:
         period, keeps_size = predictor.period, (height, width) == (tile, tile)
         self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
         self.skip_blank = skip_blank
-        self.score_thr = predictor.score_thr if score_thr is None else score_thr
+        self.score_thr = score_thr_of(predictor, score_thr)
         self.notes = [*self.picture.notes]
         if not keeps_size:
             self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
@@ -115,7 +115,7 @@ class TiledInference:
         shard: Optional[tuple[int, int]] = None,
         resume: bool = False,
         overwrite: bool = False,
-        report: Callable[[Progress], object] = lambda progress: None,
+        on_progress: Callable[[Progress], object] = lambda progress: None,
     ) -> Finished:
         """Predict all tiles and write the results, or predict the tiles of a shard.
 
@@ -123,7 +123,7 @@ class TiledInference:
             shard: number from 0, and number of shards; `merge` writes the results.
             resume: continue after the finished tiles.
             overwrite: replace results and finished tiles.
-            report: called after each tile.
+            on_progress: called after each tile.
 
         Raises:
             ValueError: for finished tiles of another model or of other settings; for any finished tiles without
@@ -140,11 +140,11 @@ class TiledInference:
             if resume and self.finished_tiles.is_merged() and all(path.exists() for path in self.files):
                 return Finished(Progress(len(tiles), len(tiles), 0), self.files)
             done = self.finished_tiles.begin(tiles, resume, overwrite and not resume)
-            report(Progress(done, len(tiles), blank))
+            on_progress(Progress(done, len(tiles), blank))
             for index, data, is_blank in self._predict(tiles[done:]):
                 write_whole(self.finished_tiles.tile(index), data)
                 done, blank = done + 1, blank + is_blank
-                report(Progress(done, len(tiles), blank))
+                on_progress(Progress(done, len(tiles), blank))
             return Finished(Progress(done, len(tiles), blank), [] if shard else self.merge(overwrite_results))
 
     def merge(self, overwrite: bool = False) -> list[Path]:
@@ -190,13 +190,12 @@ class TiledInference:
         pixels = self.picture.read(self.grid.window(index))
         if self.skip_blank is not None:
             ranges = (cv2.minMaxLoc(channel)[:2] for channel in cv2.split(pixels))
-            if all(most - least <= self.skip_blank for least, most in ranges):
+            if all(high - low <= self.skip_blank for low, high in ranges):
                 return None
         return pixels
 
     def _prepare(self, pixels: NDArray[Any]) -> dict[str, Any]:
-        height, width = pixels.shape[:2]
-        return self.predictor.prepare(Frame(Medium(self.path, self.path.stem, False), 0, pixels, (height, width)))
+        return self.predictor.prepare(frame_of(pixels, self.path))
 
     def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
         dtype = writers.label_type(len(self.classes))
@@ -274,11 +273,11 @@ def infer_tiled(
     shard: Optional[tuple[int, int]] = None,
     resume: bool = False,
     overwrite: bool = False,
-    report: Callable[[Progress], object] = lambda progress: None,
+    on_progress: Callable[[Progress], object] = lambda progress: None,
     **settings: Any,
 ) -> Finished:
     """Run a detector or segmentor on a picture larger than memory.
 
     Args and errors: see `TiledInference` (`settings`) and `TiledInference.run`.
     """
-    return TiledInference(predictor, path, out_dir, **settings).run(shard, resume, overwrite, report)
+    return TiledInference(predictor, path, out_dir, **settings).run(shard, resume, overwrite, on_progress)

@@ -1,11 +1,13 @@
 """The lowest scores of objects by class are those of a report."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from swin_backbone.workbench.predict.thresholds import read_score_thr, thresholds_by_label
+from swin_backbone.workbench.predict.results import ResultsWriter
+from swin_backbone.workbench.predict.thresholds import read_score_thr, score_thr_of, thresholds_by_label
 
 CLASSES = 'nut', 'bolt'
 
@@ -23,6 +25,17 @@ def test_thresholds_of_a_report(tmp_path):
     assert thresholds_by_label(read_score_thr(path), CLASSES).tolist() == [0.4, 0.6]
     with pytest.raises(ValueError, match=r"score_thr takes thresholds of the classes nut, gear, got \['bolt', 'nut'\]"):
         thresholds_by_label(read_score_thr(path), ('nut', 'gear'))
+
+
+def test_thresholds_of_other_classes_are_refused_before_a_prediction(tmp_path):
+    """Each picture failed alone, and an exported folder kept thresholds that it could not take."""
+    report = write_report(tmp_path)
+    predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=('nut', 'gear')), score_thr=0.3)
+    assert score_thr_of(predictor, None) == 0.3
+    assert score_thr_of(SimpleNamespace(scope='mmseg', meta=predictor.meta), report)
+    for use in (score_thr_of, lambda *arguments: ResultsWriter(tmp_path, *arguments)):
+        with pytest.raises(ValueError, match='score_thr takes thresholds of the classes nut, gear'):
+            use(predictor, report)
 
 
 def test_a_number_is_for_all_classes():

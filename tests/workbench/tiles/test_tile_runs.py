@@ -66,7 +66,7 @@ def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, tmp_path, pic
         assert process.exitcode == -signal.SIGKILL
     (tmp_path / 'tiles' / picture.stem / '.partial-x.tile').write_bytes(b'half of a tile')  # like a kill during a write
     shown = []
-    infer_tiled(kind(), picture, tmp_path, resume=True, report=shown.append, **SETTINGS)
+    infer_tiled(kind(), picture, tmp_path, resume=True, on_progress=shown.append, **SETTINGS)
     assert results(tmp_path) == expected
     assert [progress.done for progress in shown] == list(range(shown[0].done, 31))
     assert shown[0].done >= 12
@@ -124,7 +124,7 @@ def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
                 other()
             messages.append(str(caught.value))
 
-    job.run(report=lambda progress: again(progress) if progress.done == 3 else None)
+    job.run(on_progress=lambda progress: again(progress) if progress.done == 3 else None)
     assert len(messages) == 3
     record_fault('tile_manifests', 3)
 
