@@ -246,7 +246,7 @@ def _best_matches(
 def _mask_iou(mask_HW: NDArray[Any], other_HW: NDArray[Any]) -> float:
     if mask_HW.shape != other_HW.shape:
         return 0.0
-    return 1 - float((mask_HW ^ other_HW).sum()) / max(FEW_PIXELS, (mask_HW | other_HW).sum())
+    return 1 - float((mask_HW ^ other_HW).sum()) / max(FEW_PIXELS, int((mask_HW | other_HW).sum()))
 
 
 def map_error(result: NDArray[Any], expected: NDArray[Any], precision: str = 'fp32') -> float:

@@ -18,7 +18,7 @@ from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
 from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...acceleration import accelerate
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
@@ -235,11 +235,11 @@ def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDA
     return np.concatenate([np.full_like(scores_KHW, threshold), scores_KHW])
 
 
-def _build_model(cfg: Config, checkpoint: Optional[str], loaded: dict[str, Any], allow_missing: bool) -> nn.Module:
+def _build_model(cfg: Config, checkpoint: Optional[str], loaded: dict[str, Any], allow_missing: bool) -> Any:
     """Return the model of a config with the weights of a checkpoint, or the initial weights."""
     if 'data_preprocessor' in cfg:  # as mmpretrain's runner does
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model: nn.Module = revert_sync_batchnorm(MODELS.build(cfg.model))
+    model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
     if checkpoint is None:
         model.init_weights()
     else:

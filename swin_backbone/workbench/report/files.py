@@ -93,7 +93,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     return evaluations
 
 
-def _check(path: Path, item: Any, check: Callable[[Any], None]) -> None:
+def _check(path: Path, item: Any, check: Callable[[Any], object]) -> None:
     """Call a function with an item of a file. An error names both."""
     try:
         check(item)
