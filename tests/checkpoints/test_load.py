@@ -369,17 +369,19 @@ def test_names_of_wrapped_layers():
 
 
 @pytest.mark.parametrize('part', ['', 'backbone.stages.2.blocks.1', 'neck'])
-def test_into_a_model_with_compiled_layers(weights, part):
+@pytest.mark.parametrize('wrap', [torch.compile, torch.nn.DataParallel])
+def test_into_a_model_with_wrapped_layers(weights, wrap, part):
     source, detector = Detector(randomised()), Detector(nano())
     torch.save(source.state_dict(), weights)
     owner, _, name = part.rpartition('.')
     model = detector
     if part:
-        setattr(detector.get_submodule(owner), name, torch.compile(detector.get_submodule(part)))
+        setattr(detector.get_submodule(owner), name, wrap(detector.get_submodule(part)))
     else:
-        model = torch.compile(detector)
+        model = wrap(detector)
     report = load_checkpoint(model, weights)
     assert not report.missing + report.missing_elsewhere
+    assert not report.ignored
     assert set(report.loaded) == set(model.state_dict())
     for ours, theirs in zip(model.state_dict().values(), source.state_dict().values()):
         assert torch.equal(ours, theirs)
@@ -392,36 +394,6 @@ def test_into_the_average_of_a_model(weights):
     report = load_checkpoint(average, weights)
     assert report.missing + report.missing_elsewhere == ['n_averaged']
     assert all(torch.equal(value, average.module.state_dict()[key]) for key, value in source.state_dict().items())
-
-
-@pytest.mark.parametrize('part', ['', 'backbone', 'backbone.stages.2.blocks.1', 'neck'])
-@pytest.mark.parametrize('wrapped', ['file', 'model'])
-def test_data_parallel_parts(weights, part, wrapped):
-    """`nn.DataParallel` keeps a part as `module`, in the names of the file or of the model."""
-    source, detector = Detector(randomised()), Detector(nano())
-    source.neck.fpn.weight.data.fill_(3)
-    models = {'file': source, 'model': detector}
-    if part:
-        owner, _, name = part.rpartition('.')
-        owner = models[wrapped].get_submodule(owner)
-        setattr(owner, name, torch.nn.DataParallel(getattr(owner, name)))
-    else:
-        models[wrapped] = torch.nn.DataParallel(models[wrapped])
-    torch.save(models['file'].state_dict(), weights)
-    report = load_checkpoint(models['model'], weights)
-    assert not report.missing + report.missing_elsewhere
-    assert not report.ignored
-    for value, expected in zip(models['model'].state_dict().values(), models['file'].state_dict().values()):
-        assert torch.equal(value, expected)
-
-
-def test_a_distributed_detector(weights, one_process):
-    source = Detector(randomised())
-    source.neck.fpn.weight.data.fill_(3)
-    torch.save({'state_dict': source.state_dict()}, weights)
-    detector = torch.nn.parallel.DistributedDataParallel(Detector(nano()))
-    assert not load_checkpoint(detector, weights).missing_elsewhere
-    assert all(torch.equal(value, detector.module.state_dict()[key]) for key, value in source.state_dict().items())
 
 
 @pytest.mark.parametrize('prefix', ['', 'backbone.'])
