@@ -232,9 +232,7 @@ def change_coco(root, split, change):
 
 OBJECTS = {
     'no objects': (lambda c: c['annotations'].clear(), 'annotation files without objects'),
-    'outside': (lambda c: c['annotations'][0].update(bbox=[99, 0, 9, 9]), 'boxes outside their image'),
     'reaching out': (lambda c: c['annotations'][0].update(bbox=[9, 0, 99, 9]), 'boxes that reach out of their'),
-    'zero area': (lambda c: c['annotations'][0].update(bbox=[9, 9, 0, 9]), 'objects without area'),
     'no such image': (lambda c: c['annotations'][0].update(image_id=9), "objects whose 'image_id' is that of no image"),
     'another size': (lambda c: c['images'][0].update(width=96), 'pictures of another size than their annotations'),
 }

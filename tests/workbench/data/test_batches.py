@@ -1,6 +1,5 @@
 """The order of the data from any position, and random numbers that depend only on the position."""
 
-import pickle
 import random
 
 import numpy as np
@@ -68,16 +67,6 @@ def test_each_pass_has_an_order_of_its_own():
         epochs.begin_at(7, number, 0)
         orders.append(list(epochs))
     assert orders[0] != orders[1]
-
-
-def test_a_place_travels_to_workers():
-    sampler = ResumableBatchSampler(DefaultSampler(DATA, seed=3), batch_size=4)
-    sampler.begin_at(7, 12, 1)
-    batch = next(iter(sampler))
-    assert batch.position[0] == 7
-    assert batch.position[-1] == 12
-    travelled = pickle.loads(pickle.dumps(batch))
-    assert (travelled, travelled.position) == (batch, batch.position)
 
 
 def test_drops_the_last_and_keeps_its_length():

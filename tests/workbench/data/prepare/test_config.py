@@ -33,15 +33,6 @@ def test_detection_follows_the_data(own):
     assert 'own_data' not in cfg
 
 
-def test_segmentation_follows_the_command_line(own):
-    cfg = load_config(
-        SEGMENTATION, None, {}, 'none', data=own, annotations=own / 'labels', classes=['road', 'tree', 'sky']
-    )
-    assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
-    assert cfg.model.decode_head.ignore_index == cfg.model.data_preprocessor.seg_pad_val == 255
-    assert cfg.val_evaluator.ignore_index == 255
-
-
 def test_the_data_must_be_for_the_toolbox(own):
     with pytest.raises(ConfigError, match="the data are for a config of mmdet, got default_scope='mmseg'"):
         put_data(read_config(SEGMENTATION), prepare(own))

@@ -106,16 +106,6 @@ def test_there_are_255_classes_at_most(many, tmp_path, record_fault):
     record_fault('bad_data')
 
 
-def test_colours_of_more_than_255_classes_are_refused(tmp_path, record_fault):
-    root = write_labels(tmp_path / 'own', [0, 1])
-    for path in (root / 'labels').iterdir():
-        Image.open(path).convert('RGB').save(path)
-    layouts.write(root / 'labelmap.txt', ''.join(f'kind {n}:{n % 256},{n // 256},9::\n' for n in range(300)))
-    with pytest.raises(DataError, match=r'labelmap\.txt names 300 classes, and labels take 1 to 255'):
-        fill(LABELS, root, tmp_path / 'work')
-    record_fault('bad_data')
-
-
 def test_names_of_void_alone_are_refused(tmp_path, record_fault):
     root = write_labels(tmp_path / 'own', [0, 1], ['void', 'ignored'])
     with pytest.raises(DataError, match='names 0 classes, and labels take 1 to 255'):

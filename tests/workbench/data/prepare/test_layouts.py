@@ -10,9 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from helpers.in_process import run
 from helpers.openmmlab import layouts
-from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_folders import BOXES, LABELS, MASKS, boxes, fill, labels_of, read
 from mmengine.config import Config
 from pycocotools import mask as coco_mask
@@ -50,16 +48,6 @@ def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     )
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert 'num_classes' not in cfg.model.rpn_head
-
-
-def test_pictures_without_objects_are_trained_on(tmp_path, record_fault):
-    root = layouts.made('yolo', tmp_path)
-    (root / 'labels' / 'train' / 'train_0.txt').unlink()
-    cfg = load_config(BOXES, str(tmp_path / 'work'), None, 'none', data=root)
-    assert cfg.val_dataloader.dataset.test_mode
-    report = check_data(DataSets(cfg, ()))[0]
-    assert (report.rows['pictures'], report.rows['images without objects']) == ('4', '1')
-    record_fault('bad_data')
 
 
 def test_an_rle_is_trained_on_where_a_config_keeps_polygons(tmp_path, record_fault):
@@ -263,16 +251,6 @@ def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
     record_fault('bad_data')
 
 
-def test_generated_data_are_no_results(tmp_path):
-    root = tmp_path / 'own'
-    run('tools/make_shapes_dataset.py', root, '--train', 2, '--val', 1, '--shape', 64)
-    for config in (BOXES, LABELS):
-        _, report = fill(config, root, root / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
-        assert '2 pictures' in report
-        assert 'not read' not in report
-        assert 'left out' not in report
-
-
 def through_links(root):
     """Links in place of folders, a link that leads back, and a name with a word of a split."""
     linked = root.parent / 'Bücher und Äpfel, 2024 (train)'
@@ -311,15 +289,6 @@ def with_pictures_of_nothing(root):
     path = root / 'labels' / 'train' / 'train_0.txt'
     path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n'))
     path.rename(path.with_suffix('.TXT'))
-    return root
-
-
-def with_points(root):
-    """Points of a pose after every box, with `kpt_shape`, and the folder of another machine."""
-    path = root / 'data.yaml'
-    path.write_text(path.read_text().replace('path: .', 'path: /no/such') + 'kpt_shape: [4, 3]\n')
-    for path in (root / 'labels').rglob('*.txt'):
-        path.write_text(path.read_text().replace('\n', ' 0.25 0.75 1' * 4 + '\n'))
     return root
 
 
@@ -383,19 +352,13 @@ def with_numbers_for_names(root):
     return root
 
 
-def with_tracks(root):
-    for path in (root / 'labels').rglob('*.txt'):
-        path.write_text(path.read_text().replace('\n', ' 7\n'))
-    return root
-
-
 @pytest.mark.parametrize(('layout', 'change', 'pictures'), [
-    ('coco', in_subfolders, (4, 2)), ('coco', with_other_categories, (4, 2)), ('yolo', with_tracks, (4, 2)),
+    ('coco', in_subfolders, (4, 2)), ('coco', with_other_categories, (4, 2)),
     ('coco', without_fields, (4, 2)), ('yolo', in_a_folder_of_makesense, (4, 2)),
     ('voc', with_numbers_for_names, (4, 2)),
     *((layout, with_byte_order_marks, (4, 2)) for layout in ('coco', 'yolo', 'voc')),
     ('coco', through_links, (4, 2)), ('yolo', all_in_one_folder, (5, 1)), ('yolo', with_pictures_of_nothing, (6, 2)),
-    ('yolo', with_points, (4, 2)), ('yolo', beside_masks, (4, 2)), ('yolo', beside_other_files, (4, 2)),
+    ('yolo', beside_masks, (4, 2)), ('yolo', beside_other_files, (4, 2)),
 ])  # fmt: skip
 def test_folders_as_people_have_them(layout, change, pictures, tmp_path, record_fault):
     def objects_of(cfg):
@@ -535,15 +498,6 @@ def test_values_that_do_not_count_from_0_take_names(tmp_path, record_fault):
     record_fault('bad_data', 2)
 
 
-def test_classes_without_pixels_are_named_by_an_option(tmp_path):
-    root = layouts.made('labels', tmp_path, value=lambda kind: 2 * kind + 1)
-    (root / 'classes.txt').unlink()
-    with pytest.raises(DataError, match='the values 0 to 1, 3'):
-        fill(LABELS, root, tmp_path / 'work')
-    cfg, _ = fill(LABELS, root, tmp_path / 'work', names=['ground', 'nut', 'cog', 'bolt'])
-    assert cfg.model.decode_head.num_classes == 4
-
-
 def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
     """A mistyped class is in training beside many objects, or in validation alone."""
     root = layouts.made('coco', tmp_path)
@@ -572,16 +526,6 @@ def test_the_size_of_an_xml_is_compared_with_its_picture(tmp_path, record_fault)
     (line,) = check_data(DataSets(fill(BOXES, root, tmp_path / 'work')[0], ()))[0].warnings.sentences()
     assert line.startswith('pictures of another size than their annotations say: 1, as ')
     assert line.endswith('train_0.jpg is 64x64, annotated as 128x64')
-    record_fault('bad_data')
-
-
-def test_a_class_without_pixels_is_a_warning(tmp_path, record_fault):
-    root = layouts.made('labels', tmp_path)
-    (root / 'classes.txt').write_text('ground\nnut\nbolt\ncog\n')
-    cfg, _ = fill(LABELS, root, tmp_path / 'work')
-    train, val = check_data(DataSets(cfg, ()))
-    assert train.warnings.sentences() == ['classes without training data: 1, as cog']
-    assert not val.warnings
     record_fault('bad_data')
 
 

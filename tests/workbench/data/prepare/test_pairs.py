@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, fill, read
@@ -59,21 +58,4 @@ def test_objects_of_another_set_are_not_taken(layout, names, tmp_path, record_fa
     else:
         cfg, _ = fill(BOXES, tmp_path, tmp_path / 'work')
         assert len(read(cfg)['annotations']) == 3 * (1 if layout == 'labelme' else 2)
-    record_fault('bad_data')
-
-
-def test_sets_of_yolo_are_told_apart(tmp_path, record_fault):
-    """Equal names in two sets: each picture has its own boxes."""
-    for year, size in ((2020, 0.5), (2021, 0.25)):
-        for name in 'ab':
-            layouts.write_picture(tmp_path / f'images_{year}', name, np.zeros((64, 64, 3), np.uint8))
-            layouts.write(tmp_path / f'labels_{year}' / f'{name}.txt', f'0 .5 .5 {size} {size}')
-    cfg, report = fill(BOXES, tmp_path, tmp_path / 'work')
-    for phase in ('train', 'val'):
-        data = read(cfg, phase)
-        names = {image['id']: image['file_name'] for image in data['images']}
-        assert len(data['annotations']) == len(names)
-        for item in data['annotations']:
-            assert item['bbox'][2] == (32 if '2020' in names[item['image_id']] else 16)
-    assert 'no labels' not in report
     record_fault('bad_data')

@@ -126,16 +126,3 @@ def test_a_score_and_a_track_are_no_point(lines, objects, tmp_path, record_fault
             assert item['bbox'] == pytest.approx([40, 15, 20, 20])
     assert ('not read' in report) == any(line.startswith(f'{BOX} ') for line in lines)
     record_fault('bad_data')
-
-
-@pytest.mark.parametrize('names', [('Images', 'Labels'), ('IMAGES', 'labels'), ('images', 'Labels')])
-def test_folders_in_capitals_are_folders_as_others(names, tmp_path, record_fault):
-    root = layouts.made('yolo', tmp_path)
-    before, _ = splits_of(root, tmp_path / 'before')
-    for old, new in zip(('images', 'labels'), names):
-        if old != new:
-            (root / old).rename(root / new)
-    found, report = splits_of(root, tmp_path / 'work')
-    assert found == before == TRUE
-    assert 'no labels' not in report
-    record_fault('bad_data')
