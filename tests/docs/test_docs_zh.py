@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from test_site import FENCE
 
 TWINS = ROOT / 'docs' / 'zh_cn'
 CHINESE = {
@@ -15,7 +16,6 @@ CHINESE = {
 }
 each = pytest.mark.parametrize('english', CHINESE, ids=lambda page: page.name)
 
-FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
 LANGUAGES = re.compile(r'\A# .+\n\n.*(?:简体中文|English).*\n')
 COMMENT = re.compile(r'(^|\s)(#|//)\s')
 

@@ -10,10 +10,6 @@ NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
 each = pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 3
-
-
 @each
 def test_outputs_are_stripped(path):
     """In an editor: "clear all outputs", then save."""

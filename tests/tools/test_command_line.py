@@ -316,8 +316,3 @@ def test_values_that_need_no_import_are_those_of_the_package(monkeypatch):
     assert (named['format'], named['part']) == ({*MODEL_FILES}, {*PARTS})
     (choices,) = (action.choices for action in parser._actions if action.dest == 'precision')
     assert {*choices} == {precision for several in PRECISIONS.values() for precision in several}
-
-
-def test_help_of_a_training_starts_with_what_is_needed_most(monkeypatch):
-    (parser,) = parsers(TOOLS / 'train.py', monkeypatch)
-    assert list(options(parser))[1:5] == ['--data', '--backbone', '--epochs', '--batch']

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.in_process import error_of, run, run_well
 from helpers.openmmlab.layouts import write, write_picture
-from helpers.openmmlab.own_data import detection, make_own_data, segmentation
+from helpers.openmmlab.own_data import make_own_data
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
@@ -102,20 +102,6 @@ def test_cocos_classes_have_cocos_ids():
     assert category_ids_of(predictor) == [1, 2]
 
 
-def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
-    deep = tmp_path / 'deep.png'
-    cv2.imwrite(str(deep), cv2.imread(str(pictures / 'a.png')).astype(np.uint16) * 16)
-    for size in (1, 2):
-        arguments = (pictures / 'a.png', pictures / 'b.jpg', deep, *trained(DETECTION, checkpoints))
-        arguments += ('--out-dir', tmp_path / str(size), '--batch', size, '--score-thr', 0.05)
-        assert '16 bits a channel, of which the upper 8 are used' in run_well('tools/infer.py', *arguments).stderr
-    single, double = (json.loads((tmp_path / size / 'results.json').read_text()) for size in ('1', '2'))
-    assert len(single) == len(double)
-    for a in single:  # nearly equal scores may change places
-        of_picture = [b['bbox'] for b in double if b['image_id'] == a['image_id']]
-        assert any(a['bbox'] == pytest.approx(bbox, abs=0.01) for bbox in of_picture)
-
-
 def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
     """With more shards than pictures, some shards are empty."""
     command = ('tools/infer.py', f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints), '--out-dir')
@@ -189,13 +175,6 @@ def test_labels_of_many_classes(classes):
     assert np.asarray(image).tolist() == [[0, 0, 43, 43, classes - 1, classes - 1]] * 2
 
 
-@pytest.mark.parametrize('words', [detection, segmentation])
-def test_browse_dataset_draws_what_is_trained_on(tmp_path, words):
-    more = ('--not-show', '--output-dir', tmp_path / 'out', '--show-number', 2)
-    assert '2 pictures in' in run_well('tools/browse_dataset.py', *more, *words(make_own_data(tmp_path))).stdout
-    assert len(list((tmp_path / 'out').glob('*.jpg'))) == 2
-
-
 def rotated(root):
     """Return arguments for a picture with a turned box, in DOTA's format."""
     write_picture(root / 'trainval' / 'images', 'P0001', np.zeros((64, 64, 3), np.uint8), '.png')
@@ -244,15 +223,17 @@ def test_what_print_config_prints_is_the_config_of_a_training(tmp_path):
 
 
 def test_a_picture_that_fails_in_the_pipeline_is_skipped(record_fault, tmp_path, checkpoints, pictures):
-    line, half, out = tmp_path / 'line.png', tmp_path / 'half.jpg', tmp_path / 'out'
+    line, half, deep, out = (tmp_path / name for name in ('line.png', 'half.jpg', 'deep.png', 'out'))
+    cv2.imwrite(str(deep), cv2.imread(str(pictures / 'a.png')).astype(np.uint16) * 16)
     cv2.imwrite(str(line), np.zeros((1, 5000, 3), np.uint8))
     half.write_bytes((pictures / 'b.jpg').read_bytes()[:-900])
-    inputs = (pictures / 'a.png', line, half, pictures / 'b.jpg', *trained(DETECTION, checkpoints))
+    inputs = (deep, line, half, pictures / 'b.jpg', *trained(DETECTION, checkpoints))
     result = run('tools/infer.py', *inputs, '--out-dir', out, '--batch', 3)
     assert result.returncode == 1
     assert f'skipped: {line} of 5000x1 pixels is no input for the test pipeline' in result.stderr
     assert f'skipped: {half} is damaged: image file is truncated' in result.stderr
-    assert {path.name for path in (out / 'overlays').glob('*.jpg')} == {'a.jpg', 'b.jpg'}
+    assert '16 bits a channel, of which the upper 8 are used' in result.stderr
+    assert {path.name for path in (out / 'overlays').glob('*.jpg')} == {'deep.jpg', 'b.jpg'}
     record_fault('bad_data', 2)
 
 

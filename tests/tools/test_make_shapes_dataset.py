@@ -42,17 +42,6 @@ def test_instances_labels_and_pictures_agree(tmp_path):
         assert (painted == labels).all()
 
 
-def test_shapes_that_are_seen_whole(tmp_path):
-    """No circle, square or triangle lacks a piece."""
-    make(tmp_path, '--train', '1', '--val', '12', '--shape', '96', '--visible', '1')
-    shapes = json.loads((tmp_path / 'annotations' / 'instances_val.json').read_text())['annotations']
-    for shape in shapes:
-        if shape['category_id'] < 4:
-            mask = np.ascontiguousarray(coco_mask.decode(shape['segmentation']))
-            hull = cv2.fillConvexPoly(0 * mask, cv2.convexHull(cv2.findNonZero(mask)), 1)
-            assert mask[cv2.erode(hull, np.ones((3, 3), np.uint8)) > 0].all()  # without a step of the edges
-
-
 def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
     make(tmp_path, '--train', '1', '--val', '12', '--shape', '96', '--crops')
     lines = (tmp_path / 'annotations' / 'crops_val.txt').read_text().splitlines()
