@@ -115,10 +115,3 @@ def test_epochs_keep_their_meaning_with_another_batch(tmp_path):
             rates[epoch] = saved['optimizer']['param_groups'][0]['lr']
             assert epoch == 1 or saved['meta']['iter'] == epoch * length
         assert rates == {1: 0.01, 2: pytest.approx(0.001), 3: pytest.approx(0.001)}
-
-
-def test_an_unchanged_resume_logs_no_change(tmp_path):
-    log = tmp_path / 'log'
-    assert train(tmp_path / 'work', log, epochs=1) == {0}
-    assert train(tmp_path / 'work', log, epochs=2, resume=True) == {0}
-    assert ' is resumed with ' not in last_words(log)

@@ -109,4 +109,5 @@ def test_an_epoch_that_is_resumed_goes_on_counting(tmp_path):
     log = tmp_path / 'log'
     assert run(config(tmp_path, epochs=1, resume=True), log=log) == 0
     steps = [line.partition('Epoch(train)')[2].split('lr:')[0].strip() for line in log.read_text().splitlines()]
+    assert ' is resumed with ' not in log.read_text()  # nothing changed
     assert [step for step in steps if step] == [f'[1][{n}/8]' for n in (4, 5, 6, 7, 8)]

@@ -46,29 +46,14 @@ def build_runner(work_dir, unsafe_load=False, iterations=1, **settings):
     return jobs.build_runner(cfg, unsafe_load)
 
 
-@torch.no_grad()
-def assert_same_outputs(backbone, source):
-    x = torch.randn(1, 3, 75, 106)
-    for output, expected in zip(backbone.eval()(x), source(x)):
-        assert torch.equal(output, expected)
-
-
-def test_load_from_takes_any_origin(tmp_path, schemes, capsys):
-    source = randomised(False)
-    torch.save(official_detector(source.state_dict()), tmp_path / 'weights.pth')
-    runner = build_runner(tmp_path, load_from=str(tmp_path / 'weights.pth'))
-    runner.train()
-    assert_same_outputs(runner.model.backbone, source)
-    assert f'Loaded {tmp_path}/weights.pth (microsoft/Swin-Transformer' in capsys.readouterr().out
-
-
-def test_load_from_resizes_windows_before_an_average(tmp_path, schemes):
+def test_load_from_takes_any_origin_and_resizes_windows_before_an_average(tmp_path, schemes, capsys):
     source = randomised(False)
     torch.save(official_detector(source.state_dict()), tmp_path / 'weights.pth')
     runner = build_runner(
         tmp_path, load_from=str(tmp_path / 'weights.pth'), model__window_size=12, hooks=[dict(type='EMAHook')]
     )
     runner.train()
+    assert f'Loaded {tmp_path}/weights.pth (microsoft/Swin-Transformer' in capsys.readouterr().out
     name = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
     table = source.state_dict()[name].t().view(1, 2, 13, 13)
     expected = torch.nn.functional.interpolate(table, size=(23, 23), mode='bicubic').view(2, -1).t()
