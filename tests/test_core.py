@@ -207,14 +207,12 @@ def test_the_page(tmp_path):
     run_refusing('\n'.join([*blocks, *([torchvision, of_timm] if find_spec('timm') else [])]), tmp_path)
 
 
-def test_the_log_has_warnings_alone(tmp_path):
-    lines = run_refusing(LOG, tmp_path).stderr.splitlines()
-    assert lines == ['loaded ', 'Left at their initialisation: norm2.bias', 'loaded norm2.bias']
-
-
-def test_an_import_loads_few_modules(tmp_path):
+def test_an_import_loads_few_modules_and_the_log_has_warnings_alone(tmp_path):
     """Besides the modules of torch and of this package: safetensors, filelock, and a few of the standard library."""
-    loaded = run_refusing(MODULES, tmp_path).stdout.split()
+    process = run_refusing(MODULES + LOG, tmp_path)
+    lines = process.stderr.splitlines()
+    assert lines == ['loaded ', 'Left at their initialisation: norm2.bias', 'loaded norm2.bias']
+    loaded = process.stdout.split()
     packages = {name.partition('.')[0] for name in loaded} - set(sys.stdlib_module_names)
     assert packages <= {'swin_backbone', 'torch', 'numpy', 'safetensors', 'filelock'}
     assert sum(name.startswith('torch.') for name in loaded) < 100

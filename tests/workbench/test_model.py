@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, run_python
+from helpers import ROOT
 from helpers.in_process import run_well
 from helpers.openmmlab import layouts
 from helpers.openmmlab.jobs import SMALL_RETINANET
@@ -21,14 +21,6 @@ SMALL = {
     **{f'{phase}_dataloader.num_workers': 0 for phase in ('train', 'val', 'test')},
     **{f'{phase}_dataloader.persistent_workers': False for phase in ('train', 'val', 'test')},
 }
-
-
-def test_importing_the_package_imports_no_toolbox():
-    # An installed torchvision imports torch's compiler.
-    code = """import sys, swin_backbone
-print([name for name in ('mmdet', 'mmseg', 'matplotlib', 'onnx') if name in sys.modules])
-print('torch._dynamo' in sys.modules and 'torchvision' not in sys.modules)"""
-    assert run_python('-c', code).stdout == '[]\nFalse\n'
 
 
 def test_from_a_name_to_predictions(tmp_path):
