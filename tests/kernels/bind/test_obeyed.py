@@ -69,20 +69,6 @@ def test_methods_of_instances_are_called(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_one_method_of_an_instance_changes_the_result(kind):
-    attended = {'auto': [], 'torch': []}
-    for name in ('position_bias', 'project', 'forward'):
-        for backend, outputs in attended.items():
-            model = make(kind)
-            module = model.stages[0].blocks[1].attn.w_msa
-            method = getattr(module, name)
-            setattr(module, name, lambda *args, method=method: 1.5 * method(*args))
-            outputs += maps(model, backend)
-    for y, y_torch in zip(*attended.values()):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('method', ['__call__', '_call_impl', 'forward'])
 def test_methods_of_a_subclass_are_called(kind, method):
     outputs = []
@@ -142,17 +128,6 @@ class Shifted(nn.Linear):
 
     def forward(self, x):
         return super().forward(x) + 1
-
-
-@pytest.mark.parametrize('path', ['attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.1'])
-def test_a_subclass_of_a_module_inside(path):
-    outputs = []
-    for backend in ('auto', 'torch'):
-        model = make(SwinBackbone)
-        model.stages[0].blocks[1].get_submodule(path).__class__ = Shifted
-        outputs.append(maps(model, backend))
-    for y, y_torch in zip(*outputs):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
 
 
 def changed_weight(linear):
@@ -334,15 +309,3 @@ def test_the_dtype_of_weights_after_a_warm_call(kind):
         model.bfloat16()
         for y, y_torch in zip(maps(model, 'auto'), maps(model, 'torch')):
             assert torch.equal(y, y_torch)
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_narrower_weights_after_a_warm_call(kind):
-    model = make(kind)
-    maps(model, 'auto')
-    ffn = model.stages[0].blocks[1].ffn.layers
-    for weight, dim in ((ffn[0][0].weight, 0), (ffn[0][0].bias, 0), (ffn[1].weight, 1)):
-        weight.data = weight.data.narrow(dim, 8, 16).clone()
-    maps(model, 'auto')
-    for y, y_torch in zip(maps(model, 'native'), maps(model, 'torch')):
-        torch.testing.assert_close(y, y_torch, rtol=1e-4, atol=1e-4)
