@@ -102,16 +102,6 @@ def test_roi_align_of_any_shape(by, **drawn):
     both(cases.roi_align, by=by, **drawn)
 
 
-@needs_compiled
-@settings(max_examples=EXAMPLES)
-@given(
-    seed=SEEDS, number=st.integers(0, 6), size=SIDES, bins=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    ratio=st.integers(0, 3), aligned=st.booleans(), clockwise=st.booleans(),
-)  # fmt: skip
-def test_roi_align_rotated_of_any_shape(**drawn):
-    both(cases.roi_align_rotated, **drawn)
-
-
 @pytest.mark.parametrize('by', BOTH if COMPILED else BOTH[:1])
 @settings(max_examples=EXAMPLES)
 @given(
@@ -120,41 +110,6 @@ def test_roi_align_rotated_of_any_shape(**drawn):
 )  # fmt: skip
 def test_nms_of_any_number(by, **drawn):
     both(cases.nms, by=by, **drawn)
-
-
-@needs_compiled
-@settings(max_examples=EXAMPLES)
-@given(
-    seed=SEEDS, number=st.integers(0, 40), threshold=st.sampled_from([0.0, 0.3, 0.7]),
-    method=st.sampled_from(['naive', 'linear', 'gaussian']), min_score=st.sampled_from([0.0, 0.1, 0.5, 2.0]),
-    offset=st.integers(0, 1),
-)  # fmt: skip
-def test_softnms_of_any_number(**drawn):
-    both(cases.softnms, **drawn)
-
-
-@needs_compiled
-@settings(max_examples=EXAMPLES)
-@given(
-    seed=SEEDS,
-    number=st.integers(1, 40),
-    kind=st.sampled_from(['rotated', 'quadri']),
-    mode=st.sampled_from(['iou', 'iof']),
-)
-def test_rotated_overlaps_of_any_number(**drawn):
-    both(cases.box_iou_rotated, **drawn)
-
-
-@needs_compiled
-@settings(max_examples=EXAMPLES)
-@given(
-    seed=SEEDS, size=st.tuples(st.integers(3, 8), st.integers(3, 8)),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)), stride=st.integers(1, 2), padding=st.integers(0, 2),
-    groups=st.sampled_from([1, 2, 4]), offset_groups=st.sampled_from([1, 2, 4]), zero_offset=st.booleans(),
-    modulated=st.booleans(), has_bias=st.booleans(),
-)  # fmt: skip
-def test_deformable_convolutions_of_any_shape(**drawn):
-    both(cases.deform_conv, **drawn)
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers.export.small_exports import require, save_checkpoint, small_config, small_swin
+from helpers.export.small_exports import require, save_checkpoint, small_config
 
-from swin_backbone import SwinBackbone
-from swin_backbone.workbench.export import export, formats, graph, verify
+from swin_backbone.workbench.export import export, formats, verify
 
 pytestmark = pytest.mark.slow
 CELLS = [(format, precision) for format, precisions in formats.PRECISIONS.items() for precision in precisions]
@@ -16,18 +15,6 @@ ROUNDED = 0.3  # share of matched objects: a random head magnifies rounding. Wro
 
 def allow_matched(monkeypatch, precision, share):
     monkeypatch.setitem(verify.TOLERANCES, precision, verify.TOLERANCES[precision]._replace(objects=share))
-
-
-@pytest.mark.parametrize('shape', [None, (60, 90)])
-@pytest.mark.parametrize(('format', 'precision'), CELLS)
-def test_a_backbone(format, precision, shape, tmp_path):
-    require(format, *MORE[(format, precision)])
-    one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', shape)
-    images = np.random.default_rng(0).standard_normal((4, 1, 3, 60, 90), np.float32)
-    calibration = [[image] for image in images] if precision == 'int8' else ()
-    manifest = export.write(one, tmp_path / 'out', format, precision, calibration=calibration)
-    assert (manifest['format'], manifest['precision']) == (format, precision)
-    assert all(figures['error'] < verify.TOLERANCES[precision].maps for figures in manifest['verification'])
 
 
 @pytest.mark.parametrize(('format', 'precision'), WHOLE_CELLS)

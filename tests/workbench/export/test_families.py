@@ -66,15 +66,15 @@ FAMILIES = {
     'HTC++': Family('htc/htc_swin-b-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco.py', NMS | ROI),
     'Mask2Former, instances': Family('mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'),
 }
-# Families whose parts are in the graph of another family. Slow tests write the files of all families.
+# Families whose parts are in the graph of another family.
 PARTS = {'DeepLabV3', 'Mask2Former, semantic', 'ATSS', 'RTMDet', 'Deformable DETR', 'Faster R-CNN', 'Cascade R-CNN'}
 PARTS |= {'Mask R-CNN with batch norm', 'Cascade Mask R-CNN'}
 WHOLE = [family for family in FAMILIES if family not in PARTS]
 # In every run the graphs of two kinds of heads are captured with free sizes, and a file of one size runs in both
 # runtimes. test_exported_runtime.py writes a segmentor of free sizes, tests/docs/test_commands.py a Mask R-CNN and
-# a UPerNet of one size. Slow tests capture and write all.
+# a UPerNet of one size. Slow tests capture all.
 CAPTURED = 'DINO', 'Mask R-CNN'
-FILES = ('RetinaNet',)
+FILE = 'RetinaNet'
 # Random weights of RTMDet's batch norms magnify rounding. Cascade Mask R-CNN finds a box 0.05 pixels wide.
 LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade Mask R-CNN': 0.99}
 
@@ -143,12 +143,9 @@ def test_a_graph_of_free_sizes(family, is_captured, tmp_path):
         assert 'masks' not in expected or expected['masks'].any()
 
 
-@pytest.mark.parametrize(
-    'family', [pytest.param(family, marks=() if family in FILES else pytest.mark.slow) for family in WHOLE]
-)
-def test_a_file_of_one_size(family, tmp_path):
-    cfg = small_config(FAMILIES[family].config, swin=False)
-    check(cfg, family, size_of(family), tmp_path)
+def test_a_file_of_one_size(tmp_path):
+    """Slow tests write the files of all families, with a Swin."""
+    check(small_config(FAMILIES[FILE].config, swin=False), FILE, size_of(FILE), tmp_path)
 
 
 def test_a_segmentor_with_a_pad_step(tmp_path):
