@@ -60,9 +60,9 @@ def test_pip_records_the_finder(site):
         assert FILES < {row[0] for row in csv.reader(file)}
 
 
-def test_mmcv_finds_operators_before_this_package(site):
+def test_mmcv_finds_operators_before_this_package(installed):
     pytest.importorskip('mmcv')
-    printed = run(site, CALLS).splitlines()
+    printed = run(installed, CALLS).splitlines()
     assert printed[-2] == 'kept [1, 2]'
     assert printed[-1].startswith("swin_backbone's own, in place of mmcv's (")
 

@@ -6,9 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from helpers import run_python
 from mmcv.cnn.utils import fuse_conv_bn
-from mmengine.analysis import get_model_complexity_info
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import (
@@ -150,34 +148,3 @@ def test_types_of_mmcvs_registry():
     assert type(backbone.stages[0].blocks[0].ffn.layers[0][1]) is MODELS.get('HSwish')
     assert not any(parameter.requires_grad for name, parameter in backbone.named_parameters() if 'norm' in name)
     backbone(torch.rand(1, 3, 32, 32))[0].sum().backward()
-
-
-def test_the_cost_of_a_model_is_counted():
-    counted = get_model_complexity_info(Detector(drop_path_rate=0.0), (3, 64, 64), show_table=False, show_arch=False)
-    assert counted['params'] == sum(parameter.numel() for parameter in Detector().parameters())
-    assert counted['flops'] > 1e6
-
-
-LORA = """
-import sys
-from types import ModuleType, SimpleNamespace
-
-peft = ModuleType('peft')
-peft.LoraConfig, peft.inject_adapter_in_model = dict, lambda config, model: model
-layer = ModuleType('peft.tuners.lora')
-layer.LoraLayer = type('LoraLayer', (), {})
-sys.modules |= {'peft': peft, 'peft.tuners': ModuleType('peft.tuners'), 'peft.tuners.lora': layer}
-for name in sys.argv[1:]:
-    __import__(name)
-from mmengine.registry import MODELS
-from swin_backbone.adapters.peft import LoraSwinBackbone
-assert type(MODELS.build(dict(type='LoraSwinBackbone', arch='nano'))) is LoraSwinBackbone
-"""
-
-
-@pytest.mark.parametrize(
-    'order', [('swin_backbone.adapters.peft', 'mmengine'), ('mmengine', 'swin_backbone.adapters.peft')]
-)
-def test_lora_is_registered_after_both_imports(order, tmp_path):
-    """By a stand-in for peft, which is an extra."""
-    run_python('-W', 'ignore', '-c', LORA, *order, folder=tmp_path)

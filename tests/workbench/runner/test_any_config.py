@@ -32,7 +32,7 @@ SEGMENTORS = [
 CONFIGS = [*(f'mmdet::{name}' for name in DETECTORS), *(f'mmseg::{name}' for name in SEGMENTORS)]
 # layout: annotations (boxes, masks of objects, labels of pixels)
 HOLDS = dict(coco=('boxes', 'masks'), yolo=('boxes',), voc=('boxes',), labels=('labels',))
-FAST = {('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels')}  # test_api.py has a detector
+FAST = {('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels')}  # test_model.py has a detector
 WITH_MASKS = ('mask_rcnn', 'htc', 'mask2former')
 
 
