@@ -98,12 +98,6 @@ def test_a_config_in_yaml_keeps_its_tuples(tmp_path):
     assert 'a=(' in run_well('tools/print_config.py', tmp_path / 'a.yaml').stdout.replace(' ', '')
 
 
-def test_a_config_without_data_is_not_checked(record_fault, tmp_path):
-    (tmp_path / 'a.py').write_text('model = dict()')
-    assert 'the config has no data' in error_of('tools/check_data.py', tmp_path / 'a.py')
-    record_fault('bad_commands')
-
-
 def test_a_resume_with_other_classes_says_what_to_do(record_fault, own, tmp_path):
     command = ['tools/train.py', *segmentation(own), '--work-dir', tmp_path]
     run_well(*command)

@@ -18,7 +18,6 @@ UPERNET = 'upernet/swin-{}_upernet_8xb2-160k_ade20k-{}'
 
 # The tables of Liu et al. 2021: config, millions of parameters and billions of multiply-adds as printed, input.
 PUBLISHED = [
-    ('mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 48, 267, (800, 1280)),
     ('mask_rcnn/mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco', 69, 359, (800, 1280)),
     (CASCADE.format('t'), 86, 745, (800, 1280)),
     (CASCADE.format('s'), 107, 838, (800, 1280)),

@@ -10,12 +10,8 @@ from mmengine.config import Config
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.options import Options
 from swin_backbone.workbench.data.prepare.config import class_weights_left_out, put_data, set_num_classes
 from swin_backbone.workbench.data.prepare.prepare import prepare
-from swin_backbone.workbench.job import Job
-
-CITYSCAPES = 'mmseg::cgnet/cgnet_fcn_4xb4-60k_cityscapes-680x680.py'
 
 
 def test_detection_follows_the_data(own):
@@ -98,10 +94,3 @@ def test_weights_by_option_stay_and_a_wrong_number_is_an_error(own):
     assert cfg.model.decode_head.loss_decode.class_weight == [0.4, 2.6]
     with pytest.raises(ConfigError, match=f'{key} follows from --data, which makes it None, got'):
         load_config(SEGMENTATION, None, {key: [0.4, 2.6, 7.0]}, 'none', **more)
-
-
-def test_weights_of_another_toolboxs_classes_are_left_out_with_a_line(own, capsys):
-    cfg = Job(CITYSCAPES, Options(data=own, annotations=own / 'labels')).cfg
-    assert cfg.model.decode_head.loss_decode.class_weight is None
-    line = 'model.decode_head.loss_decode.class_weight of the config: its 19 weights are of other classes'
-    assert line in capsys.readouterr().out

@@ -106,13 +106,6 @@ def test_there_are_255_classes_at_most(many, tmp_path, record_fault):
     record_fault('bad_data')
 
 
-def test_names_of_void_alone_are_refused(tmp_path, record_fault):
-    root = write_labels(tmp_path / 'own', [0, 1], ['void', 'ignored'])
-    with pytest.raises(DataError, match='names 0 classes, and labels take 1 to 255'):
-        fill(LABELS, root, tmp_path / 'work')
-    record_fault('bad_data')
-
-
 @pytest.mark.parametrize('step', [
     dict(type='RandomRotate', prob=1.0, degree=40.0), dict(type='Pad', size=(24, 24)),
     dict(type='RandomCrop', crop_size=(8, 8), cat_max_ratio=0.75),
