@@ -44,27 +44,6 @@ def test_identities_for_dropout_and_drop_path(backbone, train):
     sum(output.sum() for output in model(x)).backward()
 
 
-class Mlp(nn.Module):
-    """An MLP of a different class, like timm's."""
-
-    def __init__(self, ffn):
-        super().__init__()
-        self.fc1, self.act, self.fc2 = ffn.layers[0][0], nn.GELU(), ffn.layers[1]
-
-    def forward(self, x):
-        return self.fc2(self.act(self.fc1(x)))
-
-
-@pytest.mark.parametrize('backbone', BACKBONES)
-def test_an_mlp_of_another_class(backbone):
-    model, x = make(backbone), torch.randn(1, 3, 40, 50)
-    expected = maps(model, x)
-    for stage in model.stages:
-        for block in stage.blocks:
-            block.ffn = Mlp(block.ffn)
-    assert_same(model, expected, x)
-
-
 def take_out_a_head(block):
     """Remove the first head of a block's attention, like structured pruning."""
     attention = block.attn.w_msa

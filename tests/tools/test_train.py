@@ -22,7 +22,6 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from swin_backbone.checkpoints import read_checkpoint
-from swin_backbone.workbench.runner.monitor import CurvesHook
 
 pytestmark = pytest.mark.train
 
@@ -87,17 +86,6 @@ def test_a_detector_trains_tests_and_draws(tmp_path, own):
     assert sorted(path.name for path in (tmp_path / 'pictures').glob('*.png')) == ['0.png', '1.png']
     drawn, metrics = tested.index(f'2 pictures in {tmp_path / "pictures"}'), tested.rindex('\ncoco/bbox_mAP_50')
     assert drawn < metrics
-
-
-def test_a_segmentor_trains_tests_and_draws(tmp_path, own, monkeypatch):
-    monkeypatch.setattr(CurvesHook, '_draw', in_process.draw_curves)
-    (config, *options), work = segmentation(own), tmp_path / 'work'
-    assert 'mIoU' in run('tools/train.py', config, *options, '--work-dir', work)
-    assert list(work.glob('*/curves.png'))
-    outputs = ['--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels']
-    run('tools/test.py', config, work / 'iter_2.pth', *options, '--work-dir', work, *outputs)
-    assert len(list((tmp_path / 'labels').glob('*.png'))) == 2
-    assert len(list((tmp_path / 'pictures').rglob('*.png'))) == 2
 
 
 @HOOKS.register_module()

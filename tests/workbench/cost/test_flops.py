@@ -17,6 +17,7 @@ HTC = 'htc/htc_swin-{}-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco'
 UPERNET = 'upernet/swin-{}_upernet_8xb2-160k_ade20k-{}'
 
 # The tables of Liu et al. 2021: config, millions of parameters and billions of multiply-adds as printed, input.
+# test_tool_writes_text_and_json has the first row, of Mask R-CNN with Swin-T.
 PUBLISHED = [
     ('mask_rcnn/mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco', 69, 359, (800, 1280)),
     (CASCADE.format('t'), 86, 745, (800, 1280)),

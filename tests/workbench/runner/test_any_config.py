@@ -1,4 +1,7 @@
-"""Options like `--data` and `--epochs` on configs of two toolboxes and four layouts, to the first metric."""
+"""Options like `--data` and `--epochs` on configs of two toolboxes and four layouts, to the first metric.
+
+test_guards.py and test_model.py in the folder above train a config of each toolbox in every run.
+"""
 
 import copy
 
@@ -13,6 +16,7 @@ from swin_backbone.workbench.configs.amp import enable_amp
 from swin_backbone.workbench.runner import build
 from swin_backbone.workbench.runner.monitor import ValLossHook
 
+pytestmark = pytest.mark.slow
 DETECTORS = [
     'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py',
     'htc/htc_r50_fpn_1x_coco.py',
@@ -32,7 +36,6 @@ SEGMENTORS = [
 CONFIGS = [*(f'mmdet::{name}' for name in DETECTORS), *(f'mmseg::{name}' for name in SEGMENTORS)]
 # layout: annotations (boxes, masks of objects, labels of pixels)
 HOLDS = dict(coco=('boxes', 'masks'), yolo=('boxes',), voc=('boxes',), labels=('labels',))
-FAST = {('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels')}  # test_model.py has a detector
 WITH_MASKS = ('mask_rcnn', 'htc', 'mask2former')
 
 
@@ -72,13 +75,8 @@ def metrics_after_an_epoch(config, data, work_dir):
     return results, runner
 
 
-CELLS = [(config, layout) for config in CONFIGS for layout in HOLDS]
-
-
-@pytest.mark.parametrize(
-    ('config', 'layout'),
-    [pytest.param(*cell, marks=[] if cell in FAST else [pytest.mark.slow]) for cell in CELLS],
-)
+@pytest.mark.parametrize('layout', HOLDS)
+@pytest.mark.parametrize('config', CONFIGS)
 def test_trains_to_the_first_metric_or_says_what_it_takes(config, layout, tmp_path):
     root = layouts.made(layout, tmp_path)
     if takes(config) not in HOLDS[layout]:
