@@ -264,8 +264,9 @@ def fuse(weights: dict[str, Tensor], parts: tuple[str, str, str], fused: str) ->
             result[key] = value
         elif key == names[0]:
             values = [weights[name] for name in names]
-            if any(value.dim() == 0 for value in values):
-                raise CheckpointError(f'{key}, or its key or value, has shape (): the file is damaged')
+            if any(value.dim() == 0 or value.shape[1:] != values[0].shape[1:] for value in values):
+                shapes = ', '.join(str(tuple(value.shape)) for value in values)
+                raise CheckpointError(f'{key}, and its key and value, have shapes {shapes}: the file is damaged')
             result[f'{match[1]}{fused}{match[3]}'] = torch.cat(values)
     return result
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.checkpoints.origins import (
+    hugging_face,
     mmdet_backbone,
     mmpretrain,
     official,
@@ -564,6 +565,19 @@ def test_a_classifier_loads_the_last_norm_and_the_head_of_a_classifier(weights, 
     if classes == 1000:
         head = saved.get('head.weight', saved.get('head.fc.weight'))
         assert torch.equal(classifier.head.fc.weight, head)
+
+
+@pytest.mark.parametrize('change', [torch.flatten, lambda value: value[:, :-1], lambda value: value[None]])
+@pytest.mark.parametrize('part', ['query', 'key', 'value'])
+def test_a_query_a_key_and_a_value_that_do_not_fit_each_other(weights, part, change, record_fault):
+    state = hugging_face(randomised().state_dict())
+    name = f'swin.encoder.layers.1.blocks.0.attention.self.{part}.weight'
+    torch.save({**state, name: change(state[name])}, weights)
+    with pytest.raises(
+        CheckpointError, match=r'1\.blocks\.0\S*query\.weight, and its key and value, have shapes \(.*\), '
+    ):
+        load_checkpoint(nano(), weights)
+    record_fault('damages')
 
 
 DAMAGED_TABLES = [
