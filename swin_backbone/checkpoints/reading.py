@@ -155,7 +155,12 @@ def _read_pickle(file: BinaryIO) -> Any:
     if tarfile.is_tarfile(file):  # torch before 2.6 unpacks it
         raise CheckpointError('it is no checkpoint: a tar archive')
     file.seek(0)
-    first = _Unpickler(file).load()
+    try:
+        first = _Unpickler(file).load()
+    except pickle.UnpicklingError as error:
+        if 'GLOBAL' in str(error):
+            raise
+        raise ValueError(str(error)) from error  # no object is refused: the pickle is truncated or damaged
     if first == MAGIC_NUMBER:
         return None
     if not isinstance(first, dict) or not isinstance(first.get('model'), dict):

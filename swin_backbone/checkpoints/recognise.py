@@ -211,7 +211,9 @@ def _choose_swin(names: Iterable[str], prefer: str, prefix: Optional[str], famil
         if any_family:
             other = next(iter(any_family.values())).family
             raise CheckpointError(f'it holds a {other}, whose weights fit no {family}')
-        raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(names)[:5]}')
+        raise CheckpointError(
+            f'it holds no weight of a Swin Transformer under a known name; its first names are {list(names)[:5]}'
+        )
     if prefix is not None:
         asked = f'{prefix.rstrip(".")}.'.lstrip('.')
         for prefix in (asked, plain_name(asked)):

@@ -256,7 +256,10 @@ def test_another_shape_is_an_error_and_changes_nothing(weights, arguments, messa
 @pytest.mark.parametrize(
     ('state', 'message'),
     [
-        ({'state_dict': {'conv1.weight': torch.zeros(1)}}, r"no weight of a Swin Transformer; .*\['conv1.weight'\]"),
+        (
+            {'state_dict': {'conv1.weight': torch.zeros(1)}},
+            r"no weight of a Swin Transformer under a known name; .*\['conv1.weight'\]",
+        ),
         ({'layers.0.blocks.0.attn.logit_scale': torch.zeros(1)}, 'Swin V2'),
         ({'state_dict': {}, 'meta': {}}, 'no weights: a dict of tensors was expected, it is a dict'),
         ([torch.zeros(1)], 'it is a list'),

@@ -262,6 +262,10 @@ ATTACKS = {
     'another protocol': (lambda: saved({'a': 1}, pickle_protocol=4), REFUSED + r' \(Unsupported operand'),
     'a call, in a pickle': (lambda: pickle.dumps({'model': Reduced(os.mkdir, ('made',))}), REFUSED),
     'a pickle that is no checkpoint': (lambda: pickle.dumps({'state_dict': {}}, protocol=2), DAMAGED),
+    'half a pickle': (
+        lambda: pickle.dumps({'model': np.zeros(99)}, 2)[:300],
+        DAMAGED + r' \(\w+: pickle data was truncated',
+    ),
     'compressed records': (compressed, 'its records are compressed'),
     'a tar archive': (tar, 'no checkpoint'),
 }
