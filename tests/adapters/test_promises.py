@@ -11,7 +11,7 @@ from helpers.adapters.frameworks import (
     require,
 )
 from helpers.checkpoints.origins import official_backbone
-from helpers.models.small_models import randomised
+from helpers.models.small_models import Detector, randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, load_checkpoint
 
@@ -97,16 +97,26 @@ def test_copies_files_compile_export_and_the_library(make):
 
 @makers
 @torch.no_grad()
-def test_a_state_dict_of_the_official_code(make, tmp_path):
+def test_a_state_dict_of_the_official_code(make):
     source, model = randomised(), make('v1', drop_path_rate=0.0).eval()
     model.load_state_dict(official_backbone(source.state_dict()))
     assert_equal_maps(maps_of(model(X)), source(X))
-    other = make('v1', drop_path_rate=0.0, window_size=4).eval()
-    other.load_state_dict(model.state_dict())  # own names, resized
-    expected = SwinBackbone(arch='nano', window_size=4, drop_path_rate=0.0).eval()
-    torch.save(source.state_dict(), tmp_path / 'weights.pth')
+
+
+@makers
+@torch.no_grad()
+def test_a_state_dict_of_a_detector_with_windows_of_a_rectangle(make, tmp_path):
+    """81 rows are for 5 x 5 or 2 x 14: the metadata of a state_dict tells."""
+    whole = Detector(randomised(window_size=(2, 14)))
+    torch.save(whole.state_dict(), tmp_path / 'weights.pth')
+    expected, model = (SwinBackbone(arch='nano', drop_path_rate=0.0).eval(), make('v1', drop_path_rate=0.0).eval())
     load_checkpoint(expected, tmp_path / 'weights.pth')
-    assert_equal_maps(maps_of(other(X)), expected(X))
+    prefixed = whole.state_dict()
+    for key in list(prefixed):
+        prefixed[f'student.{key}'] = prefixed.pop(key)
+    prefixed._metadata['student.backbone'] = prefixed._metadata.pop('backbone')
+    model.load_state_dict(prefixed)
+    assert_equal_maps(maps_of(model(X)), expected(X))
 
 
 @makers
