@@ -104,77 +104,34 @@ def deform_conv_forward(
         output[image] = _convolve(_settings(sizes, *VERSION_1), weight, input[image], offset[image])
 
 
-def deform_conv_backward_input(
-    input: Tensor,
-    offset: Tensor,
-    gradOutput: Tensor,
-    gradInput: Tensor,
-    gradOffset: Tensor,
-    weight: Tensor,
-    columns: Tensor,
-    **sizes: int,
-) -> None:
-    """Add the gradient in the map to `gradInput`, and write the gradient in the offsets into `gradOffset`."""
-    _, of_input, of_offset = _gradients(_settings(sizes, *VERSION_1), gradOutput, weight, input, offset)
-    gradInput += of_input
-    gradOffset.copy_(of_offset)
+def deform_conv_backward_input(*tensors: Tensor, **sizes: int) -> None:
+    """Add the gradient in the map to `grad_input`, and write the gradient in the offsets into `grad_offset`."""
+    input, offset, grad_output, grad_input, grad_offset, weight, _columns = tensors
+    _, of_input, of_offset = _gradients(_settings(sizes, *VERSION_1), grad_output, weight, input, offset)
+    grad_input += of_input
+    grad_offset.copy_(of_offset)
 
 
-def deform_conv_backward_parameters(
-    input: Tensor,
-    offset: Tensor,
-    gradOutput: Tensor,
-    gradWeight: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    *,
-    scale: float,
-    **sizes: int,
-) -> None:
-    """Add the gradient in the weight, times `scale`, to `gradWeight`."""
-    weight = torch.zeros_like(gradWeight)  # mmcv passes no weight: the gradient does not depend on it
-    gradWeight += scale * _gradients(_settings(sizes, *VERSION_1), gradOutput, weight, input, offset)[0]
+def deform_conv_backward_parameters(*tensors: Tensor, scale: float, **sizes: int) -> None:
+    """Add the gradient in the weight, times `scale`, to `grad_weight`."""
+    input, offset, grad_output, grad_weight, _columns, _ones = tensors
+    weight = torch.zeros_like(grad_weight)  # mmcv passes no weight: the gradient does not depend on it
+    grad_weight += scale * _gradients(_settings(sizes, *VERSION_1), grad_output, weight, input, offset)[0]
 
 
-def modulated_deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    *,
-    with_bias: bool,
-    **sizes: int,
-) -> None:
+def modulated_deform_conv_forward(*tensors: Tensor, with_bias: bool, **sizes: int) -> None:
     """Write a deformable convolution with weighted samples (DCN v2) into `output`."""
+    input, weight, bias, _ones, offset, mask, output, _columns = tensors
     for image in _images(input):
         output[image] = _convolve(_settings(sizes, *VERSION_2), weight, input[image], offset[image], mask[image])
     if with_bias:
         output += bias[:, None, None]
 
 
-def modulated_deform_conv_backward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    columns: Tensor,
-    grad_input: Tensor,
-    grad_weight: Tensor,
-    grad_bias: Tensor,
-    grad_offset: Tensor,
-    grad_mask: Tensor,
-    grad_output: Tensor,
-    *,
-    with_bias: bool,
-    **sizes: int,
-) -> None:
+def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: int) -> None:
     """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
+    input, weight, _bias, _ones, offset, mask, _columns, *targets, grad_output = tensors
+    grad_input, grad_weight, grad_bias, grad_offset, grad_mask = targets
     parts = _gradients(_settings(sizes, *VERSION_2), grad_output, weight, input, offset, mask)
     grad_weight += parts[0]
     grad_input += parts[1]
@@ -189,19 +146,18 @@ def _images(x: Tensor) -> list[slice]:
     return [slice(index, index + 1) for index in range(len(x))]
 
 
-def ms_deform_attn_forward(
-    value: Tensor,
-    value_spatial_shapes: Tensor,
-    value_level_start_index: Tensor,
-    sampling_locations: Tensor,
-    attention_weights: Tensor,
-    im2col_step: int,
-) -> Tensor:
-    """Return multi-scale deformable attention (Deformable DETR) by mmcv's own function for CPUs, with sums in float32.
+def ms_deform_attn_forward(*tensors: Tensor, im2col_step: int) -> Tensor:
+    """Return the attention of Deformable DETR, by mmcv's own function for CPUs, with sums in float32."""
+    value, shapes, _starts, locations, weights = tensors
+    return _attend(shapes, value, locations, weights)
 
-    The starts of the levels and `im2col_step` are unused.
-    """
-    return _attend(value_spatial_shapes, value, sampling_locations, attention_weights)
+
+def ms_deform_attn_backward(*tensors: Tensor, im2col_step: int) -> None:
+    """Add the gradients of values, locations and weights to the given tensors."""
+    value, shapes, _starts, locations, weights, grad_output, *targets = tensors
+    parts = gradients(partial(_attend, shapes), (value, locations, weights), grad_output)
+    for target, part in zip(targets, parts):
+        target += part
 
 
 def _attend(shapes: Tensor, value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
@@ -209,22 +165,3 @@ def _attend(shapes: Tensor, value: Tensor, locations: Tensor, weights: Tensor) -
 
     attended: Tensor = multi_scale_deformable_attn_pytorch(wide(value), shapes, wide(locations), wide(weights))
     return attended.to(value.dtype)
-
-
-def ms_deform_attn_backward(
-    value: Tensor,
-    value_spatial_shapes: Tensor,
-    value_level_start_index: Tensor,
-    sampling_locations: Tensor,
-    attention_weights: Tensor,
-    grad_output: Tensor,
-    grad_value: Tensor,
-    grad_sampling_loc: Tensor,
-    grad_attn_weight: Tensor,
-    im2col_step: int,
-) -> None:
-    """Add the gradients to the three given tensors."""
-    attend = partial(_attend, value_spatial_shapes)
-    parts = gradients(attend, (value, sampling_locations, attention_weights), grad_output)
-    for target, part in zip((grad_value, grad_sampling_loc, grad_attn_weight), parts):
-        target += part

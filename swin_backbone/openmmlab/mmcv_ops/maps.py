@@ -22,22 +22,12 @@ def carafe_forward(
     output.copy_(_reassemble(features, masks, **sizes))
 
 
-def carafe_backward(
-    top_grad: Tensor,
-    rfeatures: Tensor,
-    masks: Tensor,
-    rtop_grad: Tensor,
-    rbottom_grad_hs: Tensor,
-    rbottom_grad: Tensor,
-    rmask_grad: Tensor,
-    bottom_grad: Tensor,
-    mask_grad: Tensor,
-    **sizes: int,
-) -> None:
-    """Write the gradients of `carafe_forward` into `bottom_grad` and `mask_grad`."""
-    parts = gradients(lambda features, masks: _reassemble(features, masks, **sizes), (rfeatures, masks), top_grad)
-    bottom_grad.copy_(parts[0])
-    mask_grad.copy_(parts[1])
+def carafe_backward(*tensors: Tensor, **sizes: int) -> None:
+    """Write the gradients of `carafe_forward` into `grad_features` and `grad_masks`."""
+    grad_output, features, masks, *_buffers, grad_features, grad_masks = tensors
+    parts = gradients(lambda x, weights: _reassemble(x, weights, **sizes), (features, masks), grad_output)
+    grad_features.copy_(parts[0])
+    grad_masks.copy_(parts[1])
 
 
 def _reassemble(features: Tensor, masks: Tensor, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
