@@ -1,19 +1,14 @@
 """The lowest scores of objects: a number, or a number for each class, as a report finds them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_number, refusal
-
-if TYPE_CHECKING:
-    from .predictor import Predictor
 
 ScoreThr = Union[float, dict[str, float]]  # a dict has the names of classes
 SCORE_THR = 0.3
@@ -47,8 +42,11 @@ def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
         raise ValueError(refusal('score_thr', allowed, str(score_thr))) from error
 
 
-def score_thr_of(predictor: Predictor, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
+def score_thr_of(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:
     """Return thresholds for the predictions of a model; for None those of the predictor.
+
+    Args:
+        predictor: a `Predictor`; its file imports this one.
 
     Raises:
         ValueError: see `read_score_thr`; also for thresholds of other classes than a detector's.
