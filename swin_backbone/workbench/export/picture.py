@@ -24,8 +24,8 @@ from .runtime import resize, resized_size
 Content = tuple[Tensor, Tensor]  # rows (H,) and columns (W,) of a padded picture: True in the content
 LOADERS = ('LoadPicture', 'LoadImageFromFile')  # classes of steps
 LOAD = dict(color_type='color', imdecode_backend='cv2')  # how these decode by default
-MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
-MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
+MAX_PIXELS = 1 << 26  # of a picture, before or after the resize
+MAX_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
 def picture_ports(model: Any, batch: Optional[int], shape: Optional[Size]) -> list[Port]:
@@ -309,7 +309,7 @@ def picture_settings(cfg: Config, normalise: Normalise, planes: int, objects: Op
         planes: number of masks or logits of the picture's size.
         objects: the largest number of objects; None: any.
     """
-    pixels, pipeline = min(MOST_PIXELS, MOST_VALUES // planes), cfg.test_dataloader.dataset.pipeline
+    pixels, pipeline = min(MAX_PIXELS, MAX_VALUES // planes), cfg.test_dataloader.dataset.pipeline
     return dict(
         preprocessing=dict(load=load_settings(pipeline), resize=resize_rule(pipeline), **normalise.settings()),
         limits=dict(pixels=pixels, objects=objects) if objects else dict(pixels=pixels),

@@ -17,7 +17,7 @@ NOT_DRAWN = ('base_lr', 'data_time', 'time', 'epoch', 'iter', 'step', 'memory', 
 SCALARS = Path('vis_data', 'scalars.json')  # of mmengine's LocalVisBackend, below a run's folder
 LINES = ('-', '--', ':', '-.')  # by log
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
-MOST_LINES = len(COLOURS)
+MAX_LINES = len(COLOURS)
 MAIN_METRIC_ENDS = ('mAP', 'mIoU', 'PQ', 'top1')  # ends of names; details are longer, as bbox_mAP_s
 NO_OBJECTS = -1  # COCO's metric for a size without objects
 
@@ -99,7 +99,7 @@ def _draw(axis: Axes, by_log: Mapping[str, Points], title: str, first: Sequence[
     names = list(dict.fromkeys(name for points in by_log.values() for name in points))
     names.sort(key=lambda name: (name not in first, not name.endswith(MAIN_METRIC_ENDS), name))
     for log, style, points in zip(by_log, LINES * len(by_log), by_log.values()):
-        for name, colour in zip(names[:MOST_LINES], COLOURS):
+        for name, colour in zip(names[:MAX_LINES], COLOURS):
             if name in points:
                 label = name if len(by_log) == 1 else f'{log}: {name}'
                 width = 2.2 if name in first else 1.2
@@ -107,8 +107,8 @@ def _draw(axis: Axes, by_log: Mapping[str, Points], title: str, first: Sequence[
     if not names:
         axis.text(0.5, 0.5, 'none yet', ha='center', va='center', transform=axis.transAxes, color='#555555')
         return
-    if len(names) > MOST_LINES:
-        axis.text(0.01, 1.0, f'{MOST_LINES} of {len(names)} drawn', fontsize=7, transform=axis.transAxes, va='bottom')
+    if len(names) > MAX_LINES:
+        axis.text(0.01, 1.0, f'{MAX_LINES} of {len(names)} drawn', fontsize=7, transform=axis.transAxes, va='bottom')
     if len(names) > 1 or len(by_log) > 1:
         axis.legend(fontsize=7, framealpha=0.8)
     axis.grid(alpha=0.3)

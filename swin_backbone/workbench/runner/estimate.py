@@ -2,6 +2,7 @@
 
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,10 +27,10 @@ class EstimateHook(Hook):
             self._start = time.monotonic()
         if self._done == STEPS:
             seconds = (time.monotonic() - self._start) / (STEPS - 1)
-            left = seconds * (runner.max_iters - runner.iter - 1)
+            left = timedelta(seconds=round(seconds * (runner.max_iters - runner.iter - 1)))
             memory = f', {peak / GIB:.1f} GiB of memory at the peak' if (peak := peak_memory()) else ''
             runner.logger.info(
-                f'{STEPS} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {in_words(left)}, and '
+                f'{STEPS} steps: {seconds:.3g} s a step{memory}; the remaining steps take about {left}, and '
                 'validations come on top'
             )
 
@@ -44,14 +45,3 @@ def peak_memory() -> int:
         return 0
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == 'darwin' else 1024 * largest
-
-
-def in_words(seconds: float) -> str:
-    """Return a duration in two units: 3 h 20 min."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [
-        f'{number} {unit}' for number, unit in ((days, 'd'), (hours, 'h'), (minutes, 'min'), (rest, 's')) if number
-    ]
-    return ' '.join(parts[:2]) or '0 s'
