@@ -8,14 +8,11 @@ than training. Each annotation file is checked once in a process. Of other forma
 import inspect
 import json
 import os
-import re
-import reprlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-import numpy as np
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
 from mmengine.registry import DATASETS, Registry
@@ -24,16 +21,9 @@ from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, che
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError, Faults
 from ..configs.paths import MARKS, annotation_file, decode, read_file
+from .masks import SHORT_POLYGON, mask_fault
 
 NAMES_SHOWN = 10  # in an error
-
-NO_MASK = 'objects without a segmentation, in a config that trains or tests on masks'
-BAD_POLYGON = 'objects with a polygon that pycocotools cannot draw'
-SHORT_POLYGON = 'objects with a polygon that is not three points or more, an x and a y each'
-BAD_RLE = 'objects with an RLE that pycocotools cannot read'
-
-_shorten = reprlib.Repr()
-_shorten.maxstring = _shorten.maxother = 80
 
 TABLES = {'images': 'image', 'categories': 'category', 'annotations': 'annotation'}  # lists and their entries
 # Format by class of mmdet; subclasses inherit the format. Panoptic annotations are of pictures, and have no ids.
@@ -173,29 +163,6 @@ def require_annotations(
     if wrong:
         raise DataError(f'{path} has ' + '. It has '.join(wrong))
     return annotations
-
-
-def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, str]]:
-    """Return the kind of fault of an object's mask, and the reason; None for a good mask.
-
-    Args:
-        segmentation: a list of polygons or an RLE.
-        size: height and width of the picture.
-    """
-    if segmentation is None or segmentation == []:
-        return NO_MASK, 'has none'
-    if isinstance(segmentation, dict):
-        reason = _rle_fault(segmentation, size)
-        return (BAD_RLE, reason) if reason else None
-    if not isinstance(segmentation, list):
-        return BAD_POLYGON, f'must be a list of lists of numbers, got {_shorten.repr(segmentation)}'
-    for polygon in segmentation:
-        reason = _polygon_fault(polygon, max(size))
-        if reason:
-            return BAD_POLYGON, reason
-    # pycocotools takes four numbers for a box. mmdet leaves such polygons out of training, COCO's evaluation does not.
-    short = next((polygon for polygon in segmentation if len(polygon) < 6 or len(polygon) % 2), None)
-    return None if short is None else (SHORT_POLYGON, f'has one of {len(short)} numbers')
 
 
 def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_masks: bool) -> Annotations:
@@ -357,61 +324,3 @@ def _is_beside(box: list[float], polygons: list[list[float]], size: tuple[int, i
     )
     shared = max(0, min(x2, x4) - max(x1, x3)) * max(0, min(y2, y4) - max(y1, y3))
     return 3 * shared < (x2 - x1) * (y2 - y1) + (x4 - x3) * (y4 - y3)
-
-
-def _polygon_fault(polygon: Any, side: int) -> Optional[str]:
-    """Return why a polygon cannot be drawn. An `int` of C holds five times each coordinate, which mmdet may magnify.
-
-    Args:
-        side: the longer side of the picture.
-    """
-    try:
-        points = np.asarray(polygon)
-    except ValueError:  # lists of several lengths
-        points = np.empty((0, 0))
-    if points.ndim != 1 or points.dtype.kind not in 'iuf':
-        return f'must be a list of lists of numbers, got {_shorten.repr(polygon)}'
-    if len(points) and not (-side <= points.min() and points.max() <= 2 * side):  # also NaN
-        return f"has {_shorten.repr(points.tolist())}: coordinates must be finite, and within twice the picture's size"
-    return None
-
-
-def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
-    """Return why an RLE cannot be decoded."""
-    counts, stated = rle.get('counts'), rle.get('size')
-    if not isinstance(stated, (list, tuple)) or set(map(type, stated)) != {int} or list(stated) != list(size):
-        return f'has the size {_shorten.repr(stated)}, its picture is {list(size)} (height, width)'
-    if isinstance(counts, (str, bytes)):
-        runs = run_lengths(counts)
-        if runs is None:
-            return f'has counts that are no compressed RLE: {_shorten.repr(counts)}'
-    elif isinstance(counts, list) and set(map(type, counts)) == {int}:
-        runs = counts
-    else:
-        return f'has counts that are no whole numbers or string: {_shorten.repr(counts)}'
-    pixels = size[0] * size[1]
-    if len(runs) > pixels + 1 or min(runs) < 0 or sum(runs) != pixels:
-        return f'has counts that do not add up to the {pixels} pixels of its size: {_shorten.repr(counts)}'
-    return None
-
-
-def run_lengths(counts: Union[str, bytes], longest: int = 6) -> Optional[list[int]]:
-    """Return the run lengths of a compressed RLE; None for an invalid RLE, or a length of too many characters.
-
-    A length is some characters of five bits, least significant first. A sixth bit marks that another follows; the last
-    has the sign. From the fourth on, a length is a difference to the last but one (pycocotools' rleFrString).
-
-    Args:
-        longest: characters of a length; by default 30 bits, as in an `int` of C.
-    """
-    data = counts.encode(errors='surrogatepass') if isinstance(counts, str) else counts
-    words = re.findall(rb'[P-o]{0,%d}[0-O]' % (longest - 1), data)
-    if not words or sum(map(len, words)) != len(data):
-        return None
-    runs: list[int] = []
-    for word in words:
-        digits = [code - 48 & 31 for code in word]
-        run = sum(digit << 5 * index for index, digit in enumerate(digits))
-        run -= (digits[-1] >> 4) << 5 * len(digits)
-        runs.append(run + runs[-2] if len(runs) > 2 else run)
-    return runs

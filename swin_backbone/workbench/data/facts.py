@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError, Faults
 from ..configs.paths import annotation_file
-from .annotations import BAD_POLYGON, BAD_RLE, NO_MASK, Annotations, check_annotations, form_of, mask_fault
+from .annotations import Annotations, check_annotations, form_of
 from .datasets import base_datasets
 from .load_picture import loads_picture
+from .masks import BAD_POLYGON, BAD_RLE, NO_MASK, mask_fault
 from .seeds import keep_generators
 
 SECONDS = 5  # for the masks of a data set

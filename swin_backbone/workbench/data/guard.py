@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from ...checks import require_file
 from ...openmmlab.errors import DataError, sentence_of
-from .annotations import SHORT_POLYGON, form_of, mask_fault
+from .annotations import form_of
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import base_datasets
 from .load_picture import is_reducing, load_of, loader_of
+from .masks import SHORT_POLYGON, mask_fault
 from .media import SKIP_HINT, picture_size, read_picture, reduction_note, require_whole
 
 OF_BITS, OF_SIZE = range(2)  # notes on a picture of more bits or bands than are loaded, and of another size

@@ -20,6 +20,8 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
+from ...checks import check_int
+from ..data.masks import SHORT_POLYGON, mask_fault
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate, silent
 
@@ -118,6 +120,11 @@ def _check_result(item: Mapping[str, Any], truth: COCO) -> None:
 def _read_shape(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
     """Turn a mask into an RLE, and check the box, which a mask alone gets from its pixels."""
     if 'segmentation' in kinds:
+        image = truth.imgs[item['image_id']]
+        size = check_int('height', image['height'], 1), check_int('width', image['width'], 1)
+        fault = mask_fault(item['segmentation'], size)
+        if fault is not None and fault[0] != SHORT_POLYGON:
+            raise ValueError(f'its mask {fault[1]}')
         item['segmentation'] = truth.annToRLE(item)
     if 'bbox' not in kinds:
         item['bbox'] = coco_mask.toBbox(item['segmentation']).tolist()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...positions import Size
-from ..data.annotations import run_lengths
+from ..data.masks import run_lengths
 from .grid import Grid, Window
 
 MARGIN = 8  # pixels: a tile cuts an object that ends closer to the border of the tile

@@ -25,9 +25,10 @@ from mmdet.utils import register_all_modules
 from pycocotools import mask as coco_mask
 
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.workbench.data.annotations import SHORT_POLYGON, check_annotations, mask_fault, run_lengths
+from swin_backbone.workbench.data.annotations import check_annotations
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.masks import SHORT_POLYGON, mask_fault, run_lengths
 
 SIZE = (SIDE, SIDE)
 

@@ -131,6 +131,9 @@ def test_wrong_results_are_named(objects, change, message):
         (lambda coco: coco['annotations'].append(3), 'labels.json: 3: '),
         (lambda coco: [image.pop('height') for image in coco['images']], "it lacks 'height'"),
         (lambda coco: coco['annotations'][1].update(segmentation=[[1, 2]]), 'labels.json: '),
+        (lambda coco: coco['annotations'][1].update(segmentation=[[1, 2, 1e30, 4, 5, 6]]), 'must be finite'),
+        (lambda coco: coco['annotations'][1].update(segmentation=dict(size=[64, 64], counts=[9])), 'do not add up'),
+        (lambda coco: [image.update(height=1e30) for image in coco['images']], 'height takes a whole number'),
     ],
 )
 def test_wrong_labels_are_named(objects, change, message):
