@@ -29,6 +29,7 @@ KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'class
 IGNORED = -1  # label of pixels that are not counted
 IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
 CLASSES = 'classes.txt'  # a name on each line, in the folder of labels or beside it
+TABLES = ('images', 'categories', 'annotations')  # of a COCO JSON
 COCOEVALS_KEYS = ('ignore', '_ignore')  # which an evaluation adds to annotations
 
 
@@ -66,24 +67,31 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     """
     truth = COCO()
     truth.dataset, predictions = _load_json(labels), _load_json(results)
-    if not isinstance(truth.dataset, dict) or not {'images', 'annotations', 'categories'} <= truth.dataset.keys():
-        raise ValueError(f'{labels} takes a COCO JSON with images, annotations and categories')
+    tables = [truth.dataset.get(key) for key in TABLES] if isinstance(truth.dataset, dict) else []
+    if not tables or not all(isinstance(table, list) for table in tables):
+        raise ValueError(f'{labels} takes a COCO JSON with lists of {", ".join(TABLES)}')
     if not isinstance(predictions, list):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
-    annotations = truth.dataset['annotations']
+    images, categories, annotations = tables
+    for item in images:
+        _check(labels, item, lambda item: (hash(item['id']), Path(item['file_name'])))
+    for item in categories:
+        _check(labels, item, lambda item: hash((item['id'], item['name'])))
+    known = dict(image_id={item['id'] for item in images}, category_id={item['id'] for item in categories})
+    for path, items in ((labels, annotations), (results, predictions)):
+        for item in items:
+            _check(path, item, lambda item: _check_ids(item, known))
     for number, item in enumerate(annotations, 1):
-        _check(labels, item, _complete_label)
         item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
     with silent():
         truth.createIndex()
-    for item in predictions:
-        _check(results, item, lambda item: _check_result(item, truth))
     kinds = [key for key in ('bbox', 'segmentation') if all(key in item for item in [*predictions, *annotations])]
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
-    for path, items in ((results, predictions), (labels, annotations)):
-        for item in items:
-            _check(path, item, lambda item: _read_shape(item, kinds, truth))
+    for item in predictions:
+        _check(results, item, lambda item: _read_result(item, kinds, truth))
+    for item in annotations:
+        _check(labels, item, lambda item: _read_label(item, kinds, truth))
     evaluations = []
     for key in kinds:
         params = Params('segm' if key == 'segmentation' else 'bbox')
@@ -104,21 +112,27 @@ def _check(path: Path, item: Any, check: Callable[[Any], object]) -> None:
         raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
 
 
-def _complete_label(item: dict[str, Any]) -> None:
-    item['image_id'], item['category_id']
-    item.setdefault('iscrowd', 0)
-    item.setdefault('area', item['bbox'][2] * item['bbox'][3] if 'bbox' in item else 0)
-
-
-def _check_result(item: Mapping[str, Any], truth: COCO) -> None:
-    for key, known in (('image_id', truth.imgs), ('category_id', truth.cats)):
-        if item[key] not in known:
+def _check_ids(item: Mapping[str, Any], known: Mapping[str, set[Any]]) -> None:
+    for key, ids in known.items():
+        if item[key] not in ids:
             raise ValueError(f'the labels have no {key}={item[key]!r}')
-    _finite(item['score'])
+
+
+def _read_result(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
+    _read_shape(item, kinds, truth)
+    for key in {'score', 'mask_score'} & item.keys() | {'score'}:
+        item[key] = float(_finite(item[key]))
+
+
+def _read_label(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
+    _read_shape(item, kinds, truth)
+    area = coco_mask.area(item['segmentation']) if 'segmentation' in kinds else item['bbox'][2] * item['bbox'][3]
+    item['area'] = float(_finite(item.get('area', area)))
+    item['iscrowd'] = int(bool(item.get('iscrowd', 0)))
 
 
 def _read_shape(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
-    """Turn a mask into an RLE, and check the box, which a mask alone gets from its pixels."""
+    """Turn a mask into an RLE, and the numbers of a box into floats. A mask alone gets the box of its pixels."""
     if 'segmentation' in kinds:
         image = truth.imgs[item['image_id']]
         size = check_int('height', image['height'], 1), check_int('width', image['width'], 1)
@@ -126,10 +140,10 @@ def _read_shape(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None
         if fault is not None and fault[0] != SHORT_POLYGON:
             raise ValueError(f'its mask {fault[1]}')
         item['segmentation'] = truth.annToRLE(item)
-    if 'bbox' not in kinds:
-        item['bbox'] = coco_mask.toBbox(item['segmentation']).tolist()
-    if _finite(item['bbox']).shape != (4,):
+    box = _finite(item['bbox'] if 'bbox' in kinds else coco_mask.toBbox(item['segmentation']))
+    if box.shape != (4,):
         raise ValueError(f'bbox takes x, y, width and height, got {item["bbox"]}')
+    item['bbox'] = box.tolist()
 
 
 def _finite(values: Any) -> Array:

@@ -87,7 +87,12 @@ def test_a_detector_of_another_program_without_torch(objects, tmp_path):
 
 
 def test_masks_alone(objects):
+    """Their labels lack boxes and areas, which decide the sizes."""
     labels, results = objects
+    coco = json.loads(labels.read_text())
+    for label in coco['annotations']:
+        del label['bbox']
+    save(labels, coco)
     found = json.loads(results.read_text())
     for one in found:
         (x, y, side, _), _ = one.pop('bbox'), one.update(mask_score=0.5)
@@ -98,6 +103,7 @@ def test_masks_alone(objects):
     assert evaluation.params.iouType == 'segm'
     assert set(evaluation.predictions.score) == {0.5}
     assert evaluation.results[0]['bbox'] == [4, 10, 20, 20]
+    assert [label['area'] for label in evaluation.truth.anns.values()] == [400] * 4
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,10 @@ def test_wrong_results_are_named(objects, change, message):
     [
         (lambda coco: coco['annotations'][1].pop('category_id'), "it lacks 'category_id'"),
         (lambda coco: coco['annotations'][1].pop('image_id'), "it lacks 'image_id'"),
+        (lambda coco: coco['annotations'][1].update(category_id=6), 'the labels have no category_id=6'),
+        (lambda coco: coco['categories'][1].pop('name'), "it lacks 'name'"),
+        (lambda coco: coco['images'][1].update(file_name=None), 'labels.json: '),
+        (lambda coco: coco.update(images=3), 'takes a COCO JSON with lists of images, categories, annotations'),
         (lambda coco: coco['annotations'][1].update(bbox='1 2 3 4'), 'labels.json: '),
         (lambda coco: coco['annotations'].append(3), 'labels.json: 3: '),
         (lambda coco: [image.pop('height') for image in coco['images']], "it lacks 'height'"),
