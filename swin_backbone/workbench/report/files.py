@@ -20,7 +20,7 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
-from ...checks import check_int
+from ...checks import check_size
 from ..data.masks import SHORT_POLYGON, mask_fault
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate, silent
@@ -67,7 +67,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     """
     truth = COCO()
     truth.dataset, predictions = _load_json(labels), _load_json(results)
-    tables = [truth.dataset.get(key) for key in TABLES] if isinstance(truth.dataset, dict) else []
+    tables: list[Any] = [truth.dataset.get(key) for key in TABLES] if isinstance(truth.dataset, dict) else []
     if not tables or not all(isinstance(table, list) for table in tables):
         raise ValueError(f'{labels} takes a COCO JSON with lists of {", ".join(TABLES)}')
     if not isinstance(predictions, list):
@@ -134,9 +134,10 @@ def _read_label(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None
 def _read_shape(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
     """Turn a mask into an RLE, and the numbers of a box into floats. A mask alone gets the box of its pixels."""
     if 'segmentation' in kinds:
-        image = truth.imgs[item['image_id']]
-        size = check_int('height', image['height'], 1), check_int('width', image['width'], 1)
-        fault = mask_fault(item['segmentation'], size)
+        image, mask = truth.imgs[item['image_id']], item['segmentation']
+        # An RLE may have the size of its picture where the labels state another
+        size = mask['size'] if isinstance(mask, dict) else (image['height'], image['width'])
+        fault = mask_fault(mask, check_size('size', size))
         if fault is not None and fault[0] != SHORT_POLYGON:
             raise ValueError(f'its mask {fault[1]}')
         item['segmentation'] = truth.annToRLE(item)

@@ -143,7 +143,7 @@ def test_wrong_results_are_named(objects, change, message):
         (lambda coco: coco['annotations'][1].update(segmentation=[[1, 2]]), 'labels.json: '),
         (lambda coco: coco['annotations'][1].update(segmentation=[[1, 2, 1e30, 4, 5, 6]]), 'must be finite'),
         (lambda coco: coco['annotations'][1].update(segmentation=dict(size=[64, 64], counts=[9])), 'do not add up'),
-        (lambda coco: [image.update(height=1e30) for image in coco['images']], 'height takes a whole number'),
+        (lambda coco: [image.update(height=1e30) for image in coco['images']], 'size takes a whole number'),
     ],
 )
 def test_wrong_labels_are_named(objects, change, message):
