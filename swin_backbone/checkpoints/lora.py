@@ -3,6 +3,7 @@
 Matched to peft 0.21. Beside LAYER.base_layer.weight (D, C) are LAYER.lora_A.ADAPTER.weight (r, C) and
 LAYER.lora_B.ADAPTER.weight (D, r). A `LoraSwinBackbone` saves LAYER.weight and the matrices. The layer computes
 weight + scale * lora_B lora_A. The scale is a setting: the metadata of a `LoraSwinBackbone` has it, other files do not.
+A module that is trained whole has MODULE.modules_to_save.ADAPTER.weight beside MODULE.original_module.weight.
 """
 
 import re
@@ -18,11 +19,14 @@ from .errors import CheckpointError
 BASE_LAYER = 'base_layer'
 SCALES = 'swin_backbone.lora'  # key of {layer: {adapter: scale}} in the metadata of a state_dict
 _MATRIX = re.compile(r'(.+)\.lora_([AB])\.([^.]+)\.weight')
+_TRAINED = re.compile(r'(.+)\.modules_to_save\.[^.]+\.(.+)')  # of a module that is trained whole
+_UNTRAINED = '.original_module.'  # the same module before the training
 
 
 def has_adapters(names: Iterable[str]) -> bool:
     """Return whether names are those of a model with adapters of peft."""
-    return any(part == BASE_LAYER or part.startswith('lora_') for name in names for part in name.split('.'))
+    others = {BASE_LAYER, 'modules_to_save'}
+    return any(part in others or part.startswith('lora_') for name in names for part in name.split('.'))
 
 
 def without_base_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -42,9 +46,11 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         match = _MATRIX.fullmatch(name)
         if match and match[1] in scales and value.dim() == 2:
             matrices[match.groups()] = value
+        elif (trained := _TRAINED.fullmatch(name)) and '.'.join(trained.groups()) not in merged:
+            merged['.'.join(trained.groups())] = value
         elif has_adapters([name]):
             unknown.append(name)
-        else:
+        elif _UNTRAINED not in name:
             merged[name] = value
     if unknown:
         raise CheckpointError(

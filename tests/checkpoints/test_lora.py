@@ -45,6 +45,26 @@ def test_matrices_are_merged(tmp_path, weights, prefix):
             torch.testing.assert_close(backbone.state_dict()[key], value)
 
 
+def test_a_norm_that_is_trained_whole_takes_its_place(tmp_path, weights):
+    """peft keeps the norm before the training beside it."""
+    state, merged = adapted()
+    for leaf in ('weight', 'bias'):
+        state[f'norm3.modules_to_save.default.{leaf}'] = merged[f'norm3.{leaf}'] = torch.randn(256)
+        state[f'norm3.original_module.{leaf}'] = state.pop(f'norm3.{leaf}')
+    torch.save(state, weights)
+    convert_checkpoint(weights, tmp_path / 'official.pth', 'official')
+    for path in (weights, tmp_path / 'official.pth'):
+        backbone = SwinBackbone(arch='nano')
+        assert not load_checkpoint(backbone, path).missing
+        torch.testing.assert_close(backbone.state_dict()['norm3.weight'], merged['norm3.weight'])
+    state['norm3.modules_to_save.second.weight'] = torch.ones(256)
+    torch.save(state, weights)
+    with pytest.raises(
+        CheckpointError, match=r'adapters of peft \(norm3\.modules_to_save\.second\.weight\), and not how'
+    ):
+        load_checkpoint(SwinBackbone(arch='nano'), weights)
+
+
 def peft_model(state):
     """Return the names of peft's get_peft_model."""
     renamed = {}
