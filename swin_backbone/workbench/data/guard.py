@@ -28,22 +28,17 @@ from .media import SKIP_HINT, picture_size, read_picture, reduction_note, requir
 OF_BITS, OF_SIZE = range(2)  # notes on a picture of more bits or bands than are loaded, and of another size
 
 
-def guard_dataset(
-    dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool, has_checked_masks: bool = True
-) -> None:
+def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
     """Make a data set name wrong pictures and labels in its errors, in place.
 
     Args:
         skip_unreadable: leave out pictures that cannot be read, or have unreadable labels. Training draws another
             picture. Pictures for validation and test are all read once before.
-        has_checked_masks: the masks in annotation files of FORM_OF are checked for the annotated sizes of pictures: see
-            `DataSets`.
     """
     for base in base_datasets(dataset):
         if skip_unreadable and not is_training:
             _leave_out_unreadable(base)
-        are_masks_checked = has_checked_masks and bool(form_of(type(base))) and not getattr(base, 'backend_args', None)
-        base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable, are_masks_checked)
+        base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable)
         base.guard.put_on(base)
 
 
@@ -54,10 +49,11 @@ class GuardedPipeline:
     `skipped` has a flag for each picture, in memory shared by worker processes.
     """
 
-    def __init__(self, dataset: BaseDataset, cfg: Config, skip_unreadable: bool, are_masks_checked: bool):
+    def __init__(self, dataset: BaseDataset, cfg: Config, skip_unreadable: bool):
         self.is_local = not getattr(dataset, 'backend_args', None)
         self.rule = label_rule(cfg)
-        self.skip_unreadable, self.are_masks_checked = skip_unreadable, are_masks_checked
+        self.skip_unreadable = skip_unreadable
+        self.are_masks_checked = self.is_local and bool(form_of(type(dataset)))  # by `DataSets`, for annotated sizes
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
         self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
         self.noted = torch.zeros(2, dtype=torch.uint8).share_memory_()  # by kind of note

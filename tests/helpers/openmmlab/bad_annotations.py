@@ -144,7 +144,8 @@ def evaluate(cfg):
 def browse(cfg):
     """Return the loaded pictures, or the errors."""
     dataset = DataSets(cfg, ()).of('train')
-    guard_dataset(dataset, cfg, is_training=True, skip_unreadable=False, has_checked_masks=False)
+    guard_dataset(dataset, cfg, is_training=True, skip_unreadable=False)
+    dataset.pipeline.are_masks_checked = False
     results = []
     for index in range(len(dataset)):
         try:

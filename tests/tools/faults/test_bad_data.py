@@ -35,7 +35,8 @@ def first_item(words, phase='train', **options):
     cfg = config(words)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = DataSets(cfg, ()).of(phase)
-        guard_dataset(dataset, cfg, phase == 'train', **{'skip_unreadable': False, **options}, has_checked_masks=False)
+        guard_dataset(dataset, cfg, phase == 'train', **{'skip_unreadable': False, **options})
+        dataset.pipeline.are_masks_checked = False
         return dataset, dataset[0]
 
 
