@@ -8,8 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -21,12 +20,10 @@ from rich.table import Table
 from ...openmmlab.errors import DataError, Faults, sentence_of
 from ..configs.paths import annotation_file, datasets_in, metrics_in, require_data
 from .annotations import Annotations, check_annotations, class_of, form_of
-from .check_labels import LabelRule, read_label
 from .datasets import DataSets
 from .facts import class_warnings, count_left_out
-from .guard import label_rule, read_files, size_note
-from .load_picture import is_reducing, load_of, loader_of
-from .media import reduction_note
+from .guard import GuardedPipeline
+from .load_picture import loads_annotations, loads_picture
 
 PHASES = ('train', 'val')
 MAX_ROWS = 30  # of a table
@@ -87,8 +84,9 @@ def check_data(datasets: DataSets, max_files: int = 2000, seconds: float = 60) -
                     annotations = check_annotations(path, form, with_masks)
                     _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
                 if not any(getattr(annotations, name, ()) for name in ('errors', *datasets.refused)):
-                    built, rule = datasets.build(phase, dataset), label_rule(cfg)
-                    _check_pictures(report, built, annotations, rule, phase == 'train', max_files, seconds)
+                    built = datasets.build(phase, dataset)
+                    guard = GuardedPipeline(built, cfg, notes=report.warnings)
+                    _check_pictures(report, built, annotations, guard, phase == 'train', max_files, seconds)
             except DataError as error:
                 report.errors.add('data that cannot be used', sentence_of(error))
     return reports
@@ -120,7 +118,7 @@ def _check_pictures(
     report: Report,
     built: BaseDataset,
     annotations: Optional[Annotations],
-    rule: Optional[LabelRule],
+    guard: GuardedPipeline,
     is_trained_on: bool,
     max_files: int,
     seconds: float,
@@ -130,26 +128,21 @@ def _check_pictures(
     report.warnings.update(left_out)
     if is_trained_on and 'objects' in report.rows:
         report.rows['objects trained on'] = f'{left:,}'
-    classes = built.metainfo.get('classes', ())
+    classes, rule, checked = built.metainfo.get('classes', ()), guard.rule, 0
     sizes: list[tuple[int, int]] = []
-    checked, load = 0, load_of(built)
+    guard.use([step for step in built.pipeline.transforms if loads_picture(step) or (rule and loads_annotations(step))])
     max_files = 0 if getattr(built, 'backend_args', None) else max_files  # not on a local disk
     for index in _sample(len(built), max_files, seconds):
-        item = built.get_data_info(index)
         checked += 1
         try:
-            height, width = read_files(item, load).shape[:2]
-        except OSError as error:
-            report.errors.add('pictures or labels that cannot be read', str(error))
+            item = guard(built.get_data_info(index)) or {}
+        except DataError as error:
+            report.errors.add('pictures or labels that cannot be used', str(error))
             continue
-        size = height, width
-        sizes.append(size)
-        if is_reducing(loader_of(built)) and (note := reduction_note(Path(item['img_path']))):
-            report.warnings.add('pictures of more bits or bands than are loaded', note)
-        if note := size_note(item, size):
-            report.warnings.add('pictures of another size than their annotations say', note)
-        if rule and item.get('seg_map_path'):
-            _check_label(report, Path(item['seg_map_path']), rule.of(item), size, classes)
+        if 'ori_shape' in item:
+            sizes.append(item['ori_shape'][:2])
+        if rule and 'gt_seg_map' in item:
+            _count_pixels(report, item, rule.ignore_index, classes)
     if sizes:
         smallest, largest = np.min(sizes, 0), np.max(sizes, 0)
         report.rows['width'], report.rows['height'] = (f'{smallest[i]} to {largest[i]}' for i in (1, 0))
@@ -168,17 +161,12 @@ def _check_pictures(
         report.warnings.update(class_warnings(by_class, is_trained_on))
 
 
-def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
-    try:
-        values = read_label(path, rule, size)
-    except DataError as error:
-        report.errors.add('labels that cannot be trained on', str(error))
-        return
-    pixels = np.bincount(rule.classes_of_values()[values.ravel()], minlength=max(256, len(classes)))
-    counts = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
+def _count_pixels(report: Report, item: dict[str, Any], ignored: int, classes: Sequence[str]) -> None:
+    pixels = np.bincount(item['gt_seg_map'].ravel(), minlength=max(256, len(classes)))
+    counts = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != ignored})
     if not sum(counts.values()):
-        report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
-    counts[IGNORED_PIXELS] = int(pixels[rule.ignore_index])
+        report.warnings.add('labels with every pixel ignored, whose loss is 0', str(item.get('seg_map_path')))
+    counts[IGNORED_PIXELS] = int(pixels[ignored])
     report.classes.update(counts)
 
 

@@ -1,7 +1,7 @@
 """Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,7 +17,7 @@ from mmengine.runner import Runner
 from numpy.typing import NDArray
 
 from ...checks import require_file
-from ...openmmlab.errors import DataError, sentence_of
+from ...openmmlab.errors import DataError, Faults, sentence_of
 from .annotations import form_of
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import base_datasets
@@ -25,7 +25,9 @@ from .load_picture import is_reducing, load_of, loader_of
 from .masks import SHORT_POLYGON, mask_fault
 from .media import SKIP_HINT, picture_size, read_picture, reduction_note, require_whole
 
-OF_BITS, OF_SIZE = range(2)  # notes on a picture of more bits or bands than are loaded, and of another size
+# Kinds of notes
+OF_BITS = 'pictures of more bits or bands than are loaded'
+OF_SIZE = 'pictures of another size than their annotations say'
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
@@ -47,22 +49,32 @@ class GuardedPipeline:
 
     With `skip_unreadable`, an unreadable picture or label gives None.
     `skipped` has a flag for each picture, in memory shared by worker processes.
+
+    Args:
+        notes: gets all notes. None: the first of each kind is logged.
     """
 
-    def __init__(self, dataset: BaseDataset, cfg: Config, skip_unreadable: bool):
+    def __init__(
+        self, dataset: BaseDataset, cfg: Config, skip_unreadable: bool = False, notes: Optional[Faults] = None
+    ):
         self.is_local = not getattr(dataset, 'backend_args', None)
         self.rule = label_rule(cfg)
-        self.skip_unreadable = skip_unreadable
+        self.skip_unreadable, self.notes = skip_unreadable, notes
         self.are_masks_checked = self.is_local and bool(form_of(type(dataset)))  # by `DataSets`, for annotated sizes
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
         self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
-        self.noted = torch.zeros(2, dtype=torch.uint8).share_memory_()  # by kind of note
+        self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (OF_BITS, OF_SIZE)}
 
     def put_on(self, dataset: BaseDataset) -> None:
         """Take the place of a data set's pipeline, with its transforms."""
         if dataset.pipeline is not self:
-            self.transforms, dataset.pipeline = dataset.pipeline.transforms, self
-            self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in self.transforms)
+            self.use(dataset.pipeline.transforms)
+            dataset.pipeline = self
+
+    def use(self, transforms: Sequence[Any]) -> None:
+        """Set the transforms."""
+        self.transforms = transforms
+        self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in transforms)
 
     def __call__(self, item: dict[str, Any]) -> Optional[dict[str, Any]]:
         source = dict(item)  # transforms change it
@@ -84,10 +96,12 @@ class GuardedPipeline:
             hint = SKIP_HINT if reason else ''
             raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
 
-    def _note(self, kind: int, note: str) -> None:
-        """Log the first note of a kind. '' is none."""
-        if note and not self.noted[kind]:
-            self.noted[kind] = 1
+    def _note(self, kind: str, note: str) -> None:
+        """Add a note to `notes`, or log the first of a kind. '' is none."""
+        if note and self.notes is not None:
+            self.notes.add(kind, note)
+        elif note and not self.noted[kind]:
+            self.noted[kind][0] = 1
             MMLogger.get_current_instance().warning(f'{note} (the first such picture)')
 
     def _transform(self, item: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
@@ -176,28 +190,17 @@ def size_note(item: dict[str, Any], size: tuple[int, int]) -> str:
     return f'{_name(item)} is {size[1]}x{size[0]}, annotated as {width}x{height}'
 
 
-def read_files(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> NDArray[Any]:
-    """Return the pixels of an item's picture, if the header of its label can be read too.
-
-    Raises:
-        OSError: if not, with the name of the file.
-    """
-    try:
-        require_whole(Path(item['img_path']))
-        pixels = load(Path(item['img_path']))
-        if item.get('seg_map_path'):
-            require_whole(Path(item['seg_map_path']))
-            picture_size(Path(item['seg_map_path']))
-    except FileNotFoundError as error:
-        raise OSError(f'{error.filename} is not there') from error
-    return pixels
-
-
 def unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read_picture) -> Optional[str]:
-    """Return why the picture or label of an item cannot be read; None if both can."""
+    """Return why the picture of an item, or the header of its label, cannot be read; None if both can."""
     try:
         if item.get('img_path'):
-            read_files(item, load)
+            require_whole(Path(item['img_path']))
+            load(Path(item['img_path']))
+            if item.get('seg_map_path'):
+                require_whole(Path(item['seg_map_path']))
+                picture_size(Path(item['seg_map_path']))
+    except FileNotFoundError as error:
+        return f'{error.filename} is not there'
     except OSError as error:
         return str(error)
     return None

@@ -148,7 +148,7 @@ def test_unreadable_files_are_named_or_skipped_and_counted(record_fault, own, wo
     path = own / folder / 'train' / '0.png'
     spoil(path)
     (printed,) = check_data(DataSets(config(words(own)), ()))[0].errors.sentences()
-    assert printed.startswith('pictures or labels that cannot be read: 1, as')
+    assert printed.startswith('pictures or labels that cannot be used: 1, as')
     assert message in printed
     with pytest.raises(DataError) as error:
         first_item(words(own))
@@ -332,7 +332,7 @@ def test_a_config_of_a_repeated_data_set_is_looked_through_too(own):
     cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=2, dataset=inner)
     (own / 'images' / 'train' / '0.png').unlink()
     report = check_data(DataSets(Config(cfg._cfg_dict), ()))[0]
-    assert report.errors.counts['pictures or labels that cannot be read'] == 1
+    assert report.errors.counts['pictures or labels that cannot be used'] == 1
 
 
 def test_a_config_without_data_or_with_a_word_for_classes(record_fault, own):
@@ -358,7 +358,7 @@ def test_bad_files_are_named_and_the_others_looked_through(record_fault, own):
     assert not result.stderr
     lines = result.stdout.splitlines()
     (pictures,) = [line for line in lines if line.startswith('error: train:')]
-    assert 'pictures or labels that cannot be read: 2, as' in pictures
+    assert 'pictures or labels that cannot be used: 2, as' in pictures
     assert '0.png' in pictures
     assert '2.png is not there' in pictures
     message = 'objects of unknown category_id; its categories are 3 (nut), 7 (bolt): 1, as annotation 1 has 99'

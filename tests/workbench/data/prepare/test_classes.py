@@ -108,7 +108,7 @@ def test_classes_without_pictures_are_warnings(tmp_path, record_fault):
     assert train.warnings.sentences() == ['classes without training data: 1, as cow']
     assert val.warnings.sentences() == ['classes without validation data, which have no score: 1, as dog']
     (root / 'val' / 'cat' / '0.jpg').write_text('no picture')
-    assert 'pictures or labels that cannot be read: 1' in str(
+    assert 'pictures or labels that cannot be used: 1' in str(
         check_data(DataSets(fill(CONFIG, root, tmp_path / 'work')[0], ()))[1].errors.sentences()
     )
     record_fault('bad_data', 2)
