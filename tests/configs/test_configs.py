@@ -1,10 +1,11 @@
-"""The configs build; neck, heads and weights fit the backbone."""
+"""The configs build; neck, heads, weights and metafiles fit the backbone."""
 
 from collections import Counter
 
 import pytest
 from helpers import ROOT
 from mmengine.config import Config
+from mmengine.fileio import load
 from mmengine.registry import init_default_scope
 from mmengine.utils import is_installed
 
@@ -26,6 +27,11 @@ def test_each_promised_config_exists():
         assert Counter(PATHS[name].parent.name for name in READ_MAPS if kind in name) == folders
 
 
+METADATA = {
+    model['Name']: model['Metadata']
+    for path in load(ROOT / 'model-index.yml')['Import']
+    for model in load(ROOT / path)['Models']
+}
 KINDS = {
     '_lora_': 'LoraSwinBackbone',
     'simmim_swin-': 'SimMIMSwinBackbone',
@@ -40,6 +46,11 @@ def test_every_config_builds_its_model_whose_parts_fit(name):
     if '_lora_' in name:
         pytest.importorskip('peft', reason='peft is not installed: make test ENV=peers')
     cfg = Config.fromfile(PATHS[name])
+    if name in METADATA:
+        data, swin = METADATA[name], cfg.model.backbone.type.removesuffix('Backbone')
+        assert data['Architecture'][0] == f'{swin}-{cfg.model.backbone.arch[0].upper()}'
+        assert data.get('Epochs', cfg.get('max_epochs')) == cfg.get('max_epochs')
+        assert data.get('Iterations', cfg.train_cfg.get('max_iters')) == cfg.train_cfg.get('max_iters')
     if not is_installed(cfg.default_scope):
         pytest.skip(f'{cfg.default_scope} is not installed')
     assert not any(str(base).startswith(('mmdet::', 'mmseg::')) for base in cfg.get('_base_', []))

@@ -21,6 +21,10 @@ LIMITS = {
     (12, 'attend_backward_queries'): {80: 234, 89: 234, 90: 167, 100: 128, 120: 232},
 }
 CUOBJDUMP = Path(runtime.__file__).parents[1] / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
+pytestmark = [
+    pytest.mark.slow,  # the interpreter runs the kernels in every run
+    pytest.mark.skipif(not CUOBJDUMP.is_file(), reason='this triton brings no cuobjdump'),
+]
 
 
 def compile_for(tmp_path, *arguments):
@@ -28,9 +32,8 @@ def compile_for(tmp_path, *arguments):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-@pytest.mark.skipif(not CUOBJDUMP.is_file(), reason='this triton brings no cuobjdump')
-@pytest.mark.parametrize('capability', [80, *(pytest.param(c, marks=pytest.mark.slow) for c in (89, 90, 100, 120))])
-@pytest.mark.parametrize('window', [7, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('capability', [80, 89, 90, 100, 120])
+@pytest.mark.parametrize('window', [7, 12])
 def test_swins_kernels_fit(tmp_path, window, capability):
     kernels = compile_for(tmp_path, '--capability', str(capability), '--window', str(window))
     assert {(window, kernel['kernel']) for kernel in kernels} == {limit for limit in LIMITS if limit[0] == window}
@@ -41,8 +44,6 @@ def test_swins_kernels_fit(tmp_path, window, capability):
             assert kernel['stack'] == 0, kernel
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not CUOBJDUMP.is_file(), reason='this triton brings no cuobjdump')
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])
 def test_all_compile(tmp_path, dtype):
     arguments = ['--capability', '80', '90', '120', '--window', '4', '8', '16', '--head-dim', '16', '24', '64']

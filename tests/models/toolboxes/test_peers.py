@@ -33,8 +33,8 @@ def make_pair(arch, **arguments):
     [
         ('tiny', SIZES),
         ('nano', [OF_COCO]),
-        ('small', FEW),  # the blocks are tiny's
-        ('base', FEW),
+        pytest.param('small', FEW, marks=pytest.mark.slow),
+        pytest.param('base', FEW, marks=pytest.mark.slow),
         pytest.param('large', [*SIZES, OF_COCO], marks=pytest.mark.slow),  # mmdet's takes 6 GB
     ],
 )
@@ -51,7 +51,7 @@ def test_outputs_equal_mmdets(arch, sizes):
     ('arch', 'sizes'),
     [
         ('tiny', FEW),
-        ('base', FEW[:1]),
+        pytest.param('base', FEW[:1], marks=pytest.mark.slow),
         pytest.param('large', FEW, marks=pytest.mark.slow),
     ],
 )
