@@ -472,7 +472,7 @@ def main(folder: str, *paths: str) -> int:
     model, status = load(folder), 0
     for path in paths:
         try:
-            pixels = read_picture(path, model.bands, **model.info.get('preprocessing', {}).get('load', {}))
+            pixels = read_pixels(path, model.bands, **model.info.get('preprocessing', {}).get('load', {}))
             (result,) = model.predict([pixels])
         except RuntimeProblem as error:
             print(f'skipped: {path}: {error}', file=sys.stderr)
@@ -488,7 +488,7 @@ def main(folder: str, *paths: str) -> int:
     return status
 
 
-def read_picture(
+def read_pixels(
     path: str, bands: int = 3, color_type: str = 'color', imdecode_backend: Optional[str] = None
 ) -> NDArray[Any]:
     """Return the pixels of a picture, (h, w, bands): BGR uint8 of three bands.

@@ -29,7 +29,7 @@ KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'class
 IGNORED = -1  # label of pixels that are not counted
 IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
 CLASSES = 'classes.txt'  # a name on each line, in the folder of labels or beside it
-TABLES = ('images', 'categories', 'annotations')  # of a COCO JSON
+LISTS = ('images', 'categories', 'annotations')  # of a COCO JSON
 COCOEVALS_KEYS = ('ignore', '_ignore')  # which an evaluation adds to annotations
 
 
@@ -67,9 +67,9 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     """
     truth = COCO()
     truth.dataset, predictions = _load_json(labels), _load_json(results)
-    tables: list[Any] = [truth.dataset.get(key) for key in TABLES] if isinstance(truth.dataset, dict) else []
+    tables: list[Any] = [truth.dataset.get(key) for key in LISTS] if isinstance(truth.dataset, dict) else []
     if not tables or not all(isinstance(table, list) for table in tables):
-        raise ValueError(f'{labels} takes a COCO JSON with lists of {", ".join(TABLES)}')
+        raise ValueError(f'{labels} takes a COCO JSON with lists of {", ".join(LISTS)}')
     if not isinstance(predictions, list):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
     images, categories, annotations = tables

@@ -314,12 +314,12 @@ def test_the_runtime_alone_reads_a_tiff_alike_or_refuses_it(tmp_path, record_fau
         settings = dict(planarconfig='contig') if pixels.ndim > 2 else {}
         tifffile.imwrite(path, pixels, photometric=photometric, compression='zlib', **settings)
         if name in alike:
-            np.testing.assert_array_equal(runtime.read_picture(path), read_picture(path))
+            np.testing.assert_array_equal(runtime.read_pixels(path), read_picture(path))
             grey = LoadPicture(color_type='grayscale').read(path)[..., None]
-            np.testing.assert_array_equal(runtime.read_picture(path, 1, 'grayscale', 'cv2'), grey)
+            np.testing.assert_array_equal(runtime.read_pixels(path, 1, 'grayscale', 'cv2'), grey)
         else:
             with pytest.raises(runtime.RuntimeProblem, match='a TIFF of another kind than grey or RGB of 8 bits'):
-                runtime.read_picture(path)
+                runtime.read_pixels(path)
             record_fault('bad_pictures')
 
 
@@ -333,7 +333,7 @@ def test_the_runtime_alone_takes_the_color_type_of_a_config(tmp_path, color_type
     Image.fromarray(bands_of(np.uint8, 3).transpose(1, 2, 0)).save(path, exif=exif)
     wanted = np.atleast_3d(LoadPicture(color_type=color_type).read(path))
     np.testing.assert_array_equal(
-        runtime.read_picture(path, bands, color_type=color_type, imdecode_backend='cv2'), wanted
+        runtime.read_pixels(path, bands, color_type=color_type, imdecode_backend='cv2'), wanted
     )
     with pytest.raises(runtime.RuntimeProblem, match='the config decodes pictures by'):
-        runtime.read_picture(path, bands, imdecode_backend='pillow')
+        runtime.read_pixels(path, bands, imdecode_backend='pillow')

@@ -103,7 +103,7 @@ def test_a_recipe(name, tmp_path):
     path = str(tmp_path / 'images/val/0.tif')
     pixels = tifffile.imread(path)
     (result,) = model.predict([pixels])
-    (other,) = model.predict([runtime.read_picture(path, BANDS).astype(np.float32)])
+    (other,) = model.predict([runtime.read_pixels(path, BANDS).astype(np.float32)])
     assert np.array_equal(result['labels'], other['labels'])
     assert result['labels'].size
     assert runtime.main(str(out), path) == 0
@@ -138,7 +138,7 @@ def test_a_picture_of_other_bands_is_refused(tmp_path):
     path = tmp_path / 'x.tif'
     tifffile.imwrite(path, np.zeros((4, 5, 7), np.uint16), photometric='minisblack', planarconfig='contig')
     with pytest.raises(runtime.RuntimeProblem, match=r'it has the shape \(4, 5, 7\), and the model takes \(h, w, 10\)'):
-        runtime.read_picture(str(path), BANDS)
+        runtime.read_pixels(str(path), BANDS)
 
 
 def test_a_model_of_grey_pictures(tmp_path):
