@@ -1,4 +1,4 @@
-"""Swin layers by the compiled library: this package's, and those of models that somebody else built."""
+"""Swin layers by the compiled library: those of this package, and those of models of other packages."""
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...models.pyramid import SwinStage

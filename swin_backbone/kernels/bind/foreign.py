@@ -1,4 +1,4 @@
-"""Layers of other packages by the compiled library, while a layer is as it was when it was accelerated.
+"""Layers of other packages by the compiled library. A layer that has changed since `accelerate` computes by itself.
 
 `origins.py` tells the blocks apart. `trial.py` compares each computation with the original.
 
@@ -38,11 +38,11 @@ MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'inpu
 
 
 class ForeignLayer(NamedTuple):
-    """A layer of another package, as it was when it was accelerated."""
+    """The computation of a layer of another package, and the state of the layer when it was accelerated."""
 
     compute: Callable[[Any, 'ForeignLayer', Values], Any]  # returns the output; None: call the original
-    kinds: dict[str, type[nn.Module]]  # of the modules inside, when the layer was accelerated
-    settings: dict[str, Any]  # of these modules
+    kinds: dict[str, type[nn.Module]]  # of the modules inside, by name
+    settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
     channels: int  # of the input
     origin: Any = None  # of a block: `Origin`
     names: Any = None  # of a block: `Names`

@@ -1,4 +1,4 @@
-"""The interface of the library's computations. `layers.py` has those of a Swin, `detection/` those of other layers."""
+"""The interface of the library's computations: of Swin layers in `layers.py`, of other layers in `detection/`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, Protocol

@@ -77,7 +77,7 @@ class BlockComputation(NamedTuple):
         saves: whether the forward saves more than the input for backward, see `saved_blocks.is_saved`.
         drop_path_2B: the factors of both branches for the images; None: 1.
         out: memory for the output; None: new memory. Must be None with gradients.
-        saved_bytes: memory for the saved values; values that need more are not saved. None: as many as they need.
+        saved_bytes: memory for the saved values; values that need more are not saved. None: as much as needed.
     """
 
     settings: BlockSettings

@@ -149,18 +149,12 @@ class _Function(torch.autograd.Function):
         needs_weights = [w is not None and w.requires_grad for w in weights]
         prepared = plan.computation.prepare(x.shape, parameters, plan.make_weights)
         of_x, *of_weights = plan.computation.backward(grad, [needs_x, *needs_weights], x, prepared, detached, *saved)
-        inputs = [leaf for leaf, n in zip(leaves, needs_parameters) if n]
-        pairs = [(w, g) for w, g, n in zip(weights, of_weights, needs_weights) if n]
-        of_inputs = iter(_apply_chain_rule(pairs, inputs))  # from the weights to the parameters
+        # The chain rule, from the weights to the parameters
+        inputs: Any = [leaf for leaf, n in zip(leaves, needs_parameters) if n]
+        outputs: Any = [w for w, n in zip(weights, needs_weights) if n]
+        of_outputs = [g for g, n in zip(of_weights, needs_weights) if n]
+        of_inputs = iter(torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True) if inputs else ())
         return None, of_x if needs_x else None, *(next(of_inputs) if n else None for n in needs_parameters)
-
-
-def _apply_chain_rule(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Any]) -> Sequence[Optional[Tensor]]:
-    """Return the gradients of inputs, given pairs of an output and its gradient."""
-    if not inputs:
-        return ()
-    outputs, of_outputs = zip(*pairs)
-    return torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True)
 
 
 def _differentiate_torch(

@@ -16,7 +16,6 @@ from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_WINDOW = 16  # the compiler takes minutes for larger tiles
 Result = TypeVar('Result')
-NO_CUDA = 'The kernel is for CUDA.'
 SMALLEST_CAPABILITY = (8, 0)  # Triton's compiler ends the process on some older GPUs
 
 
@@ -34,8 +33,10 @@ def find_kernel_obstacle(attention: Any, x: Tensor, windows: Windows) -> Optiona
         attention, x, windows: see `BaseAttention.forward`.
     """
     dtype, is_chosen = linear_dtype(x), attention.backend == 'triton'
-    if not is_chosen and (x.device.type != 'cuda' or (dtype == torch.float32 and not allows_tf32())):
-        return 'Without TF32, tensor cores multiply no float32.' if x.device.type == 'cuda' else NO_CUDA
+    if not is_chosen and x.device.type != 'cuda':
+        return 'The kernel is for CUDA.'
+    if not is_chosen and dtype == torch.float32 and not allows_tf32():
+        return 'Without TF32, tensor cores multiply no float32.'
     dropout = attention.attn_drop_rate if attention.training else 0.0
     reason = _find_setting_obstacle(tracer_of(x), dtype, windows.window_size, dropout)
     if reason is None:
