@@ -186,10 +186,9 @@ class BaseBlock(nn.Module):
         """Return the windows of the maps."""
         H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
         (Wh, Ww), (down, right) = self.window_size, self.shift  # lists too: a table of windows is found by tuples
-        window_size, shift = (Wh, Ww), (down, right)
         if self.small_map == 'shrink':  # 'pad' compares no sizes: a comparison is a guard of torch.compile
-            window_size, shift = fit_window(H, W, window_size, shift)
-        return Windows(H, W, window_size, shift, self.mask_padding)
+            (Wh, Ww), (down, right) = fit_window(H, W, (Wh, Ww), (down, right))
+        return Windows(H, W, (Wh, Ww), (down, right), self.mask_padding)
 
 
 class SwinBlock(BaseBlock):
