@@ -117,8 +117,14 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
             if isinstance(classes, str) and not os.path.isfile(classes):  # ('person'), which mmengine takes for letters
                 raise ValueError(f'{where}.metainfo.classes takes a list of names, or a file of them, got {classes!r}')
             if not dataset.get('backend_args'):
-                for key, path in _expected(dataset):
-                    _require(path, f'{where}.{key}', f'{where}.data_root')
+                root, prefix = dataset.get('data_root') or '', dataset.get('data_prefix') or {}
+                folders = prefix.items() if isinstance(prefix, dict) else ()
+                paths = {f'data_prefix.{name}': path for name, path in folders}
+                for key, path in {'ann_file': dataset.get('ann_file'), 'data_prefix': prefix, **paths}.items():
+                    if isinstance(path, str) and path:  # joined as in mmengine's BaseDataset
+                        _require(os.path.join(root, path), f'{where}.{key}', f'{where}.data_root')
+                if root:
+                    _require(root, f'{where}.data_root', f'{where}.data_root')
         for where, metric in metrics_in(cfg, phase):
             file = annotation_file(metric)
             if file:
@@ -130,15 +136,3 @@ def _require(path: str, key: str, setting: str) -> None:
         raise ValueError(
             f'there is no {path}, where {key} expects data. Put the data there, or set --cfg-options {setting}=...'
         )
-
-
-def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield keys and paths of a data set, joined as in mmengine's BaseDataset."""
-    root = dataset.get('data_root') or ''
-    prefix = dataset.get('data_prefix') or {}
-    folders = {f'data_prefix.{name}': path for name, path in prefix.items()} if isinstance(prefix, dict) else {}
-    for key, path in {'ann_file': dataset.get('ann_file'), 'data_prefix': prefix, **folders}.items():
-        if isinstance(path, str) and path:
-            yield key, os.path.join(root, path)  # an absolute path stays
-    if root:
-        yield 'data_root', root

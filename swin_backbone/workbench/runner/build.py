@@ -99,21 +99,19 @@ class PhaseHook(Hook):
     """Record the phases that worked once: a training step, a validation with metrics."""
 
     phase = 'build'
-
-    def __init__(self) -> None:
-        self.worked: set[str] = set()
+    worked: frozenset[str] = frozenset()
 
     def before_train(self, runner: Runner) -> None:
         self.phase = 'train'
 
     def after_train_iter(self, *_: Any, **__: Any) -> None:
-        self.worked.add('train')
+        self.worked |= {'train'}
 
     def before_val(self, runner: Runner) -> None:
         self.phase = 'val'
 
     def after_val(self, runner: Runner) -> None:
-        self.worked.add('val')
+        self.worked |= {'val'}
         self.phase = 'train'
 
 

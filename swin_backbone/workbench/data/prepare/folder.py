@@ -11,7 +11,6 @@ from typing import NamedTuple, Optional, Union
 from ....openmmlab.errors import DataError
 from ....outputs import RESULTS_MARK
 from ...configs.paths import read_text
-from ..media import PICTURE_SUFFIXES
 
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
@@ -102,10 +101,6 @@ def numbers_of(text: str) -> Optional[list[float]]:
 def is_yolo(texts: Sequence[str]) -> bool:
     """Return whether the first line of a text file has YOLO's form: a class, and the numbers of a box or outline."""
     return bool(texts) and len(numbers_of(texts[0]) or ()) >= 5
-
-
-def is_picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURE_SUFFIXES
 
 
 def list_files(root: Path) -> tuple[list[Path], list[str]]:

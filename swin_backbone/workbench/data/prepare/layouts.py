@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Optional
 
 from ....openmmlab.errors import DataError
+from ..media import PICTURE_SUFFIXES
 from . import classes, labels
-from .folder import DataFolder, count_suffixes, is_picture, list_files, list_folders, report_line
+from .folder import DataFolder, count_suffixes, list_files, list_folders, report_line
 from .objects import coco, cvat, labelme, voc, yolo
 from .records import Records
 
@@ -83,13 +84,10 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
         raise DataError(
             f"{one_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
         )
-    root = data if data.is_dir() else data.parent
-    files, results = list_files(root)
-    pictures = list(filter(is_picture, files))
-    if not data.is_dir() and not pictures:
-        root = root.parent  # of annotations/instances_train.json
+    for root in [data] if data.is_dir() else [data.parent, data.parent.parent]:  # of annotations/instances_train.json
         files, results = list_files(root)
-        pictures = list(filter(is_picture, files))
+        if pictures := [path for path in files if path.suffix.lower() in PICTURE_SUFFIXES]:
+            break
     ann_root, ann_files = root, files
     if annotations is not None:
         ann_root = annotations if annotations.is_dir() else annotations.parent
