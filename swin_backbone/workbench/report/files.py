@@ -269,13 +269,19 @@ def _load_json(path: Path) -> Any:
 
 
 def find_pictures(folder: Optional[Path], names: Iterable[str]) -> Iterator[str]:
-    """Return the path of each picture by its name: with any suffix, or without a folder the name itself."""
-    by_stem: dict[str, Path] = {}
-    if folder is not None:
-        for path in sorted(path for path in folder.rglob('*') if path.is_file()):
-            by_stem.setdefault(path.relative_to(folder).with_suffix('').as_posix(), path)
+    """Return the path of each picture by its name: with any suffix, or without a folder the name itself.
+
+    The folder is listed only for a name that is no file: the folder that all pictures share may be the root.
+    """
+    by_stem: Optional[dict[str, Path]] = None
     for name in names:
         path = Path(name) if folder is None else folder / name
-        if not path.is_file():
+        if folder is not None and not path.is_file():
+            by_stem = _files_by_stem(folder) if by_stem is None else by_stem
             path = by_stem.get(name, by_stem.get(Path(name).with_suffix('').as_posix(), path))
         yield str(path)
+
+
+def _files_by_stem(folder: Path) -> dict[str, Path]:
+    files = sorted((path for path in folder.rglob('*') if path.is_file()), reverse=True)  # the first of a stem stays
+    return {path.relative_to(folder).with_suffix('').as_posix(): path for path in files}

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -12,7 +13,13 @@ from helpers import ROOT
 
 pytest.importorskip('jinja2', reason='jinja2 is not installed')
 
-from swin_backbone.workbench.report.files import count_label_pixels, encode_csv, find_task, read_evaluations
+from swin_backbone.workbench.report.files import (
+    count_label_pixels,
+    encode_csv,
+    find_pictures,
+    find_task,
+    read_evaluations,
+)
 from swin_backbone.workbench.report.report import write_report
 
 NAMES = ['nut', 'bolt']
@@ -233,3 +240,18 @@ def test_names_in_csv_files_that_are_not_utf_8(tmp_path):
     results.write_bytes(encode_csv([('file', *NAMES), (name, 0.2, 0.8)]))
     report = write_report(tmp_path / 'out', labels, results, tmp_path)
     assert report['pictures'][0]['file'] == str(tmp_path / name)
+
+
+def test_a_folder_is_listed_for_names_without_a_suffix_alone(tmp_path, monkeypatch):
+    """Pictures on two disks share the root, whose files were all listed."""
+    listed, rglob = [], Path.rglob
+    monkeypatch.setattr(Path, 'rglob', lambda folder, pattern: listed.append(folder) or rglob(folder, pattern))
+    files = [tmp_path / 'inner' / name for name in ('a.jpg', 'a.png', 'b.png')]
+    (tmp_path / 'inner').mkdir()
+    for path in files:
+        path.touch()
+    assert [*find_pictures(tmp_path, ['inner/a.png', 'inner/b.png'])] == [*map(str, files[1:])]
+    assert not listed
+    names = ['inner/a', 'inner/b', 'inner/b.jpg', 'inner/c']
+    assert [*find_pictures(tmp_path, names)] == [*map(str, [files[0], files[2], files[2], tmp_path / 'inner/c'])]
+    assert listed == [tmp_path]
