@@ -42,20 +42,6 @@ def test_a_bare_model_comes_back_with_its_names(tmp_path):
     assert all(torch.equal(back[key], value) for key, value in source.items())
 
 
-@pytest.mark.parametrize('name', ['model.safetensors', 'pytorch_model.bin'])
-def test_a_folder_of_theirs_is_taken(tmp_path, name):
-    write = torch.save if name.endswith('bin') else safetensors.torch.save_file
-    write(bare(), tmp_path / name)
-    (tmp_path / 'config.json').write_text('{}')
-    backbone = SwinBackbone(arch='nano', init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path)))
-    backbone.init_weights()
-    expected = SwinBackbone(arch='nano')
-    load_checkpoint(expected, tmp_path / name)
-    key = 'stages.1.blocks.0.attn.w_msa.qkv.weight'
-    assert torch.equal(backbone.state_dict()[key], expected.state_dict()[key])
-    convert_checkpoint(tmp_path, tmp_path / 'out.pth', 'mmdet')
-
-
 def write_shards(folder, name, weights, parts=3):
     """Write weights in shards and their index, as transformers does."""
     stem, suffix = name.split('.')

@@ -391,15 +391,6 @@ def test_into_a_model_with_wrapped_layers(weights, wrap, part):
         assert torch.equal(ours, theirs)
 
 
-def test_into_the_average_of_a_model(weights):
-    """The average holds the model as `module`, like data-parallel wrappers."""
-    source, average = Detector(randomised()), torch.optim.swa_utils.AveragedModel(Detector(nano()))
-    torch.save(source.state_dict(), weights)
-    report = load_checkpoint(average, weights)
-    assert report.missing + report.missing_elsewhere == ['n_averaged']
-    assert all(torch.equal(value, average.module.state_dict()[key]) for key, value in source.state_dict().items())
-
-
 @pytest.mark.parametrize('prefix', ['', 'backbone.'])
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinMLPBackbone])
 def test_a_window_and_its_transpose(weights, kind, prefix):

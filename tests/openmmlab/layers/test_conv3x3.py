@@ -94,15 +94,6 @@ def test_copies_pickles_and_state_dicts():
     assert repr(conv).replace('Conv3x3', 'Conv2d') == repr(before)
 
 
-def test_packed_weights_are_freed_on_another_device(calls):
-    conv, _ = made(32, 48, 3, padding=1)
-    with torch.no_grad():
-        conv(torch.randn(1, 32, 40, 30))
-        assert cache_of(conv)
-        conv.to('meta')(torch.empty(1, 32, 40, 30, device='meta'))
-    assert not cache_of(conv)
-
-
 def test_hooks_modes_and_recorders(calls):
     conv, before = made(32, 32, 3, padding=1)
     conv.eval(), before.eval()
