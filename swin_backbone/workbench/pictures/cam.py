@@ -1,7 +1,5 @@
 """Class activation maps on the outputs of a backbone: Grad-CAM and EigenCAM.
 
-The tests compare with the package `grad-cam`, which needs torchvision; `make install` does not install it.
-
 Layout: B batch, C channels, H W height and width of a map.
 """
 
