@@ -79,12 +79,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
 
 
-# Modules that register classes when they are imported, by the part of mmengine whose import they wait for
-_ADDITIONS = {
-    'mmengine': ('openmmlab.registration',),
-    'mmengine.optim': ('openmmlab.layer_decay',),
-    'mmengine.runner': ('openmmlab.layers.extension', 'openmmlab.mixed_precision', 'workbench.runner.nan_guard'),
-}
+# A part of mmengine, and a module that registers classes in it
+_ADDITIONS = (
+    ('mmengine', 'openmmlab.registration'),
+    ('mmengine.optim', 'openmmlab.layer_decay'),
+    ('mmengine.runner', 'openmmlab.layers.extension'),
+    ('mmengine.runner', 'openmmlab.mixed_precision'),
+    ('mmengine.runner', 'workbench.runner.nan_guard'),
+)
 
 
 def _add_operators() -> None:
@@ -93,7 +95,6 @@ def _add_operators() -> None:
     mmcv_ops.put_in_place()  # before an import of mmcv.ops, which fails without compiled operators
 
 
-for _part, _modules in _ADDITIONS.items():
-    for _module in _modules:
-        call_after_import(_part, partial(import_module, f'.{_module}', __name__))
+for _part, _module in _ADDITIONS:
+    call_after_import(_part, partial(import_module, f'.{_module}', __name__))
 call_after_import('mmcv', _add_operators)
