@@ -165,6 +165,7 @@ def main():
         print(died_of, (folder / 'model.onnx').exists(), flush=True)
         time.sleep(300)
 
+signal.signal(int(sys.argv[2]), signal.SIG_DFL)  # a test under nohup inherits an ignored SIGHUP
 run(main)
 """
 
