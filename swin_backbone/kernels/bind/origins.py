@@ -98,7 +98,7 @@ _TRANSFORMERS = Origin(
     'hidden_states input_dimensions',
     _read_transformers,
 )
-ORIGINS = (
+BLOCK_ORIGINS = (
     _TOOLBOX._replace(format=formats.OWN_V2, drop_paths=''),  # drops a branch before the norm
     _TOOLBOX,
     _FIXED._replace(name='timm', windows=_read_timm, drop_paths='drop_path1 drop_path2', pads_first=False),
@@ -114,7 +114,7 @@ ORIGINS = (
 
 def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
     """Return the origin of a block, and our name of each tensor with the name in the block; None: no known block."""
-    for origin in ORIGINS:
+    for origin in BLOCK_ORIGINS:
         has_drop_paths = all(hasattr(block, path.partition('.')[0]) for path in origin.drop_paths.split())
         if list_arguments(block) == origin.arguments.split() and has_drop_paths:
             names = _names_in_block(block, origin)
