@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.export.small_exports import require, small_swin
 from helpers.in_process import run_well
-from helpers.openmmlab.random_models import DETECTION
+from helpers.openmmlab.random_models import DETECTION, save_random_model
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
@@ -490,3 +490,17 @@ def test_channels_are_flipped_by_either_name_of_mmsegmentation(name):
     assert not picture.Normalise(preprocessor).flip_channels
     setattr(preprocessor, name, True)
     assert picture.Normalise(preprocessor).flip_channels
+
+
+def test_the_thresholds_of_a_report_are_those_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, 'write', lambda graph, out, format, precision, meta, *_: meta)
+    cfg, checkpoint = Config.fromfile(DETECTION), str(save_random_model(DETECTION, tmp_path))
+    report = dict(best=dict(threshold=0.5), classes=[dict(name=name, threshold=None) for name in cfg.metainfo.classes])
+    report['classes'][1]['threshold'] = 0.25
+    path = tmp_path / 'report.json'
+    path.write_text(json.dumps(report))
+    meta = export.export_model(cfg, checkpoint, tmp_path / 'out', score_thr=path)
+    assert list(meta['score_thr'].values()) == [0.5, 0.25, 0.5, 0.5]
+    path.write_text(json.dumps(dict(report, classes=report['classes'][:2])))
+    with pytest.raises(ValueError, match='score_thr takes thresholds of the classes circle, square, triangle, star'):
+        export.export_model(cfg, checkpoint, tmp_path / 'out', score_thr=path)
