@@ -604,10 +604,14 @@ def test_a_stage_or_block_of_an_absurd_number_is_left_out(weights, number, recor
     record_fault('damages')
 
 
-def test_a_table_that_is_not_for_the_window_in_the_file_is_damaged(weights, record_fault):
+def test_a_table_that_is_not_for_the_window_in_the_file_is_damaged(weights, tmp_path, record_fault):
     state = randomised().state_dict()
     state[TABLE] = state[TABLE][1:]
     torch.save(state, weights)
+    with pytest.raises(
+        CheckpointError, match=r'table has 168 rows, and is for another window than \(7, 7\): the file is'
+    ):
+        convert_checkpoint(weights, tmp_path / 'out.pth', 'torchvision')
     with pytest.raises(
         CheckpointError, match='has 168 rows, and the window 7x7 in the file has 169: the file is damaged'
     ):
