@@ -8,7 +8,7 @@
  * Instruction sets without bfloat16 round the same numbers, and multiply in float32. Weights of linear layers are
  * packed first, by swin_pack.
  *
- * Eight bits. An output of a weight becomes whole numbers from -127 to 127 and a factor, its largest magnitude / 127.
+ * Eight bits. An output of a weight becomes whole numbers from -127 to 127 and a scale, its largest magnitude / 127.
  * So does each row of the other operand, in the call. A row without a magnitude of 1e-36 becomes zeros. Attention,
  * norms and all numbers between two products are bfloat16 or float32. Functions with gradients have no int8.
  *
@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-/* Changes with every change of this file. */
+/* Changes with every change of a structure or a function. */
 #define SWIN_VERSION 10
 SWIN_API int32_t swin_version(void);
 
@@ -64,8 +64,8 @@ SWIN_API const char* swin_isa(void);
 SWIN_API const char* swin_int8_products(void);
 /* The instruction sets with kernels in this library, the best first, separated by spaces. */
 SWIN_API const char* swin_isas(void);
-/* Use the named instruction set for all later calls; null: the best. Packed weights and saved values of the previous
- * instruction set become invalid. */
+/* Use the named instruction set for all later calls; null: the best. Packed weights and saved activations of the
+ * previous instruction set become invalid. */
 SWIN_API int32_t swin_use_isa(const char* name);
 /* A sentence: why this processor has no products in this dtype. Null: it has them. */
 SWIN_API const char* swin_why_not(int32_t dtype);
@@ -115,12 +115,12 @@ typedef struct swin_block {
   const float* bias[SWIN_LINEARS];     /* (outputs); null: zeros */
   const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias, *norm3_weight, *norm3_bias; /* (C); null: 1, 0 */
   const float* position_bias;                                                                     /* (h, N, N) */
-  const float* cosine_scale; /* (h) for a block of V2; null for V1 */
+  const float* cosine_scale; /* (h); makes the block one of V2. Null: V1 */
   const float* drop_path;    /* (2, B): factors of the two branches of each map; null: 1 */
 } swin_block;
 
-/* The size of the values that a forward pass saves for the backward pass: `groups` times `bytes`. groups: in, a number
- * of groups, or 0 for the best number for block.threads; out, the number of groups. */
+/* The size of the activations that a forward pass saves for the backward pass: `groups` times `bytes`. groups: in, a
+ * number of groups, or 0 for the best number for block.threads; out, the number of groups. */
 SWIN_API int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t* bytes);
 
 /* x, y: (B, H, W, C). saved: memory of swin_block_saved_size; null: nothing is saved, as for int8. */
@@ -136,8 +136,8 @@ typedef struct swin_block_gradients {
   float* cosine_scale;
 } swin_block_gradients;
 
-/* transposed: the packed transposes of the four weights. saved: from swin_block_forward; null: values are recomputed.
- */
+/* transposed: the packed transposes of the four weights. saved: from swin_block_forward; null: activations are
+ * recomputed. */
 SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const transposed[SWIN_LINEARS],
                                      const float* x, const float* grad_y, const void* saved, int64_t groups,
                                      const swin_block_gradients* gradients);
@@ -263,14 +263,14 @@ typedef struct swin_deformable {
   const int64_t* shapes;          /* (L, 2): height and width of each map */
 } swin_deformable;
 
-/* values: (B, S, h, d). places: (B, Q, h, L, P, 2): x and y of samples, 0 to 1 across a map. weights: (B, Q, h, L, P).
- * y: (B, Q, h, d). */
-SWIN_API int32_t swin_deformable_forward(const swin_deformable* deformable, const float* values, const float* places,
-                                         const float* weights, float* y);
-/* Write the gradients of places and weights, and add the gradient of values to grad_values. */
-SWIN_API int32_t swin_deformable_backward(const swin_deformable* deformable, const float* values, const float* places,
-                                          const float* weights, const float* grad_y, float* grad_values,
-                                          float* grad_places, float* grad_weights);
+/* values: (B, S, h, d). sampling_locations: (B, Q, h, L, P, 2): x and y of samples, 0 to 1 across a map. weights: (B,
+ * Q, h, L, P). y: (B, Q, h, d). */
+SWIN_API int32_t swin_deformable_forward(const swin_deformable* deformable, const float* values,
+                                         const float* sampling_locations, const float* weights, float* y);
+/* Write the gradients of sampling_locations and weights, and add the gradient of values to grad_values. */
+SWIN_API int32_t swin_deformable_backward(const swin_deformable* deformable, const float* values,
+                                          const float* sampling_locations, const float* weights, const float* grad_y,
+                                          float* grad_values, float* grad_sampling_locations, float* grad_weights);
 
 #ifdef __cplusplus
 }

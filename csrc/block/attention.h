@@ -25,8 +25,8 @@ template <class T>
 struct AttentionWorkspace {
   float* logits;   // (N, S)
   T* weights;      // (N, S), not yet divided by their sum
-  T* keys;         // (d, S), pairs of d side by side for bf16
-  T* values;       // (S, d), pairs of places side by side; unused without pairs: v is read directly
+  T* rhs_dS;       // right operand of a sum over d: k or v, pairs of d side by side for bf16
+  T* rhs_Sd;       // right operand of a sum over places, pairs of places side by side; unused without pairs
   float* out;      // (N, d)
   float* inverse;  // (N): 1 / the sum of a row of weights
 
@@ -35,31 +35,36 @@ struct AttentionWorkspace {
     const int64_t S = bias_stride(N);
     logits = arena.take<float>(N * S);
     weights = IN_PAIRS<T> ? arena.take<T>(N * S) : reinterpret_cast<T*>(logits);
-    keys = arena.take<T>(S * d);
-    values = arena.take<T>(S * d);
+    rhs_dS = arena.take<T>(S * d);
+    rhs_Sd = arena.take<T>(S * d);
     out = arena.take<float>(N * d);
     inverse = arena.take<float>(N);
   }
 };
 
-inline void pack_keys(const float* k, int64_t N, int64_t d, float* to) {
+// Pack rows (N, d) as the right operand of a sum over d.
+inline void pack_rhs_dS(const float* rows, int64_t N, int64_t d, float* to) {
   const int64_t S = bias_stride(N);
-  transpose(k, d, N, d, to, S);
+  transpose(rows, d, N, d, to, S);
   for (int64_t c = 0; c < d && N < S; c++) std::fill(to + c * S + N, to + (c + 1) * S, 0.f);
 }
-inline void pack_keys(const rounded* k, int64_t N, int64_t d, rounded* to) { pack_keys(&k->number, N, d, &to->number); }
+inline void pack_rhs_dS(const rounded* rows, int64_t N, int64_t d, rounded* to) {
+  pack_rhs_dS(&rows->number, N, d, &to->number);
+}
+// Pack rows (N, d) as the right operand of a sum over places. Without pairs the rows are the operand.
 template <class T>
-const T* pack_values(const T* v, int64_t, int64_t, T*) {
-  return v;
+const T* pack_rhs_Sd(const T* rows, int64_t, int64_t, T*) {
+  return rows;
 }
 #if SWIN_HAS_BF16
-inline void pack_keys(const bf16* k, int64_t N, int64_t d, bf16* to) {
+inline void pack_rhs_dS(const bf16* rows, int64_t N, int64_t d, bf16* to) {
   const int64_t S = bias_stride(N);
-  transpose_pairs(k, d, N, d / 2, to, 2 * S);
+  transpose_pairs(rows, d, N, d / 2, to, 2 * S);
   for (int64_t c = 0; c < d / 2 && N < S; c++) std::memset(to + 2 * (c * S + N), 0, 2 * (S - N) * sizeof(bf16));
 }
-inline const bf16* pack_values(const bf16* v, int64_t N, int64_t d, bf16* to) {
-  for (int64_t n = 0; n < N; n += 2) interleave_rows(v + n * d, n + 1 < N ? v + (n + 1) * d : nullptr, d, to + n * d);
+inline const bf16* pack_rhs_Sd(const bf16* rows, int64_t N, int64_t d, bf16* to) {
+  for (int64_t n = 0; n < N; n += 2)
+    interleave_rows(rows + n * d, n + 1 < N ? rows + (n + 1) * d : nullptr, d, to + n * d);
   std::memset(to + round_up(N, 2) * d, 0, (bias_stride(N) - round_up(N, 2)) * d * sizeof(bf16));
   return to;
 }
@@ -88,15 +93,15 @@ float softmax(float* logits, int64_t S, float scale, const float* bias, const fl
 // Compute workspace.weights, and workspace.inverse, the factor of each row of weights. q, k: (N, d). `bias` and `mask`:
 // (N, S). A null mask means no mask.
 template <class T>
-void attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale, const float* bias, const float* mask,
-                       const AttentionWorkspace<T>& workspace) {
+void compute_attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale, const float* bias,
+                               const float* mask, const AttentionWorkspace<T>& workspace) {
   const int64_t S = bias_stride(N);
   scale *= LOG2E;
   {
     const Timed timed(Work::PACKING, N * d);
-    pack_keys(k, N, d, workspace.keys);
+    pack_rhs_dS(k, N, d, workspace.rhs_dS);
   }
-  gemm(N, S, d, d, S, S, q, workspace.keys, workspace.logits);
+  gemm(N, S, d, d, S, S, q, workspace.rhs_dS, workspace.logits);
   const Timed timed(Work::SOFTMAX, N * S);
   for (int64_t n = 0; n < N; n++) {
     float* logits = workspace.logits + n * S;
@@ -111,67 +116,68 @@ template <class T, class Put>
 void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scale, const float* bias, const float* mask,
             const AttentionWorkspace<T>& workspace, const Put& put) {
   const int64_t S = bias_stride(N);
-  attention_weights(N, d, q, k, scale, bias, mask, workspace);
-  const T* values = pack_values(v, N, d, workspace.values);
-  gemm(N, d, IN_PAIRS<T> ? S : N, S, d, d, workspace.weights, values, workspace.out);
+  compute_attention_weights(N, d, q, k, scale, bias, mask, workspace);
+  const T* rhs = pack_rhs_Sd(v, N, d, workspace.rhs_Sd);
+  gemm(N, d, IN_PAIRS<T> ? S : N, S, d, d, workspace.weights, rhs, workspace.out);
   const Timed timed(Work::HEADS, N * d);
   for (int64_t n = 0; n < N; n++) put(n, workspace.out + n * d, workspace.inverse[n]);
 }
 
 template <class T>
 struct AttentionBackwardWorkspace {
-  float* grads;   // (N, S), of weights
-  T* logits;      // (N, S), gradients of logits, times the scale
-  T* transposed;  // (N, S), the transpose of either, keys first
+  float* grad_weights;  // (N, S)
+  T* grad_logits;       // (N, S), times the scale
+  T* transposed;        // (N, S), the transpose of either, keys first
 
   AttentionBackwardWorkspace() = default;
   AttentionBackwardWorkspace(int64_t N, Arena& arena) {
     const int64_t S = bias_stride(N);
-    grads = arena.take<float>(N * S);
-    logits = IN_PAIRS<T> ? arena.take<T>(N * S) : reinterpret_cast<T*>(grads);
+    grad_weights = arena.take<float>(N * S);
+    grad_logits = IN_PAIRS<T> ? arena.take<T>(N * S) : reinterpret_cast<T*>(grad_weights);
     transposed = arena.take<T>(N * S);
   }
 };
 
 // A row of softmax's backward. Divide the weights by their sum, and write the gradients of the logits, times `scale`,
-// to `to`. `to` may be `grads`.
+// to `grad_logits`, which may be `grad_weights`.
 template <class T>
-void softmax_backward(T* weights, float inverse, const float* grads, int64_t S, float scale, float* bias_sum, T* to) {
+void softmax_backward(T* weights, float inverse, const float* grad_weights, int64_t S, float scale, float* bias_sum,
+                      T* grad_logits) {
   Vec sum(0.f);
   for (int64_t k = 0; k < S; k += LANES) {
     const Vec p = load(weights + k) * Vec(inverse);
     store(weights + k, p);
-    sum = fmadd(p, load(grads + k), sum);
+    sum = fmadd(p, load(grad_weights + k), sum);
   }
-  const Vec mean(sum_of(sum));
+  const Vec delta(sum_of(sum));  // the dot product of the weights and their gradients
   for (int64_t k = 0; k < S; k += LANES) {
-    const Vec g = load(weights + k) * (load(grads + k) - mean);
+    const Vec g = load(weights + k) * (load(grad_weights + k) - delta);
     store(bias_sum + k, load(bias_sum + k) + g);
-    store(to + k, g * Vec(scale));
+    store(grad_logits + k, g * Vec(scale));
   }
 }
 
-// Gradients of `attend`, from the gradient of its output, `out` (N, d). Calls put(which, place, row of d numbers), with
-// `which` 0 for the query, 1 for the key, 2 for the value.
-// bias_sum: (N, S), the sum of gradients of the bias.
+// Gradients of `attend`, from grad_out (N, d). Calls put(which, place, row of d numbers), with `which` 0 for the query,
+// 1 for the key, 2 for the value. bias_sum: (N, S), the sum of gradients of the bias. scratch: memory as that of
+// `attend`.
 template <class T, class Put>
-void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, const T* out, float scale,
-                     const float* bias, const float* mask, float* bias_sum, const AttentionWorkspace<T>& forward,
+void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, const T* grad_out, float scale,
+                     const float* bias, const float* mask, float* bias_sum, const AttentionWorkspace<T>& scratch,
                      const AttentionBackwardWorkspace<T>& workspace, const Put& put) {
   const int64_t S = bias_stride(N), K = IN_PAIRS<T> ? S : N;
-  attention_weights(N, d, q, k, scale, bias, mask, forward);
-  pack_keys(v, N, d, forward.keys);
-  gemm(N, S, d, d, S, S, out, forward.keys, workspace.grads);
+  compute_attention_weights(N, d, q, k, scale, bias, mask, scratch);
+  pack_rhs_dS(v, N, d, scratch.rhs_dS);
+  gemm(N, S, d, d, S, S, grad_out, scratch.rhs_dS, workspace.grad_weights);
   {
     const Timed timed(Work::SOFTMAX, N * S);
     for (int64_t n = 0; n < N; n++)
-      softmax_backward(forward.weights + n * S, forward.inverse[n], workspace.grads + n * S, S, scale, bias_sum + n * S,
-                       workspace.logits + n * S);
+      softmax_backward(scratch.weights + n * S, scratch.inverse[n], workspace.grad_weights + n * S, S, scale,
+                       bias_sum + n * S, workspace.grad_logits + n * S);
   }
-  const auto times = [&](const T* a, const T* b, int64_t which) {
-    gemm(N, d, K, S, d, d, a, pack_values(b, N, d, forward.values), forward.out);
+  const auto multiply = [&](const T* a, const T* b, int64_t which) {
+    gemm(N, d, K, S, d, d, a, pack_rhs_Sd(b, N, d, scratch.rhs_Sd), scratch.out);
     const Timed timed(Work::HEADS, N * d);
-    for (int64_t n = 0; n < N; n++) put(which, n, forward.out + n * d);
+    for (int64_t n = 0; n < N; n++) put(which, n, scratch.out + n * d);
   };
   const auto with_keys_first = [&](const T* a) {
     const Timed timed(Work::PACKING, N * N);
@@ -180,9 +186,9 @@ void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, c
       std::memset(static_cast<void*>(workspace.transposed + n * S + N), 0, (S - N) * sizeof(T));
     return workspace.transposed;
   };
-  times(workspace.logits, k, 0);
-  times(with_keys_first(workspace.logits), q, 1);
-  times(with_keys_first(forward.weights), out, 2);
+  multiply(workspace.grad_logits, k, 0);
+  multiply(with_keys_first(workspace.grad_logits), q, 1);
+  multiply(with_keys_first(scratch.weights), grad_out, 2);
 }
 
 }  // namespace swin::SWIN_ISA

@@ -1,5 +1,5 @@
-// Gradients of one Swin block, V1 or V2, over a batch of maps. Values that the forward pass did not save are
-// recomputed.
+// Gradients of one Swin block, V1 or V2, over a batch of maps. Activations that the forward pass did not save
+// are recomputed.
 //
 // Layout: as in block.h.
 #pragma once
@@ -9,13 +9,13 @@
 
 namespace swin::SWIN_ISA {
 
-// Positions in one array of sums: all gradients except the weights of linear layers.
+// Offsets in one array of sums: of all gradients but those of the weights of linear layers.
 template <class T>
-struct VectorSums {
+struct SumOffsets {
   int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, transposed_bias, cosine_scale, size;
-  int64_t transposed_numbers;  // of the position bias with keys first, for AMX
+  int64_t transposed_bias_size;  // of the position bias with keys first, for AMX
 
-  VectorSums(const BlockWeights<T>& w, int64_t N, int64_t S) {
+  SumOffsets(const BlockWeights<T>& w, int64_t N, int64_t S) {
     size = 0;
     const auto take = [&](int64_t numbers) {  // whole cache lines
       const int64_t begin = size;
@@ -25,8 +25,8 @@ struct VectorSums {
     for (int64_t i = 0; i < 3; i++) norm_weight[i] = take(w.C), norm_bias[i] = take(w.C);
     for (int64_t i = 0; i < LINEARS; i++) bias[i] = take(w.linear(i).N);
     bias_hNS = take(w.heads * N * S);
-    transposed_numbers = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
-    transposed_bias = take(transposed_numbers);
+    transposed_bias_size = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
+    transposed_bias = take(transposed_bias_size);
     cosine_scale = take(w.heads);
   }
 };
@@ -35,7 +35,7 @@ struct VectorSums {
 template <class T>
 int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int64_t threads);
 
-// saved: values of the forward pass, in groups of `groups_of_backward`. Without them, values are recomputed.
+// saved: activations of the forward pass, in groups of `groups_of_backward`. Without them, they are recomputed.
 template <class T>
 void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
                         int64_t threads, const float* x, const float* grad_y, float* grad_x,

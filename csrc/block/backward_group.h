@@ -11,17 +11,18 @@ namespace swin::SWIN_ISA {
 template <class T>
 class BackwardGroup : public BlockGroup<T> {
  public:
-  // sums: the sums of this group's thread, in the layout of `VectorSums`.
-  // weight_sums: the thread's own gradients of the four weights; null: the caller computes the gradients from `kept`.
-  BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, const Groups& dealt,
+  // sums: the sums of this group's thread, in the layout of `SumOffsets`.
+  // weight_sums: the thread's own gradients of the four weights; null: the caller computes the gradients from
+  // `operands`.
+  BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, const Groups& groups,
                 const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
                 const float* transposed_bias)
-      : BlockGroup<T>(w, windows, dealt, x, grad_x, transposed),
+      : BlockGroup<T>(w, windows, groups, x, grad_x, transposed),
         transposed(transposed),
         grad_y(grad_y),
         sums(sums),
         weight_sums(weight_sums),
-        of(w, this->N, this->S),
+        offsets(w, this->N, this->S),
         transposed_bias(transposed_bias) {
     memory.allocate([&](Arena& arena) { lay_out_gradients(arena); });
 #if SWIN_HAS_TILES
@@ -36,131 +37,134 @@ class BackwardGroup : public BlockGroup<T> {
   // grad_x first holds the tokens after attention, for the tokens of this group, and at the end their gradient.
   void run(const Group& group, char* saved) {
     if (saved) {
-      this->use(saved);
-      this->gather(group);
-      for (int64_t m = 0; m < tokens; m++) std::copy_n(this->middle + m * w.C, w.C, this->out + token_of[m] * w.C);
+      this->bind_saved(saved);
+      this->gather_tokens(group);
+      for (int64_t m = 0; m < tokens; m++)
+        std::copy_n(this->after_attention + m * w.C, w.C, this->out + token_of[m] * w.C);
     } else {
-      this->attention(group);
+      this->run_attention(group);
     }
     mlp_backward();
     attention_backward(group);
     first_run = false;
   }
 
-  Kept<T> kept[LINEARS];  // written by `run`, unless the thread has its own sums
+  WeightGradOperands<T> operands[LINEARS];  // written by `run`, unless the thread has its own sums
 
  private:
   using Base = BlockGroup<T>;
-  using Base::w, Base::rows, Base::N, Base::S, Base::d, Base::tokens, Base::places, Base::row_of, Base::token_of,
+  using Base::w, Base::max_rows, Base::N, Base::S, Base::d, Base::tokens, Base::places, Base::row_of, Base::token_of,
       Base::product_workspace;
 
   void lay_out_gradients(Arena& arena) {
-    const int64_t C = w.C, D = w.D, v2 = w.cosine_scale ? 1 : 0;
-    mlp_hidden = arena.take<T>(rows * D);
-    mlp_in = arena.take<T>(rows * C);
-    grad_wide = arena.take<T>(rows * std::max(3 * C, D));
-    grad_branch = arena.take<T>(rows * C);
-    grad_attended = arena.take<T>((rows + ROW_STEP) * C);
-    grad = arena.take<float>(rows * C);
-    product_row = arena.take<float>(rows * C);
-    mlp_out = arena.take<float>(v2 * rows * C);
-    row = arena.take<float>(C);
-    if (v2) this->factors = arena.take<float>(3 * w.heads * rows);
-    for (int64_t i = 0; i < LINEARS && !weight_sums; i++) kept[i] = {w.linear(i).K, w.linear(i).N, rows, arena};
-    if (weight_sums) kept[0] = {std::max(C, D), std::max(3 * C, D), rows, arena};
+    const int64_t C = w.C, D = w.D, v2 = w.is_v2() ? 1 : 0;
+    mlp_hidden = arena.take<T>(max_rows * D);
+    mlp_in = arena.take<T>(max_rows * C);
+    grad_wide = arena.take<T>(max_rows * std::max(3 * C, D));
+    grad_branch_output = arena.take<T>(max_rows * C);
+    grad_attended = arena.take<T>((max_rows + ROW_STEP) * C);
+    grad_shortcut = arena.take<float>(max_rows * C);
+    grad_branch_input = arena.take<float>(max_rows * C);
+    mlp_out = arena.take<float>(v2 * max_rows * C);
+    norm3_input = arena.take<float>(C);
+    if (v2) this->length_factors = arena.take<float>(3 * w.heads * max_rows);
+    for (int64_t i = 0; i < LINEARS && !weight_sums; i++) operands[i] = {w.linear(i).K, w.linear(i).N, max_rows, arena};
+    if (weight_sums) operands[0] = {std::max(C, D), std::max(3 * C, D), max_rows, arena};
     attention_backward_workspace = {N, arena};
 #if SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_workspace = {N, arena};
 #endif
   }
 
-  AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
+  AffineSums norm_sums(int64_t i) const { return {sums + offsets.norm_weight[i], sums + offsets.norm_bias[i]}; }
   const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
-  void fetch_ahead(const float* map, int64_t m) const {
-    if (m + this->AHEAD < tokens) this->fetch(token(map, m + this->AHEAD));
+  void prefetch_ahead(const float* map, int64_t m) const {
+    if (m + this->AHEAD < tokens) this->prefetch(token(map, m + this->AHEAD));
   }
 
-  // Keep the operands of a weight gradient. With sums of its own, the thread adds the gradient now, from its cache.
-  void keep(int64_t i, T* input, const T* of_output) {
-    Kept<T>& k = kept[weight_sums ? 0 : i];
+  // Pack the operands of a weight gradient. With sums of its own, the thread adds the gradient now, from its cache.
+  void pack_weight_grad_operands(int64_t i, T* input, const T* grad_output) {
+    WeightGradOperands<T>& packed = operands[weight_sums ? 0 : i];
     const Timed timed(Work::PACKING, tokens * (w.linear(i).K + w.linear(i).N));
-    k.keep(w.linear(i).K, w.linear(i).N, input, of_output, tokens, sums + of.bias[i]);
-    const Kept<T>* const one = &k;
-    if (weight_sums) weight_gradient(&one, 1, 0, k.out, weight_sums[i], !first_run);
+    packed.pack(w.linear(i).K, w.linear(i).N, input, grad_output, tokens, sums + offsets.bias[i]);
+    const WeightGradOperands<T>* const one = &packed;
+    if (weight_sums) compute_weight_gradient(&one, 1, 0, packed.out, weight_sums[i], !first_run);
   }
 
-  // product_row = a W of linear layer i.
-  void times_weight(int64_t i, const T* a) {
-    linear_to(a, w.linear(i).N, tokens, transposed[i], product_workspace, product_row, w.C);
+  // grad_branch_input = a W of linear layer i.
+  void multiply_transposed_weight(int64_t i, const T* a) {
+    linear_to(a, w.linear(i).N, tokens, transposed[i], product_workspace, grad_branch_input, w.C);
   }
 
   // Write columns n ... n + columns - 1 of row m of the hidden tokens, and of the slopes of GELU. before(i, lanes)
   // loads inputs of GELU.
   template <class Before>
-  void through_gelu(int64_t m, int64_t n, int64_t columns, const Before& before) {
-    T *value = mlp_hidden + m * w.D + n, *slope = grad_wide + m * w.D + n;
+  void write_gelu_and_slope(int64_t m, int64_t n, int64_t columns, const Before& before) {
+    T *hidden = mlp_hidden + m * w.D + n, *slope = grad_wide + m * w.D + n;
     over_columns(columns, [=](int64_t i, int64_t lanes) {
       const Vec x = before(i, lanes), cdf = normal_cdf(x, T());
-      store(value + i, x * cdf, lanes);
+      store(hidden + i, x * cdf, lanes);
       store(slope + i, gelu_slope<T>(x, cdf), lanes);
     });
   }
 
-  // Recompute the values of the MLP that the gradients use.
-  void mlp_again() {
+  // Recompute the activations of the MLP that the gradients use.
+  void recompute_mlp() {
     const int64_t C = w.C, D = w.D;
     {
       const Timed timed(Work::NORMS, tokens * C);
       for (int64_t m = 0; m < tokens; m++) {
-        fetch_ahead(this->out, m);
-        this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+        prefetch_ahead(this->out, m);
+        this->write_branch_input(token(this->out, m), w.norm2, mlp_in + m * C);
       }
     }
     if (const T* saved = this->before_gelu) {
       const Timed timed(Work::GELU, tokens * D);
       for (int64_t m = 0; m < tokens; m++, saved += D)
-        through_gelu(m, 0, D, [=](int64_t i, int64_t lanes) { return load(saved + i, lanes); });
+        write_gelu_and_slope(m, 0, D, [=](int64_t i, int64_t lanes) { return load(saved + i, lanes); });
       mlp_out = this->mlp_branch;
       return;
     }
     linear(
         mlp_in, C, tokens, w.linear(FC1), product_workspace,
-        [&](int64_t m, int64_t n, int64_t columns, const auto& row) { through_gelu(m, n, columns, row); }, Work::GELU);
-    if (!w.cosine_scale) return;  // V1 has no norm after the layer
+        [&](int64_t m, int64_t n, int64_t columns, const auto& row) { write_gelu_and_slope(m, n, columns, row); },
+        Work::GELU);
+    if (!w.is_v2()) return;  // V1 has no norm after the layer
     linear_to(mlp_hidden, D, tokens, w.linear(FC2), product_workspace, mlp_out, C);
   }
 
-  // grad_branch = the gradient of the output of the branch's last linear layer. V2 has a norm after the layer.
-  void enter_branch(int64_t index, int64_t m, const float* value, const Affine& norm) {
-    T* to = grad_branch + m * w.C;
-    const float* from = grad + m * w.C;
-    const float factor = this->keep_rate(index, token_of[m]);
-    if (w.cosine_scale)
-      return layer_norm_backward(value + m * w.C, w.C, norm, from, factor, norm_sums(index),
+  // grad_branch_output = the gradient of the output of the branch's last linear layer: back through the drop path, and
+  // in V2 through the norm after the layer.
+  void write_branch_output_grad(int64_t index, int64_t m, const float* norm_input, const Affine& norm) {
+    T* to = grad_branch_output + m * w.C;
+    const float* from = grad_shortcut + m * w.C;
+    const float factor = this->drop_path_factor(index, token_of[m]);
+    if (w.is_v2())
+      return layer_norm_backward(norm_input + m * w.C, w.C, norm, from, factor, norm_sums(index),
                                  [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
     over_columns(w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(from + c, lanes) * Vec(factor), lanes); });
   }
 
   // The gradient of the shortcut. V2 may have a norm here, with a recomputed input.
   void shortcut_backward(int64_t m) {
-    const float *from = token(grad_y, m), *before = token(this->out, m), *value = mlp_out + m * w.C;
-    float* to = grad + m * w.C;
+    const float *from = token(grad_y, m), *before = token(this->out, m), *norm2_input = mlp_out + m * w.C;
+    float* to = grad_shortcut + m * w.C;
     if (!w.has_norm3) return (void)std::copy_n(from, w.C, to);
-    layer_norm(value, w.C, w.norm2, row);
-    const Vec factor(this->keep_rate(1, token_of[m]));
+    layer_norm(norm2_input, w.C, w.norm2, norm3_input);
+    const Vec factor(this->drop_path_factor(1, token_of[m]));
     over_columns(w.C, [&](int64_t c, int64_t lanes) {
-      store(row + c, fmadd(load(row + c, lanes), factor, load(before + c, lanes)), lanes);
+      store(norm3_input + c, fmadd(load(norm3_input + c, lanes), factor, load(before + c, lanes)), lanes);
     });
-    layer_norm_backward(row, w.C, w.norm3, from, 1.f, norm_sums(2),
+    layer_norm_backward(norm3_input, w.C, w.norm3, from, 1.f, norm_sums(2),
                         [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
   }
 
-  // to = grad + the gradient of the branch's input. In V1 the input passes a norm.
-  void leave_branch(int64_t m, const float* value, const Affine& norm, int64_t index, float* to) {
-    const float *through = product_row + m * w.C, *past = grad + m * w.C;
-    if (!w.cosine_scale)
+  // to = grad_shortcut + the gradient of the branch's input. In V1 the input passes a norm.
+  void add_branch_input_grad(int64_t m, const float* norm_input, const Affine& norm, int64_t index, float* to) {
+    const float *through = grad_branch_input + m * w.C, *past = grad_shortcut + m * w.C;
+    if (!w.is_v2())
       return layer_norm_backward(
-          value, w.C, norm, through, 1.f, norm_sums(index),
+          norm_input, w.C, norm, through, 1.f, norm_sums(index),
           [&](int64_t c, Vec g, int64_t lanes) { store(to + c, load(past + c, lanes) + g, lanes); });
     over_columns(
         w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(past + c, lanes) + load(through + c, lanes), lanes); });
@@ -168,37 +172,37 @@ class BackwardGroup : public BlockGroup<T> {
 
   void mlp_backward() {
     const int64_t C = w.C, D = w.D;
-    mlp_again();
+    recompute_mlp();
     {
       const Timed timed(Work::NORMS, tokens * C);
       for (int64_t m = 0; m < tokens; m++) {
-        fetch_ahead(grad_y, m);
+        prefetch_ahead(grad_y, m);
         shortcut_backward(m);
-        enter_branch(1, m, mlp_out, w.norm2);
+        write_branch_output_grad(1, m, mlp_out, w.norm2);
       }
     }
-    keep(FC2, mlp_hidden, grad_branch);
-    linear(grad_branch, C, tokens, transposed[FC2], product_workspace,
+    pack_weight_grad_operands(FC2, mlp_hidden, grad_branch_output);
+    linear(grad_branch_output, C, tokens, transposed[FC2], product_workspace,
            [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
              T* to = grad_wide + m * D + n;
              over_columns(columns,
                           [=](int64_t i, int64_t lanes) { store(to + i, load(to + i, lanes) * row(i, lanes), lanes); });
            });
-    keep(FC1, mlp_in, grad_wide);
-    times_weight(FC1, grad_wide);
+    pack_weight_grad_operands(FC1, mlp_in, grad_wide);
+    multiply_transposed_weight(FC1, grad_wide);
     const Timed timed(Work::NORMS, tokens * C);
     for (int64_t m = 0; m < tokens; m++) {
-      fetch_ahead(this->out, m);
-      leave_branch(m, token(this->out, m), w.norm2, 1, grad + m * C);
+      prefetch_ahead(this->out, m);
+      add_branch_input_grad(m, token(this->out, m), w.norm2, 1, grad_shortcut + m * C);
     }
   }
 
   void attention_backward(const Group& group) {
-    const int64_t C = w.C, per_head = rows * d;
-    for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->attention_branch, w.norm1);
-    keep(PROJ, this->attended, grad_branch);
-    if (tokens < places) std::memset(static_cast<void*>(grad_attended), 0, rows * C * sizeof(T));
-    linear(grad_branch, C, tokens, transposed[PROJ], product_workspace,
+    const int64_t C = w.C, per_head = max_rows * d;
+    for (int64_t m = 0; m < tokens; m++) write_branch_output_grad(0, m, this->attention_branch, w.norm1);
+    pack_weight_grad_operands(PROJ, this->attended, grad_branch_output);
+    if (tokens < places) std::memset(static_cast<void*>(grad_attended), 0, max_rows * C * sizeof(T));
+    linear(grad_branch_output, C, tokens, transposed[PROJ], product_workspace,
            [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
              for (int64_t from = 0; from < columns; from += d) {
                T* to = grad_attended + (n + from) / d * per_head + this->place_of[m] * d;
@@ -209,13 +213,13 @@ class BackwardGroup : public BlockGroup<T> {
       const float* mask = this->mask_of(group.windows[at / N]);
       for (int64_t head = 0; head < w.heads; head++) head_backward(head, at, mask);
     }
-    keep(QKV, this->normed, grad_wide);
-    times_weight(QKV, grad_wide);
+    pack_weight_grad_operands(QKV, this->normed, grad_wide);
+    multiply_transposed_weight(QKV, grad_wide);
     const Timed timed(Work::NORMS, tokens * C);
     for (int64_t m = 0; m < tokens; m++) {
-      fetch_ahead(this->x, m);
-      fetch_ahead(this->out, m);
-      leave_branch(m, token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
+      prefetch_ahead(this->x, m);
+      prefetch_ahead(this->out, m);
+      add_branch_input_grad(m, token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
     }
   }
 
@@ -223,47 +227,48 @@ class BackwardGroup : public BlockGroup<T> {
   // padding equal the bias, so their gradients are added to the bias's gradient.
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
-    const auto values = [&](int64_t which) { return this->qkv + (of_head(which) * rows + at) * d; };
+    const auto rows = [&](int64_t which) { return this->qkv + (of_head(which) * max_rows + at) * d; };
     const auto put = [&](int64_t which, int64_t place, float* g) {
-      if (w.cosine_scale && which < 2) {
+      if (w.is_v2() && which < 2) {
         const float length = which ? 1.f : w.cosine_scale[head];
-        const float factor = this->factors[of_head(which) * rows + at + place];
-        const float of_length = length_backward(g, values(which) + place * d, d, factor, length);
-        if (!which) sums[of.cosine_scale + head] += of_length;
+        const float factor = this->length_factors[of_head(which) * max_rows + at + place];
+        const float grad_length = length_backward(g, rows(which) + place * d, d, factor, length);
+        if (!which) sums[offsets.cosine_scale + head] += grad_length;
       }
       const int64_t row = row_of[at + place], column = of_head(which) * d;
-      float* sum = sums + of.bias[QKV] + column;
+      float* sum = sums + offsets.bias[QKV] + column;
       if (row < 0) return add_row(g, d, sum);
       convert_row(g, d, grad_wide + row * 3 * w.C + column);
     };
-    const T* out = grad_attended + (head * rows + at) * d;
+    const T* grad_out = grad_attended + (head * max_rows + at) * d;
     const int64_t square = head * N * S;
 #if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
       if (this->heads_in_tiles &&
-          attend_backward_in_tiles(N, values(0), values(1), values(2), out, w.scale, transposed_bias + square, mask,
-                                   sums + of.transposed_bias + square, tile_backward_workspace, put))
+          attend_backward_in_tiles(N, rows(0), rows(1), rows(2), grad_out, w.scale, transposed_bias + square, mask,
+                                   sums + offsets.transposed_bias + square, tile_backward_workspace, put))
         return;
 #endif
-    attend_backward(N, d, values(0), values(1), values(2), out, w.scale, w.bias_hNS + square, mask,
-                    sums + of.bias_hNS + square, this->attention_workspace, attention_backward_workspace, put);
+    attend_backward(N, d, rows(0), rows(1), rows(2), grad_out, w.scale, w.bias_hNS + square, mask,
+                    sums + offsets.bias_hNS + square, this->attention_workspace, attention_backward_workspace, put);
   }
 
   const Linear<T>* transposed;
   const float* grad_y;
   float *sums, *const *weight_sums;
   bool first_run = true;
-  const VectorSums<T> of;
+  const SumOffsets<T> offsets;
   const float* transposed_bias;  // (h, N, S): w.bias_hNS with keys first, for heads in tiles
   AttentionBackwardWorkspace<T> attention_backward_workspace;
 #if SWIN_HAS_TILES
   HeadTileBackwardWorkspace tile_backward_workspace;
 #endif
-  T *mlp_hidden, *mlp_in;          // the MLP's hidden tokens, and its input
-  T* grad_wide;                    // GELU's slope, gradients of hidden tokens, then of q, k and v
-  T *grad_branch, *grad_attended;  // gradients of a branch's last linear layer, and of attended tokens by head
-  float *grad, *product_row;       // gradients of the shortcut, and of the input of a branch's first linear layer
-  float *mlp_out, *row;
+  T *mlp_hidden, *mlp_in;                 // the MLP's hidden tokens, and its input
+  T* grad_wide;                           // GELU's slope, gradients of hidden tokens, then of q, k and v
+  T *grad_branch_output, *grad_attended;  // gradients of a branch's last linear layer, and of attended tokens by head
+  float *grad_shortcut,
+      *grad_branch_input;        // gradients of the shortcut, and of the input of a branch's first linear layer
+  float *mlp_out, *norm3_input;  // the MLP's output before the norm of V2; a row
   Memory memory;
 };
 

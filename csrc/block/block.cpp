@@ -13,31 +13,31 @@ int64_t bytes_of_group() { return std::clamp<int64_t>(l2_bytes(), 512 << 10, 1 <
 
 template <class T>
 int64_t bytes_of_row(const BlockWeights<T>& w) {
-  return sizeof(T) * (2 * w.C + std::max(3 * w.C, w.D)) + (w.cosine_scale ? sizeof(float) * w.C : 0);
+  return sizeof(T) * (2 * w.C + std::max(3 * w.C, w.D)) + (w.is_v2() ? sizeof(float) * w.C : 0);
 }
 
 }  // namespace
 
 template <class T>
-int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t groups) {
-  const Rows rows(windows.deal(groups), windows.area());
-  return bytes_of([&](Arena& arena) { Saved<T>(w, rows, arena); });
+int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t num_groups) {
+  const Capacity capacity(windows.deal(num_groups), windows.area());
+  return bytes_of([&](Arena& arena) { Saved<T>(w, capacity, arena); });
 }
 
 template <class T>
 void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t threads, const float* x, float* out,
                const SavedGroups& saved) {
   BlockWeights<T> w = weights;
-  Split split;
-  if (w.worth_splitting(windows.tokens())) split.add(w.linears, threads);
+  Bf16Pieces pieces;
+  if (w.worth_packing_pieces(windows.tokens())) pieces.pack(w.linears, threads);
   const int64_t fitting = windows_of_group(windows, threads, std::max(bytes_of_group(), w.bytes()), bytes_of_row(w));
-  const int64_t groups = saved.memory ? saved.groups : (windows.count() + fitting - 1) / fitting;
-  const Groups dealt = windows.deal(groups);
+  const int64_t num_groups = saved.memory ? saved.num_groups : (windows.count() + fitting - 1) / fitting;
+  const Groups groups = windows.deal(num_groups);
   std::atomic<int64_t> next{0};  // any thread computes the same result for a window
-  each_task(std::min(threads, groups), threads, [&](int64_t) {
+  each_task(std::min(threads, num_groups), threads, [&](int64_t) {
     [[maybe_unused]] const TilesInUse tiles;
-    BlockGroup<T> group(w, windows, dealt, x, out);
-    for (int64_t g; (g = next++) < groups;) group.run(dealt[g], saved.of(g));
+    BlockGroup<T> group(w, windows, groups, x, out);
+    for (int64_t g; (g = next++) < num_groups;) group.run(groups[g], saved.of(g));
   });
 }
 #define INSTANTIATE(T)                                                              \

@@ -23,21 +23,23 @@ struct BlockWeights {
   float scale;
 
   int64_t bytes() const { return (linears[QKV].quantised.panels ? sizeof(int8) : sizeof(T)) * (4 * C * C + 2 * C * D); }
-  // Return true if enough tokens use the weights to split them once, see `Split`.
-  bool worth_splitting(int64_t tokens) const { return tokens >= 2 * C; }
+  // The version of the block. V2 has norms after the branches, and attention by the cosine of q and k.
+  bool is_v2() const { return cosine_scale != nullptr; }
+  // Return true if enough tokens use the weights to pack their pieces once, see `Bf16Pieces`.
+  bool worth_packing_pieces(int64_t tokens) const { return tokens >= 2 * C; }
   const Linear<T>& linear(int64_t i) const { return linears[i]; }
 };
 
-// Memory for the values that a forward pass saves for each group of windows. Null: nothing is saved.
+// Memory for the activations that a forward pass saves for each group of windows. Null: nothing is saved.
 struct SavedGroups {
   char* memory = nullptr;
-  int64_t groups = 0, bytes = 0;  // bytes: of each group
+  int64_t num_groups = 0, bytes = 0;  // bytes: of each group
 
   char* of(int64_t group) const { return memory ? memory + group * bytes : nullptr; }
 };
 // Whole cache lines.
 template <class T>
-int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t groups);
+int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t num_groups);
 
 // `out` may be `x`: (B, H, W, C).
 template <class T>

@@ -1,5 +1,5 @@
-// The windows that a thread computes together. All intermediate values stay in its cache. Queries, keys and values have
-// a row for each place of the windows; all other values have a row for each token, without padding.
+// The windows that a thread computes together. All activations stay in its cache. Queries, keys and values have a row
+// for each place of the windows; all others have a row for each token, without padding.
 #pragma once
 
 #include <cstring>
@@ -18,32 +18,32 @@ inline int64_t windows_of_group(const Windows& windows, int64_t threads, int64_t
   return (windows.count() + rounds * threads - 1) / (rounds * threads);
 }
 
-// Numbers of rows with memory in a group.
-struct Rows {
+// The rows that the arrays of any group have memory for.
+struct Capacity {
   int64_t places, tokens;
 
-  Rows(const Groups& dealt, int64_t N)
-      : places(round_up(dealt.most_windows * N, TILE_TERMS)), tokens(round_up(dealt.most_tokens, TILE_TERMS)) {}
+  Capacity(const Groups& groups, int64_t N)
+      : places(round_up(groups.max_windows * N, TILE_TERMS)), tokens(round_up(groups.max_tokens, TILE_TERMS)) {}
 };
 
-// Values of a group of windows, saved for the backward pass.
+// Activations of a group of windows, saved for the backward pass.
 template <class T>
 struct Saved {
   T *qkv = nullptr, *attended = nullptr;  // (3 h, places, d) and (tokens, C)
-  float* middle = nullptr;                // (tokens, C): tokens after attention
+  float* after_attention = nullptr;       // (tokens, C): tokens after attention
   T* before_gelu = nullptr;               // (tokens, D)
   float* branches[2] = {};                // V2: (tokens, C), outputs of attention and MLP before their norms
-  float* factors = nullptr;               // V2: (3 h, places), of each query and key
+  float* length_factors = nullptr;        // V2: (3 h, places), of each query and key
 
   Saved() = default;
-  Saved(const BlockWeights<T>& w, const Rows& rows, Arena& arena) {
-    qkv = arena.take<T>(3 * rows.places * w.C + ROW_STEP * w.C / w.heads);
-    attended = arena.take<T>(rows.tokens * w.C);
-    middle = arena.take<float>(rows.tokens * w.C);
-    before_gelu = arena.take<T>(rows.tokens * w.D);
-    if (!w.cosine_scale) return;
-    for (float*& branch : branches) branch = arena.take<float>(rows.tokens * w.C);
-    factors = arena.take<float>(3 * w.heads * rows.places);
+  Saved(const BlockWeights<T>& w, const Capacity& capacity, Arena& arena) {
+    qkv = arena.take<T>(3 * capacity.places * w.C + ROW_STEP * w.C / w.heads);
+    attended = arena.take<T>(capacity.tokens * w.C);
+    after_attention = arena.take<float>(capacity.tokens * w.C);
+    before_gelu = arena.take<T>(capacity.tokens * w.D);
+    if (!w.is_v2()) return;
+    for (float*& branch : branches) branch = arena.take<float>(capacity.tokens * w.C);
+    length_factors = arena.take<float>(3 * w.heads * capacity.places);
   }
 };
 
@@ -51,7 +51,7 @@ template <class T>
 class BlockGroup {
  public:
   // transposed: the linear layers of a backward pass, besides the layers of `w`.
-  BlockGroup(const BlockWeights<T>& w, const Windows& windows, const Groups& dealt, const float* x, float* out,
+  BlockGroup(const BlockWeights<T>& w, const Windows& windows, const Groups& groups, const float* x, float* out,
              const Linear<T>* transposed = nullptr)
       : w(w),
         windows(windows),
@@ -60,34 +60,37 @@ class BlockGroup {
         d(w.C / w.heads),
         x(x),
         out(out),
-        with_memory(dealt, N),
-        rows(with_memory.places) {
+        capacity(groups, N),
+        max_rows(capacity.places) {
     memory.allocate([&](Arena& arena) { lay_out(transposed ? transposed : w.linears, arena); });
 #if SWIN_HAS_TILES
     if (heads_in_tiles) tile_workspace.clear(N);
 #endif
   }
 
-  // saved: memory for values of the backward pass; null: nothing is saved.
+  // saved: memory for activations of the backward pass; null: nothing is saved.
   void run(const Group& group, char* saved = nullptr) {
-    if (saved) use(saved);
-    attention(group);
-    for (int64_t m = 0; m < tokens && middle; m++) std::copy_n(out + token_of[m] * w.C, w.C, middle + m * w.C);
-    mlp();
+    if (saved) bind_saved(saved);
+    run_attention(group);
+    for (int64_t m = 0; m < tokens && after_attention; m++)
+      std::copy_n(out + token_of[m] * w.C, w.C, after_attention + m * w.C);
+    run_mlp();
   }
 
  protected:
-  // Use `memory` for the saved values.
-  void use(char* memory) {
+  // Point to the saved activations in `memory`.
+  void bind_saved(char* memory) {
     Arena arena(memory);
-    const Saved<T> saved(w, with_memory, arena);
-    qkv = saved.qkv, attended = saved.attended, middle = saved.middle, before_gelu = saved.before_gelu;
-    if (w.cosine_scale) attention_branch = saved.branches[0], mlp_branch = saved.branches[1], factors = saved.factors;
+    const Saved<T> saved(w, capacity, arena);
+    qkv = saved.qkv, attended = saved.attended;
+    after_attention = saved.after_attention, before_gelu = saved.before_gelu;
+    if (w.is_v2())
+      attention_branch = saved.branches[0], mlp_branch = saved.branches[1], length_factors = saved.length_factors;
   }
 
   // The first half of the block: out = x + the branch of the attention.
-  void attention(const Group& group) {
-    gather(group);
+  void run_attention(const Group& group) {
+    gather_tokens(group);
     project_qkv();
     attend_in_windows(group);
     add_branch(attended, w.C, w.linear(PROJ), 0, x, w.norm1, attention_branch);
@@ -95,51 +98,52 @@ class BlockGroup {
 
   void lay_out(const Linear<T>* others, Arena& arena) {
     const auto& own = w.linears;
-    qkv = hidden = arena.take<T>(rows * std::max(3 * w.C, w.D) + ROW_STEP * d);
-    normed = arena.take<T>(rows * w.C);
-    attended = arena.take<T>(rows * w.C);
-    attention_branch = mlp_branch = arena.take<float>(w.cosine_scale ? rows * w.C : 0);
-    normed_row = arena.take<float>(w.cosine_scale ? w.C : 0);
+    qkv = hidden = arena.take<T>(max_rows * std::max(3 * w.C, w.D) + ROW_STEP * d);
+    normed = arena.take<T>(max_rows * w.C);
+    attended = arena.take<T>(max_rows * w.C);
+    attention_branch = mlp_branch = arena.take<float>(w.is_v2() ? max_rows * w.C : 0);
+    normed_row = arena.take<float>(w.is_v2() ? w.C : 0);
     product_workspace = {{own, own + 1, own + 2, own + 3, others, others + 1, others + 2, others + 3}, arena};
     mask = arena.take<float>(N * S);
-    row_of = arena.take<int32_t>(rows);
-    token_of = arena.take<int32_t>(rows);
-    place_of = arena.take<int32_t>(rows);
+    row_of = arena.take<int32_t>(max_rows);
+    token_of = arena.take<int32_t>(max_rows);
+    place_of = arena.take<int32_t>(max_rows);
     attention_workspace = {N, d, arena};
 #if SWIN_HAS_TILES
     if (heads_in_tiles) tile_workspace = {N, arena};
 #endif
   }
 
-  // Gather tokens, normalised for V1. row_of maps places to rows of tokens, -1 for padding; place_of maps rows to
+  // Gather the tokens, normalised for V1. row_of maps places to rows of tokens, -1 for padding; place_of maps rows to
   // places.
-  void gather(const Group& group) {
+  void gather_tokens(const Group& group) {
     tokens = 0;
     places = group.count * N;
     const Timed timed(Work::NORMS, places * w.C);
     for (int64_t p = 0; p < places; p += N) windows.tokens_of(group.windows[p / N], row_of + p);
     for (int64_t p = 0; p < places; p++) {
-      if (p + AHEAD < places && row_of[p + AHEAD] >= 0) fetch(x + row_of[p + AHEAD] * w.C);
+      if (p + AHEAD < places && row_of[p + AHEAD] >= 0) prefetch(x + row_of[p + AHEAD] * w.C);
       const int64_t token = row_of[p];
       if (token < 0) continue;
-      enter(x + token * w.C, w.norm1, normed + tokens * w.C);
+      write_branch_input(x + token * w.C, w.norm1, normed + tokens * w.C);
       row_of[p] = static_cast<int32_t>(tokens);
       place_of[tokens] = static_cast<int32_t>(p);
       token_of[tokens++] = static_cast<int32_t>(token);
     }
   }
 
-  static constexpr int64_t AHEAD = 8;  // tokens of prefetching
-  void fetch(const float* token) const {
+  static constexpr int64_t AHEAD = 8;  // tokens between a prefetch and the use
+  void prefetch(const float* token) const {
     for (int64_t c = 0; c < w.C; c += 16) __builtin_prefetch(token + c);
   }
 
-  void enter(const float* token, const Affine& norm, T* to) const {
-    if (!w.cosine_scale) return layer_norm(token, w.C, norm, to);
+  // Write an input of a branch's first linear layer: V1 has the norm before the branch.
+  void write_branch_input(const float* token, const Affine& norm, T* to) const {
+    if (!w.is_v2()) return layer_norm(token, w.C, norm, to);
     convert_row(token, w.C, to);
   }
 
-  // q, k and v of each head in separate arrays: (3 h, rows, d). Padding is zero before the projection.
+  // q, k and v of each head in separate arrays: (3 h, max_rows, d). Padding is zero before the projection.
   void project_qkv() {
     product(normed, w.C, tokens, w.linear(QKV), product_workspace,
             [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
@@ -159,8 +163,8 @@ class BlockGroup {
   // `head` counts the heads of q, then of k, then of v. Rows have d numbers, without the bias.
   void put_in_head(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
     const float* bias = w.linear(QKV).bias + head * d;
-    const bool has_length = w.cosine_scale && head < 2 * w.heads;
-    T* first = qkv + head * rows * d;
+    const bool has_length = w.is_v2() && head < 2 * w.heads;
+    T* first = qkv + head * max_rows * d;
     const auto put = [&, d = this->d](int64_t r, Vec factor) {
       T* to = first + places[r] * d;
       const float* from = row + r * stride;
@@ -169,15 +173,15 @@ class BlockGroup {
       });
     };
     for (int64_t r = 0; r < count; r++) {
-      const float factor = has_length ? to_length(row + r * stride, bias, head) : 1.f;
-      if (factors) factors[head * rows + places[r]] = factor;
+      const float factor = has_length ? length_factor(row + r * stride, bias, head) : 1.f;
+      if (length_factors) length_factors[head * max_rows + places[r]] = factor;
       put(r, Vec(factor));
     }
   }
 
   // The factor for a query of the length of the cosine scale, or for a key of length 1. The zero vector stays zero. A
   // length above the range of float32 gives NaN, since x / inf would be zero.
-  float to_length(const float* row, const float* bias, int64_t head) const {
+  float length_factor(const float* row, const float* bias, int64_t head) const {
     Vec squares(0.f);
     over_columns(d, [&](int64_t i, int64_t lanes) {
       const Vec v = load(row + i, lanes) + load(bias + i, lanes);
@@ -189,9 +193,9 @@ class BlockGroup {
   }
 
   const float* mask_of(int64_t window) {
-    const int64_t kind = windows.kind(window);
-    if (kind && kind != masked_kind) windows.mask(window, S, mask), masked_kind = kind;
-    return kind ? mask : nullptr;
+    const int64_t id = windows.mask_id(window);
+    if (id && id != current_mask_id) windows.mask(window, S, mask), current_mask_id = id;
+    return id ? mask : nullptr;
   }
 
   void attend_in_windows(const Group& group) {
@@ -203,8 +207,8 @@ class BlockGroup {
 
   // Compute one head of the window at place `at`.
   void attend_in_window(int64_t head, int64_t at, const float* mask) {
-    const T* q = qkv + (head * rows + at) * d;
-    const int64_t apart = w.heads * rows * d;
+    const T* q = qkv + (head * max_rows + at) * d;
+    const int64_t qkv_stride = w.heads * max_rows * d;
     const float* bias = w.bias_hNS + head * N * S;
     const auto row_in_attended = [&](int64_t place) {
       const int64_t row = row_of[at + place];
@@ -212,13 +216,13 @@ class BlockGroup {
     };
 #if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
-      if (heads_in_tiles && attend_in_tiles(N, q, q + apart, q + 2 * apart, w.scale, bias, mask, tile_workspace,
-                                            [&](int64_t place, __m512i o) {
+      if (heads_in_tiles && attend_in_tiles(N, q, q + qkv_stride, q + 2 * qkv_stride, w.scale, bias, mask,
+                                            tile_workspace, [&](int64_t place, __m512i o) {
                                               if (T* to = row_in_attended(place)) _mm512_store_si512(to, o);
                                             }))
         return;
 #endif
-    attend(N, d, q, q + apart, q + 2 * apart, w.scale, bias, mask, attention_workspace,
+    attend(N, d, q, q + qkv_stride, q + 2 * qkv_stride, w.scale, bias, mask, attention_workspace,
            [&](int64_t place, const float* o, float inverse) {
              T* to = row_in_attended(place);
              if (!to) return;
@@ -227,10 +231,10 @@ class BlockGroup {
            });
   }
 
-  void mlp() {
+  void run_mlp() {
     {
       const Timed timed(Work::NORMS, tokens * w.C);
-      for (int64_t m = 0; m < tokens; m++) enter(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
+      for (int64_t m = 0; m < tokens; m++) write_branch_input(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
     }
     linear(
         normed, w.C, tokens, w.linear(FC1), product_workspace,
@@ -248,7 +252,8 @@ class BlockGroup {
       for (int64_t m = 0; m < tokens; m++) layer_norm(out + token_of[m] * w.C, w.C, w.norm3, out + token_of[m] * w.C);
   }
 
-  float keep_rate(int64_t index, int64_t token) const {
+  // 0 for a dropped branch, otherwise 1 / the rate of kept branches.
+  float drop_path_factor(int64_t index, int64_t token) const {
     if (!w.drop_path_2B) return 1.f;
     return w.drop_path_2B[index * windows.batch + token / (windows.rows.length * windows.columns.length)];
   }
@@ -256,7 +261,7 @@ class BlockGroup {
   // out = shortcut + the output of the linear layer. V2 normalises whole rows of the output first, in `branch`.
   void add_branch(const T* a, int64_t lda, const Linear<T>& layer, int64_t index, const float* shortcut,
                   const Affine& norm, float* branch) {
-    if (!w.cosine_scale) {
+    if (!w.is_v2()) {
       return linear(a, lda, tokens, layer, product_workspace,
                     [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
                       add_to_shortcut(index, m, n, columns, shortcut, row);
@@ -273,7 +278,7 @@ class BlockGroup {
   // Add columns from n on of token m of a branch: out = shortcut + branch.
   template <class Row>
   void add_to_shortcut(int64_t index, int64_t m, int64_t n, int64_t columns, const float* shortcut, const Row& row) {
-    const Vec factor(keep_rate(index, token_of[m]));
+    const Vec factor(drop_path_factor(index, token_of[m]));
     const float* from = shortcut + token_of[m] * w.C + n;
     float* to = out + token_of[m] * w.C + n;
     over_columns(columns, [&](int64_t i, int64_t lanes) {
@@ -286,8 +291,8 @@ class BlockGroup {
   const int64_t N, S, d;
   const float* x;
   float* out;
-  const Rows with_memory;
-  const int64_t rows;  // of places
+  const Capacity capacity;
+  const int64_t max_rows;  // of every array: the capacity for places
   AttentionWorkspace<T> attention_workspace;
 #if SWIN_HAS_TILES
   const bool heads_in_tiles = has_head_tiles<T>(d);
@@ -296,13 +301,13 @@ class BlockGroup {
   T *hidden, *normed, *attended;
   T* qkv;                                // the same memory as `hidden`, unless saved
   T* before_gelu = nullptr;              // null unless saved
-  float* middle = nullptr;               // tokens after attention; null unless saved
+  float* after_attention = nullptr;      // tokens after attention; null unless saved
   float *attention_branch, *mlp_branch;  // one array, unless saved
   float *normed_row, *mask;
   ProductWorkspace<T> product_workspace;
-  float* factors = nullptr;  // V2: (3 h, rows), of each query and key, for the backward pass
+  float* length_factors = nullptr;  // V2: (3 h, max_rows), of each query and key, for the backward pass
   int32_t *row_of, *token_of, *place_of;
-  int64_t places = 0, tokens = 0, masked_kind = 0;
+  int64_t places = 0, tokens = 0, current_mask_id = 0;
 
  private:
   Memory memory;

@@ -50,7 +50,7 @@ inline void multiply_channels(const bf16* a, const bf16* b, int64_t K, float* c)
   }
 }
 
-constexpr int64_t OUT = 48;
+constexpr int64_t OUT_STRIDE = 48;
 // out (16, 48) = a (16, K) b, with b packed by `interleave_head`. With `ones`, the last 16 columns are the sums of the
 // rows of a.
 inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16* ones, float* out) {
@@ -66,9 +66,9 @@ inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16*
     _tile_dpbf16ps(1, 4, 6);
     if (ones) _tile_dpbf16ps(2, 4, 7);
   }
-  _tile_stored(0, out, 4 * OUT);
-  _tile_stored(1, out + 16, 4 * OUT);
-  if (ones) _tile_stored(2, out + 32, 4 * OUT);
+  _tile_stored(0, out, 4 * OUT_STRIDE);
+  _tile_stored(1, out + 16, 4 * OUT_STRIDE);
+  if (ones) _tile_stored(2, out + 32, 4 * OUT_STRIDE);
 }
 
 // Softmax is computed without the maximum here. The result is accurate if the sum of weights is within these limits.
@@ -80,7 +80,7 @@ struct HeadTileWorkspace {
   bf16 *keys, *values, *ones;  // `ones`: a tile
   float* logits;               // (16, K)
   bf16* weights;               // (16, K), not yet divided by their sum
-  float* out;                  // (16, OUT)
+  float* out;                  // (16, OUT_STRIDE)
 
   HeadTileWorkspace() = default;
   HeadTileWorkspace(int64_t N, Arena& arena) {
@@ -90,7 +90,7 @@ struct HeadTileWorkspace {
     ones = arena.take<bf16>(TILE);
     logits = arena.take<float>(TILE_ROWS * K);
     weights = arena.take<bf16>(TILE_ROWS * K);
-    out = arena.take<float>(TILE_ROWS * OUT);
+    out = arena.take<float>(TILE_ROWS * OUT_STRIDE);
   }
   // Call before the first use. Places from N on are never written afterwards, and stay zero.
   void clear(int64_t N) const {
@@ -130,7 +130,7 @@ bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, flo
     }
     multiply_places(workspace.weights, K, workspace.values, workspace.ones, workspace.out);
     for (int64_t r = 0; r < rows; r++) {
-      const float* out = workspace.out + OUT * r;
+      const float* out = workspace.out + OUT_STRIDE * r;
       const Vec sum = load(out + 32), inverse = _mm512_rcp14_ps(sum);  // bf16 has 8 bits
       right &= in_range(sum);
       put(n + r, round_pair(load(out) * inverse, load(out + 16) * inverse));
@@ -140,64 +140,65 @@ bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, flo
 }
 
 struct HeadTileBackwardWorkspace {
-  bf16 *queries, *grads_out;                        // by `transpose_head`
-  bf16 *vnni_queries, *vnni_keys, *vnni_grads;      // by `interleave_head`
-  float *weights, *grads;                           // (K keys, K queries); grads: of weights
-  float *sums, *dots;                               // (K queries)
-  bf16 *weights_bf16, *logits, *vnni, *transposed;  // (K, K); logits, vnni and transposed: gradients of logits
+  bf16 *queries, *grad_out;                        // by `transpose_head`
+  bf16 *vnni_queries, *vnni_keys, *vnni_grad_out;  // by `interleave_head`
+  float *weights, *grad_weights;                   // (K keys, K queries)
+  float *sums, *deltas;  // (K queries): of weights, later 1 / the sum; of weights times their gradients
+  // (K, K): weights, and the gradients of logits, straight, in pairs of keys and transposed
+  bf16 *weights_bf16, *grad_logits, *vnni_grad_logits, *transposed_grad_logits;
   float* out;
 
   HeadTileBackwardWorkspace() = default;
   HeadTileBackwardWorkspace(int64_t N, Arena& arena) {
     const int64_t K = padded_places(N);
-    for (bf16** rows : heads().of) *rows = arena.take<bf16>(K * TILE_TERMS);
-    for (bf16** square : squares().of) *square = arena.take<bf16>(K * K);
+    for (bf16** rows : heads().arrays) *rows = arena.take<bf16>(K * TILE_TERMS);
+    for (bf16** square : squares().arrays) *square = arena.take<bf16>(K * K);
     weights = arena.take<float>(K * K);
-    grads = arena.take<float>(K * K);
+    grad_weights = arena.take<float>(K * K);
     sums = arena.take<float>(K);
-    dots = arena.take<float>(K);
-    out = arena.take<float>(TILE_ROWS * OUT);
+    deltas = arena.take<float>(K);
+    out = arena.take<float>(TILE_ROWS * OUT_STRIDE);
   }
   // Call before the first use.
   void clear(int64_t N) {
     const int64_t K = padded_places(N);
-    for (bf16** rows : heads().of) std::memset(*rows, 0, K * TILE_TERMS * sizeof(bf16));
-    for (bf16** square : squares().of) std::memset(*square, 0, K * K * sizeof(bf16));
+    for (bf16** rows : heads().arrays) std::memset(*rows, 0, K * TILE_TERMS * sizeof(bf16));
+    for (bf16** square : squares().arrays) std::memset(*square, 0, K * K * sizeof(bf16));
   }
 
  private:
   struct Heads {
-    bf16** of[5];
+    bf16** arrays[5];
   };
   struct Squares {
-    bf16** of[4];
+    bf16** arrays[4];
   };
-  Heads heads() { return {{&queries, &grads_out, &vnni_queries, &vnni_keys, &vnni_grads}}; }
-  Squares squares() { return {{&weights_bf16, &logits, &vnni, &transposed}}; }
+  Heads heads() { return {{&queries, &grad_out, &vnni_queries, &vnni_keys, &vnni_grad_out}}; }
+  Squares squares() { return {{&weights_bf16, &grad_logits, &vnni_grad_logits, &transposed_grad_logits}}; }
 };
 
 // Weights and their gradients, not yet divided by the sum of weights. Matrices are (keys, queries): sums over keys add
 // whole vectors, and two of three products need no transpose. `bias` (N, S) is transposed, too.
-inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias, const float* mask,
-                             HeadTileBackwardWorkspace workspace) {
+inline void compute_weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias,
+                                     const float* mask, HeadTileBackwardWorkspace workspace) {
   const int64_t S = bias_stride(N), K = padded_places(N);
   std::fill_n(workspace.sums, K, 0.f);
-  std::fill_n(workspace.dots, K, 0.f);
+  std::fill_n(workspace.deltas, K, 0.f);
   for (int64_t n = 0; n < N; n += TILE_ROWS) {
     multiply_channels(k + n * TILE_TERMS, workspace.queries, K, workspace.weights + n * K);
-    multiply_channels(v + n * TILE_TERMS, workspace.grads_out, K, workspace.grads + n * K);
+    multiply_channels(v + n * TILE_TERMS, workspace.grad_out, K, workspace.grad_weights + n * K);
     for (int64_t i = 0; i < S; i += LANES) {
-      Vec sum = load(workspace.sums + i), dot = load(workspace.dots + i);
+      Vec sum = load(workspace.sums + i), delta = load(workspace.deltas + i);
       for (int64_t r = n; r < std::min(N, n + TILE_ROWS); r++) {
         Vec t = fmadd(load(workspace.weights + r * K + i), Vec(scale), load(bias + r * S + i));
         if (mask) t = t + load(mask + r * S + i);  // a symmetric matrix
         const Vec e = exp2(t, bf16());
         store(workspace.weights + r * K + i, e);
         sum = sum + e;
-        dot = fmadd(e, load(workspace.grads + r * K + i), dot);
+        delta = fmadd(e, load(workspace.grad_weights + r * K + i), delta);
       }
       store(workspace.sums + i, sum);
-      store(workspace.dots + i, dot);
+      store(workspace.deltas + i, delta);
     }
   }
 }
@@ -206,53 +207,54 @@ inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scal
 // after the last place. `workspace` is a copy: the compiler then keeps its pointers in registers. Returns false, with
 // nothing computed, if the softmax is inaccurate.
 template <class Put>
-bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, const bf16* out, float scale,
+bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, const bf16* grad_out, float scale,
                               const float* bias, const float* mask, float* bias_sum,
                               HeadTileBackwardWorkspace workspace, const Put& put) {
   const TilesInUse tiles;
   const int64_t S = bias_stride(N), K = padded_places(N);
   transpose_head(q, N, workspace.queries);
-  transpose_head(out, N, workspace.grads_out);
-  weights_in_tiles(N, k, v, scale * LOG2E, bias, mask, workspace);
+  transpose_head(grad_out, N, workspace.grad_out);
+  compute_weights_in_tiles(N, k, v, scale * LOG2E, bias, mask, workspace);
   for (int64_t i = 0; i < N; i += LANES) {
     const __mmask16 lanes = i + LANES <= N ? 0xffff : first_lanes(N - i);
     const Vec sum = load(workspace.sums + i), inverse = _mm512_maskz_div_ps(lanes, Vec(1.f), sum);
     if ((in_range(sum) & lanes) != lanes) return false;
     store(workspace.sums + i, inverse);
-    store(workspace.dots + i, load(workspace.dots + i) * inverse);
+    store(workspace.deltas + i, load(workspace.deltas + i) * inverse);
   }
   interleave_head(q, N, workspace.vnni_queries);
   interleave_head(k, N, workspace.vnni_keys);
-  interleave_head(out, N, workspace.vnni_grads);
+  interleave_head(grad_out, N, workspace.vnni_grad_out);
   for (int64_t n = 0; n < N; n += 2)
     for (int64_t i = 0; i < S; i += LANES) {
-      const Vec inverse = load(workspace.sums + i), mean = load(workspace.dots + i);
-      const auto of_logits = [&](int64_t r) {
-        const Vec p = load(workspace.weights + r * K + i) * inverse, g = p * (load(workspace.grads + r * K + i) - mean);
+      const Vec inverse = load(workspace.sums + i), delta = load(workspace.deltas + i);
+      const auto grad_logits = [&](int64_t r) {
+        const Vec p = load(workspace.weights + r * K + i) * inverse;
+        const Vec g = p * (load(workspace.grad_weights + r * K + i) - delta);
         store(workspace.weights_bf16 + r * K + i, p);
-        store(workspace.logits + r * K + i, g);
+        store(workspace.grad_logits + r * K + i, g);
         store(bias_sum + r * S + i, load(bias_sum + r * S + i) + g);
         return g;
       };
-      const Vec even = of_logits(n), odd = n + 1 < N ? of_logits(n + 1) : Vec(0.f);
+      const Vec even = grad_logits(n), odd = n + 1 < N ? grad_logits(n + 1) : Vec(0.f);
       const __m512i rounded = round_pair(even, odd);
       const __m512i upper = _mm512_shuffle_i64x2(rounded, rounded, 0xee);
-      _mm512_store_si512(workspace.vnni + n * K + 2 * i, interleave(rounded, upper).first);
+      _mm512_store_si512(workspace.vnni_grad_logits + n * K + 2 * i, interleave(rounded, upper).first);
     }
-  transpose_pairs(workspace.vnni, 2 * K, (N + 1) / 2, N, workspace.transposed, K);
-  const auto times = [&](const bf16* a, const bf16* b, int64_t which, float factor) {
+  transpose_pairs(workspace.vnni_grad_logits, 2 * K, (N + 1) / 2, N, workspace.transposed_grad_logits, K);
+  const auto multiply = [&](const bf16* a, const bf16* b, int64_t which, float factor) {
     for (int64_t n = 0; n < N; n += TILE_ROWS) {
       multiply_places(a + n * K, K, b, nullptr, workspace.out);
       for (int64_t r = 0; r < std::min(TILE_ROWS, N - n); r++) {
-        float* row = workspace.out + OUT * r;
+        float* row = workspace.out + OUT_STRIDE * r;
         for (int64_t i = 0; i < TILE_TERMS; i += LANES) store(row + i, load(row + i) * Vec(factor));
         put(which, n + r, row);
       }
     }
   };
-  times(workspace.transposed, workspace.vnni_keys, 0, scale);
-  times(workspace.logits, workspace.vnni_queries, 1, scale);
-  times(workspace.weights_bf16, workspace.vnni_grads, 2, 1.f);
+  multiply(workspace.transposed_grad_logits, workspace.vnni_keys, 0, scale);
+  multiply(workspace.grad_logits, workspace.vnni_queries, 1, scale);
+  multiply(workspace.weights_bf16, workspace.vnni_grad_out, 2, 1.f);
   return true;
 }
 

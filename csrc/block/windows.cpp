@@ -20,7 +20,7 @@ Axis::Axis(int64_t length, int64_t window, int64_t shift, int32_t padding)
   for (int64_t w = 0; w < count; w++) {
     const auto first = region.begin() + w * window, last = first + window;
     const bool whole = std::all_of(first, last, [&](int32_t other) { return other == *first; });
-    cut.push_back(whole ? 0 : static_cast<int32_t>(w + 1));
+    mask_id.push_back(whole ? 0 : static_cast<int32_t>(w + 1));
     const auto at = coordinate.begin() + w * window;
     inside.push_back(static_cast<int32_t>(std::count_if(at, at + window, [&](int32_t i) { return i < length; })));
   }
@@ -45,28 +45,28 @@ int64_t Windows::area() const { return rows.window * columns.window; }
 int64_t Windows::row_of(int64_t window) const { return window / columns.count % rows.count; }
 int64_t Windows::column_of(int64_t window) const { return window % columns.count; }
 
-Groups Windows::deal(int64_t groups) const {
+Groups Windows::deal(int64_t num_groups) const {
   std::vector<int32_t> order(count());
   std::iota(order.begin(), order.end(), 0);
   std::vector<int64_t> tokens(count());
   for (const int32_t w : order) tokens[w] = static_cast<int64_t>(rows.inside[row_of(w)]) * columns.inside[column_of(w)];
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tokens[a] > tokens[b]; });
   const auto group_of = [&](int64_t i) {
-    const int64_t at = i % groups;
-    return i / groups % 2 ? groups - 1 - at : at;
+    const int64_t at = i % num_groups;
+    return i / num_groups % 2 ? num_groups - 1 - at : at;
   };
-  Groups dealt(groups, count());
-  for (int64_t i = 0; i < count(); i++) dealt.begin[group_of(i) + 1]++;
-  std::partial_sum(dealt.begin.begin(), dealt.begin.end(), dealt.begin.begin());
-  std::vector<int64_t> next(dealt.begin.begin(), dealt.begin.end() - 1);
-  std::vector<int64_t> sums(groups);
+  Groups groups(num_groups, count());
+  for (int64_t i = 0; i < count(); i++) groups.begin[group_of(i) + 1]++;
+  std::partial_sum(groups.begin.begin(), groups.begin.end(), groups.begin.begin());
+  std::vector<int64_t> next(groups.begin.begin(), groups.begin.end() - 1);
+  std::vector<int64_t> sums(num_groups);
   for (int64_t i = 0; i < count(); i++) {
-    dealt.windows[next[group_of(i)]++] = order[i];
+    groups.windows[next[group_of(i)]++] = order[i];
     sums[group_of(i)] += tokens[order[i]];
   }
-  dealt.most_windows = (count() + groups - 1) / groups;
-  dealt.most_tokens = *std::max_element(sums.begin(), sums.end());
-  return dealt;
+  groups.max_windows = (count() + num_groups - 1) / num_groups;
+  groups.max_tokens = *std::max_element(sums.begin(), sums.end());
+  return groups;
 }
 
 void Windows::tokens_of(int64_t window, int32_t* token_at) const {
@@ -80,8 +80,8 @@ void Windows::tokens_of(int64_t window, int32_t* token_at) const {
     }
 }
 
-int64_t Windows::kind(int64_t window) const {
-  return rows.cut[row_of(window)] * (columns.count + 1) + columns.cut[column_of(window)];
+int64_t Windows::mask_id(int64_t window) const {
+  return rows.mask_id[row_of(window)] * (columns.count + 1) + columns.mask_id[column_of(window)];
 }
 
 void Windows::mask(int64_t window, int64_t stride, float* to) const {

@@ -16,7 +16,7 @@ struct Axis {
   int64_t length, window, count;
   std::vector<int32_t> coordinate;  // (count, window): >= length for padding
   std::vector<int32_t> region;      // (count, window): places of different regions do not attend to each other
-  std::vector<int32_t> cut;         // (count): 0 for a window of one region, otherwise the number of the window + 1
+  std::vector<int32_t> mask_id;     // (count): 0 for a window of one region, otherwise the index of the window + 1
   std::vector<int32_t> inside;      // (count): places without padding
 
   Axis(int64_t length, int64_t window, int64_t shift, int32_t padding);  // of enum swin_padding
@@ -24,7 +24,7 @@ struct Axis {
   ~Axis();
 };
 
-// Numbers of some windows.
+// The indices of some windows.
 struct Group {
   const int32_t* windows;
   int64_t count;
@@ -37,7 +37,7 @@ class Groups {
   ~Groups();
   Group operator[](int64_t group) const;
 
-  int64_t most_windows = 0, most_tokens = 0;  // of a group
+  int64_t max_windows = 0, max_tokens = 0;  // of a group
 
  private:
   friend struct Windows;
@@ -55,11 +55,11 @@ struct Windows {
   int64_t tokens() const;  // of all maps
   int64_t area() const;    // N
   // Deal the windows out to the groups, the fullest first, in turn forwards and backwards.
-  Groups deal(int64_t groups) const;
+  Groups deal(int64_t num_groups) const;
   // The token at each place, -1 for padding: (N,).
   void tokens_of(int64_t window, int32_t* token_at) const;
-  // The number of the window's mask: equal masks have equal numbers. 0: no mask.
-  int64_t kind(int64_t window) const;
+  // Equal masks have equal ids. 0: no mask.
+  int64_t mask_id(int64_t window) const;
   // Write the mask (N, stride): 0 where the query of a row may attend to the key of a column, otherwise -inf. Columns
   // from N on are 0.
   void mask(int64_t window, int64_t stride, float* to) const;

@@ -38,13 +38,13 @@ constexpr std::array<Pair, OUT / 2> pairs_of() {
 // all pairs.
 template <size_t PAIRS>
 constexpr std::array<std::array<float, PAIRS + 1>, PAIRS + 1> products_of(const std::array<Pair, PAIRS>& pairs) {
-  std::array<std::array<float, PAIRS + 1>, PAIRS + 1> of{};
+  std::array<std::array<float, PAIRS + 1>, PAIRS + 1> coefficients{};
   for (size_t i = 0; i <= PAIRS; i++) {
-    of[i][0] = 1;
+    coefficients[i][0] = 1;
     for (size_t j = 0; j < PAIRS; j++)
-      for (size_t k = PAIRS; k > 0 && i != j; k--) of[i][k] -= pairs[j].square * of[i][k - 1];
+      for (size_t k = PAIRS; k > 0 && i != j; k--) coefficients[i][k] -= pairs[j].square * coefficients[i][k - 1];
   }
-  return of;
+  return coefficients;
 }
 
 // The transforms of tiles of OUT x OUT outputs.
@@ -132,23 +132,26 @@ struct Tiles {
   int64_t height, width;
   int64_t rows, columns;
 
-  explicit Tiles(const swin_convolution& of)
-      : height(of.height), width(of.width), rows((of.height + OUT - 1) / OUT), columns((of.width + OUT - 1) / OUT) {}
+  explicit Tiles(const swin_convolution& convolution)
+      : height(convolution.height),
+        width(convolution.width),
+        rows((convolution.height + OUT - 1) / OUT),
+        columns((convolution.width + OUT - 1) / OUT) {}
   // The first output of a tile.
-  struct Place {
+  struct Origin {
     int64_t image, y, x;
   };
-  Place place(int64_t tile) const {
+  Origin origin(int64_t tile) const {
     return {tile / (rows * columns), tile / columns % rows * OUT, tile % columns * OUT};
   }
 };
 
 // The points of a tile's inputs, `stride` apart.
 template <int64_t OUT, class T>
-void read_tile(const T* x, const Tiles<OUT>& tiles, int64_t number, int64_t C, float* to, int64_t stride) {
+void read_tile(const T* x, const Tiles<OUT>& tiles, int64_t index, int64_t C, float* to, int64_t stride) {
   using Tile = Winograd<OUT>;
   constexpr int64_t IN = Tile::IN;
-  const auto at = tiles.place(number);
+  const auto at = tiles.origin(index);
   const auto offset = [&](int64_t i, int64_t j) {
     return ((at.image * tiles.height + at.y - 1 + i) * tiles.width + at.x - 1 + j) * C;
   };
@@ -176,11 +179,11 @@ void read_tile(const T* x, const Tiles<OUT>& tiles, int64_t number, int64_t C, f
 
 // The outputs of a tile, from points `stride` apart.
 template <int64_t OUT, class T>
-void write_tile(const float* from, int64_t stride, const float* bias, const Tiles<OUT>& tiles, int64_t number,
-                int64_t N, T* y) {
+void write_tile(const float* from, int64_t stride, const float* bias, const Tiles<OUT>& tiles, int64_t index, int64_t N,
+                T* y) {
   using Tile = Winograd<OUT>;
   constexpr int64_t IN = Tile::IN;
-  const auto at = tiles.place(number);
+  const auto at = tiles.origin(index);
   const int64_t tall = std::min(OUT, tiles.height - at.y), wide = std::min(OUT, tiles.width - at.x);
   T* to = y + ((at.image * tiles.height + at.y) * tiles.width + at.x) * N;
   over_columns(N, [&](int64_t n, int64_t lanes) {
@@ -201,8 +204,8 @@ void write_tile(const float* from, int64_t stride, const float* bias, const Tile
 // Tiles of a block: as many as stay in cache, with about equally many for each thread.
 int64_t tiles_of_block(int64_t tiles, int64_t P, int64_t C, int64_t N, int64_t threads) {
   const int64_t fitting = BLOCK_BYTES / (P * (C + N) * static_cast<int64_t>(sizeof(float)));
-  const int64_t most = std::clamp(fitting, ROW_STEP, MAX_ROWS);
-  const int64_t blocks = round_up((tiles + most - 1) / most, threads);
+  const int64_t max_tiles = std::clamp(fitting, ROW_STEP, MAX_ROWS);
+  const int64_t blocks = round_up((tiles + max_tiles - 1) / max_tiles, threads);
   return (tiles + blocks - 1) / blocks;
 }
 
@@ -234,14 +237,15 @@ void pack_tiles(const float* weight, int64_t N, int64_t C, int64_t threads, floa
 }
 
 template <int64_t OUT, class T>
-void convolve_tiles(const swin_convolution& of, const T* x, T* y) {
+void convolve_tiles(const swin_convolution& convolution, const T* x, T* y) {
   constexpr int64_t P = Winograd<OUT>::P;
-  const int64_t C = of.channels, N = of.outputs;
-  const Tiles<OUT> tiles(of);
-  const int64_t count = of.batch * tiles.rows * tiles.columns, step = tiles_of_block(count, P, C, N, of.threads);
+  const int64_t C = convolution.channels, N = convolution.outputs;
+  const Tiles<OUT> tiles(convolution);
+  const int64_t count = convolution.batch * tiles.rows * tiles.columns;
+  const int64_t step = tiles_of_block(count, P, C, N, convolution.threads);
   // Points are padded by a cache line: distances in multiples of 4 KiB would share one set of L1.
   const int64_t rows = round_up(step, ROW_STEP), in_stride = rows * C + LINE / 4, out_stride = rows * N + LINE / 4;
-  each_part((count + step - 1) / step, of.threads, [&](int64_t begin, int64_t end) {
+  each_part((count + step - 1) / step, convolution.threads, [&](int64_t begin, int64_t end) {
     float *in = nullptr, *out = nullptr;
     ProductWorkspace<float> workspace;
     Memory memory;
@@ -255,10 +259,10 @@ void convolve_tiles(const swin_convolution& of, const T* x, T* y) {
       const int64_t some = std::min(step, count - first);
       for (int64_t t = 0; t < some; t++) read_tile(x, tiles, first + t, C, in + t * C, in_stride);
       for (int64_t p = 0; p < P; p++) {
-        const Linear<float> filter{of.weight + p * N * C, nullptr, N, C, STRIP};
+        const Linear<float> filter{convolution.weight + p * N * C, nullptr, N, C, STRIP};
         linear_to(in + p * in_stride, C, some, filter, workspace, out + p * out_stride, N);
       }
-      for (int64_t t = 0; t < some; t++) write_tile(out + t * N, out_stride, of.bias, tiles, first + t, N, y);
+      for (int64_t t = 0; t < some; t++) write_tile(out + t * N, out_stride, convolution.bias, tiles, first + t, N, y);
     }
   });
 }
@@ -271,9 +275,9 @@ void pack_convolution(const float* weight, int32_t tile, int64_t N, int64_t C, i
 }
 
 template <class T>
-void convolve(const swin_convolution& of, const T* x, T* y) {
-  const auto convolve_all = of.tile == 4 ? convolve_tiles<4, T> : convolve_tiles<6, T>;
-  convolve_all(of, x, y);
+void convolve(const swin_convolution& convolution, const T* x, T* y) {
+  const auto convolve_all = convolution.tile == 4 ? convolve_tiles<4, T> : convolve_tiles<6, T>;
+  convolve_all(convolution, x, y);
 }
 template void convolve(const swin_convolution&, const float*, float*);
 template void convolve(const swin_convolution&, const bf16*, bf16*);

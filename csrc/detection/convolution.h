@@ -12,6 +12,6 @@ void pack_convolution(const float* weight, int32_t tile, int64_t N, int64_t C, i
 
 // Compute swin_convolution_forward, with checked arguments.
 template <class T>
-void convolve(const swin_convolution& of, const T* x, T* y);
+void convolve(const swin_convolution& convolution, const T* x, T* y);
 
 }  // namespace swin::SWIN_ISA

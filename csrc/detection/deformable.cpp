@@ -18,15 +18,16 @@ struct Level {
   int64_t height, width, stride;
 };
 
-// The four neighbours of a place: top left, top right, bottom left, bottom right. Neighbours outside are null.
+// The four neighbours of a sampling location: top left, top right, bottom left, bottom right. Neighbours outside are
+// null.
 struct Corners {
   int64_t token[4];  // -1 outside
   float weight[4];
   float along_x, along_y;  // parts of a pixel behind the top left neighbour
 
-  Corners(const Level& level, const float* place) {
-    const float x = place[0] * static_cast<float>(level.width) - .5f;
-    const float y = place[1] * static_cast<float>(level.height) - .5f;
+  Corners(const Level& level, const float* location) {
+    const float x = location[0] * static_cast<float>(level.width) - .5f;
+    const float y = location[1] * static_cast<float>(level.height) - .5f;
     std::fill_n(token, 4, -1);
     const bool is_near =
         x > -1 && y > -1 && x < static_cast<float>(level.width) && y < static_cast<float>(level.height);
@@ -44,14 +45,15 @@ struct Corners {
 
 // f(sample, level, corners) for the samples of a query and head. `sample` counts the samples of all queries.
 template <class F>
-void each_sample(const swin_deformable& of, const float* values, const float* places, int64_t query, int64_t head,
-                 const F& f) {
-  const int64_t stride = of.heads * of.channels, image = query / of.queries;
-  const float* level_values = values + image * of.tokens * stride + head * of.channels;
-  int64_t sample = (query * of.heads + head) * of.levels * of.points;
-  for (int64_t l = 0; l < of.levels; l++) {
-    const Level level{level_values, of.shapes[2 * l], of.shapes[2 * l + 1], stride};
-    for (int64_t p = 0; p < of.points; p++, sample++) f(sample, level, Corners(level, places + 2 * sample));
+void each_sample(const swin_deformable& deformable, const float* values, const float* sampling_locations, int64_t query,
+                 int64_t head, const F& f) {
+  const int64_t stride = deformable.heads * deformable.channels, image = query / deformable.queries;
+  const float* level_values = values + image * deformable.tokens * stride + head * deformable.channels;
+  int64_t sample = (query * deformable.heads + head) * deformable.levels * deformable.points;
+  for (int64_t l = 0; l < deformable.levels; l++) {
+    const Level level{level_values, deformable.shapes[2 * l], deformable.shapes[2 * l + 1], stride};
+    for (int64_t p = 0; p < deformable.points; p++, sample++)
+      f(sample, level, Corners(level, sampling_locations + 2 * sample));
     level_values += level.height * level.width * stride;
   }
 }
@@ -71,49 +73,54 @@ void add_scaled(const float* from, float factor, int64_t count, float* to) {
 
 }  // namespace
 
-void deformable_forward(const swin_deformable& of, const float* values, const float* places, const float* weights,
-                        float* y) {
-  each_part(of.batch * of.queries, of.threads, [&](int64_t begin, int64_t end) {
+void deformable_forward(const swin_deformable& deformable, const float* values, const float* sampling_locations,
+                        const float* weights, float* y) {
+  each_part(deformable.batch * deformable.queries, deformable.threads, [&](int64_t begin, int64_t end) {
     for (int64_t query = begin; query < end; query++)
-      for (int64_t head = 0; head < of.heads; head++) {
-        float* to = y + (query * of.heads + head) * of.channels;
-        std::fill_n(to, of.channels, 0.f);
-        each_sample(of, values, places, query, head, [&](int64_t sample, const Level& level, const Corners& corners) {
-          for (int i = 0; i < 4; i++)
-            if (corners.token[i] >= 0)
-              add_scaled(level.values + corners.token[i] * level.stride, weights[sample] * corners.weight[i],
-                         of.channels, to);
-        });
+      for (int64_t head = 0; head < deformable.heads; head++) {
+        float* to = y + (query * deformable.heads + head) * deformable.channels;
+        std::fill_n(to, deformable.channels, 0.f);
+        each_sample(deformable, values, sampling_locations, query, head,
+                    [&](int64_t sample, const Level& level, const Corners& corners) {
+                      for (int i = 0; i < 4; i++)
+                        if (corners.token[i] >= 0)
+                          add_scaled(level.values + corners.token[i] * level.stride,
+                                     weights[sample] * corners.weight[i], deformable.channels, to);
+                    });
       }
   });
 }
 
-void deformable_backward(const swin_deformable& of, const float* values, const float* places, const float* weights,
-                         const float* grad_y, float* grad_values, float* grad_places, float* grad_weights) {
+void deformable_backward(const swin_deformable& deformable, const float* values, const float* sampling_locations,
+                         const float* weights, const float* grad_y, float* grad_values, float* grad_sampling_locations,
+                         float* grad_weights) {
   // One task for each image and head: no two tasks add to one gradient.
-  each_task(of.batch * of.heads, of.threads, [&](int64_t task) {
-    const int64_t image = task / of.heads, head = task % of.heads;
-    for (int64_t query = image * of.queries; query < (image + 1) * of.queries; query++) {
-      const float* grad = grad_y + (query * of.heads + head) * of.channels;
-      each_sample(of, values, places, query, head, [&](int64_t sample, const Level& level, const Corners& corners) {
-        float by_corner[4] = {};
-        for (int i = 0; i < 4; i++) {
-          if (corners.token[i] < 0) continue;
-          const float* value = level.values + corners.token[i] * level.stride;
-          by_corner[i] = dot(grad, value, of.channels);
-          add_scaled(grad, weights[sample] * corners.weight[i], of.channels, grad_values + (value - values));
-        }
-        float sum = 0, of_x = 0, of_y = 0;
-        for (int i = 0; i < 4; i++) {
-          if (corners.token[i] < 0) continue;
-          sum += corners.weight[i] * by_corner[i];
-          of_x += (i % 2 ? 1.f : -1.f) * (i / 2 ? corners.along_y : 1 - corners.along_y) * by_corner[i];
-          of_y += (i / 2 ? 1.f : -1.f) * (i % 2 ? corners.along_x : 1 - corners.along_x) * by_corner[i];
-        }
-        grad_weights[sample] = sum;
-        grad_places[2 * sample] = of_x * weights[sample] * static_cast<float>(level.width);
-        grad_places[2 * sample + 1] = of_y * weights[sample] * static_cast<float>(level.height);
-      });
+  each_task(deformable.batch * deformable.heads, deformable.threads, [&](int64_t task) {
+    const int64_t image = task / deformable.heads, head = task % deformable.heads;
+    for (int64_t query = image * deformable.queries; query < (image + 1) * deformable.queries; query++) {
+      const float* grad = grad_y + (query * deformable.heads + head) * deformable.channels;
+      each_sample(deformable, values, sampling_locations, query, head,
+                  [&](int64_t sample, const Level& level, const Corners& corners) {
+                    float by_corner[4] = {};
+                    for (int i = 0; i < 4; i++) {
+                      if (corners.token[i] < 0) continue;
+                      const float* value = level.values + corners.token[i] * level.stride;
+                      by_corner[i] = dot(grad, value, deformable.channels);
+                      add_scaled(grad, weights[sample] * corners.weight[i], deformable.channels,
+                                 grad_values + (value - values));
+                    }
+                    float sum = 0, slope_x = 0, slope_y = 0;
+                    for (int i = 0; i < 4; i++) {
+                      if (corners.token[i] < 0) continue;
+                      sum += corners.weight[i] * by_corner[i];
+                      slope_x += (i % 2 ? 1.f : -1.f) * (i / 2 ? corners.along_y : 1 - corners.along_y) * by_corner[i];
+                      slope_y += (i / 2 ? 1.f : -1.f) * (i % 2 ? corners.along_x : 1 - corners.along_x) * by_corner[i];
+                    }
+                    grad_weights[sample] = sum;
+                    grad_sampling_locations[2 * sample] = slope_x * weights[sample] * static_cast<float>(level.width);
+                    grad_sampling_locations[2 * sample + 1] =
+                        slope_y * weights[sample] * static_cast<float>(level.height);
+                  });
     }
   });
 }

@@ -6,9 +6,10 @@
 namespace swin::SWIN_ISA {
 
 // As in swin.h, with checked arguments.
-void deformable_forward(const swin_deformable& of, const float* values, const float* places, const float* weights,
-                        float* y);
-void deformable_backward(const swin_deformable& of, const float* values, const float* places, const float* weights,
-                         const float* grad_y, float* grad_values, float* grad_places, float* grad_weights);
+void deformable_forward(const swin_deformable& deformable, const float* values, const float* sampling_locations,
+                        const float* weights, float* y);
+void deformable_backward(const swin_deformable& deformable, const float* values, const float* sampling_locations,
+                         const float* weights, const float* grad_y, float* grad_values, float* grad_sampling_locations,
+                         float* grad_weights);
 
 }  // namespace swin::SWIN_ISA

@@ -59,7 +59,7 @@ constexpr int64_t PLANES = 4;  // of a task, which stay in cache for all regions
 
 struct Bins {
   int64_t I, J, count;
-  explicit Bins(const swin_roi_align& of) : I(of.bins_height), J(of.bins_width), count(I * J) {}
+  explicit Bins(const swin_roi_align& roi_align) : I(roi_align.bins_height), J(roi_align.bins_width), count(I * J) {}
 };
 
 // Call f(bin, y, x, weight) for each bin and each of its pixels. Slow, but a bin reads its own pixels alone.
@@ -92,40 +92,41 @@ void pool_plane(const T* plane, int64_t row_stride, const Roi& roi, const Bins& 
   });
 }
 
-// Call task(rois, number of the first, begin, end, channel, last) for regions begin ... end - 1 of `rois`, in order,
+// Call task(rois, index of the first, begin, end, channel, last) for regions begin ... end - 1 of `rois`, in order,
 // and channels channel ... last - 1.
 template <class Task>
-void over_regions(const swin_roi_align& of, RoiMatrixOf matrix, int64_t block, int64_t rois_of_task, const Task& task) {
-  const int64_t blocks = (of.channels + block - 1) / block;
-  for (int64_t first = 0; first < of.regions;) {
-    const Rois rois(of, first, matrix);
+void over_regions(const swin_roi_align& roi_align, RoiMatrixOf matrix, int64_t block, int64_t rois_of_task,
+                  const Task& task) {
+  const int64_t blocks = (roi_align.channels + block - 1) / block;
+  for (int64_t first = 0; first < roi_align.regions;) {
+    const Rois rois(roi_align, first, matrix);
     const int64_t runs = (rois.count() + rois_of_task - 1) / rois_of_task;
-    each_task(blocks * runs, of.threads, [&](int64_t t) {
+    each_task(blocks * runs, roi_align.threads, [&](int64_t t) {
       const int64_t channel = t / runs * block, begin = t % runs * rois_of_task;
       task(rois, first, begin, std::min(begin + rois_of_task, rois.count()), channel,
-           std::min(channel + block, of.channels));
+           std::min(channel + block, roi_align.channels));
     });
     first += rois.count();
   }
 }
 
 template <class T>
-void forward_planes(const swin_roi_align& of, const T* maps, T* pooled) {
-  const Bins bins(of);
-  over_regions(of, RoiMatrixOf::bins_by_pixels, PLANES, 256,
+void forward_planes(const swin_roi_align& roi_align, const T* maps, T* pooled) {
+  const Bins bins(roi_align);
+  over_regions(roi_align, RoiMatrixOf::bins_by_pixels, PLANES, 256,
                [&](const Rois& rois, int64_t first, int64_t begin, int64_t end, int64_t channel, int64_t last) {
                  float *rows, *means;
                  Memory memory;
                  memory.allocate([&](Arena& arena) {
-                   rows = arena.take<float>(bins.I * of.width);
+                   rows = arena.take<float>(bins.I * roi_align.width);
                    means = arena.take<float>(bins.count);
                  });
                  for (int64_t r = begin; r < end; r++)
                    for (int64_t c = channel; c < last; c++) {
                      const Roi& roi = rois[r];
-                     pool_plane(maps + roi.image * of.stride[0] + c * of.stride[1], of.stride[2], roi, bins, rows,
-                                means);
-                     convert_row(means, bins.count, pooled + ((first + r) * of.channels + c) * bins.count);
+                     pool_plane(maps + roi.image * roi_align.stride[0] + c * roi_align.stride[1], roi_align.stride[2],
+                                roi, bins, rows, means);
+                     convert_row(means, bins.count, pooled + ((first + r) * roi_align.channels + c) * bins.count);
                    }
                });
 }
@@ -151,24 +152,25 @@ void spread_plane(const float* gradients, const Roi& roi, const Bins& bins, floa
 }
 
 template <class T>
-void backward_planes(const swin_roi_align& of, const T* grad_pooled, float* grad_maps) {
-  const Bins bins(of);
-  over_regions(of, RoiMatrixOf::pixels_by_bins, PLANES, of.regions,
-               [&](const Rois& rois, int64_t first, int64_t begin, int64_t end, int64_t channel, int64_t last) {
-                 float *rows, *gradients;
-                 Memory memory;
-                 memory.allocate([&](Arena& arena) {
-                   rows = arena.take<float>(bins.I * of.width);
-                   gradients = arena.take<float>(bins.count);
-                 });
-                 for (int64_t r = begin; r < end; r++)
-                   for (int64_t c = channel; c < last; c++) {
-                     const Roi& roi = rois[r];
-                     convert_row(grad_pooled + ((first + r) * of.channels + c) * bins.count, bins.count, gradients);
-                     spread_plane(gradients, roi, bins, rows, grad_maps + roi.image * of.stride[0] + c * of.stride[1],
-                                  of.stride[2]);
-                   }
-               });
+void backward_planes(const swin_roi_align& roi_align, const T* grad_pooled, float* grad_maps) {
+  const Bins bins(roi_align);
+  over_regions(
+      roi_align, RoiMatrixOf::pixels_by_bins, PLANES, roi_align.regions,
+      [&](const Rois& rois, int64_t first, int64_t begin, int64_t end, int64_t channel, int64_t last) {
+        float *rows, *gradients;
+        Memory memory;
+        memory.allocate([&](Arena& arena) {
+          rows = arena.take<float>(bins.I * roi_align.width);
+          gradients = arena.take<float>(bins.count);
+        });
+        for (int64_t r = begin; r < end; r++)
+          for (int64_t c = channel; c < last; c++) {
+            const Roi& roi = rois[r];
+            convert_row(grad_pooled + ((first + r) * roi_align.channels + c) * bins.count, bins.count, gradients);
+            spread_plane(gradients, roi, bins, rows,
+                         grad_maps + roi.image * roi_align.stride[0] + c * roi_align.stride[1], roi_align.stride[2]);
+          }
+      });
 }
 
 // --- Maps whose channels lie together --------------------------------------------------------------------------------
@@ -194,9 +196,9 @@ inline void pool_channels(const T* map, const int64_t* stride, const Roi& roi, i
 }
 
 template <class T>
-void forward_channels(const swin_roi_align& of, const T* maps, T* pooled) {
-  const Bins bins(of);
-  over_regions(of, RoiMatrixOf::nothing, of.channels, 1,
+void forward_channels(const swin_roi_align& roi_align, const T* maps, T* pooled) {
+  const Bins bins(roi_align);
+  over_regions(roi_align, RoiMatrixOf::nothing, roi_align.channels, 1,
                [&](const Rois& rois, int64_t first, int64_t r, int64_t, int64_t, int64_t) {
                  float *means, *transposed;
                  Memory memory;
@@ -205,30 +207,32 @@ void forward_channels(const swin_roi_align& of, const T* maps, T* pooled) {
                    transposed = arena.take<float>(bins.count * CHANNELS);
                  });
                  const Roi& roi = rois[r];
-                 for (int64_t c = 0; c < of.channels; c += CHANNELS) {
-                   const int64_t count = std::min(CHANNELS, of.channels - c);
-                   const T* map = maps + roi.image * of.stride[0] + c;
+                 for (int64_t c = 0; c < roi_align.channels; c += CHANNELS) {
+                   const int64_t count = std::min(CHANNELS, roi_align.channels - c);
+                   const T* map = maps + roi.image * roi_align.stride[0] + c;
                    for (int64_t bin = 0; bin < bins.count; bin++) {
                      const int64_t i = bin / bins.J, j = bin % bins.J;
                      float* to = means + bin * CHANNELS;
                      if (count == CHANNELS)
-                       pool_channels<CHANNELS / LANES>(map, of.stride, roi, i, j, LANES, to);
+                       pool_channels<CHANNELS / LANES>(map, roi_align.stride, roi, i, j, LANES, to);
                      else
                        over_columns(count, [&](int64_t k, int64_t lanes) {
-                         pool_channels<1>(map + k, of.stride, roi, i, j, lanes, to + k);
+                         pool_channels<1>(map + k, roi_align.stride, roi, i, j, lanes, to + k);
                        });
                    }
                    transpose(means, CHANNELS, bins.count, count, transposed, bins.count);
-                   convert_row(transposed, count * bins.count, pooled + ((first + r) * of.channels + c) * bins.count);
+                   convert_row(transposed, count * bins.count,
+                               pooled + ((first + r) * roi_align.channels + c) * bins.count);
                  }
                });
 }
 
 template <class T>
-void backward_channels(const swin_roi_align& of, const T* grad_pooled, float* grad_maps) {
-  const Bins bins(of);
-  const int64_t block = std::max(LANES, std::min(CHANNELS, (of.channels + of.threads - 1) / of.threads));
-  over_regions(of, RoiMatrixOf::nothing, block, of.regions,
+void backward_channels(const swin_roi_align& roi_align, const T* grad_pooled, float* grad_maps) {
+  const Bins bins(roi_align);
+  const int64_t block =
+      std::max(LANES, std::min(CHANNELS, (roi_align.channels + roi_align.threads - 1) / roi_align.threads));
+  over_regions(roi_align, RoiMatrixOf::nothing, block, roi_align.regions,
                [&](const Rois& rois, int64_t first, int64_t begin, int64_t end, int64_t channel, int64_t last) {
                  const int64_t channels = last - channel;
                  float *wide, *gradients;
@@ -239,12 +243,12 @@ void backward_channels(const swin_roi_align& of, const T* grad_pooled, float* gr
                  });
                  for (int64_t r = begin; r < end; r++) {
                    const Roi& roi = rois[r];
-                   convert_row(grad_pooled + ((first + r) * of.channels + channel) * bins.count, channels * bins.count,
-                               wide);
+                   convert_row(grad_pooled + ((first + r) * roi_align.channels + channel) * bins.count,
+                               channels * bins.count, wide);
                    transpose(wide, bins.count, channels, bins.count, gradients, channels);
-                   float* map = grad_maps + roi.image * of.stride[0] + channel;
+                   float* map = grad_maps + roi.image * roi_align.stride[0] + channel;
                    over_pixels(roi, bins, [&](int64_t bin, int64_t y, int64_t x, float weight) {
-                     float* to = map + y * of.stride[2] + x * of.stride[3];
+                     float* to = map + y * roi_align.stride[2] + x * roi_align.stride[3];
                      const float* from = gradients + bin * channels;
                      over_columns(channels, [&](int64_t c, int64_t count) {
                        store(to + c, fmadd(Vec(weight), load(from + c, count), load(to + c, count)), count);
@@ -255,27 +259,28 @@ void backward_channels(const swin_roi_align& of, const T* grad_pooled, float* gr
 }
 
 template <class T>
-void forward(const swin_roi_align& of, const T* maps, T* pooled) {
-  of.stride[3] == 1 ? forward_planes(of, maps, pooled) : forward_channels(of, maps, pooled);
+void forward(const swin_roi_align& roi_align, const T* maps, T* pooled) {
+  roi_align.stride[3] == 1 ? forward_planes(roi_align, maps, pooled) : forward_channels(roi_align, maps, pooled);
 }
 template <class T>
-void backward(const swin_roi_align& of, const T* grad_pooled, float* grad_maps) {
-  of.stride[3] == 1 ? backward_planes(of, grad_pooled, grad_maps) : backward_channels(of, grad_pooled, grad_maps);
+void backward(const swin_roi_align& roi_align, const T* grad_pooled, float* grad_maps) {
+  roi_align.stride[3] == 1 ? backward_planes(roi_align, grad_pooled, grad_maps)
+                           : backward_channels(roi_align, grad_pooled, grad_maps);
 }
 
 }  // namespace
 
-void roi_align_forward(const swin_roi_align& of, const void* maps, void* pooled) {
-  if (of.dtype == SWIN_FLOAT32)
-    forward(of, static_cast<const float*>(maps), static_cast<float*>(pooled));
+void roi_align_forward(const swin_roi_align& roi_align, const void* maps, void* pooled) {
+  if (roi_align.dtype == SWIN_FLOAT32)
+    forward(roi_align, static_cast<const float*>(maps), static_cast<float*>(pooled));
   else
-    forward(of, static_cast<const bf16*>(maps), static_cast<bf16*>(pooled));
+    forward(roi_align, static_cast<const bf16*>(maps), static_cast<bf16*>(pooled));
 }
-void roi_align_backward(const swin_roi_align& of, const void* grad_pooled, float* grad_maps) {
-  if (of.dtype == SWIN_FLOAT32)
-    backward(of, static_cast<const float*>(grad_pooled), grad_maps);
+void roi_align_backward(const swin_roi_align& roi_align, const void* grad_pooled, float* grad_maps) {
+  if (roi_align.dtype == SWIN_FLOAT32)
+    backward(roi_align, static_cast<const float*>(grad_pooled), grad_maps);
   else
-    backward(of, static_cast<const bf16*>(grad_pooled), grad_maps);
+    backward(roi_align, static_cast<const bf16*>(grad_pooled), grad_maps);
 }
 
 }  // namespace swin::SWIN_ISA

@@ -33,20 +33,20 @@ struct Samples {
   int64_t count;  // of each bin
   int64_t size;   // of the map
 
-  Samples(float from, float to, const swin_roi_align& of, int64_t bins, int64_t size) : size(size) {
-    const float offset = of.aligned ? 0.5f : 0.f;
-    start = from * of.scale - offset;
-    float length = to * of.scale - offset - start;
-    if (!of.aligned) length = std::max(length, 1.f);
+  Samples(float from, float to, const swin_roi_align& roi_align, int64_t bins, int64_t size) : size(size) {
+    const float offset = roi_align.aligned ? 0.5f : 0.f;
+    start = from * roi_align.scale - offset;
+    float length = to * roi_align.scale - offset - start;
+    if (!roi_align.aligned) length = std::max(length, 1.f);
     step = length / static_cast<float>(bins);
-    const double wanted = of.samples > 0 ? static_cast<double>(of.samples) : std::ceil(step);
+    const double wanted = roi_align.samples > 0 ? static_cast<double>(roi_align.samples) : std::ceil(step);
     const bool finite = std::isfinite(start) && std::isfinite(step);
     count = finite && wanted <= std::numeric_limits<int32_t>::max() ? static_cast<int64_t>(std::max(wanted, 0.)) : 0;
   }
 
-  float at(int64_t bin, int64_t number) const {
+  float at(int64_t bin, int64_t sample) const {
     return start + static_cast<float>(bin) * step +
-           (static_cast<float>(number) + 0.5f) * step / static_cast<float>(count);
+           (static_cast<float>(sample) + 0.5f) * step / static_cast<float>(count);
   }
 
   // The samples of a bin inside the map: begin ... end - 1. A region may be far longer than the map, so distant
@@ -60,9 +60,9 @@ struct Samples {
     if (count > 8 && apart > 0) {
       const double origin = static_cast<double>(start) + static_cast<double>(bin) * step;
       const double slack = 4 + std::min((std::abs(origin) + std::abs(start) + step) * 0x1p-20 / apart, 4096.);
-      const auto number = [&](double at) { return std::clamp(at, 0., static_cast<double>(count)); };
-      begin = static_cast<int64_t>(number((-1 - origin) / apart - slack));
-      end = static_cast<int64_t>(number((static_cast<double>(size) - origin) / apart + slack));
+      const auto clamped = [&](double at) { return std::clamp(at, 0., static_cast<double>(count)); };
+      begin = static_cast<int64_t>(clamped((-1 - origin) / apart - slack));
+      end = static_cast<int64_t>(clamped((static_cast<double>(size) - origin) / apart + slack));
     }
     while (begin < end && !is_inside(at(bin, begin), size)) begin++;
     while (begin < end && !is_inside(at(bin, end - 1), size)) end--;
@@ -74,10 +74,10 @@ struct Region {
   int64_t image;
   Samples y, x;
 };
-Region region_of(const swin_roi_align& of, int64_t r) {
-  const float* box = of.boxes + 5 * r;
-  return {static_cast<int64_t>(box[0]), Samples(box[2], box[4], of, of.bins_height, of.height),
-          Samples(box[1], box[3], of, of.bins_width, of.width)};
+Region region_of(const swin_roi_align& roi_align, int64_t r) {
+  const float* box = roi_align.boxes + 5 * r;
+  return {static_cast<int64_t>(box[0]), Samples(box[2], box[4], roi_align, roi_align.bins_height, roi_align.height),
+          Samples(box[1], box[3], roi_align, roi_align.bins_width, roi_align.width)};
 }
 
 struct StoredAxis {
@@ -159,34 +159,35 @@ struct Rois::Stored {
   StoredMatrix matrix_x;
   Roi roi;
 
-  void fill(const swin_roi_align& of, int64_t r, RoiMatrixOf kind) {
-    const Region region = region_of(of, r);
-    y.fill(region.y, of.bins_height);
-    x.fill(region.x, of.bins_width);
+  void fill(const swin_roi_align& roi_align, int64_t r, RoiMatrixOf kind) {
+    const Region region = region_of(roi_align, r);
+    y.fill(region.y, roi_align.bins_height);
+    x.fill(region.x, roi_align.bins_width);
     roi = {region.image, y.view(), x.view(), {}};
-    roi.matrix = matrix_x.fill(roi.x, of.bins_width, kind);
+    roi.matrix = matrix_x.fill(roi.x, roi_align.bins_width, kind);
   }
 };
 
-Rois::Rois(const swin_roi_align& of, int64_t first, RoiMatrixOf matrix) {
-  constexpr int64_t MOST = 1024, NUMBERS = 1 << 24;
-  const int64_t of_one = RoiMatrix::WIDTH * (of.height + of.width + of.bins_height + of.bins_width) +
-                         4 * of.samples * (of.bins_height + of.bins_width);
-  stored_count = std::min(of.regions - first, std::clamp(NUMBERS / of_one, int64_t{1}, MOST));
+Rois::Rois(const swin_roi_align& roi_align, int64_t first, RoiMatrixOf matrix) {
+  constexpr int64_t MAX_ROIS = 1024, MAX_NUMBERS = 1 << 24;
+  const int64_t numbers_of_roi =
+      RoiMatrix::WIDTH * (roi_align.height + roi_align.width + roi_align.bins_height + roi_align.bins_width) +
+      4 * roi_align.samples * (roi_align.bins_height + roi_align.bins_width);
+  stored_count = std::min(roi_align.regions - first, std::clamp(MAX_NUMBERS / numbers_of_roi, int64_t{1}, MAX_ROIS));
   stored = std::make_unique<Stored[]>(stored_count);
-  each_part(stored_count, of.threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) stored[i].fill(of, first + i, matrix);
+  each_part(stored_count, roi_align.threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) stored[i].fill(roi_align, first + i, matrix);
   });
 }
 Rois::~Rois() = default;
 int64_t Rois::count() const { return stored_count; }
 const Roi& Rois::operator[](int64_t i) const { return stored[i].roi; }
 
-int64_t find_wrong_roi(const swin_roi_align& of, RoiFault& fault) {
-  for (int64_t r = 0; r < of.regions; r++) {
-    const float image = of.boxes[5 * r];
-    if (!(image > -1.f && image < static_cast<float>(of.batch))) return fault = RoiFault::IMAGE, r;
-    const Region region = region_of(of, r);
+int64_t find_wrong_roi(const swin_roi_align& roi_align, RoiFault& fault) {
+  for (int64_t r = 0; r < roi_align.regions; r++) {
+    const float image = roi_align.boxes[5 * r];
+    if (!(image > -1.f && image < static_cast<float>(roi_align.batch))) return fault = RoiFault::IMAGE, r;
+    const Region region = region_of(roi_align, r);
     if (region.y.step < 0 || region.x.step < 0) return fault = RoiFault::ENDS, r;
   }
   return -1;

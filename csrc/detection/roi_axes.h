@@ -22,7 +22,7 @@ struct RoiAxis {
 };
 
 // The axis as a matrix of outputs by inputs, in tiles of 16 outputs. Tile k has entries tiles[k] ... tiles[k + 1] - 1:
-// the number of an input, and its 16 weights.
+// the index of an input, and its 16 weights.
 struct RoiMatrix {
   static constexpr int64_t WIDTH = 16;
   int64_t outputs;
@@ -40,7 +40,7 @@ struct Roi {
 // The axes of regions from `first` on: as many as fit in a fixed amount of memory.
 class Rois {
  public:
-  Rois(const swin_roi_align& of, int64_t first, RoiMatrixOf matrix);
+  Rois(const swin_roi_align& roi_align, int64_t first, RoiMatrixOf matrix);
   ~Rois();
   Rois(const Rois&) = delete;
   Rois& operator=(const Rois&) = delete;
@@ -55,6 +55,6 @@ class Rois {
 
 // The first region with a map index out of range (IMAGE), or with an end before its beginning (ENDS); -1: none.
 enum class RoiFault { IMAGE, ENDS };
-int64_t find_wrong_roi(const swin_roi_align& of, RoiFault& fault);
+int64_t find_wrong_roi(const swin_roi_align& roi_align, RoiFault& fault);
 
 }  // namespace swin

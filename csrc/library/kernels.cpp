@@ -128,12 +128,12 @@ void block_forward(const swin_block& block, const Windows& windows, const float*
                    int64_t groups) {
   dispatch(block.dtype, [&](auto type) {
     const Block<decltype(type)> made(block, windows);
-    SavedGroups of_groups;
+    SavedGroups saved_groups;
     if (saved) {
-      of_groups = {saved, groups, saved_bytes(made.w, windows, groups)};
-      request_large_pages(saved, groups * of_groups.bytes);
+      saved_groups = {saved, groups, saved_bytes(made.w, windows, groups)};
+      request_large_pages(saved, groups * saved_groups.bytes);
     }
-    run_block(made.w, windows, block.threads, x, y, of_groups);
+    run_block(made.w, windows, block.threads, x, y, saved_groups);
   });
 }
 
@@ -143,33 +143,34 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
     using T = decltype(type);
     const Block<T> made(block, windows);
     const BlockWeights<T>& w = made.w;
-    const auto of_transpose = [&](int64_t i) {
-      const Linear<T>& of = w.linear(i);
-      return Linear<T>{static_cast<const T*>(transposed[i]), nullptr, of.K, of.N,
-                       panel_width(of.K, i == PROJ ? w.C / w.heads : 1)};
+    const auto transposed_layer = [&](int64_t i) {
+      const Linear<T>& layer = w.linear(i);
+      return Linear<T>{static_cast<const T*>(transposed[i]), nullptr, layer.K, layer.N,
+                       panel_width(layer.K, i == PROJ ? w.C / w.heads : 1)};
     };
-    const Linear<T> layers[] = {of_transpose(QKV), of_transpose(PROJ), of_transpose(FC1), of_transpose(FC2)};
+    const Linear<T> layers[] = {transposed_layer(QKV), transposed_layer(PROJ), transposed_layer(FC1),
+                                transposed_layer(FC2)};
     const int64_t N = windows.area(), S = bias_stride(N);
-    const VectorSums<T> of(w, N, S);
+    const SumOffsets<T> offsets(w, N, S);
     float* sums = nullptr;
     Memory memory;
-    memory.allocate([&](Arena& arena) { sums = arena.take<float>(of.size); });
-    std::fill_n(sums, of.size, 0.f);
-    SavedGroups of_groups;
-    if (saved) of_groups = {saved, groups, saved_bytes(w, windows, groups)};
+    memory.allocate([&](Arena& arena) { sums = arena.take<float>(offsets.size); });
+    std::fill_n(sums, offsets.size, 0.f);
+    SavedGroups saved_groups;
+    if (saved) saved_groups = {saved, groups, saved_bytes(w, windows, groups)};
     run_block_backward<T>(w, layers, windows, block.threads, x, grad_y, to.x,
-                          {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, of_groups);
+                          {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, saved_groups);
 
     const auto put = [&](int64_t begin, int64_t size, float* gradient) { std::copy_n(sums + begin, size, gradient); };
     float* const norms[3][2] = {
         {to.norm1_weight, to.norm1_bias}, {to.norm2_weight, to.norm2_bias}, {to.norm3_weight, to.norm3_bias}};
     for (int64_t i = 0; i < 3; i++) {
-      put(of.norm_weight[i], w.C, norms[i][0]);
-      put(of.norm_bias[i], w.C, norms[i][1]);
+      put(offsets.norm_weight[i], w.C, norms[i][0]);
+      put(offsets.norm_bias[i], w.C, norms[i][1]);
     }
-    for (int64_t i = 0; i < LINEARS; i++) put(of.bias[i], w.linear(i).N, to.bias[i]);
-    for (int64_t r = 0; r < w.heads * N; r++) put(of.bias_hNS + r * S, N, to.position_bias + r * N);
-    put(of.cosine_scale, w.heads, to.cosine_scale);
+    for (int64_t i = 0; i < LINEARS; i++) put(offsets.bias[i], w.linear(i).N, to.bias[i]);
+    for (int64_t r = 0; r < w.heads * N; r++) put(offsets.bias_hNS + r * S, N, to.position_bias + r * N);
+    put(offsets.cosine_scale, w.heads, to.cosine_scale);
   });
 }
 
@@ -177,13 +178,15 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
 
 // Call f(projection), for rows of K numbers.
 template <class F>
-void with_projection(const swin_projection& of, int64_t K, bool norm_after, const F& f) {
-  dispatch(of.dtype, [&](auto type) {
+void with_projection(const swin_projection& projection, int64_t K, bool norm_after, const F& f) {
+  dispatch(projection.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t N = of.outputs;
+    const int64_t N = projection.outputs;
     const Defaults defaults(std::max(N, K));
-    Projection<T> p{linear_layer<T>(of.dtype, of.linear, defaults.zeros(of.bias), N, K, 1), {}, {}};
-    if (of.has_norm) (norm_after ? p.after : p.before) = defaults.affine(of.norm_weight, of.norm_bias, of.eps);
+    Projection<T> p{
+        linear_layer<T>(projection.dtype, projection.linear, defaults.zeros(projection.bias), N, K, 1), {}, {}};
+    if (projection.has_norm)
+      (norm_after ? p.after : p.before) = defaults.affine(projection.norm_weight, projection.norm_bias, projection.eps);
     f(p);
   });
 }
@@ -192,30 +195,31 @@ template <class T, class Source>
 void projection_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
                          const float* grad_y, const swin_projection_gradients& to) {
   const int64_t N = p.linear.N, K = p.linear.K, padded_K = p.linear.padded_K();
-  const Linear<T> of_transpose{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
+  const Linear<T> transposed_layer{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
   float *vectors = nullptr, *weight = to.linear;
   Memory memory;
   memory.allocate([&](Arena& arena) {
-    vectors = arena.take<float>(p.vectors());
+    vectors = arena.take<float>(p.vectors_size());
     if (padded_K != K) weight = arena.take<float>(N * padded_K);
   });
-  std::fill_n(vectors, p.vectors(), 0.f);
-  project_backward(source, p, transposed ? &of_transpose : nullptr, threads, grad_y, to.x, weight, vectors);
+  std::fill_n(vectors, p.vectors_size(), 0.f);
+  project_backward(source, p, transposed ? &transposed_layer : nullptr, threads, grad_y, to.x, weight, vectors);
   for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight + n * padded_K, K, to.linear + n * K);
   const ProjectionSums sums = p.sums(vectors);
   std::copy_n(sums.bias, N, to.bias);
-  std::copy_n(sums.norm_weight, p.normed(), to.norm_weight);
-  std::copy_n(sums.norm_bias, p.normed(), to.norm_bias);
+  std::copy_n(sums.norm_weight, p.norm_size(), to.norm_weight);
+  std::copy_n(sums.norm_bias, p.norm_size(), to.norm_bias);
 }
 
-Patches patches_of(const swin_images& of) {
-  return {of.pixels,       of.batch,      of.channels,
-          of.height,       of.width,      {of.stride[0], of.stride[1], of.stride[2], of.stride[3]},
-          of.patch_height, of.patch_width};
+Patches patches_of(const swin_images& images) {
+  return {images.pixels,       images.batch,
+          images.channels,     images.height,
+          images.width,        {images.stride[0], images.stride[1], images.stride[2], images.stride[3]},
+          images.patch_height, images.patch_width};
 }
-Neighbours neighbours_of(const swin_maps& of) { return {of.x, of.batch, of.height, of.width, of.channels}; }
-int64_t inputs_of(const swin_images& of) { return of.channels * of.patch_height * of.patch_width; }
-int64_t inputs_of(const swin_maps& of) { return 4 * of.channels; }
+Neighbours neighbours_of(const swin_maps& maps) { return {maps.x, maps.batch, maps.height, maps.width, maps.channels}; }
+int64_t inputs_of(const swin_images& images) { return images.channels * images.patch_height * images.patch_width; }
+int64_t inputs_of(const swin_maps& maps) { return 4 * maps.channels; }
 
 void embed_forward(const swin_images& images, const swin_projection& projection, float* y) {
   with_projection(projection, inputs_of(images), true,
@@ -257,9 +261,10 @@ void output_norm_backward(const float* x, const float* grad_y, int64_t batch, in
   std::copy_n(sums + channels, channels, grad_bias);
 }
 
-void convolution_forward(const swin_convolution& of, const void* x, void* y) {
-  if (of.dtype == SWIN_BFLOAT16) return convolve(of, static_cast<const bf16*>(x), static_cast<bf16*>(y));
-  convolve(of, static_cast<const float*>(x), static_cast<float*>(y));
+void convolution_forward(const swin_convolution& convolution, const void* x, void* y) {
+  if (convolution.dtype == SWIN_BFLOAT16)
+    return convolve(convolution, static_cast<const bf16*>(x), static_cast<bf16*>(y));
+  convolve(convolution, static_cast<const float*>(x), static_cast<float*>(y));
 }
 
 #define SWIN_STRING(x) #x

@@ -37,15 +37,16 @@ struct Kernels {
 
   void (*pack_convolution)(const float* weight, int32_t tile, int64_t outputs, int64_t channels, int64_t threads,
                            float* packed);
-  void (*convolve)(const swin_convolution& of, const void* x, void* y);
-  void (*roi_align_forward)(const swin_roi_align& of, const void* maps, void* pooled);
-  void (*roi_align_backward)(const swin_roi_align& of, const void* grad_pooled, float* grad_maps);
+  void (*convolve)(const swin_convolution& convolution, const void* x, void* y);
+  void (*roi_align_forward)(const swin_roi_align& roi_align, const void* maps, void* pooled);
+  void (*roi_align_backward)(const swin_roi_align& roi_align, const void* grad_pooled, float* grad_maps);
   int64_t (*suppress)(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
                       int64_t threads, int64_t* kept);
-  void (*deformable_forward)(const swin_deformable& of, const float* values, const float* places, const float* weights,
-                             float* y);
-  void (*deformable_backward)(const swin_deformable& of, const float* values, const float* places, const float* weights,
-                              const float* grad_y, float* grad_values, float* grad_places, float* grad_weights);
+  void (*deformable_forward)(const swin_deformable& deformable, const float* values, const float* sampling_locations,
+                             const float* weights, float* y);
+  void (*deformable_backward)(const swin_deformable& deformable, const float* values, const float* sampling_locations,
+                              const float* weights, const float* grad_y, float* grad_values,
+                              float* grad_sampling_locations, float* grad_weights);
 };
 
 // The kernels of a named instruction set. Null: this processor, or this library, has none of the name.

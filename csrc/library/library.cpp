@@ -53,18 +53,18 @@ int32_t guarded(const F& f) {
 
 // --- The instruction set ---------------------------------------------------------------------------------------------
 
-const Kernels* best() {
+const Kernels* best_kernels() {
   for (const auto& [kernels, usable, slow] : INSTRUCTION_SETS)
     if (usable() && !slow()) return kernels;
   return nullptr;
 }
 
-std::atomic<const Kernels*>& chosen() {
-  static std::atomic<const Kernels*> kernels{best()};
+std::atomic<const Kernels*>& chosen_kernels() {
+  static std::atomic<const Kernels*> kernels{best_kernels()};
   return kernels;
 }
 
-thread_local const Kernels* of_thread = nullptr;  // in place of the chosen kernels
+thread_local const Kernels* thread_kernels = nullptr;  // in place of the chosen kernels
 
 bool is_dtype(int32_t dtype) { return dtype == SWIN_FLOAT32 || dtype == SWIN_BFLOAT16 || dtype == SWIN_INT8; }
 
@@ -263,11 +263,11 @@ Windows windows_of(const swin_block& b) {
           Axis(b.width, b.window_width, b.shift_width, b.padding)};
 }
 
-// Check the saved values of a forward pass.
+// Check the saved activations of a forward pass.
 void check_saved(const Kernels& kernels, const swin_block& b, const Windows& windows, const void* saved, int64_t groups,
                  bool written, Arrays& arrays) {
   if (!saved) return;
-  check_not_int8("the dtype of saved values", b.dtype);
+  check_not_int8("the dtype of saved activations", b.dtype);
   within("saved's groups", groups, 1, windows.count());
   arrays.check_overlaps();  // the size reads the position bias
   int64_t bytes = 0;
@@ -275,23 +275,24 @@ void check_saved(const Kernels& kernels, const swin_block& b, const Windows& win
   arrays.aligned("saved", saved, groups * bytes, written);
 }
 
-int64_t tokens_of_patches(const swin_images& of) {
-  const int64_t rows = (of.height + of.patch_height - 1) / of.patch_height;
-  const int64_t columns = (of.width + of.patch_width - 1) / of.patch_width;
-  return product_within("the number of patches", of.batch, rows, columns, MAX_COUNT);
+int64_t tokens_of_patches(const swin_images& images) {
+  const int64_t rows = (images.height + images.patch_height - 1) / images.patch_height;
+  const int64_t columns = (images.width + images.patch_width - 1) / images.patch_width;
+  return product_within("the number of patches", images.batch, rows, columns, MAX_COUNT);
 }
 
 // Returns K.
 int64_t check_images(const swin_images* images, Arrays& arrays) {
   exists("images", images);
-  const swin_images& of = *images;
-  check_sizes(of.batch, of.height, of.width, of.channels, 1);
-  within("a side of the patch", of.patch_height, 1, MAX_SIZE);
-  within("a side of the patch", of.patch_width, 1, MAX_SIZE);
-  const int64_t K = product_within("the numbers of a patch", of.channels, of.patch_height, of.patch_width, MAX_SIZE);
-  tokens_of_patches(of);
-  const int64_t span = check_strides("images", {of.batch, of.channels, of.height, of.width}, of.stride);
-  arrays.read("pixels", of.pixels, of.batch ? span : 0);
+  const swin_images& given = *images;
+  check_sizes(given.batch, given.height, given.width, given.channels, 1);
+  within("a side of the patch", given.patch_height, 1, MAX_SIZE);
+  within("a side of the patch", given.patch_width, 1, MAX_SIZE);
+  const int64_t K =
+      product_within("the numbers of a patch", given.channels, given.patch_height, given.patch_width, MAX_SIZE);
+  tokens_of_patches(given);
+  const int64_t span = check_strides("images", {given.batch, given.channels, given.height, given.width}, given.stride);
+  arrays.read("pixels", given.pixels, given.batch ? span : 0);
   return K;
 }
 
@@ -344,7 +345,9 @@ int64_t convolution_numbers(int32_t tile, int64_t outputs, int64_t channels) {
   return product_within("the numbers of a packed weight", outputs, channels, (tile + 2) * (tile + 2), MAX_COUNT);
 }
 
-int64_t tokens_of_merged(const swin_maps& of) { return of.batch * ((of.height + 1) / 2) * ((of.width + 1) / 2); }
+int64_t tokens_of_merged(const swin_maps& maps) {
+  return maps.batch * ((maps.height + 1) / 2) * ((maps.width + 1) / 2);
+}
 
 const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,
                                  const float* bias, int32_t threads, Arrays& arrays) {
@@ -361,42 +364,43 @@ const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, in
 }
 
 // Check all fields but the memory of the maps, and return the numbers that the maps span. Sides of 1 get a stride of 1.
-int64_t check_roi_align(swin_roi_align& of, Arrays& arrays) {
-  if (of.dtype != SWIN_FLOAT32 && of.dtype != SWIN_BFLOAT16)
-    fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", of.dtype);
-  within("threads", of.threads, 1, MAX_THREADS);
-  check_sizes(of.batch, of.height, of.width, of.channels, 0);
-  within("bins down", of.bins_height, 1, MAX_BINS);
-  within("bins across", of.bins_width, 1, MAX_BINS);
-  within("samples", of.samples, 0, MAX_SAMPLES);
-  within("regions", of.regions, 0, MAX_COUNT);
-  arrays.read("boxes", of.boxes, 5 * of.regions);
-  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
+int64_t check_roi_align(swin_roi_align& roi_align, Arrays& arrays) {
+  if (roi_align.dtype != SWIN_FLOAT32 && roi_align.dtype != SWIN_BFLOAT16)
+    fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", roi_align.dtype);
+  within("threads", roi_align.threads, 1, MAX_THREADS);
+  check_sizes(roi_align.batch, roi_align.height, roi_align.width, roi_align.channels, 0);
+  within("bins down", roi_align.bins_height, 1, MAX_BINS);
+  within("bins across", roi_align.bins_width, 1, MAX_BINS);
+  within("samples", roi_align.samples, 0, MAX_SAMPLES);
+  within("regions", roi_align.regions, 0, MAX_COUNT);
+  arrays.read("boxes", roi_align.boxes, 5 * roi_align.regions);
+  const int64_t sizes[] = {roi_align.batch, roi_align.channels, roi_align.height, roi_align.width};
   for (int i = 0; i < 4; i++)
-    if (sizes[i] <= 1) of.stride[i] = 1;
-  const int64_t extent = check_strides("maps", sizes, of.stride);
-  if (of.stride[3] != 1 && of.stride[1] != 1)
+    if (sizes[i] <= 1) roi_align.stride[i] = 1;
+  const int64_t extent = check_strides("maps", sizes, roi_align.stride);
+  if (roi_align.stride[3] != 1 && roi_align.stride[1] != 1)
     fail(SWIN_INVALID, "the stride of columns or that of channels must be 1, got %lld and %lld",
-         static_cast<long long>(of.stride[3]), static_cast<long long>(of.stride[1]));
+         static_cast<long long>(roi_align.stride[3]), static_cast<long long>(roi_align.stride[1]));
   RoiFault fault;
-  const int64_t wrong = find_wrong_roi(of, fault);
+  const int64_t wrong = find_wrong_roi(roi_align, fault);
   if (wrong >= 0 && fault == RoiFault::IMAGE)
     fail(SWIN_INVALID, "a region's image must be from 0 to %lld, got %g of region %lld",
-         static_cast<long long>(of.batch - 1), static_cast<double>(of.boxes[5 * wrong]), static_cast<long long>(wrong));
+         static_cast<long long>(roi_align.batch - 1), static_cast<double>(roi_align.boxes[5 * wrong]),
+         static_cast<long long>(wrong));
   if (wrong >= 0)
     fail(SWIN_INVALID, "a region ends before it begins, which RoIAlign with aligned=True does not take: region %lld",
          static_cast<long long>(wrong));
-  return of.batch && of.channels ? extent : 0;
+  return roi_align.batch && roi_align.channels ? extent : 0;
 }
 
 // Fail unless all numbers have different addresses: threads write channels of their own.
-void check_apart(const swin_roi_align& of) {
-  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
+void check_apart(const swin_roi_align& roi_align) {
+  const int64_t sizes[] = {roi_align.batch, roi_align.channels, roi_align.height, roi_align.width};
   const auto apart = [&](std::initializer_list<int> order) {  // from the innermost dimension on
     int64_t extent = 1;
     for (const int i : order) {
-      if (sizes[i] > 1 && of.stride[i] < extent) return false;
-      extent += of.stride[i] * std::max<int64_t>(sizes[i] - 1, 0);
+      if (sizes[i] > 1 && roi_align.stride[i] < extent) return false;
+      extent += roi_align.stride[i] * std::max<int64_t>(sizes[i] - 1, 0);
     }
     return true;
   };
@@ -409,32 +413,33 @@ struct DeformableSizes {
   int64_t values, samples, outputs;
 };
 
-DeformableSizes check_deformable(const swin_deformable& of, const float* values, const float* places,
-                                 const float* weights, Arrays& arrays) {
-  within("threads", of.threads, 1, MAX_THREADS);
-  within("heads", of.heads, 1, MAX_BINS);
-  within("channels", of.channels, 1, MAX_BINS);
-  within("levels", of.levels, 1, MAX_BINS);
-  within("points", of.points, 1, MAX_BINS);
-  const int64_t queries = product_within("queries", of.batch, of.queries, 1, MAX_COUNT);
-  const int64_t tokens = product_within("tokens", of.batch, of.tokens, 1, MAX_COUNT);
-  const DeformableSizes sizes{product_within("values", tokens, of.heads, of.channels, MAX_BYTES / 4),
-                              product_within("weights", queries * of.heads, of.levels, of.points, MAX_BYTES / 8),
-                              product_within("outputs", queries, of.heads, of.channels, MAX_BYTES / 4)};
-  arrays.read("shapes", of.shapes, 2 * of.levels, sizeof(int64_t));
+DeformableSizes check_deformable(const swin_deformable& deformable, const float* values,
+                                 const float* sampling_locations, const float* weights, Arrays& arrays) {
+  within("threads", deformable.threads, 1, MAX_THREADS);
+  within("heads", deformable.heads, 1, MAX_BINS);
+  within("channels", deformable.channels, 1, MAX_BINS);
+  within("levels", deformable.levels, 1, MAX_BINS);
+  within("points", deformable.points, 1, MAX_BINS);
+  const int64_t queries = product_within("queries", deformable.batch, deformable.queries, 1, MAX_COUNT);
+  const int64_t tokens = product_within("tokens", deformable.batch, deformable.tokens, 1, MAX_COUNT);
+  const DeformableSizes sizes{
+      product_within("values", tokens, deformable.heads, deformable.channels, MAX_BYTES / 4),
+      product_within("weights", queries * deformable.heads, deformable.levels, deformable.points, MAX_BYTES / 8),
+      product_within("outputs", queries, deformable.heads, deformable.channels, MAX_BYTES / 4)};
+  arrays.read("shapes", deformable.shapes, 2 * deformable.levels, sizeof(int64_t));
   int64_t sum = 0;
-  for (int64_t l = 0; l < of.levels; l++)
-    sum += product_within("a shape", of.shapes[2 * l], of.shapes[2 * l + 1], 1, MAX_COUNT);
-  within("tokens", of.tokens, sum, sum);
+  for (int64_t l = 0; l < deformable.levels; l++)
+    sum += product_within("a shape", deformable.shapes[2 * l], deformable.shapes[2 * l + 1], 1, MAX_COUNT);
+  within("tokens", deformable.tokens, sum, sum);
   arrays.read("values", values, sizes.values);
-  arrays.read("places", places, 2 * sizes.samples);
+  arrays.read("sampling_locations", sampling_locations, 2 * sizes.samples);
   arrays.read("weights", weights, sizes.samples);
   return sizes;
 }
 
-int64_t pooled_numbers(const swin_roi_align& of) {
-  const int64_t bins = of.bins_height * of.bins_width;
-  return product_within("the numbers of what is pooled", of.regions, of.channels, bins, MAX_BYTES);
+int64_t pooled_numbers(const swin_roi_align& roi_align) {
+  const int64_t bins = roi_align.bins_height * roi_align.bins_width;
+  return product_within("the numbers of what is pooled", roi_align.regions, roi_align.channels, bins, MAX_BYTES);
 }
 
 }  // namespace
@@ -445,10 +450,10 @@ const Kernels* find_kernels(const char* name) {
   return nullptr;
 }
 
-const Kernels* kernels_in_use() { return of_thread ? of_thread : chosen().load(); }
+const Kernels* kernels_in_use() { return thread_kernels ? thread_kernels : chosen_kernels().load(); }
 
-KernelsOfThread::KernelsOfThread(const Kernels* kernels) : before(of_thread) { of_thread = kernels; }
-KernelsOfThread::~KernelsOfThread() { of_thread = before; }
+KernelsOfThread::KernelsOfThread(const Kernels* kernels) : before(thread_kernels) { thread_kernels = kernels; }
+KernelsOfThread::~KernelsOfThread() { thread_kernels = before; }
 
 }  // namespace swin
 
@@ -481,11 +486,11 @@ const char* swin_isas(void) {
 
 int32_t swin_use_isa(const char* name) {
   return guarded([&] {
-    const Kernels* kernels = name ? find_kernels(name) : best();
+    const Kernels* kernels = name ? find_kernels(name) : best_kernels();
     if (!kernels && !name) fail(SWIN_UNSUPPORTED, "%s", why_not(SWIN_FLOAT32));
     if (!kernels)
       fail(SWIN_UNSUPPORTED, "this processor, or this library, has no instruction set named \"%.64s\"", name);
-    chosen() = kernels;
+    chosen_kernels() = kernels;
   });
 }
 
@@ -536,7 +541,7 @@ int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t*
     Arrays arrays;
     const Kernels& kernels = check_block(block, arrays);
     exists("groups", groups), exists("bytes", bytes);
-    check_not_int8("the dtype of saved values", block->dtype);
+    check_not_int8("the dtype of saved activations", block->dtype);
     if (!block->batch) {
       *groups = *bytes = 0;
       return;
@@ -698,18 +703,18 @@ int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs
 int32_t swin_convolution_forward(const swin_convolution* convolution, const void* x, void* y) {
   return guarded([&] {
     exists("convolution", convolution);
-    const swin_convolution& of = *convolution;
-    const Kernels& kernels = kernels_for(of.dtype);
-    check_not_int8("the dtype of a convolution", of.dtype);
-    const int64_t size = size_of(of.dtype);
-    within("threads", of.threads, 1, MAX_THREADS);
+    const swin_convolution& given = *convolution;
+    const Kernels& kernels = kernels_for(given.dtype);
+    check_not_int8("the dtype of a convolution", given.dtype);
+    const int64_t size = size_of(given.dtype);
+    within("threads", given.threads, 1, MAX_THREADS);
     Arrays arrays;
-    arrays.read("x", x, check_maps(of.batch, of.height, of.width, of.channels), size);
-    arrays.read("the weight", of.weight, convolution_numbers(of.tile, of.outputs, of.channels));
-    arrays.read_if("bias", of.bias, of.outputs);
-    arrays.write("y", y, check_maps(of.batch, of.height, of.width, of.outputs), size);
+    arrays.read("x", x, check_maps(given.batch, given.height, given.width, given.channels), size);
+    arrays.read("the weight", given.weight, convolution_numbers(given.tile, given.outputs, given.channels));
+    arrays.read_if("bias", given.bias, given.outputs);
+    arrays.write("y", y, check_maps(given.batch, given.height, given.width, given.outputs), size);
     arrays.check_overlaps();
-    if (of.batch) kernels.convolve(of, x, y);
+    if (given.batch) kernels.convolve(given, x, y);
   });
 }
 
@@ -717,13 +722,14 @@ int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps
   return guarded([&] {
     exists("roi_align", roi_align);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
-    swin_roi_align of = *roi_align;
+    swin_roi_align checked = *roi_align;
     Arrays arrays;
-    const int64_t extent = check_roi_align(of, arrays), numbers = pooled_numbers(of), size = size_of(of.dtype);
+    const int64_t extent = check_roi_align(checked, arrays), numbers = pooled_numbers(checked);
+    const int64_t size = size_of(checked.dtype);
     arrays.read("maps", maps, extent, size);
     arrays.write("pooled", pooled, numbers, size);
     arrays.check_overlaps();
-    if (numbers) kernels.roi_align_forward(of, maps, pooled);
+    if (numbers) kernels.roi_align_forward(checked, maps, pooled);
   });
 }
 
@@ -731,15 +737,15 @@ int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* gra
   return guarded([&] {
     exists("roi_align", roi_align);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
-    swin_roi_align of = *roi_align;
+    swin_roi_align checked = *roi_align;
     Arrays arrays;
-    const int64_t extent = check_roi_align(of, arrays), numbers = pooled_numbers(of);
-    arrays.read("grad_pooled", grad_pooled, numbers, size_of(of.dtype));
+    const int64_t extent = check_roi_align(checked, arrays), numbers = pooled_numbers(checked);
+    arrays.read("grad_pooled", grad_pooled, numbers, size_of(checked.dtype));
     arrays.write("grad_maps", grad_maps, extent);
     arrays.check_overlaps();
     if (!numbers) return;
-    check_apart(of);
-    kernels.roi_align_backward(of, grad_pooled, grad_maps);
+    check_apart(checked);
+    kernels.roi_align_backward(checked, grad_pooled, grad_maps);
   });
 }
 
@@ -760,33 +766,34 @@ int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float 
   });
 }
 
-int32_t swin_deformable_forward(const swin_deformable* deformable, const float* values, const float* places,
+int32_t swin_deformable_forward(const swin_deformable* deformable, const float* values, const float* sampling_locations,
                                 const float* weights, float* y) {
   return guarded([&] {
     exists("deformable", deformable);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     Arrays arrays;
-    const int64_t outputs = check_deformable(*deformable, values, places, weights, arrays).outputs;
+    const int64_t outputs = check_deformable(*deformable, values, sampling_locations, weights, arrays).outputs;
     arrays.write("y", y, outputs);
     arrays.check_overlaps();
-    kernels.deformable_forward(*deformable, values, places, weights, y);
+    kernels.deformable_forward(*deformable, values, sampling_locations, weights, y);
   });
 }
 
-int32_t swin_deformable_backward(const swin_deformable* deformable, const float* values, const float* places,
-                                 const float* weights, const float* grad_y, float* grad_values, float* grad_places,
-                                 float* grad_weights) {
+int32_t swin_deformable_backward(const swin_deformable* deformable, const float* values,
+                                 const float* sampling_locations, const float* weights, const float* grad_y,
+                                 float* grad_values, float* grad_sampling_locations, float* grad_weights) {
   return guarded([&] {
     exists("deformable", deformable);
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     Arrays arrays;
-    const DeformableSizes sizes = check_deformable(*deformable, values, places, weights, arrays);
+    const DeformableSizes sizes = check_deformable(*deformable, values, sampling_locations, weights, arrays);
     arrays.read("grad_y", grad_y, sizes.outputs);
     arrays.write("grad_values", grad_values, sizes.values);
-    arrays.write("grad_places", grad_places, 2 * sizes.samples);
+    arrays.write("grad_sampling_locations", grad_sampling_locations, 2 * sizes.samples);
     arrays.write("grad_weights", grad_weights, sizes.samples);
     arrays.check_overlaps();
-    kernels.deformable_backward(*deformable, values, places, weights, grad_y, grad_values, grad_places, grad_weights);
+    kernels.deformable_backward(*deformable, values, sampling_locations, weights, grad_y, grad_values,
+                                grad_sampling_locations, grad_weights);
   });
 }
 

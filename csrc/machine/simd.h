@@ -371,8 +371,8 @@ inline void store(bf16* to, Vec v, int64_t count = LANES) {
 
 // --- Rounded float32 numbers -----------------------------------------------------------------------------------------
 
-inline const float* numbers_of(const float* of) { return of; }
-inline const float* numbers_of(const rounded* of) { return &of->number; }
+inline const float* as_floats(const float* x) { return x; }
+inline const float* as_floats(const rounded* x) { return &x->number; }
 #if !SWIN_HAS_BF16
 inline Vec load(const rounded* from, int64_t count = LANES) { return load(&from->number, count); }
 inline void store(rounded* to, Vec v, int64_t count = LANES) { store(&to->number, round_to_bf16(v), count); }

@@ -67,7 +67,7 @@ class Pool {
     {
       const std::lock_guard<std::mutex> guard(lock);
       while (static_cast<int64_t>(workers) < threads - 1) {
-        std::thread([this, number = workers] { serve(number); }).detach();
+        std::thread([this, index = workers] { serve(index); }).detach();
         workers++;
       }
       current = &job;
@@ -83,14 +83,14 @@ class Pool {
   }
 
  private:
-  void serve(int64_t number) {
+  void serve(int64_t index) {
     for (uint64_t seen = 0;;) {
       Job* job = nullptr;
       {
         std::unique_lock<std::mutex> guard(lock);
         start.wait(guard, [&] { return round != seen; });
         seen = round;
-        if (number >= wanted) continue;
+        if (index >= wanted) continue;
         job = current;
       }
       job->work();

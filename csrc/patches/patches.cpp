@@ -56,7 +56,7 @@ template <class T, class Source>
 void project(const Source& source, const Projection<T>& p, int64_t threads, float* out) {
   const Linear<T>& w = p.linear;
   const int64_t tokens = source.tokens(), K = w.padded_K();
-  each_part((tokens + PROJECTED - 1) / PROJECTED, threads, [&](int64_t begin, int64_t end) {
+  each_part((tokens + GROUP_TOKENS - 1) / GROUP_TOKENS, threads, [&](int64_t begin, int64_t end) {
     [[maybe_unused]] const TilesInUse tiles;
     float* raw;
     T* rows;
@@ -64,12 +64,12 @@ void project(const Source& source, const Projection<T>& p, int64_t threads, floa
     Memory memory;
     memory.allocate([&](Arena& arena) {
       raw = arena.take<float>(K);
-      rows = arena.take<T>(PROJECTED * K);
+      rows = arena.take<T>(GROUP_TOKENS * K);
       workspace = {{&w}, arena};
     });
     std::fill_n(raw, K, 0.f);
-    for (int64_t first = begin * PROJECTED; first < std::min(tokens, end * PROJECTED); first += PROJECTED) {
-      const int64_t count = std::min(PROJECTED, tokens - first);
+    for (int64_t first = begin * GROUP_TOKENS; first < std::min(tokens, end * GROUP_TOKENS); first += GROUP_TOKENS) {
+      const int64_t count = std::min(GROUP_TOKENS, tokens - first);
       const Timed timed(Work::NORMS, count * K);
       for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
       linear_to(rows, K, count, w, workspace, out + first * w.N, w.N);

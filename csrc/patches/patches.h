@@ -54,13 +54,13 @@ struct Projection {
   Linear<T> linear;
   std::optional<Affine> before, after;
 
-  int64_t normed() const { return before ? linear.K : after ? linear.N : 0; }  // channels of the norm
+  int64_t norm_size() const { return before ? linear.K : after ? linear.N : 0; }  // channels of the norm
   // In one array: gradients of the bias, and of the norm's weight and bias.
-  int64_t vectors() const { return linear.N + 2 * normed(); }
-  ProjectionSums sums(float* of) const { return {of, of + linear.N, of + linear.N + normed()}; }
+  int64_t vectors_size() const { return linear.N + 2 * norm_size(); }
+  ProjectionSums sums(float* first) const { return {first, first + linear.N, first + linear.N + norm_size()}; }
 };
 
-constexpr int64_t PROJECTED = 2 * MAX_ROWS;  // tokens of a group
+constexpr int64_t GROUP_TOKENS = 2 * MAX_ROWS;  // tokens of a group
 
 // Read an input row of the linear layer. raw: memory for padded_K numbers, zero from K on.
 template <class T, class Source>

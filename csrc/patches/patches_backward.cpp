@@ -7,12 +7,12 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t SHARE = 1 << 20;  // bytes of inputs and outputs of a group
+constexpr int64_t GROUP_BYTES = 1 << 20;  // bytes of inputs and outputs of a group
 
 // The vector sums of each worker. The first worker sums into the result; `add` adds the other sums in a fixed order.
-class VectorsOfWorkers {
+class WorkerVectors {
  public:
-  VectorsOfWorkers(int64_t workers, int64_t size, float* result) : workers(workers), size(size), result(result) {
+  WorkerVectors(int64_t workers, int64_t size, float* result) : workers(workers), size(size), result(result) {
     memory.allocate([&](Arena& arena) { others = arena.take<float>((workers - 1) * size); });
     std::fill_n(others, (workers - 1) * size, 0.f);
   }
@@ -29,48 +29,48 @@ class VectorsOfWorkers {
 
 // A group of tokens, computed by a thread.
 template <class T, class Source>
-class Projected {
+class ProjectionGroup {
  public:
-  // most: the largest number of tokens, a multiple of TILE_TERMS. sums: of this thread.
-  Projected(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
-            float* grad_source, int64_t most, const ProjectionSums& sums)
+  // max_tokens: the largest number of tokens, a multiple of TILE_TERMS. sums: of this thread.
+  ProjectionGroup(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
+                  float* grad_source, int64_t max_tokens, const ProjectionSums& sums)
       : source(source), p(p), transposed(transposed), grad(grad), grad_source(grad_source), sums(sums) {
     memory.allocate([&](Arena& arena) {
       raw = arena.take<float>(K);
-      rows = arena.take<T>(most * K);
-      tokens = arena.take<float>(p.after ? most * N : 0);
-      of_tokens = arena.take<T>(most * N);
-      of_rows = arena.take<float>(transposed ? most * transposed->N : 0);
+      rows = arena.take<T>(max_tokens * K);
+      outputs = arena.take<float>(p.after ? max_tokens * N : 0);
+      grad_outputs = arena.take<T>(max_tokens * N);
+      grad_rows = arena.take<float>(transposed ? max_tokens * transposed->N : 0);
       workspace = {{&p.linear, transposed ? transposed : &p.linear}, arena};
-      kept = {K, N, most, arena};
+      operands = {K, N, max_tokens, arena};
     });
     std::fill_n(raw, K, 0.f);
   }
 
   void run(int64_t first, int64_t count) {
     for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
-    if (p.after) linear_to(rows, K, count, p.linear, workspace, tokens, N);
-    for (int64_t m = 0; m < count; m++) enter(first + m, tokens + m * N, of_tokens + m * N);
-    kept.keep(K, N, rows, of_tokens, count, sums.bias);
+    if (p.after) linear_to(rows, K, count, p.linear, workspace, outputs, N);
+    for (int64_t m = 0; m < count; m++) write_output_grad(first + m, outputs + m * N, grad_outputs + m * N);
+    operands.pack(K, N, rows, grad_outputs, count, sums.bias);
     if (!transposed) return;
-    linear_to(of_tokens, N, count, *transposed, workspace, of_rows, transposed->N);
-    for (int64_t m = 0; m < count; m++) leave(first + m, of_rows + m * transposed->N);
+    linear_to(grad_outputs, N, count, *transposed, workspace, grad_rows, transposed->N);
+    for (int64_t m = 0; m < count; m++) write_input_grad(first + m, grad_rows + m * transposed->N);
   }
 
-  Kept<T> kept;  // written by `run`
+  WeightGradOperands<T> operands;  // written by `run`
 
  private:
   // The gradient of the linear layer's output, from the gradient of the token.
-  void enter(int64_t token, const float* value, T* to) const {
+  void write_output_grad(int64_t token, const float* norm_input, T* to) const {
     const float* from = grad + token * N;
     if (p.after)
-      return layer_norm_backward(value, N, *p.after, from, 1.f, norm_sums(),
+      return layer_norm_backward(norm_input, N, *p.after, from, 1.f, norm_sums(),
                                  [&](int64_t n, Vec g, int64_t lanes) { store(to + n, g, lanes); });
     convert_row(from, N, to);
   }
 
   // Write the gradient of an input row to its place in the source.
-  void leave(int64_t token, float* row) const {
+  void write_input_grad(int64_t token, float* row) const {
     if (p.before) {
       source.read(token, raw);
       layer_norm_backward(raw, p.linear.K, *p.before, row, 1.f, norm_sums(),
@@ -88,8 +88,8 @@ class Projected {
   float* grad_source;
   const ProjectionSums sums;
   const int64_t K = p.linear.padded_K(), N = p.linear.N;
-  float *raw, *tokens, *of_rows;  // a row and tokens before the norm; gradients of rows
-  T *rows, *of_tokens;            // of_tokens: gradients of the linear layer's outputs
+  float *raw, *outputs, *grad_rows;  // a row and outputs before the norm; gradients of rows
+  T *rows, *grad_outputs;            // of the linear layer
   ProductWorkspace<T> workspace;
   Memory memory;
 };
@@ -99,27 +99,27 @@ class Projected {
 template <class T, class Source>
 void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, int64_t threads,
                       const float* grad, float* grad_source, float* weight_sum, float* vector_sums) {
-  using Part = Projected<T, Source>;
+  using Group = ProjectionGroup<T, Source>;
   const int64_t tokens = source.tokens(), K = p.linear.padded_K(), N = p.linear.N;
-  const int64_t share = std::max<int64_t>(PROJECTED, SHARE / ((N + K) * sizeof(T)));
-  const int64_t rounds = (tokens + threads * share - 1) / (threads * share);
-  const int64_t most = round_up((tokens + rounds * threads - 1) / (rounds * threads), TILE_TERMS);
-  const int64_t workers = std::min(threads, (tokens + most - 1) / most);
-  const VectorsOfWorkers sums(workers, p.vectors(), vector_sums);
-  const std::unique_ptr<std::optional<Part>[]> made(new std::optional<Part>[workers]);
-  const std::unique_ptr<const Kept<T>*[]> kept(new const Kept<T>*[workers]);
-  for (int64_t first = 0; first < tokens; first += workers * most) {
-    const int64_t active = std::min(workers, (tokens - first + most - 1) / most);
+  const int64_t fitting = std::max<int64_t>(GROUP_TOKENS, GROUP_BYTES / ((N + K) * sizeof(T)));
+  const int64_t rounds = (tokens + threads * fitting - 1) / (threads * fitting);
+  const int64_t max_tokens = round_up((tokens + rounds * threads - 1) / (rounds * threads), TILE_TERMS);
+  const int64_t workers = std::min(threads, (tokens + max_tokens - 1) / max_tokens);
+  const WorkerVectors sums(workers, p.vectors_size(), vector_sums);
+  const std::unique_ptr<std::optional<Group>[]> groups(new std::optional<Group>[workers]);
+  const std::unique_ptr<const WeightGradOperands<T>*[]> operands(new const WeightGradOperands<T>*[workers]);
+  for (int64_t first = 0; first < tokens; first += workers * max_tokens) {
+    const int64_t active = std::min(workers, (tokens - first + max_tokens - 1) / max_tokens);
     each_task(active, threads, [&](int64_t worker) {
       [[maybe_unused]] const TilesInUse tiles;
-      auto& part = made[worker];
-      if (!part) part.emplace(source, p, transposed, grad, grad_source, most, p.sums(sums[worker]));
-      part->run(first + worker * most, std::min(most, tokens - first - worker * most));
-      kept[worker] = &part->kept;
+      auto& group = groups[worker];
+      if (!group) group.emplace(source, p, transposed, grad, grad_source, max_tokens, p.sums(sums[worker]));
+      group->run(first + worker * max_tokens, std::min(max_tokens, tokens - first - worker * max_tokens));
+      operands[worker] = &group->operands;
     });
     each_part((N + MAX_COLUMNS - 1) / MAX_COLUMNS, threads, [&](int64_t begin, int64_t end) {
       const int64_t n = begin * MAX_COLUMNS, stop = std::min(N, end * MAX_COLUMNS);
-      weight_gradient(kept.get(), active, n, stop - n, weight_sum, first > 0);
+      compute_weight_gradient(operands.get(), active, n, stop - n, weight_sum, first > 0);
     });
   }
   sums.add();
@@ -130,17 +130,17 @@ void normalise_output_backward(const float* x, const float* grad, int64_t batch,
   constexpr int64_t STRIP = 64;  // tokens
   const int64_t strips = (area + STRIP - 1) / STRIP;
   const int64_t workers = std::min(threads, batch * strips), each = (batch * strips + workers - 1) / workers;
-  const VectorsOfWorkers sums(workers, 2 * channels, norm_sums);
+  const WorkerVectors sums(workers, 2 * channels, norm_sums);
   each_task(workers, threads, [&](int64_t worker) {
-    float* of_tokens = nullptr;
+    float* grad_tokens = nullptr;
     Memory memory;
-    memory.allocate([&](Arena& arena) { of_tokens = arena.take<float>(STRIP * channels); });
+    memory.allocate([&](Arena& arena) { grad_tokens = arena.take<float>(STRIP * channels); });
     for (int64_t strip = worker * each; strip < std::min(batch * strips, (worker + 1) * each); strip++) {
       const int64_t image = strip / strips, first = strip % strips * STRIP, count = std::min(STRIP, area - first);
-      transpose(grad + image * channels * area + first, area, channels, count, of_tokens, channels);
+      transpose(grad + image * channels * area + first, area, channels, count, grad_tokens, channels);
       for (int64_t m = 0; m < count; m++) {
         const int64_t at = (image * area + first + m) * channels;
-        layer_norm_backward(x + at, channels, norm, of_tokens + m * channels, 1.f,
+        layer_norm_backward(x + at, channels, norm, grad_tokens + m * channels, 1.f,
                             {sums[worker], sums[worker] + channels},
                             [&](int64_t c, Vec g, int64_t lanes) { store(grad_x + at + c, g, lanes); });
       }

@@ -1,6 +1,6 @@
-// Products in eight bits. Each row of the first operand becomes whole numbers from 0 to 254, of which one means zero,
-// and a factor in float32. Each output of a weight becomes whole numbers from -127 to 127 and a factor. Sums of
-// products are exact in 32 bits, so all instruction sets compute equal numbers.
+// Products in eight bits. Each row of the first operand becomes whole numbers from 0 to 254, of which the zero point
+// means zero, and a scale in float32. Each output of a weight becomes whole numbers from -127 to 127 and a scale. Sums
+// of products are exact in 32 bits, so all instruction sets compute equal numbers.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ constexpr const char* INT8_PRODUCTS = HAS_TILES              ? "AMX"
                                       : sizeof(int8) == 2    ? "products of 16 bits"
                                       : SWIN_HAS_DOT_PRODUCT ? "NEON dot products"
                                                              : "NEON products of 8 bits";
-constexpr float LEVELS = 254, MOST_OF_WEIGHT = 127;
-constexpr float LEAST_RANGE = 1e-36f;                   // rows within a smaller range become zeros: no factor overflows
+constexpr float LEVELS = 254, MAX_OF_WEIGHT = 127;
+constexpr float LEAST_RANGE = 1e-36f;                   // rows within a smaller range become zeros: no scale overflows
 constexpr int64_t QUANTISED_STEP = HAS_TILES ? 64 : 4;  // terms of a row, filled up with zeros in the weight
 #ifdef __aarch64__
 constexpr int32_t OFFSET = -128;  // of the stored first operand: NEON multiplies signed numbers
@@ -171,11 +171,11 @@ Range range_of(const T* x, int64_t n) {
   return {max_of(most), max_of(most_unsigned)};
 }
 
-// Round n numbers times a factor, plus a zero that `last_bits` reads, in whole vectors.
+// Round n numbers times `to_whole`, plus a zero point that `last_bits` reads, in whole vectors.
 template <class T>
-void round_row(const T* x, int64_t n, Vec factor, Vec zero, int8* to) {
+void round_row(const T* x, int64_t n, Vec to_whole, Vec zero_point, int8* to) {
   for (int64_t i = 0; i < n; i += LANES)
-    store_last_bits(to + i, fmadd(load(x + i, std::min(LANES, n - i)), factor, zero));
+    store_last_bits(to + i, fmadd(load(x + i, std::min(LANES, n - i)), to_whole, zero_point));
 }
 
 #if SWIN_HAS_BF16 && defined(__AVX512F__)
@@ -198,12 +198,12 @@ inline Range range_of(const bf16* x, int64_t n) {
   return {max_of_words(most), max_of_words(most_unsigned)};
 }
 
-inline void round_row(const bf16* x, int64_t n, Vec factor, Vec zero, int8* to) {
+inline void round_row(const bf16* x, int64_t n, Vec to_whole, Vec zero_point, int8* to) {
   alignas(64) static constexpr int16_t LOWER[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                                     32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000)), lower = _mm512_load_si512(LOWER);
   const auto rounded = [&](__m512i bits) {
-    return _mm512_castps_si512(fmadd(Vec(_mm512_castsi512_ps(bits)), factor, zero));
+    return _mm512_castps_si512(fmadd(Vec(_mm512_castsi512_ps(bits)), to_whole, zero_point));
   };
   const auto pairs = [&](int64_t i) {  // of bytes, in the lower half of each lane
     const __m512i bits = load_32(x + i, n - i);
@@ -225,11 +225,11 @@ inline int32_t last_bits(float sum) {
   return static_cast<int32_t>(bit_cast<uint32_t>(sum) - bit_cast<uint32_t>(MAGIC));
 }
 
-// Factors and zeros of rows: a number is factor * (stored - zero).
+// A number of a row is scale * (stored - zero_point).
 struct QuantisedRows {
   int8* numbers;
-  float* factors;
-  int32_t* zeros;
+  float* scales;
+  int32_t* zero_points;
 };
 
 // Round n numbers to row r. Rows have `stride` numbers; up to 63 more are written.
@@ -238,27 +238,27 @@ void quantise_row(const T* x, int64_t n, const QuantisedRows& rows, int64_t r, i
   const Range range = range_of(x, n);
   const float width = range.high - range.low;
   const bool is_zero = width < LEAST_RANGE;
-  const float to_whole = is_zero ? 0.f : LEVELS / width, zero = std::fma(-range.low, to_whole, MAGIC + OFFSET);
-  rows.factors[r] = is_zero ? 0.f : width / LEVELS;
-  rows.zeros[r] = last_bits(zero);
-  round_row(x, n, Vec(to_whole), Vec(zero), rows.numbers + r * stride);
+  const float to_whole = is_zero ? 0.f : LEVELS / width, zero_point = std::fma(-range.low, to_whole, MAGIC + OFFSET);
+  rows.scales[r] = is_zero ? 0.f : width / LEVELS;
+  rows.zero_points[r] = last_bits(zero_point);
+  round_row(x, n, Vec(to_whole), Vec(zero_point), rows.numbers + r * stride);
 }
 
 // A weight in eight bits.
 struct QuantisedWeight {
-  const int8* panels = nullptr;    // as in `Linear`, with K in groups of 32 bits
-  const float* factors = nullptr;  // of each output
-  const int32_t* sums = nullptr;   // of the whole numbers of each output
+  const int8* panels = nullptr;   // as in `Linear`, with K in groups of 32 bits
+  const float* scales = nullptr;  // of each output
+  const int32_t* sums = nullptr;  // of the whole numbers of each output
 
   QuantisedWeight() = default;
   QuantisedWeight(const void* packed, int64_t N, int64_t K)
       : panels(static_cast<const int8*>(packed)),
-        factors(reinterpret_cast<const float*>(panels + N * round_up(K, QUANTISED_STEP))),
-        sums(reinterpret_cast<const int32_t*>(factors + N)) {}
+        scales(reinterpret_cast<const float*>(panels + N * round_up(K, QUANTISED_STEP))),
+        sums(reinterpret_cast<const int32_t*>(scales + N)) {}
   // The outputs from `column` on.
   QuantisedWeight from(int64_t column, int64_t padded_K) const {
     QuantisedWeight columns;
-    columns.panels = panels + column * padded_K, columns.factors = factors + column, columns.sums = sums + column;
+    columns.panels = panels + column * padded_K, columns.scales = scales + column, columns.sums = sums + column;
     return columns;
   }
   static int64_t bytes(int64_t N, int64_t K) {

@@ -40,23 +40,25 @@ struct Sums {
 };
 
 // The result of a product in eight bits.
-struct FactoredSums {
+struct ScaledSums {
   float* c;
   int64_t ldc;
-  const float *row_factors, *column_factors;
-  const int32_t *zeros, *column_sums;
+  const float *row_scales, *column_scales;
+  const int32_t *zero_points, *column_sums;
 
-  FactoredSums at(int64_t row, int64_t column) const {
-    return {c + row * ldc + column, ldc, row_factors + row, column_factors + column, zeros + row, column_sums + column};
+  ScaledSums at(int64_t row, int64_t column) const {
+    return {c + row * ldc + column, ldc, row_scales + row, column_scales + column, zero_points + row,
+            column_sums + column};
   }
   void prefetch(int64_t, int64_t) const {}
-  // Takes the row's zero off each of its numbers: off the sum, zero times the sum of the weight's whole numbers.
+  // Takes the row's zero point off each of its numbers: off the sum, the zero point times the sum of the weight's whole
+  // numbers.
   IntVec start(int64_t row, int64_t column, int64_t lanes) const {
-    return -zeros[row] * load_bits(column_sums + column, lanes);
+    return -zero_points[row] * load_bits(column_sums + column, lanes);
   }
   void put(int64_t row, int64_t column, IntVec sum, int64_t lanes) const {
-    const Vec factor = Vec(row_factors[row]) * load(column_factors + column, lanes);
-    store(c + row * ldc + column, to_float(sum) * factor, lanes);
+    const Vec scale = Vec(row_scales[row]) * load(column_scales + column, lanes);
+    store(c + row * ldc + column, to_float(sum) * scale, lanes);
   }
 };
 
@@ -97,22 +99,22 @@ constexpr int rows_in_registers(int vectors) {
   return fitting < 12 ? fitting : 12;
 }
 
-// Multiply up to `most` rows, in parts of about equal size.
-template <int most, int vectors, bool whole, class T, class C>
+// Multiply up to `max_rows` rows, in parts of about equal size.
+template <int max_rows, int vectors, bool whole, class T, class C>
 void multiply_rows(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, const C& c, int64_t last) {
-  if constexpr (most > 0) {
-    if (M < most) return multiply_rows<most - 1, vectors, whole>(M, K, a, lda, b, ldb, c, last);
-    multiply_in_registers<most, vectors, whole>(K, a, lda, b, ldb, c, last);
+  if constexpr (max_rows > 0) {
+    if (M < max_rows) return multiply_rows<max_rows - 1, vectors, whole>(M, K, a, lda, b, ldb, c, last);
+    multiply_in_registers<max_rows, vectors, whole>(K, a, lda, b, ldb, c, last);
   }
 }
 
 template <int vectors, bool whole, class T, class C>
 void multiply_strip(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, const C& c, int64_t last) {
-  constexpr int most = rows_in_registers(vectors);
+  constexpr int max_rows = rows_in_registers(vectors);
   int64_t m = 0;
-  for (int64_t parts = (M + most - 1) / most; parts > 0; parts--) {
+  for (int64_t parts = (M + max_rows - 1) / max_rows; parts > 0; parts--) {
     const int64_t rows = (M - m + parts - 1) / parts;
-    multiply_rows<most, vectors, whole>(rows, K, a + m * lda, lda, b, ldb, c.at(m, 0), last);
+    multiply_rows<max_rows, vectors, whole>(rows, K, a + m * lda, lda, b, ldb, c.at(m, 0), last);
     m += rows;
   }
 }
@@ -196,10 +198,10 @@ void multiply_by_tiles(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb
 }
 
 // Multiply int8 by tiles: whole tiles of terms and of columns. Rows up to the next multiple of TILED_ROWS are written.
-void multiply_bytes_by_tiles(int64_t M, int64_t N, int64_t K, const int8* a, const int8* b, const FactoredSums& c) {
+void multiply_bytes_by_tiles(int64_t M, int64_t N, int64_t K, const int8* a, const int8* b, const ScaledSums& c) {
   for (int64_t n = 0; n < N; n += TILED_ROWS)
     for (int64_t m = 0; m < M; m += TILED_ROWS) {
-      const FactoredSums corner = c.at(m, n);
+      const ScaledSums corner = c.at(m, n);
       const auto multiply = [&](const auto& load_a, const auto& load_b, const auto& dot) {
         for (int64_t k = 0; k < K; k += QUANTISED_STEP) {
           load_b(b + k * N + 4 * n, b + k * N + 4 * n + QUANTISED_STEP, 4 * N);
@@ -244,10 +246,10 @@ void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int6
       over_strips(std::min(width, N - first), [&](int64_t s, int64_t strip) {
         for (int64_t n = first + s; n < first + s + strip; n++) {
           const Range range = range_of(weight + n * K, K);
-          const float most = std::max(range.high, -range.low) + 0.f * (range.high + range.low);  // keeps a NaN
-          const float to_whole = most < LEAST_RANGE ? 0.f : MOST_OF_WEIGHT / most;
+          const float magnitude = std::max(range.high, -range.low) + 0.f * (range.high + range.low);  // keeps a NaN
+          const float to_whole = magnitude < LEAST_RANGE ? 0.f : MAX_OF_WEIGHT / magnitude;
           int8* to = const_cast<int8*>(quantised.panels) + (first + s) * padded_K + (n - first - s) * TERMS<int8>;
-          const_cast<float*>(quantised.factors)[n] = most < LEAST_RANGE ? 0.f : most / MOST_OF_WEIGHT;
+          const_cast<float*>(quantised.scales)[n] = magnitude < LEAST_RANGE ? 0.f : magnitude / MAX_OF_WEIGHT;
           const_cast<int32_t*>(quantised.sums)[n] = put_output(weight + n * K, K, to_whole, to, TERMS<int8> * strip);
         }
       });
@@ -257,7 +259,7 @@ void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int6
 void gemm_in_bytes(int64_t M, int64_t columns, int64_t K, int64_t ldc, const QuantisedRows& a, const QuantisedWeight& b,
                    float* c) {
   const Timed timed(Work::PRODUCTS, 2 * M * columns * K);
-  const FactoredSums sums{c, ldc, a.factors, b.factors, a.zeros, b.sums};
+  const ScaledSums sums{c, ldc, a.scales, b.scales, a.zero_points, b.sums};
 #if SWIN_HAS_TILES
   if (columns % TILE_ROWS == 0) return multiply_bytes_by_tiles(M, columns, K, a.numbers, b.panels, sums);
 #endif
@@ -274,7 +276,7 @@ void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc
   if constexpr (IN_PAIRS<T>)
     multiply_by_vectors(M, N, K, lda, ldb, a, b, Sums{c, ldc, accumulate});
   else
-    multiply_by_vectors(M, N, K, lda, ldb, numbers_of(a), numbers_of(b), Sums{c, ldc, accumulate});
+    multiply_by_vectors(M, N, K, lda, ldb, as_floats(a), as_floats(b), Sums{c, ldc, accumulate});
 }
 #define INSTANTIATE(T) \
   template void gemm<T>(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, const T*, const T*, float*, bool);

@@ -40,7 +40,7 @@ struct Linear {
   const T* panels;
   const float* bias;
   int64_t N, K, width;
-  const bf16* pieces = nullptr;    // the panels in pieces, see `Split`
+  const bf16* pieces = nullptr;    // the panels in pieces, see `Bf16Pieces`
   QuantisedWeight quantised = {};  // in the place of the panels
   int64_t padded_K() const { return IN_PAIRS<T> ? round_up(K, 2) : K; }
   bool in_tiles() const {
@@ -62,7 +62,7 @@ void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc
           bool accumulate = false);
 
 // c = a b in eight bits, for rows of K numbers in a, a multiple of QUANTISED_STEP, and of `columns` in b. `b` has the
-// panels, factors and sums from the first column on.
+// panels, scales and sums from the first column on.
 void gemm_in_bytes(int64_t M, int64_t columns, int64_t K, int64_t ldc, const QuantisedRows& a, const QuantisedWeight& b,
                    float* c);
 
@@ -117,23 +117,24 @@ void pack_in_bytes(const float* weight, int64_t N, int64_t K, int64_t unit, int6
 
 // Terms of a sum, and numbers of all rows, that are split into pieces at a time: the pieces stay in L2.
 constexpr int64_t MAX_TERMS = 768;
-constexpr int64_t MAX_SPLIT = MAX_TERMS * 2 * MAX_ROWS;
+constexpr int64_t MAX_IN_PIECES = MAX_TERMS * 2 * MAX_ROWS;
 
 // Rows of `terms` numbers that are split at a time. Each panel of the weight is split once for these rows.
 inline int64_t rows_at_a_time(int64_t terms) {
-  return std::min(4 * MAX_ROWS, MAX_SPLIT / round_up(std::min(terms, MAX_TERMS), TILE_TERMS) / MAX_ROWS * MAX_ROWS);
+  return std::min(4 * MAX_ROWS, MAX_IN_PIECES / round_up(std::min(terms, MAX_TERMS), TILE_TERMS) / MAX_ROWS * MAX_ROWS);
 }
 
-// The position of the pieces of terms k ... min(K, k + MAX_TERMS) - 1 of a panel.
+// The offset of the pieces of terms k ... min(K, k + MAX_TERMS) - 1 of a panel.
 inline int64_t pieces_at(const Linear<float>& w, int64_t n, int64_t k) {
   return PIECES * (k * w.N + n * round_up(std::min(MAX_TERMS, w.K - k), TILE_TERMS));
 }
 
-// The pieces of weights, split once for all tokens. The pieces have 1.5 times the memory of the weights.
-class Split {
+// The weights as pieces of bf16, packed once for all tokens: products of float32 by AMX. The pieces have 1.5 times the
+// memory of the weights.
+class Bf16Pieces {
  public:
   template <class T>
-  void add([[maybe_unused]] Linear<T> (&linears)[4], [[maybe_unused]] int64_t threads) {
+  void pack([[maybe_unused]] Linear<T> (&linears)[4], [[maybe_unused]] int64_t threads) {
     if constexpr (HAS_TILES && std::is_same_v<T, float>) {
       bf16* pieces[4] = {};
       memory.allocate([&](Arena& arena) {
@@ -149,8 +150,8 @@ class Split {
           for (int64_t n = begin * w.width; n < std::min(w.N, end * w.width); n += w.width) {
             const int64_t columns = std::min(w.width, w.N - n);
             for (int64_t k = 0; k < w.K; k += MAX_TERMS)
-              split_columns(w.panels + n * w.K + k * columns, columns, std::min(MAX_TERMS, w.K - k), columns,
-                            pieces[i] + pieces_at(w, n, k));
+              pack_column_pieces(w.panels + n * w.K + k * columns, columns, std::min(MAX_TERMS, w.K - k), columns,
+                                 pieces[i] + pieces_at(w, n, k));
           }
         });
         w.pieces = pieces[i];
@@ -171,38 +172,39 @@ struct ProductWorkspace {
 
   ProductWorkspace() = default;
   ProductWorkspace(std::initializer_list<const Linear<T>*> linears, Arena& arena) {
-    int64_t numbers = 0, most_terms = 0;
+    int64_t size = 0, max_terms = 0;
     bool in_tiles = false, in_bytes = false;
     for (const Linear<T>* w : linears) {
-      const bool parts = w->in_tiles() && w->K > MAX_TERMS;  // then all columns have partial sums
-      numbers = std::max(numbers, parts ? rows_at_a_time(w->K) * w->N : MAX_ROWS * std::max(w->width, MAX_COLUMNS));
+      const bool has_partial_sums = w->in_tiles() && w->K > MAX_TERMS;  // of all columns
+      size =
+          std::max(size, has_partial_sums ? rows_at_a_time(w->K) * w->N : MAX_ROWS * std::max(w->width, MAX_COLUMNS));
       in_tiles |= w->in_tiles();
       in_bytes |= w->quantised.panels != nullptr;
-      most_terms = std::max(most_terms, round_up(w->K, QUANTISED_STEP));
+      max_terms = std::max(max_terms, round_up(w->K, QUANTISED_STEP));
     }
-    c = arena.take<float>(numbers);
-    rows = arena.take<bf16>(in_tiles * MAX_SPLIT * PIECES);
+    c = arena.take<float>(size);
+    rows = arena.take<bf16>(in_tiles * MAX_IN_PIECES * PIECES);
     columns = arena.take<bf16>(in_tiles * MAX_COLUMNS * MAX_TERMS * PIECES);
-    quantised = {arena.take<int8>(in_bytes * (MAX_ROWS * most_terms + 64)), arena.take<float>(in_bytes * MAX_ROWS),
+    quantised = {arena.take<int8>(in_bytes * (MAX_ROWS * max_terms + 64)), arena.take<float>(in_bytes * MAX_ROWS),
                  arena.take<int32_t>(in_bytes * MAX_ROWS)};
   }
 };
 
 // `product` for float32 numbers in pieces.
 template <class F>
-void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float>& w,
-                      const ProductWorkspace<float>& workspace, const F& epilogue) {
+void product_of_pieces(const float* a, int64_t lda, int64_t M, const Linear<float>& w,
+                       const ProductWorkspace<float>& workspace, const F& epilogue) {
   [[maybe_unused]] const TilesInUse tiles;
   const int64_t step = rows_at_a_time(w.K);
   for (int64_t begin = 0; begin < M; begin += step) {
     const int64_t end = std::min(M, begin + step);
     for (int64_t k = 0; k < w.K; k += MAX_TERMS) {
       const int64_t terms = std::min(MAX_TERMS, w.K - k), depth = tiles_of(terms);
-      split_rows(a + begin * lda + k, lda, end - begin, terms, workspace.rows);
+      pack_row_pieces(a + begin * lda + k, lda, end - begin, terms, workspace.rows);
       for (int64_t n = 0; n < w.N; n += w.width) {
         const int64_t columns = std::min(w.width, w.N - n);
         const bf16* panel = w.pieces ? w.pieces + pieces_at(w, n, k) : workspace.columns;
-        if (!w.pieces) split_columns(w.panels + n * w.K + k * columns, columns, terms, columns, workspace.columns);
+        if (!w.pieces) pack_column_pieces(w.panels + n * w.K + k * columns, columns, terms, columns, workspace.columns);
         for (int64_t m = begin; m < end; m += MAX_ROWS) {
           const int64_t rows = std::min(MAX_ROWS, end - m);
           float* c = workspace.c + (w.K > MAX_TERMS ? n * step + (m - begin) * columns : 0);
@@ -248,7 +250,7 @@ void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const Produ
              const F& epilogue) {
   if (w.quantised.panels) return product_in_bytes(a, lda, M, w, workspace, epilogue);
   if constexpr (HAS_TILES && std::is_same_v<T, float>)
-    if (w.in_tiles()) return product_in_tiles(a, lda, M, w, workspace, epilogue);
+    if (w.in_tiles()) return product_of_pieces(a, lda, M, w, workspace, epilogue);
   const int64_t chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
   const int64_t K = w.padded_K(), terms = IN_PAIRS<T> ? K : MAX_SUM;

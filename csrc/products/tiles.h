@@ -20,9 +20,9 @@ constexpr int64_t TILED_ROWS = 2 * TILE_ROWS;  // of a product; buffers have mul
 inline int64_t tiles_of(int64_t terms) { return (terms + TILE_TERMS - 1) / TILE_TERMS; }
 
 #if !SWIN_HAS_TILES
-inline void split_rows(const float*, int64_t, int64_t, int64_t, bf16*) {}
-inline void split_columns(const float*, int64_t, int64_t, int64_t, bf16*) {}
-inline void split_transposed(const float*, int64_t, int64_t, int64_t, bf16*) {}
+inline void pack_row_pieces(const float*, int64_t, int64_t, int64_t, bf16*) {}
+inline void pack_column_pieces(const float*, int64_t, int64_t, int64_t, bf16*) {}
+inline void pack_transposed_pieces(const float*, int64_t, int64_t, int64_t, bf16*) {}
 struct TilesInUse {
   TilesInUse() {}
 };
@@ -122,7 +122,7 @@ inline Piece next_piece(__m512i numbers) {
 
 // Write the pieces of two vectors, `combine`d from the upper halves of the numbers.
 template <class Combine>
-inline void split(Vec a, Vec b, bf16* to, const Combine& combine) {
+inline void write_pieces(Vec a, Vec b, bf16* to, const Combine& combine) {
   const Piece a0 = next_piece<true>(_mm512_castps_si512(a)), b0 = next_piece<true>(_mm512_castps_si512(b));
   const Piece a1 = next_piece<false>(a0.rest), b1 = next_piece<false>(b0.rest);
   _mm512_storeu_si512(to, combine(a0.first, b0.first));
@@ -146,33 +146,34 @@ inline int64_t lanes_left(int64_t count) { return count < 0 ? 0 : count < LANES 
 
 // Split rows of `terms` numbers: (ceil(rows / 16), ceil(terms / 32), PIECES, TILE). Rows after the last are not
 // written.
-inline void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* tiles) {
+inline void pack_row_pieces(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* tiles) {
   const int64_t depth = tiles_of(terms);
   for (int64_t m = 0; m < rows; m++, a += lda) {
     bf16* to = tiles + m / TILE_ROWS * depth * PIECES * TILE + m % TILE_ROWS * TILE_TERMS;
     int64_t k = 0;
     for (; k + TILE_TERMS <= terms; k += TILE_TERMS, to += PIECES * TILE)
-      split(load(a + k), load(a + k + LANES), to, side_by_side);
+      write_pieces(load(a + k), load(a + k + LANES), to, side_by_side);
     if (k < terms)
-      split(load(a + k, lanes_left(terms - k)), load(a + k + LANES, lanes_left(terms - k - LANES)), to, side_by_side);
+      write_pieces(load(a + k, lanes_left(terms - k)), load(a + k + LANES, lanes_left(terms - k - LANES)), to,
+                   side_by_side);
   }
 }
 
 // Split columns of `terms` numbers: (columns / 16, ceil(terms / 32), PIECES, TILE). `columns` is a multiple of 16.
-inline void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t columns, bf16* tiles) {
+inline void pack_column_pieces(const float* b, int64_t ldb, int64_t terms, int64_t columns, bf16* tiles) {
   const Vec zero(0.f);
   for (int64_t n = 0; n < columns; n += TILE_ROWS)  // in the order of the result
     for (int64_t k = 0; k < terms; k += TILE_TERMS, tiles += PIECES * TILE) {
       const float* from = b + k * ldb + n;
       for (int64_t i = 0; i < TILE_TERMS; i += 2, from += 2 * ldb) {
         const Vec even = k + i < terms ? load(from) : zero, odd = k + i + 1 < terms ? load(from + ldb) : zero;
-        split(even, odd, tiles + i * TILE_ROWS, in_pairs);
+        write_pieces(even, odd, tiles + i * TILE_ROWS, in_pairs);
       }
     }
 }
 
 // Split the transpose of `terms` rows: each of `columns` columns, a multiple of 16, becomes a row of pieces.
-inline void split_transposed(const float* a, int64_t lda, int64_t terms, int64_t columns, bf16* tiles) {
+inline void pack_transposed_pieces(const float* a, int64_t lda, int64_t terms, int64_t columns, bf16* tiles) {
   alignas(64) float transposed[2][TILE_ROWS][LANES];  // of 16 terms each
   for (int64_t n = 0; n < columns; n += TILE_ROWS)
     for (int64_t k = 0; k < terms; k += TILE_TERMS, tiles += PIECES * TILE) {
@@ -182,7 +183,7 @@ inline void split_transposed(const float* a, int64_t lda, int64_t terms, int64_t
         if (count) transpose(a + first * lda + n, lda, count, TILE_ROWS, transposed[i][0], LANES);
       }
       for (int64_t r = 0; r < TILE_ROWS; r++)
-        split(load(transposed[0][r]), load(transposed[1][r]), tiles + r * TILE_TERMS, side_by_side);
+        write_pieces(load(transposed[0][r]), load(transposed[1][r]), tiles + r * TILE_TERMS, side_by_side);
     }
 }
 

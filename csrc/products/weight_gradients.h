@@ -11,7 +11,7 @@ namespace swin::SWIN_ISA {
 // The input and the gradient of the output of a linear layer (in, out) for a group of windows, packed for products over
 // the tokens. Layers may reuse the memory in turn.
 template <class T>
-class Kept {
+class WeightGradOperands {
   // A strip of long rows uses few sets of L1, and its lines evict each other. So strips are made contiguous, unless
   // rows are whole cache lines.
   static constexpr bool PACKS_STRIPS = STRIP * sizeof(float) % LINE != 0;
@@ -25,41 +25,41 @@ class Kept {
   float* strips;                   // (in / STRIP, tokens, STRIP): the input, if it is in strips; the last is narrower
   bool in_tiles, in_strips;
 
-  Kept() = default;
-  Kept(int64_t most_in, int64_t most_out, int64_t rows, Arena& arena) : rows(rows) {
-    vnni = arena.take<bf16>(HAS_TILES ? PIECES * most_in * rows : 0);
-    transposed_pieces = arena.take<bf16>(HAS_TILES ? PIECES * most_out * rows : 0);
-    strips = arena.take<float>(PACKS_STRIPS ? most_in * rows : 0);
-    transposed = arena.take<float>(most_out * rows);
+  WeightGradOperands() = default;
+  WeightGradOperands(int64_t max_in, int64_t max_out, int64_t rows, Arena& arena) : rows(rows) {
+    vnni = arena.take<bf16>(HAS_TILES ? PIECES * max_in * rows : 0);
+    transposed_pieces = arena.take<bf16>(HAS_TILES ? PIECES * max_out * rows : 0);
+    strips = arena.take<float>(PACKS_STRIPS ? max_in * rows : 0);
+    transposed = arena.take<float>(max_out * rows);
   }
 
-  // a: the input (tokens, K) of the layer, used until `weight_gradient`, with memory for `rows` tokens. of_output:
-  // (tokens, N). Adds the gradient of the bias to `bias_sum`.
-  void keep(int64_t K, int64_t N, const T* rounded_a, const T* rounded_of_output, int64_t count, float* bias_sum) {
-    const float *a = numbers_of(rounded_a), *of_output = numbers_of(rounded_of_output);
+  // a: the input (tokens, K) of the layer, used until `compute_weight_gradient`, with memory for `rows` tokens.
+  // grad_output: (tokens, N). Adds the gradient of the bias to `bias_sum`.
+  void pack(int64_t K, int64_t N, const T* rounded_a, const T* rounded_grad_output, int64_t count, float* bias_sum) {
+    const float *a = as_floats(rounded_a), *grad_output = as_floats(rounded_grad_output);
     in = K, out = N, tokens = count;
-    for (int64_t m = 0; m < count; m++) add_row(of_output + m * out, out, bias_sum);
+    for (int64_t m = 0; m < count; m++) add_row(grad_output + m * out, out, bias_sum);
     in_tiles = HAS_TILES && in % TILE_ROWS == 0 && out % TILED_ROWS == 0;
     if (in_tiles) {
-      split_columns(a, in, count, in, vnni);
-      split_transposed(of_output, out, count, out, transposed_pieces);
+      pack_column_pieces(a, in, count, in, vnni);
+      pack_transposed_pieces(grad_output, out, count, out, transposed_pieces);
       return;
     }
     input = a;
     in_strips = PACKS_STRIPS && in >= MIN_IN_STRIPS;
     for (int64_t c = 0; c < in && in_strips; c += STRIP)
       pack_rows(a + c, in, tokens, std::min(STRIP, in - c), strips + c * tokens);
-    transpose(of_output, out, count, out, transposed, rows);
+    transpose(grad_output, out, count, out, transposed, rows);
   }
 };
 
 // Write, or add, rows n ... n + count - 1 of the gradient `to`, summed over the tokens of all `groups`. n is a multiple
 // of MAX_COLUMNS.
 template <class T>
-void weight_gradient(const Kept<T>* const* groups, int64_t number_of_groups, int64_t n, int64_t count, float* to,
-                     bool accumulate) {
-  for (int64_t i = 0; i < number_of_groups; i++, accumulate = true) {
-    const Kept<T>& g = *groups[i];
+void compute_weight_gradient(const WeightGradOperands<T>* const* groups, int64_t num_groups, int64_t n, int64_t count,
+                             float* to, bool accumulate) {
+  for (int64_t i = 0; i < num_groups; i++, accumulate = true) {
+    const WeightGradOperands<T>& g = *groups[i];
     if (g.in_tiles) {
       [[maybe_unused]] const TilesInUse tiles;
       const int64_t depth = tiles_of(g.tokens), tile_row = depth * PIECES * TILE;
@@ -83,19 +83,19 @@ void weight_gradient(const Kept<T>* const* groups, int64_t number_of_groups, int
 #if SWIN_HAS_BF16
 // Both operands in the order of tiles: neither is packed a second time.
 template <>
-class Kept<bf16> {
+class WeightGradOperands<bf16> {
  public:
   bf16* vnni;        // (in / 16, depth, TILE): the input in pairs of tokens
   bf16* transposed;  // (out / 16, depth, TILE): the transposed gradient of the output
   int64_t in, out, depth;
 
-  Kept() = default;
-  Kept(int64_t most_in, int64_t most_out, int64_t rows, Arena& arena) {
-    vnni = arena.take<bf16>(round_up(most_in, BLOCK) * rows);
-    transposed = arena.take<bf16>(round_up(most_out, BLOCK) * rows);
+  WeightGradOperands() = default;
+  WeightGradOperands(int64_t max_in, int64_t max_out, int64_t rows, Arena& arena) {
+    vnni = arena.take<bf16>(round_up(max_in, BLOCK) * rows);
+    transposed = arena.take<bf16>(round_up(max_out, BLOCK) * rows);
   }
 
-  void keep(int64_t K, int64_t N, const bf16* a, const bf16* of_output, int64_t count, float* bias_sum) {
+  void pack(int64_t K, int64_t N, const bf16* a, const bf16* grad_output, int64_t count, float* bias_sum) {
     in = K, out = N;
     depth = tiles_of(count);
     for (int64_t m = 0; m < count; m += BLOCK) {
@@ -103,12 +103,12 @@ class Kept<bf16> {
       for (int64_t c = 0; c < in; c += BLOCK)
         interleave_block(a + m * in + c, tokens, std::min(BLOCK, in - c), vnni + block(m, c));
       for (int64_t c = 0; c < out; c += BLOCK)
-        transpose_block(of_output + m * out + c, tokens, std::min(BLOCK, out - c), transposed + block(m, c),
+        transpose_block(grad_output + m * out + c, tokens, std::min(BLOCK, out - c), transposed + block(m, c),
                         bias_sum + c);
     }
   }
 
-  // The position of the tiles of the first 16 channels of a block. The other 16 channels are `depth` tiles later.
+  // The offset of the tiles of the first 16 channels of a block. The other 16 channels are `depth` tiles later.
   int64_t block(int64_t token, int64_t channel) const {
     return (channel / TILE_ROWS * depth + token / TILE_TERMS) * TILE;
   }
@@ -133,21 +133,21 @@ class Kept<bf16> {
 };
 
 // Some groups of tokens.
-struct KeptGroups {
-  const Kept<bf16>* const* first;
+struct OperandGroups {
+  const WeightGradOperands<bf16>* const* first;
   int64_t count;
 };
 // c (32, 32) = a b, or c += a b, summed over groups: rows n ... n + 31 of the gradients, columns k ... k + 31 of the
 // inputs.
 #if SWIN_HAS_TILES
-inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
+inline void multiply_block(const OperandGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
   for (int64_t r = 0; r < 2 * TILE_ROWS; r++) {  // for the stores
     __builtin_prefetch(c + r * ldc, 1);
     __builtin_prefetch(c + r * ldc + TILE_ROWS, 1);
   }
   tiles_2x2<true>(c, ldc, accumulate, [&](const auto& load_a, const auto& load_b, const auto& dot) {
     for (int64_t i = 0; i < groups.count; i++) {
-      const Kept<bf16>& g = *groups.first[i];
+      const WeightGradOperands<bf16>& g = *groups.first[i];
       const bf16 *a = g.transposed + g.block(0, n), *b = g.vnni + g.block(0, k);
       const int64_t next = g.depth * TILE;
       for (int64_t at = 0; at < next; at += TILE) {
@@ -159,15 +159,15 @@ inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float
   });
 }
 #else
-inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
-  constexpr int64_t VECTORS = Kept<bf16>::BLOCK / LANES, ROWS = 16 / VECTORS;  // in registers
-  for (int64_t r = 0; r < Kept<bf16>::BLOCK; r += ROWS) {
+inline void multiply_block(const OperandGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
+  constexpr int64_t VECTORS = WeightGradOperands<bf16>::BLOCK / LANES, ROWS = 16 / VECTORS;  // in registers
+  for (int64_t r = 0; r < WeightGradOperands<bf16>::BLOCK; r += ROWS) {
     Vec sums[ROWS][VECTORS];
     SWIN_UNROLL
     for (int64_t i = 0; i < ROWS * VECTORS; i++)
       sums[i / VECTORS][i % VECTORS] = accumulate ? load(c + (r + i / VECTORS) * ldc + i % VECTORS * LANES) : Vec(0.f);
     for (int64_t i = 0; i < groups.count; i++) {
-      const Kept<bf16>& g = *groups.first[i];
+      const WeightGradOperands<bf16>& g = *groups.first[i];
       const bf16 *a = g.transposed + g.block(0, n + r) + r % TILE_ROWS * TILE_TERMS, *b = g.vnni + g.block(0, k);
       for (int64_t tile = 0; tile < g.depth; tile++, a += TILE, b += TILE)
         for (int64_t p = 0; p < TILE_TERMS; p += 2) {
@@ -190,11 +190,11 @@ inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float
 }
 #endif
 
-inline void weight_gradient(const Kept<bf16>* const* groups, int64_t number_of_groups, int64_t n, int64_t count,
-                            float* to, bool accumulate) {
-  constexpr int64_t BLOCK = Kept<bf16>::BLOCK;
+inline void compute_weight_gradient(const WeightGradOperands<bf16>* const* groups, int64_t num_groups, int64_t n,
+                                    int64_t count, float* to, bool accumulate) {
+  constexpr int64_t BLOCK = WeightGradOperands<bf16>::BLOCK;
   [[maybe_unused]] const TilesInUse tiles;
-  const KeptGroups all{groups, number_of_groups};
+  const OperandGroups all{groups, num_groups};
   const int64_t in = groups[0]->in;
   for (int64_t k = 0; k < in; k += BLOCK)
     for (int64_t m = n; m < n + count; m += BLOCK) {

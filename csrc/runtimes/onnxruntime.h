@@ -1,7 +1,7 @@
 // The part of ONNX Runtime's C API that custom operators need. onnxruntime_c_api.h of microsoft/onnxruntime (MIT)
 // documents each name.
 //
-// The API is a table of functions, and a function keeps its place in all releases. Version 17 of the table, of ONNX
+// The API is a table of functions, and a function keeps its entry in all releases. Version 17 of the table, of ONNX
 // Runtime 1.17, is the first with KernelContext_ParallelFor.
 #pragma once
 
@@ -32,40 +32,40 @@ constexpr int INPUT_OUTPUT_REQUIRED = 0;
 constexpr int OrtMemTypeDefault = 0;
 
 struct OrtApi {
-  using Place = void*;
-  OrtStatus*(ORT_API_CALL* CreateStatus)(int code, const char* message);  // place 0
-  Place from_1[25];
-  OrtStatus*(ORT_API_CALL* CreateCustomOpDomain)(const char* name, OrtCustomOpDomain** out);  // place 26
+  using Entry = void*;
+  OrtStatus*(ORT_API_CALL* CreateStatus)(int code, const char* message);  // entry 0
+  Entry from_1[25];
+  OrtStatus*(ORT_API_CALL* CreateCustomOpDomain)(const char* name, OrtCustomOpDomain** out);  // entry 26
   OrtStatus*(ORT_API_CALL* CustomOpDomain_Add)(OrtCustomOpDomain* domain, const OrtCustomOp* op);
   OrtStatus*(ORT_API_CALL* AddCustomOpDomain)(OrtSessionOptions* options, OrtCustomOpDomain* domain);
-  Place from_29[22];
-  OrtStatus*(ORT_API_CALL* GetTensorMutableData)(OrtValue* value, void** out);  // place 51
-  Place from_52[9];
-  OrtStatus*(ORT_API_CALL* GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);  // place 61
+  Entry from_29[22];
+  OrtStatus*(ORT_API_CALL* GetTensorMutableData)(OrtValue* value, void** out);  // entry 51
+  Entry from_52[9];
+  OrtStatus*(ORT_API_CALL* GetDimensionsCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);  // entry 61
   OrtStatus*(ORT_API_CALL* GetDimensions)(const OrtTensorTypeAndShapeInfo* info, int64_t* values, size_t count);
-  Place from_63[1];
-  OrtStatus*(ORT_API_CALL* GetTensorShapeElementCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);  // place 64
+  Entry from_63[1];
+  OrtStatus*(ORT_API_CALL* GetTensorShapeElementCount)(const OrtTensorTypeAndShapeInfo* info, size_t* out);  // entry 64
   OrtStatus*(ORT_API_CALL* GetTensorTypeAndShape)(const OrtValue* value, OrtTensorTypeAndShapeInfo** out);
-  Place from_66[19];
+  Entry from_66[19];
   OrtStatus*(ORT_API_CALL* KernelInfoGetAttribute_float)(const OrtKernelInfo* info, const char* name,
-                                                         float* out);  // place 85
+                                                         float* out);  // entry 85
   OrtStatus*(ORT_API_CALL* KernelInfoGetAttribute_int64)(const OrtKernelInfo* info, const char* name, int64_t* out);
-  Place from_87[3];
+  Entry from_87[3];
   OrtStatus*(ORT_API_CALL* KernelContext_GetInput)(const OrtKernelContext* context, size_t index,
-                                                   const OrtValue** out);  // place 90
+                                                   const OrtValue** out);  // entry 90
   OrtStatus*(ORT_API_CALL* KernelContext_GetOutput)(OrtKernelContext* context, size_t index, const int64_t* shape,
                                                     size_t dimensions, OrtValue** out);
-  Place from_92[1];
-  void(ORT_API_CALL* ReleaseStatus)(OrtStatus* status);  // place 93
-  Place from_94[5];
-  void(ORT_API_CALL* ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // place 99
-  Place from_100[149];
+  Entry from_92[1];
+  void(ORT_API_CALL* ReleaseStatus)(OrtStatus* status);  // entry 93
+  Entry from_94[5];
+  void(ORT_API_CALL* ReleaseTensorTypeAndShapeInfo)(OrtTensorTypeAndShapeInfo* info);  // entry 99
+  Entry from_100[149];
   OrtStatus*(ORT_API_CALL* KernelInfoGetConstantInput_tensor)(const OrtKernelInfo* info, size_t index, int* is_constant,
-                                                              const OrtValue** out);  // place 249
-  Place from_250[24];
+                                                              const OrtValue** out);  // entry 249
+  Entry from_250[24];
   OrtStatus*(ORT_API_CALL* KernelContext_ParallelFor)(const OrtKernelContext* context,
                                                       void (*task)(void* user_data, size_t index), size_t count,
-                                                      size_t batches, void* user_data);  // place 274
+                                                      size_t batches, void* user_data);  // entry 274
 };
 static_assert(offsetof(OrtApi, KernelContext_ParallelFor) == 274 * sizeof(void*), "a gap of the table is wrong");
 

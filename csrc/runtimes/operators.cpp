@@ -169,9 +169,9 @@ struct Block : swin_operator {
     position_bias = node.vector({h, N, N});
     cosine_scale = node.vector({h});
     for (int i = 0; i < SWIN_LINEARS; i++) block.linear[i] = linear[i].data(), block.bias[i] = bias[i].data();
-    const float** const places[] = {&block.norm1_weight, &block.norm1_bias,   &block.norm2_weight,
-                                    &block.norm2_bias,   &block.norm3_weight, &block.norm3_bias};
-    for (int i = 0; i < 6; i++) *places[i] = norms[i].data();
+    const float** const norm_fields[] = {&block.norm1_weight, &block.norm1_bias,   &block.norm2_weight,
+                                         &block.norm2_bias,   &block.norm3_weight, &block.norm3_bias};
+    for (int i = 0; i < 6; i++) *norm_fields[i] = norms[i].data();
     block.position_bias = position_bias.data();
     block.cosine_scale = version == 2 ? cosine_scale.data() : nullptr;
   }

@@ -569,12 +569,12 @@ void fuzz_deformable(bool backward) {
   const int64_t outputs = product({of.batch, of.queries, of.heads, of.channels});
   float* arrays[7] = {};
   call.field(arrays[0], "values", values);
-  call.field(arrays[1], "places", product({2, samples}));
+  call.field(arrays[1], "sampling_locations", product({2, samples}));
   call.field(arrays[2], "weights", samples);
   call.field(arrays[3], backward ? "grad_y" : "y", outputs, 4, !backward);
   if (backward) {
     call.field(arrays[4], "grad_values", values, 4, true);
-    call.field(arrays[5], "grad_places", product({2, samples}), 4, true);
+    call.field(arrays[5], "grad_sampling_locations", product({2, samples}), 4, true);
     call.field(arrays[6], "grad_weights", samples, 4, true);
   }
   call.corrupt(call.all);

@@ -260,18 +260,18 @@ inline Between between(double at, int64_t size) {
 }
 
 // The samples of each bin along one axis of a region.
-inline Numbers<Numbers<double>> sample_places(double from, double to, const swin_roi_align& of, int64_t bins) {
+inline Numbers<Numbers<double>> sample_coordinates(double from, double to, const swin_roi_align& of, int64_t bins) {
   const double offset = of.aligned ? 0.5 : 0, start = from * of.scale - offset;
   double length = to * of.scale - offset - start;
   if (!of.aligned) length = std::max(length, 1.0);
   const double step = length / static_cast<double>(bins);
-  Numbers<Numbers<double>> places(bins);
-  if (!std::isfinite(start) || !std::isfinite(step)) return places;
+  Numbers<Numbers<double>> samples(bins);
+  if (!std::isfinite(start) || !std::isfinite(step)) return samples;
   const int64_t count = of.samples ? of.samples : static_cast<int64_t>(std::ceil(step));
   for (int64_t bin = 0; bin < bins; bin++)
     for (int64_t i = 0; i < count; i++)
-      places[bin].push_back(start + step * (static_cast<double>(bin) + (static_cast<double>(i) + 0.5) / count));
-  return places;
+      samples[bin].push_back(start + step * (static_cast<double>(bin) + (static_cast<double>(i) + 0.5) / count));
+  return samples;
 }
 
 // maps: (B, C, H, W) without gaps, for any strides of `of`.
@@ -280,8 +280,8 @@ Numbers<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
   Numbers<X> pooled;
   for (int64_t r = 0; r < of.regions; r++) {
     const float* box = of.boxes + 5 * r;
-    const auto down = sample_places(box[2], box[4], of, of.bins_height);
-    const auto across = sample_places(box[1], box[3], of, of.bins_width);
+    const auto down = sample_coordinates(box[2], box[4], of, of.bins_height);
+    const auto across = sample_coordinates(box[1], box[3], of, of.bins_width);
     for (int64_t c = 0; c < of.channels; c++) {
       const X* plane = maps.data() + (static_cast<int64_t>(box[0]) * of.channels + c) * of.height * of.width;
       for (const auto& rows : down)
@@ -305,9 +305,10 @@ Numbers<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
   return pooled;
 }
 
-// Deformable attention: values (B, S, h, d), places (B, Q, h, L, P, 2), weights (B, Q, h, L, P) to (B, Q, h, d).
+// Deformable attention: values (B, S, h, d), sampling_locations (B, Q, h, L, P, 2), weights (B, Q, h, L, P) to (B, Q,
+// h, d).
 template <class X>
-Numbers<X> plain_deformable(const swin_deformable& of, const Numbers<X>& values, const Numbers<X>& places,
+Numbers<X> plain_deformable(const swin_deformable& of, const Numbers<X>& values, const Numbers<X>& sampling_locations,
                             const Numbers<X>& weights) {
   Numbers<X> y;
   for (int64_t query = 0; query < of.batch * of.queries * of.heads; query++)
@@ -319,8 +320,8 @@ Numbers<X> plain_deformable(const swin_deformable& of, const Numbers<X>& values,
         for (int64_t p = 0; p < of.points; p++) {
           const int64_t sample = (query * of.levels + l) * of.points + p, H = of.shapes[2 * l],
                         W = of.shapes[2 * l + 1];
-          const X x = places[2 * sample] * X(static_cast<double>(W)) - X(.5);
-          const X y = places[2 * sample + 1] * X(static_cast<double>(H)) - X(.5);
+          const X x = sampling_locations[2 * sample] * X(static_cast<double>(W)) - X(.5);
+          const X y = sampling_locations[2 * sample + 1] * X(static_cast<double>(H)) - X(.5);
           const double left = std::floor(value_of(x)), top = std::floor(value_of(y));
           for (const double i : {top, top + 1})
             for (const double j : {left, left + 1}) {

@@ -615,31 +615,33 @@ void test_deformable(int64_t B, int64_t Q, int64_t h, int64_t d, int64_t P) {
   const int64_t shapes[] = {5, 7, 1, 3, 2, 2}, L = 3, S = 42, samples = B * Q * h * L * P;
   const Numbers<float> values = random_numbers(B * S * h * d), weights = random_numbers(samples);
   const Numbers<float> grad = random_numbers(B * Q * h * d);
-  Numbers<float> places(2 * samples);
+  Numbers<float> sampling_locations(2 * samples);
   std::uniform_real_distribution<float> place(-.3f, 1.3f);
-  for (float& number : places) number = place(draw);
+  for (float& number : sampling_locations) number = place(draw);
   swin_deformable of{1, B, Q, S, h, d, L, P, shapes};
-  const Numbers<double> truth = plain_deformable(of, as<double>(values), as<double>(places), as<double>(weights));
+  const Numbers<double> truth =
+      plain_deformable(of, as<double>(values), as<double>(sampling_locations), as<double>(weights));
   tape.clear();
-  const Numbers<Var> leaves[] = {as<Var>(values), as<Var>(places), as<Var>(weights)};
+  const Numbers<Var> leaves[] = {as<Var>(values), as<Var>(sampling_locations), as<Var>(weights)};
   const Numbers<double> all = all_gradients(plain_deformable(of, leaves[0], leaves[1], leaves[2]), grad);
   Numbers<double> of_values = gradient_of(all, leaves[0]);
   for (double& number : of_values) number += 1;  // the call adds to the gradient
   for (const int threads : {1, 3}) {
     of.threads = threads;
-    Numbers<float> y(truth.size(), NAN), grad_values(values.size(), 1), grad_places(2 * samples, NAN);
+    Numbers<float> y(truth.size(), NAN), grad_values(values.size(), 1), grad_sampling_locations(2 * samples, NAN);
     Numbers<float> grad_weights(samples, NAN);
-    ok(swin_deformable_forward(&of, values.data(), places.data(), weights.data(), y.data()), "swin_deformable_forward");
+    ok(swin_deformable_forward(&of, values.data(), sampling_locations.data(), weights.data(), y.data()),
+       "swin_deformable_forward");
     expect_close(y, truth, 2e-5, "y");
-    ok(swin_deformable_backward(&of, values.data(), places.data(), weights.data(), grad.data(), grad_values.data(),
-                                grad_places.data(), grad_weights.data()),
+    ok(swin_deformable_backward(&of, values.data(), sampling_locations.data(), weights.data(), grad.data(),
+                                grad_values.data(), grad_sampling_locations.data(), grad_weights.data()),
        "swin_deformable_backward");
     expect_close(grad_values, of_values, 6e-5, "the values' gradient");
-    expect_close(grad_places, gradient_of(all, leaves[1]), 6e-5, "the places' gradient");
+    expect_close(grad_sampling_locations, gradient_of(all, leaves[1]), 6e-5, "the sampling locations' gradient");
     expect_close(grad_weights, gradient_of(all, leaves[2]), 6e-5, "the weights' gradient");
   }
   of.tokens = S + 1;
-  expect(swin_deformable_forward(&of, values.data(), places.data(), weights.data(),
+  expect(swin_deformable_forward(&of, values.data(), sampling_locations.data(), weights.data(),
                                  Numbers<float>(grad.size()).data()) == SWIN_INVALID,
          "shapes of other maps");
 }
