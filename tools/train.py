@@ -56,11 +56,12 @@ def main() -> None:
                 require_data(job.cfg, ('test',))
         run_loop(runner, 'train')
         if args.report:
-            if runner.last_checkpoint is None:
-                raise ValueError('--report takes a checkpoint, and the training has written none')
-            folder = Path(job.cfg.work_dir, 'report')
-            options = Options(skip_unreadable=args.skip_unreadable, unsafe_load=args.unsafe_load)
-            report(Job(runner.cfg, options), runner.last_checkpoint, folder, overwrite=True)
+            with stop_on_user_errors(BUILD_ERRORS, args.debug):
+                if runner.last_checkpoint is None:
+                    raise ValueError('--report takes a checkpoint, and the training has written none')
+                folder = Path(job.cfg.work_dir, 'report')
+                options = Options(skip_unreadable=args.skip_unreadable, unsafe_load=args.unsafe_load)
+                report(Job(runner.cfg, options), runner.last_checkpoint, folder, overwrite=True)
             print(folder / 'index.html')
 
 

@@ -7,8 +7,8 @@ The stages, in this order:
 3. `fit_to_pictures` fits its schedule to the number of pictures, which the data sets of 2 have.
 4. `set_start`, for a training alone: mixed precision, and the checkpoint that it begins with.
 
-Stages 2 and 3 apply `--cfg-options` again: a key of the user is never overwritten. The result is a plain config of its
-toolbox, whose own tools/train.py trains it.
+Stages 2 and 3 apply `--cfg-options` again, so that a key of the user stays, except keys of schedules that stage 3
+replaces. Options of stage 4 come last. The result is a plain config of its toolbox, whose own tools/train.py trains it.
 """
 
 import copy

@@ -82,6 +82,12 @@ def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, op
     record_fault('bad_commands')
 
 
+@pytest.mark.parametrize(('option', 'key'), [('seed', 'randomness.seed'), ('workers', 'train_dataloader.num_workers')])
+def test_zero_is_a_setting(tmp_path, option, key):
+    cfg = load_config(FCN, str(tmp_path), {}, 'none', **{option: 0})
+    assert setting_of(cfg, key) == 0
+
+
 @pytest.mark.parametrize('key', [
     'train_cfg.max_iters', '+train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr',
     '+randomness.seed', 'val_dataloader.num_workers',

@@ -29,7 +29,7 @@ from .origins import INDEX, Origin, find_origin
 from .single_layer import forward_by_torch, norm_values
 from .swin_layers import PROJECTION_NORM, norm_layer, with_drop_path
 
-ACCELERATED = '_swin_backbone_accelerated'  # the attribute of an accelerated layer
+ACCELERATED = '_swin_backbone_record'  # the attribute of an accelerated layer
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
 # Compared at each call: of an activation, of mmcv's FFN, and of attention of transformers
 COMPARED_SETTINGS = 'approximate', 'add_identity', 'scaling'

@@ -30,7 +30,8 @@ GRID = 32  # pixels: multiples of this number stay multiples
 
 def has_settings(options: Options) -> bool:
     """Return whether options change the training of a config."""
-    return any(getattr(options, name) not in (None, False) for name in TRAINING.split())
+    values = [getattr(options, name) for name in TRAINING.split()]
+    return any(value is not None and value is not False for value in values)  # 0 is a seed
 
 
 def apply_settings(cfg: Config, options: Options) -> None:
