@@ -38,10 +38,10 @@ def tracer_of(x: Tensor) -> Optional[str]:
     return 'torch.func' if has_tangents or _peek_transform() is not None else None
 
 
-def is_intercepted() -> bool:
-    """Return whether torch.compile, torch.export or a `TorchDispatchMode` receives each operator of torch.
+def needs_torch_op() -> bool:
+    """Return whether the compiled library must be called as an operator of torch.
 
-    They receive no other calls of the compiled library: it must be called as an operator of torch.
+    torch.compile, torch.export and a `TorchDispatchMode` see the library only as operators of torch.
     """
     return torch.compiler.is_compiling() or num_dispatch_modes() > 0
 

@@ -21,7 +21,7 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 # result of the forward.
 Plan = Callable[..., Any]
 # A plan; or in a sentence why there is none; or None: torch's forward runs under every backend.
-Planned = Union[Plan, str, None]
+PlanOrReason = Union[Plan, str, None]
 
 
 class Replacement(NamedTuple):
@@ -29,7 +29,7 @@ class Replacement(NamedTuple):
 
     Attributes:
         backend: one of `BACKENDS`, besides 'auto' and 'torch'.
-        make_plan: `make_plan(module, x, *args)` takes the arguments of the forward, and returns `Planned`. It does
+        make_plan: `make_plan(module, x, *args)` takes the arguments of the forward, and returns `PlanOrReason`. It does
             all checks: a plan does not raise.
     """
 
@@ -66,7 +66,7 @@ def register_replacement(forward: Callable[..., Any], backend: str, make_plan: C
     forward.replacements.append(Replacement(backend, make_plan))  # type: ignore[attr-defined]
 
 
-def register_refusal(forward: Callable[..., Any], backend: str, reason: str) -> None:
+def register_unsupported(forward: Callable[..., Any], backend: str, reason: str) -> None:
     """Let a backend refuse all calls of a marked forward; `reason` is a sentence."""
     register_replacement(forward, backend, lambda *_: reason)
 

@@ -72,7 +72,7 @@ import torch
 from swin_backbone import accelerate, restore
 from swin_backbone.compat import import_torchvision
 from swin_backbone.kernels.bind.foreign import ACCELERATED
-from swin_backbone.kernels.native import find_dtype_obstacle
+from swin_backbone.kernels.native import find_unsupported_dtype
 
 import_torchvision()  # of any build
 models = {}
@@ -93,7 +93,7 @@ for name, model in models.items():
         wanted = first(model(x))
         found = first(accelerate(model)(x))
         assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max(), name
-        if find_dtype_obstacle(torch.float32) is None:
+        if find_unsupported_dtype(torch.float32) is None:
             assert any(ACCELERATED in vars(one) for one in model.modules()), name
         assert torch.equal(first(restore(model)(x)), wanted)
 print('accelerated', *models)

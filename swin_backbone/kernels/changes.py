@@ -14,20 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from ..compat import constant_when_compiled
-from ..modes import is_intercepted
+from ..modes import needs_torch_op
 
 Read = TypeVar('Read')
 Modules = dict[str, Any]  # inside a layer, by name
 PACKAGES = 'swin_backbone', 'torch'  # their classes depend on nothing but their modules
-_kept_methods: dict[Any, dict[str, Any]] = {}  # by class, by name
+_recorded_methods: dict[Any, dict[str, Any]] = {}  # by class, by name
 
 
-def keep_methods(kinds: Iterable[Any]) -> None:
-    """Keep the methods of classes that a call may run, for `is_patched`: of a class of others the forward."""
+def record_methods(kinds: Iterable[Any]) -> None:
+    """Record the methods of classes that a call may run, for `is_patched`.
+
+    Of a class outside this package, only `forward` is recorded.
+    """
     for kind in kinds:
-        if kind not in _kept_methods:
+        if kind not in _recorded_methods:
             names = methods_of(kind) if kind.__module__.startswith(PACKAGES[0]) else {'forward'}
-            _kept_methods[kind] = {name: getattr(kind, name) for name in names - {'__call__', '_call_impl'}}
+            _recorded_methods[kind] = {name: getattr(kind, name) for name in names - {'__call__', '_call_impl'}}
 
 
 def is_changed(module: nn.Module) -> bool:
@@ -40,13 +43,13 @@ def is_changed(module: nn.Module) -> bool:
 
 @constant_when_compiled
 def is_patched(kind: Any) -> bool:
-    """Return whether a call of a class runs another method than at `keep_methods`.
+    """Return whether a call of a class runs another method than at `record_methods`.
 
     Tracers of torch patch the calls of all modules, which are no change of the class.
     """
     if kind.__call__ is not nn.Module.__call__ or kind._call_impl is not nn.Module._call_impl:
         return True
-    return any(getattr(kind, name, None) is not method for name, method in _kept_methods.get(kind, {}).items())
+    return any(getattr(kind, name, None) is not method for name, method in _recorded_methods.get(kind, {}).items())
 
 
 def hides_methods(module: nn.Module, kind: Any) -> bool:
@@ -113,7 +116,7 @@ def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor)
         read: depends on the module, the shape of `x` and autocast alone. The result may refer to the module's tensors,
             but not to modules: it would keep the module alive.
     """
-    if is_intercepted():
+    if needs_torch_op():
         return read(module, x)
     if torch.is_grad_enabled():
         forget_readings(module)  # frees replaced tensors
@@ -176,7 +179,7 @@ def _has_complete_state(layer: nn.Module) -> bool:
 
 def forget_readings(module: nn.Module) -> None:
     """Free what `read_once` keeps of a module."""
-    if not is_intercepted():
+    if not needs_torch_op():
         _readings.pop(module, None)
 
 

@@ -31,8 +31,8 @@ from .layers.norm import build_norm
 def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     """Run a block, and store its input alone for backward.
 
-    A plan of a replacement stores the input alone itself. What ran in torch is recomputed in torch, also after the end
-    of a mode of torch that kept the library away from the forward.
+    A plan of a replacement stores the input alone itself. If the forward ran in torch, backward recomputes it in torch,
+    even if the library could run by then, because a mode of torch has ended.
     """
     is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
     if is_planned:
@@ -71,17 +71,17 @@ class SwinStage(nn.Module):
         self.downsample: Any = downsample
 
     @replaceable
-    def forward(self, x_BHWC: Tensor, merges: bool = True) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BHWC: Tensor, run_downsample: bool = True) -> tuple[Tensor, Tensor]:
         """Return the output of the blocks, in the shape of the input (B, H, W, C), and the input of the next stage.
 
         Args:
-            merges: whether the patch merging runs. Without it, the second output is the first.
+            run_downsample: whether the patch merging runs. Without it, the second output is the first.
         """
         can_checkpoint = tracer_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
             recomputes = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
             x_BHWC = recompute(block, x_BHWC) if recomputes else block(x_BHWC)
-        return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
+        return x_BHWC, self.downsample(x_BHWC) if run_downsample and self.downsample is not None else x_BHWC
 
     @replaceable
     def normalise_output(self, x_BHWC: Tensor, norm: nn.Module) -> Tensor:
@@ -96,7 +96,7 @@ class SwinStage(nn.Module):
 class MergingFirstStage(SwinStage):
     """A stage with the patch merging before the blocks."""
 
-    def forward(self, x_BHWC: Tensor, merges: bool = True) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BHWC: Tensor, run_downsample: bool = True) -> tuple[Tensor, Tensor]:
         """Return the output of the blocks twice; the patch merging always runs."""
         return super().forward(self.downsample(x_BHWC), False)
 

@@ -23,5 +23,5 @@ def _call(function, arguments, environment):
     torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load_library.cache_clear()
     memory.libswin.cache_clear()
-    availability.find_dtype_obstacle.cache_clear()
+    availability.find_unsupported_dtype.cache_clear()
     return function(*arguments)

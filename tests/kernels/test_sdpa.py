@@ -23,7 +23,7 @@ def flags():
 @pytest.fixture
 def seen(monkeypatch):
     """Return the enabled backends at calls of SDPA. Every device takes SDPA here, like a GPU."""
-    monkeypatch.setattr(swin_block, 'BY_PRODUCTS', set())
+    monkeypatch.setattr(swin_block, 'MATMUL_ATTENTION_DEVICES', set())
     calls, original = [], F.scaled_dot_product_attention
 
     def attend(*arguments, **others):

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ...models.pyramid import SwinPyramid
-from ..changes import keep_methods
-from ..native.availability import PRECISION, find_dtype_obstacle
-from .foreign import ACCELERATED, BASE_ATTRIBUTE, ForeignLayer, compute, compute_norm, find_foreign_layer
+from ..changes import record_methods
+from ..native.availability import PRECISION, find_unsupported_dtype
+from .foreign import ACCELERATED, BASE_ATTRIBUTE, ForeignLayer, find_candidate_layer, run_norm, try_native
 from .single_layer import SWIN_LAYERS, plan_single_layer
 from .trial import try_layer
 
@@ -30,7 +30,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
         _require_int8(model, precision)
     lines = _accelerate_foreign_layers(model, dry_run)
     layers = [module for module in model.modules() if precision is not None and isinstance(module, SWIN_LAYERS)]
-    outcomes = Counter((type(layer).__name__, _find_int8_obstacle(layer)) for layer in layers)
+    outcomes = Counter((type(layer).__name__, _find_unsupported_int8(layer)) for layer in layers)
     refused = {(kind, reason): number for (kind, reason), number in outcomes.items() if reason is not None}
     lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
     for line in lines:
@@ -51,7 +51,7 @@ def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
     modules: dict[str, Any] = {name: module for name, module in model.named_modules() if id(module) not in ours}
     if not any(hasattr(module, name) for module in modules.values() for name in BIAS_PARAMETERS):
         return []  # there is no Swin of another package
-    layers = {name: layer for name, module in modules.items() if (layer := find_foreign_layer(module)) is not None}
+    layers = {name: layer for name, module in modules.items() if (layer := find_candidate_layer(module)) is not None}
     swins = defaultdict(list)  # names of the blocks, by name and origin of the Swin
     for name, layer in layers.items():
         if layer.origin is not None:
@@ -66,16 +66,16 @@ def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
         outcomes = defaultdict(list)  # differences, by the kind of a layer and the reason against the library
         for name in _layers_of(root, modules, layers):
             module, layer = modules[name], layers[name]
-            difference, problem = try_layer(module, layer)
-            if problem is None and not dry_run:
-                keep_methods([type(module), *layer.kinds.values()])
+            difference, reason = try_layer(module, layer)
+            if reason is None and not dry_run:
+                record_methods([type(module), *layer.kinds.values()])
                 module.__dict__[ACCELERATED] = layer._replace(stages=stages)
                 module.__class__ = _accelerated_class(module.__class__)
-            outcomes[layer.compute.__name__.removeprefix('compute_'), problem].append(difference)
-        for (kind, problem), differences in outcomes.items():
+            outcomes[layer.kind, reason].append(difference)
+        for (kind, reason), differences in outcomes.items():
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
-            lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {problem}" if problem else result}')
+            lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {reason}" if reason else result}')
     return lines
 
 
@@ -83,7 +83,7 @@ def _require_int8(model: nn.Module, precision: str) -> None:
     """Raise ValueError for another precision, without the library, or for a model on a GPU."""
     if precision != 'int8':
         raise ValueError(f"precision must be None or 'int8', got {precision!r}")
-    reason = find_dtype_obstacle(torch.int8)
+    reason = find_unsupported_dtype(torch.int8)
     if reason is not None:
         raise ValueError(f"precision='int8' takes the compiled library: {reason}")
     devices = {parameter.device.type for parameter in model.parameters()} - {'cpu'}
@@ -91,7 +91,7 @@ def _require_int8(model: nn.Module, precision: str) -> None:
         raise ValueError(f"precision='int8' takes a model on a CPU, got {min(devices)}")
 
 
-def _find_int8_obstacle(layer: Any) -> Optional[str]:
+def _find_unsupported_int8(layer: Any) -> Optional[str]:
     """Return why the library does not compute a layer of ours in eight bits; None: it does, or a user's forward."""
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'
@@ -110,8 +110,7 @@ def _layers_of(root: str, modules: dict[str, Any], layers: dict[str, ForeignLaye
         if f'{name}.'.startswith(prefix)
         and ACCELERATED not in vars(modules[name])
         and (
-            layer.compute is not compute_norm
-            or (root not in layers and re.fullmatch(output_norms, name.removeprefix(prefix)))
+            layer.run is not run_norm or (root not in layers and re.fullmatch(output_norms, name.removeprefix(prefix)))
         )
     ]
 
@@ -163,7 +162,7 @@ def _accelerated_class(base: Any) -> Any:
 
     @wraps(base.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = compute(self, *args, **kwargs)
+        output = try_native(self, *args, **kwargs)
         return base.forward(self, *args, **kwargs) if output is None else output
 
     def reduce_ex(self: Any, protocol: Any) -> Any:

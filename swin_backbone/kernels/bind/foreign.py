@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_here
-from ...modes import is_intercepted, linear_dtype
+from ...modes import linear_dtype, needs_torch_op
 from ...positions import Size
 from ..changes import Modules, hides_methods, is_patched, read_modules
-from ..native.availability import dtype_and_gradients, find_obstacle
+from ..native.availability import dtype_and_gradients, find_unsupported
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation
-from ..native.memory import Unfit, cache_of, free_if_elsewhere
-from ..native.plans import Layer, plan_layer
-from ..native.saved_blocks import TINY, Stages, is_saved
+from ..native.memory import Unsupported, cache_of, free_if_elsewhere
+from ..native.plans import NativeLayer, plan_layer
+from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
 from .block_weights import COORDINATES, LINEARS, LOGIT_SCALE, NORMS, TABLE, make_block_weights
 from .foreign_calls import Values, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import INDEX, Origin, find_origin
@@ -40,38 +40,43 @@ MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'inpu
 class ForeignLayer(NamedTuple):
     """The computation of a layer of another package, and the state of the layer when it was accelerated."""
 
-    compute: Callable[[Any, 'ForeignLayer', Values], Any]  # returns the output; None: call the original
+    kind: str  # for the log
+    run: Callable[[Any, 'ForeignLayer', Values], Any]  # returns the output; None: call the original
     kinds: dict[str, type[nn.Module]]  # of the modules inside, by name
     settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
     channels: int  # of the input
     origin: Any = None  # of a block: `Origin`
     names: Any = None  # of a block: `Names`
-    stages: Stages = TINY  # of the Swin around the layer
+    stages: Stages = SWIN_T_STAGES  # of the Swin around the layer
 
 
-def find_foreign_layer(module: Any) -> Optional[ForeignLayer]:
-    """Return the computation of a layer of a Swin; None for other modules."""
+def find_candidate_layer(module: Any) -> Optional[ForeignLayer]:
+    """Return the computation of a module that may be a layer of a Swin; None for other modules.
+
+    Every LayerNorm and every module with a convolution `projection` is a candidate, until `accelerate` finds a Swin
+    around it.
+    """
     arguments, modules = list_arguments(module), modules_inside(module)
     kinds, settings = {name: type(inside) for name, inside in modules.items()}, _settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
-        return ForeignLayer(compute_merging, kinds, settings, module.reduction.in_features // 4)
+        return ForeignLayer('merging', run_merging, kinds, settings, module.reduction.in_features // 4)
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
-        return ForeignLayer(compute_embedding, kinds, settings, module.projection.in_channels)
+        return ForeignLayer('embedding', run_embedding, kinds, settings, module.projection.in_channels)
     if type(module) is nn.LayerNorm:
-        return ForeignLayer(compute_norm, kinds, settings, module.normalized_shape[-1])
+        return ForeignLayer('norm', run_norm, kinds, settings, module.normalized_shape[-1])
     origin_and_names = find_origin(module)
     if origin_and_names is None:
         return None
     channels = next(len(inside.weight) for inside in modules.values() if isinstance(inside, nn.LayerNorm))
-    return ForeignLayer(compute_block, kinds, settings, channels, *origin_and_names)
+    return ForeignLayer('block', run_block, kinds, settings, channels, *origin_and_names)
 
 
-def find_layer_obstacle(layer: Any, x: Any) -> Optional[str]:
-    """Return a sentence on why the library does not compute a layer for `x`, or None if nothing has changed."""
+def find_unsupported_call(layer: Any, x: Any) -> Optional[str]:
+    """Return the reason, a sentence, why the library does not compute a layer for `x`; None: nothing has changed."""
     foreign: ForeignLayer = vars(layer)[ACCELERATED]
     if not isinstance(x, Tensor):
         return f'The first argument is no tensor, but a {type(x).__name__}.'
-    reason, kind = find_obstacle(x, layer), cast(Any, type(layer))
+    reason, kind = find_unsupported(x, layer), cast(Any, type(layer))
     modules = reason or read_modules(layer, foreign.kinds)
     if isinstance(modules, str):
         return modules
@@ -84,13 +89,13 @@ def find_layer_obstacle(layer: Any, x: Any) -> Optional[str]:
     return None
 
 
-def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Return the output of a call by the library; None: the layer's own forward computes."""
     foreign: Optional[ForeignLayer] = vars(layer).get(ACCELERATED)
     if foreign is None:
         return None
     x = next(iter((*args, *kwargs.values())), None)
-    if find_layer_obstacle(layer, x) is not None:
+    if find_unsupported_call(layer, x) is not None:
         if isinstance(x, Tensor):
             free_if_elsewhere(layer, x)
         return None
@@ -98,8 +103,8 @@ def compute(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     if values is None:
         return None
     try:
-        return foreign.compute(layer, foreign, values)
-    except Unfit:
+        return foreign.run(layer, foreign, values)
+    except Unsupported:
         return None
 
 
@@ -119,7 +124,7 @@ def rates_in(modules: Modules, foreign: ForeignLayer) -> list[tuple[Any, str]]:
     return rates + [(module, 'p') for module in modules.values() if isinstance(module, nn.Dropout)]
 
 
-def compute_block(block: Any, foreign: ForeignLayer, values: Values) -> Any:
+def run_block(block: Any, foreign: ForeignLayer, values: Values) -> Any:
     x_BHWC, origin = find_map(block, values), foreign.origin
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
@@ -136,13 +141,13 @@ def compute_block(block: Any, foreign: ForeignLayer, values: Values) -> Any:
     (dtype, has_gradients), C = dtype_and_gradients(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
     scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
-    saves = has_gradients and not getattr(block, 'with_cp', False) and is_saved(dtype, C, foreign.stages)
+    saves = has_gradients and not getattr(block, 'with_cp', False) and saves_activations(dtype, C, foreign.stages)
     settings = BlockSettings(h, hidden, scale, eps, windows.window_size, origin.pads_first)
     computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
     (_, x), *others = values.items()
     by_torch = partial(_call_original, [*foreign.names.values()], dict(others), x.shape)
-    plan = plan_layer(Layer(computation, by_torch, [*tensors.values()], make_weights), block, x_BHWC.shape)
-    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not is_intercepted() else None
+    plan = plan_layer(NativeLayer(computation, by_torch, [*tensors.values()], make_weights), block, x_BHWC.shape)
+    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not needs_torch_op() else None
     factors_2B = _drop_path_factors(block, origin, x_BHWC)
     y_BHWC = with_drop_path(plan, factors_2B, random_state)(x_BHWC)
     y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
@@ -166,7 +171,7 @@ def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Opti
     return torch.stack([*(module(ones_B11).flatten() for module in modules), ones_B11.flatten()][:2])
 
 
-def compute_merging(module: Any, foreign: ForeignLayer, values: Values) -> Any:
+def run_merging(module: Any, foreign: ForeignLayer, values: Values) -> Any:
     x_BHWC, (*norm, eps), channels = find_map(module, values), norm_values(module.norm), module.reduction.in_features
     tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
     if x_BHWC is None or module.reduction.bias is not None:
@@ -184,12 +189,12 @@ def compute_merging(module: Any, foreign: ForeignLayer, values: Values) -> Any:
     dtype, has_gradients = dtype_and_gradients(module, x_BHWC, *tensors)
     computation = ProjectionComputation(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
     by_torch = partial(_call_original, names, dict(others), x.shape)
-    y_BHWC = plan_layer(Layer(computation, by_torch, tensors, make_weights), module, x_BHWC.shape)(x_BHWC)
+    y_BHWC = plan_layer(NativeLayer(computation, by_torch, tensors, make_weights), module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
 
-def compute_embedding(module: Any, foreign: ForeignLayer, values: Values) -> Any:
+def run_embedding(module: Any, foreign: ForeignLayer, values: Values) -> Any:
     (x,), conv, (*norm, eps) = values.values(), module.projection, norm_values(getattr(module, 'norm', None))
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or x.dim() != 4:
@@ -198,13 +203,13 @@ def compute_embedding(module: Any, foreign: ForeignLayer, values: Values) -> Any
     dtype, has_gradients = dtype_and_gradients(module, x, *tensors)
     computation = ProjectionComputation(False, eps, True, dtype, cache_of(module), has_gradients)
     by_torch = partial(_call_original, names, {}, x.shape)
-    y_BHWC = plan_layer(Layer(computation, by_torch, tensors), module, x.shape)(x)
+    y_BHWC = plan_layer(NativeLayer(computation, by_torch, tensors), module, x.shape)(x)
     # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
     y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
 
 
-def compute_norm(norm: Any, foreign: ForeignLayer, values: Values) -> Any:
+def run_norm(norm: Any, foreign: ForeignLayer, values: Values) -> Any:
     """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
     x_BTC = values['input']
     if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):

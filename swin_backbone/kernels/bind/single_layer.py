@@ -10,13 +10,13 @@ from torch.random import fork_rng
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...positions import Size
-from ...replace import Planned, library_disabled
+from ...replace import PlanOrReason, library_disabled
 from ..native.availability import PRECISION
 
 SWIN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed
 
 
-def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size] = None) -> Planned:
+def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size] = None) -> PlanOrReason:
     """Return the library's plan of a layer of ours in eval mode, without gradients.
 
     Args:

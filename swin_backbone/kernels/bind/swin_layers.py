@@ -1,6 +1,6 @@
 """The Swin layers of this package by the compiled library: blocks, stages, patches, patch merging, output norms.
 
-`read_...` returns what the library computes of a module, a `Layer`, and `plan_...` the plan of a call.
+`read_...` returns what the library computes of a module, a `NativeLayer`, and `plan_...` the plan of a call.
 
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from ...models.layers import PatchEmbed, PatchMerging
 from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
-from ...modes import is_intercepted
+from ...modes import needs_torch_op
 from ...positions import Size
-from ..changes import Modules, forget_readings, is_changed, keep_methods, read_modules, read_once
-from ..native.availability import dtype_and_gradients, find_obstacle
+from ..changes import Modules, forget_readings, is_changed, read_modules, read_once, record_methods
+from ..native.availability import dtype_and_gradients, find_unsupported
 from ..native.layers import (
     BlockComputation,
     BlockSettings,
@@ -26,9 +26,9 @@ from ..native.layers import (
     OutputNormComputation,
     ProjectionComputation,
 )
-from ..native.memory import Unfit, address, cache_of, describe_unfit, free_if_elsewhere
-from ..native.plans import Layer, LayerPlan, OperatorPlan, plan_layer, plan_module
-from ..native.saved_blocks import TINY, Stages, is_saved
+from ..native.memory import Unsupported, cache_of, checked_address, describe_unsupported, free_if_elsewhere
+from ..native.plans import LayerPlan, NativeLayer, OperatorPlan, plan_layer, plan_module
+from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
 from .block_weights import ATTENTION, CPB, LINEARS, LOGIT_SCALE, NAMES, NORMS, QKV_BIASES, TABLE, make_block_weights
 from .single_layer import forward_by_torch
 
@@ -51,14 +51,14 @@ KINDS_V2 = {
 KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
 PROJECTION_NORM = ['norm.weight', 'norm.bias']
 BLOCKS = SwinBlock, SwinV2Block
-keep_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
+record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
 
 
 class BlockPlan(NamedTuple):
     """A block that is ready to run; see `replace.Plan`."""
 
     block: Any
-    layer: Union[LayerPlan, OperatorPlan]  # without drop path
+    plan: Union[LayerPlan, OperatorPlan]  # without drop path
 
     def __call__(self, x_BHWC: Tensor, out: Optional[Tensor] = None) -> Tensor:
         """Run the block, see `SwinBlock.forward`.
@@ -66,9 +66,9 @@ class BlockPlan(NamedTuple):
         Args:
             out: memory for the output, without gradients. The memory of the input is allowed.
         """
-        drop_path, plan = self.block.drop_path, self.layer
+        drop_path, plan = self.block.drop_path, self.plan
         if drop_path.training and drop_path.drop_prob > 0:
-            is_repeated = torch.is_grad_enabled() and not is_intercepted()
+            is_repeated = torch.is_grad_enabled() and not needs_torch_op()
             random_state = torch.get_rng_state() if is_repeated else None
             plan = with_drop_path(plan, _draw_drop_path(drop_path.drop_prob, len(x_BHWC)), random_state)
         if out is not None:
@@ -87,7 +87,7 @@ def with_drop_path(plan: Any, factors_2B: Optional[Tensor], random_state: Option
     plan = plan._replace(computation=plan.computation._replace(drop_path_2B=factors_2B))
     if isinstance(plan, OperatorPlan):
         return plan
-    plan.prepared.drop_path = address('drop_path', factors_2B, tuple(factors_2B.shape))
+    plan.prepared.drop_path = checked_address('drop_path', factors_2B, tuple(factors_2B.shape))
     return plan._replace(by_torch=partial(plan.by_torch, random_state=random_state))
 
 
@@ -97,8 +97,8 @@ def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
     return plan if isinstance(plan, str) else BlockPlan(block, plan)
 
 
-def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer, str]:
-    """Return the `Layer` of a block, or in a sentence why the library does not compute the block.
+def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Union[NativeLayer, str]:
+    """Return the `NativeLayer` of a block, or in a sentence why the library does not compute the block.
 
     Args:
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step saves.
@@ -108,14 +108,14 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer
     modules = read_modules(block, kinds)
     if isinstance(modules, str):
         return modules
-    reason = _find_setting_obstacle(block, modules, x_BHWC)
+    reason = _find_unsupported_setting(block, modules, x_BHWC)
     if reason is not None:
         return reason
     tensors: dict[str, Any] = {}
     for name, owner, leaf in NAMES_V2 if is_v2 else NAMES_V1:
         module = modules.get(owner)
-        of_module = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
-        tensors[name] = of_module[leaf] if leaf in of_module else getattr(module, leaf, None)
+        parameters = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
+        tensors[name] = parameters[leaf] if leaf in parameters else getattr(module, leaf, None)
     required = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], TABLE)
     if any(tensors[name] is None or not tensors[name].dim() for name in required):
         return f'{type(block).__name__} lacks a weight that it was built with.'
@@ -130,18 +130,18 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = TINY) -> Union[Layer
         shapes = [((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h)]
     dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
-    saves = has_gradients and not getattr(block, 'with_cp', False) and is_saved(dtype, C, stages)
+    saves = has_gradients and not getattr(block, 'with_cp', False) and saves_activations(dtype, C, stages)
     window_pair = windows.window_size, table_window or windows.window_size
     if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
         return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
     settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
     computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
     make_weights = partial(_make_weights, [*tensors], shapes, window_pair)
-    return Layer(computation, partial(forward_by_torch, [*tensors]), [*tensors.values()], make_weights)
+    return NativeLayer(computation, partial(forward_by_torch, [*tensors]), [*tensors.values()], make_weights)
 
 
-def _find_setting_obstacle(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
-    """Return a sentence on a setting of a block that the library lacks, or None."""
+def _find_unsupported_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
+    """Return the reason, a sentence on a setting of a block that the library lacks; None: it has all."""
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     if attention.backend not in ('auto', 'native'):
@@ -163,22 +163,22 @@ def _find_setting_obstacle(block: Any, modules: Modules, x_BHWC: Tensor) -> Opti
     return None
 
 
-def plan_stage(stage: Any, x_BHWC: Tensor, merges: bool = True) -> Union['StagePlan', None]:
+def plan_stage(stage: Any, x_BHWC: Tensor, run_downsample: bool = True) -> Union['StagePlan', None]:
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
-    layers = find_obstacle(x_BHWC, stage) or read_once(read_stage, stage, x_BHWC)
+    layers = find_unsupported(x_BHWC, stage) or read_once(read_stage, stage, x_BHWC)
     if isinstance(layers, str):
         free_if_elsewhere(stage, x_BHWC)
         return None
     try:
         plans = [plan_layer(layer, block, x_BHWC.shape) for block, layer in zip(stage.blocks, layers)]
-    except Unfit:
+    except Unsupported:
         forget_readings(stage)  # sizes may have changed
         return None
     return StagePlan([*map(BlockPlan, stage.blocks, plans)], stage.downsample)
 
 
-def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[Layer], str]:
-    """Return the `Layer` of each block of a stage, or in a sentence why the library does not compute one."""
+def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[NativeLayer], str]:
+    """Return the `NativeLayer` of each block of a stage, or in a sentence why the library does not compute one."""
     layers = []
     for block in stage.blocks:
         if type(block) not in BLOCKS or is_changed(block) or block.backend not in ('auto', 'native'):
@@ -196,7 +196,7 @@ class StagePlan(NamedTuple):
     blocks: list[BlockPlan]
     downsample: Optional[nn.Module]
 
-    def __call__(self, x_BHWC: Tensor, merges: bool = True) -> tuple[Tensor, Tensor]:
+    def __call__(self, x_BHWC: Tensor, run_downsample: bool = True) -> tuple[Tensor, Tensor]:
         """Run the blocks and the patch merging of a stage, see `SwinStage.forward`.
 
         Without gradients, each block writes over the output of the block before. The input of the stage does not
@@ -205,14 +205,14 @@ class StagePlan(NamedTuple):
         out = None
         for block in self.blocks:
             x_BHWC = block(x_BHWC, out)
-            out = None if torch.is_grad_enabled() or is_intercepted() else x_BHWC
-        return x_BHWC, self.downsample(x_BHWC) if merges and self.downsample is not None else x_BHWC
+            out = None if torch.is_grad_enabled() or needs_torch_op() else x_BHWC
+        return x_BHWC, self.downsample(x_BHWC) if run_downsample and self.downsample is not None else x_BHWC
 
 
 def _make_weights(
     names: Sequence[str], shapes: Sequence[tuple[int, ...]], window_pair: tuple[Size, Size], *tensors: Any
 ) -> BlockWeights:
-    """Return the library's weights from the tensors of a block; or raise `Unfit`, because `.data` may be anything.
+    """Return the library's weights from the tensors of a block; or raise `Unsupported`: `.data` may be anything.
 
     Args:
         shapes: of the tensors that are not weights of the library themselves.
@@ -220,7 +220,7 @@ def _make_weights(
     """
     for name, tensor, shape in zip(names[len(NAMES) :], tensors[len(NAMES) :], shapes):
         if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
-            raise Unfit(describe_unfit(name, tensor, shape, torch.float32))
+            raise Unsupported(describe_unsupported(name, tensor, shape, torch.float32))
     return make_block_weights(dict(zip(names, tensors)), *window_pair)
 
 
@@ -232,26 +232,26 @@ def _draw_drop_path(rate: float, batch: int) -> Tensor:
     return torch.rand(2, batch, dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
 
 
-def read_projection(layer: Any, x: Tensor) -> Union[Layer, str]:
-    """Return the `Layer` of patch embedding or patch merging, or in a sentence why there is none."""
-    merges = isinstance(layer, PatchMerging)
-    name, kind = ('reduction', nn.Linear) if merges else ('projection', nn.Conv2d)
+def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, str]:
+    """Return the `NativeLayer` of patch embedding or patch merging, or in a sentence why there is none."""
+    is_merging = isinstance(layer, PatchMerging)
+    name, kind = ('reduction', nn.Linear) if is_merging else ('projection', nn.Conv2d)
     norm_kind = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
     modules = read_modules(layer, {name: kind, 'norm': norm_kind})
     if isinstance(modules, str):
         return modules
-    linear, norm, post_norm = modules[name], modules['norm'], not merges or layer.post_norm
+    linear, norm, post_norm = modules[name], modules['norm'], not is_merging or layer.post_norm
     weight, eps = linear.weight, getattr(norm, 'eps', None)  # an identity has no eps
     if x.dim() != 4:
         return f'The compiled library takes a batch of four dimensions, not {list(x.shape)}.'
-    if weight is None or weight.dim() != (2 if merges else 4):
+    if weight is None or weight.dim() != (2 if is_merging else 4):
         return f'The weight of {type(layer).__name__} is not as it was built.'
-    if merges and layer.stride != 2:
+    if is_merging and layer.stride != 2:
         return f'The compiled library merges patches with a stride of 2, not {layer.stride}.'
-    if merges and linear.bias is not None:
+    if is_merging and linear.bias is not None:
         return 'The compiled library has no bias in patch merging, and the reduction has one.'
     sides = tuple(weight.shape[2:])
-    if not merges and (tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups) != (
+    if not is_merging and (tuple(layer.patch_size), linear.stride, linear.padding, linear.dilation, linear.groups) != (
         *(sides, sides, (0, 0), (1, 1), 1),
     ):
         return f'The compiled library takes patches that do not overlap, not {linear}.'
@@ -260,9 +260,9 @@ def read_projection(layer: Any, x: Tensor) -> Union[Layer, str]:
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
     parameters = weight, linear.bias, *(getattr(norm, leaf, None) for leaf in ('weight', 'bias'))
     dtype, has_gradients = dtype_and_gradients(layer, x, *parameters)
-    computation = ProjectionComputation(merges, eps, post_norm, dtype, cache_of(layer), has_gradients)
+    computation = ProjectionComputation(is_merging, eps, post_norm, dtype, cache_of(layer), has_gradients)
     by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *PROJECTION_NORM])
-    return Layer(computation, by_torch, parameters)
+    return NativeLayer(computation, by_torch, parameters)
 
 
 plan_projection = partial(plan_module, read_projection)
@@ -273,18 +273,18 @@ def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[LayerPlan, Oper
     return None if type(norm) is nn.Identity else plan_module(read_output_norm, norm, x_BHWC)
 
 
-def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[Layer, str]:
-    """Return the `Layer` of an output norm, or in a sentence why there is none."""
+def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[NativeLayer, str]:
+    """Return the `NativeLayer` of an output norm, or in a sentence why there is none."""
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
         return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'
     return norm_layer(norm)
 
 
-def norm_layer(norm: nn.LayerNorm) -> Layer:
-    """Return the `Layer` of a norm of tokens with a map as its output."""
+def norm_layer(norm: nn.LayerNorm) -> NativeLayer:
+    """Return the `NativeLayer` of a norm of tokens with a map as its output."""
     by_torch = partial(forward_by_torch, ['weight', 'bias'], forward=_normalise)
-    return Layer(OutputNormComputation(norm.eps), by_torch, (norm.weight, norm.bias))
+    return NativeLayer(OutputNormComputation(norm.eps), by_torch, (norm.weight, norm.bias))
 
 
 def _normalise(norm: nn.LayerNorm, x_BHWC: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from ...modes import without_autocast
 from .. import native
 from ..changes import read_modules
-from ..native.memory import Unfit, address
-from .foreign import ACCELERATED, ForeignLayer, compute, compute_embedding, rates_in
+from ..native.memory import Unsupported, checked_address
+from .foreign import ACCELERATED, ForeignLayer, rates_in, run_embedding, try_native
 from .foreign_calls import Values, list_arguments
 from .origins import find_mask, read_windows
 
@@ -28,7 +28,7 @@ def try_layer(module: nn.Module, foreign: ForeignLayer) -> tuple[float, Optional
     try:
         with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
             return _compare(copy.deepcopy(module), foreign)
-    except Unfit as error:
+    except Unsupported as error:
         return 0.0, str(error)
     except Exception as error:  # code of another package may raise any error
         return 0.0, f'The trial fails: {type(error).__name__}: {error}'
@@ -41,12 +41,12 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     and changes.
     """
     parameters = [*module.parameters()]
-    reason = native.find_obstacle(parameters[0])
+    reason = native.find_unsupported(parameters[0])
     modules = reason or read_modules(module, foreign.kinds)
     if isinstance(modules, str):
         return 0.0, modules
     for parameter in parameters:
-        address('parameter', parameter, parameter.shape, copies=[])
+        checked_address('parameter', parameter, parameter.shape, copies=[])
     generator = torch.Generator().manual_seed(0)
     module.train()
     for owner, name in rates_in(modules, foreign):
@@ -58,9 +58,9 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     arguments = _make_example(module, foreign, generator)
     original, gradients = _forward_and_backward(module, module.forward, *arguments)
     module.__dict__[ACCELERATED] = foreign
-    if compute(module, *arguments) is None:
+    if try_native(module, *arguments) is None:
         return 0.0, 'The compiled library has no computation for these sizes or settings.'
-    ours, our_gradients = _forward_and_backward(module, partial(compute, module), *arguments)
+    ours, our_gradients = _forward_and_backward(module, partial(try_native, module), *arguments)
     (outputs, structure), (our_outputs, our_structure) = tree_flatten(original), tree_flatten(ours)
     is_tensor = [isinstance(tensor, Tensor) for tensor in outputs]
     if structure != our_structure or is_tensor != [isinstance(tensor, Tensor) for tensor in our_outputs]:
@@ -78,7 +78,7 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
 def _make_example(module: Any, foreign: ForeignLayer, generator: torch.Generator) -> list[Any]:
     """Return random arguments for a copy of a layer."""
     names = list_arguments(module)
-    if foreign.compute is compute_embedding:
+    if foreign.run is run_embedding:
         height, width = module.projection.kernel_size
         return [_draw((2, foreign.channels, 5 * height + 1, 7 * width + 1), generator)]
     is_map = names == ['x'] and (not hasattr(module, 'input_resolution') or hasattr(module, 'drop_path1'))  # of timm

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...compat import constant_when_compiled
-from ...modes import is_intercepted, is_plain_or_fake
-from ..native.availability import find_dtype_obstacle, find_obstacle
+from ...modes import is_plain_or_fake, needs_torch_op
+from ..native.availability import find_unsupported, find_unsupported_dtype
 from ..native.computation import MakeWeights, ResultShapes, Weights
-from ..native.library import PRODUCTS, Convolution
-from ..native.memory import Cache, address, cached_while_unchanged, dtype_number, empty, is_readable, libswin
+from ..native.library import GEMM_DTYPES, Convolution
+from ..native.memory import Cache, cached_while_unchanged, checked_address, dtype_number, empty, is_readable, libswin
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
@@ -43,10 +43,10 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and find_obstacle(x_BCHW) is None
+        and find_unsupported(x_BCHW) is None
         and _takes_dtype(_dtype_of(*tensors))
-        and all(is_plain_or_fake(t) if is_intercepted() else is_readable(t) for t in tensors)
-        and (is_intercepted() or takes_convolution((len(x_BCHW), *x_BCHW.shape[2:], C), N))
+        and all(is_plain_or_fake(t) if needs_torch_op() else is_readable(t) for t in tensors)
+        and (needs_torch_op() or takes_convolution((len(x_BCHW), *x_BCHW.shape[2:], C), N))
     )
 
 
@@ -83,9 +83,9 @@ def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
 
 @constant_when_compiled
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
-    if dtype is None or find_dtype_obstacle(dtype) is not None:
+    if dtype is None or find_unsupported_dtype(dtype) is not None:
         return False
-    return PRODUCTS[dtype] is torch.float32 or libswin().isa != 'amx'
+    return GEMM_DTYPES[dtype] is torch.float32 or libswin().isa != 'amx'
 
 
 def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cache: Optional[Cache] = None) -> Tensor:
@@ -106,8 +106,8 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
         raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
     dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
-    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()
-    if is_intercepted():
+    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=GEMM_DTYPES.get(dtype, dtype)).contiguous()
+    if needs_torch_op():
         y_BHWN = torch.ops.swin_backbone.convolve(x_BHWC, weight_NC33, bias_N, is_trained)[0]
     else:
         y_BHWN = run_computation(_Convolution(cache, is_trained), _convolve_by_torch, x_BHWC, weight_NC33, bias_N)
@@ -150,24 +150,24 @@ class _Convolution(NamedTuple):
         self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, _: Any, weights: Sequence[Any], *saved: Tensor
     ) -> Weights:
         weight, (N, C) = weights[0], weights[0].shape[:2]
-        of_x = of_weight = of_bias = None
+        grad_x = grad_weight = grad_bias = None
         if needed[0] and not self.uses_torch(x_BHWC, weight):
             tile = tile_for(grad_BHWN, False)
             turned = pack(weight.flip(2, 3).transpose(0, 1), tile)
-            of_x = convolution(grad_BHWN, turned, tile, None, C)
-        by_torch = needed[0] and of_x is None, *needed[1:3]
+            grad_x = convolution(grad_BHWN, turned, tile, None, C)
+        by_torch = needed[0] and grad_x is None, *needed[1:3]
         if any(by_torch):
             # torch emulates products of bfloat16 on a processor without bfloat16
-            wide = x_BHWC.dtype if libswin().multiplies_bfloat16 else torch.float32
-            of_x_BCHW, of_weight, of_bias = torch.ops.aten.convolution_backward(
+            wide = x_BHWC.dtype if libswin().has_bf16_gemm else torch.float32
+            grad_x_BCHW, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.to(wide).permute(0, 3, 1, 2),
                 x_BHWC.to(wide).permute(0, 3, 1, 2),
                 weight.to(wide),
                 [N],
                 *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, by_torch),
             )
-            of_x = of_x_BCHW.permute(0, 2, 3, 1).contiguous() if by_torch[0] else of_x
-        return of_x, of_weight, of_bias
+            grad_x = grad_x_BCHW.permute(0, 2, 3, 1).contiguous() if by_torch[0] else grad_x
+        return grad_x, grad_weight, grad_bias
 
     def uses_torch(self, x_BHWC: Tensor, weight: Tensor) -> bool:
         return self.may_use_torch and not takes_convolution(x_BHWC.shape, len(weight))
@@ -191,10 +191,10 @@ def _convolve_by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     """Return a weight in the order of `convolution` for tiles of the side `tile`: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
-    (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
+    (N, C), first = weight_NC33.shape[:2], checked_address('weight', weight_N33C, weight_N33C.shape)
     packed = empty(POINTS[tile] * N * C)
     libswin().pack_convolution(
-        first, tile, N, C, torch.get_num_threads(), address('packed weight', packed, packed.shape)
+        first, tile, N, C, torch.get_num_threads(), checked_address('packed weight', packed, packed.shape)
     )
     return packed
 
@@ -205,9 +205,9 @@ def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tens
     bias_N = None if bias_N is None else bias_N.float().contiguous()
     structure = Convolution(
         *(dtype_number('x', x_BHWC.dtype), torch.get_num_threads(), tile, *x_BHWC.shape, N),
-        address('packed', packed, (POINTS[tile] * N * x_BHWC.shape[3],)),
-        address('bias', bias_N, (N,)),
+        checked_address('packed', packed, (POINTS[tile] * N * x_BHWC.shape[3],)),
+        checked_address('bias', bias_N, (N,)),
     )
-    x, y = (address('map', maps, maps.shape, x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
+    x, y = (checked_address('map', maps, maps.shape, x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
     libswin().convolution_forward(byref(structure), x, y)
     return y_BHWN

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import is_intercepted
+from ...modes import needs_torch_op
 from ..native.computation import MakeWeights, ResultShapes, Weights
 from ..native.library import Deformable
-from ..native.memory import address, empty, libswin
+from ..native.memory import checked_address, empty, libswin
 from ..native.operators import FindCache, Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
@@ -34,7 +34,7 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
         ValueError: if the arguments do not fit.
     """
     values, *others = (x.float().contiguous() for x in (values_BShd, places, weights))
-    if is_intercepted():
+    if needs_torch_op():
         y_BQhd = torch.ops.swin_backbone.attend_deformably(values, *others, shapes_L2)[0]
     else:
         computation, by_torch = _Deformable(shapes_L2.contiguous()), partial(_sample_by_torch, shapes_L2)
@@ -68,18 +68,18 @@ class _Deformable(NamedTuple):
 
     def forward(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         call, arrays, y_BQhd = self.locate(values, *prepared)
-        libswin().deformable_forward(byref(call), *arrays, address('y', y_BQhd, y_BQhd.shape))
+        libswin().deformable_forward(byref(call), *arrays, checked_address('y', y_BQhd, y_BQhd.shape))
         return (y_BQhd,)
 
     def locate(self, values: Tensor, places: Tensor, weights: Tensor) -> tuple[Deformable, list[Optional[int]], Tensor]:
         """Return the library's description, the addresses of the inputs, and memory for the output."""
         (B, S, h, d), (_, Q, _, L, P) = values.shape, weights.shape
         arrays = [
-            address('values', values, (B, S, h, d)),
-            address('places', places, (B, Q, h, L, P, 2)),
-            address('weights', weights, (B, Q, h, L, P)),
+            checked_address('values', values, (B, S, h, d)),
+            checked_address('places', places, (B, Q, h, L, P, 2)),
+            checked_address('weights', weights, (B, Q, h, L, P)),
         ]
-        shapes = address('shapes', self.shapes_L2, (L, 2), torch.int64)
+        shapes = checked_address('shapes', self.shapes_L2, (L, 2), torch.int64)
         return Deformable(torch.get_num_threads(), B, Q, S, h, d, L, P, shapes), arrays, empty(B, Q, h, d)
 
     def backward(
@@ -88,7 +88,10 @@ class _Deformable(NamedTuple):
         places, weights = parameters
         call, arrays, y_BQhd = self.locate(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
-        grad, to = address('gradient', grad_BQhd, y_BQhd.shape), [address('gradient', g, g.shape) for g in gradients]
+        grad, to = (
+            checked_address('gradient', grad_BQhd, y_BQhd.shape),
+            [checked_address('gradient', g, g.shape) for g in gradients],
+        )
         libswin().deformable_backward(byref(call), *arrays, grad, *to)
         return gradients
 

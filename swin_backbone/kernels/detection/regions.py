@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..native.library import RoiAlign
-from ..native.memory import address, dtype_number, libswin
+from ..native.memory import checked_address, dtype_number, libswin
 from ..native.size_limits import is_within
 
 
@@ -34,7 +34,7 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
     """
     maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
     described = _describe(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
-    pooled = address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
+    pooled = checked_address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
     libswin().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled)
 
 
@@ -47,7 +47,7 @@ def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: T
     if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
     described = _describe(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
-    grad = address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
+    grad = checked_address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
     libswin().roi_align_backward(byref(described), grad, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
@@ -64,9 +64,9 @@ def keep_boxes(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: 
     indices_N, count = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
     boxes_N4 = boxes_N4.contiguous()
     libswin().nms(
-        *(address('boxes', boxes_N4, (number, 4)), address('order', order_N, (number,), torch.long)),
+        *(checked_address('boxes', boxes_N4, (number, 4)), checked_address('order', order_N, (number,), torch.long)),
         *(number, iou_threshold, offset, torch.get_num_threads()),
-        *(address('indices', indices_N, (number,), torch.long), byref(count)),
+        *(checked_address('indices', indices_N, (number,), torch.long), byref(count)),
     )
     return indices_N[: count.value]
 
@@ -82,7 +82,7 @@ def _dense(maps_BCHW: Tensor) -> Tensor:
 def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
     """Return the address of a result of `_dense`."""
     x = maps_BCHW if maps_BCHW.is_contiguous() else maps_BCHW.permute(0, 2, 3, 1)
-    return address('maps', x, x.shape, x.dtype)
+    return checked_address('maps', x, x.shape, x.dtype)
 
 
 def _describe(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlign:
@@ -90,5 +90,5 @@ def _describe(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: A
     bins, scale, samples, aligned = pooling
     return RoiAlign(
         *(dtype_number('maps', dtype), torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
-        *(len(rois_R5), address('rois', rois_R5, (len(rois_R5), 5)), *bins, max(samples, 0), scale, aligned),
+        *(len(rois_R5), checked_address('rois', rois_R5, (len(rois_R5), 5)), *bins, max(samples, 0), scale, aligned),
     )

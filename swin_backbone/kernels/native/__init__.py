@@ -3,6 +3,6 @@
 The library is optional (`csrc/build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
 """
 
-from .availability import find_dtype_obstacle, find_obstacle
+from .availability import find_unsupported, find_unsupported_dtype
 
-__all__ = ['find_dtype_obstacle', 'find_obstacle']
+__all__ = ['find_unsupported', 'find_unsupported_dtype']

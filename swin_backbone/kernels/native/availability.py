@@ -13,42 +13,42 @@ import torch
 from torch import Tensor, nn
 
 from ...compat import changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
-from ...modes import is_intercepted, is_plain_or_fake, tracer_of
+from ...modes import is_plain_or_fake, needs_torch_op, tracer_of
 from ...replace import is_library_disabled
 from . import memory
-from .library import DTYPES, ISA, PRODUCTS, Images, Projection, load_library
+from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, Images, Projection, load_library
 from .memory import empty, is_readable, pack_linear
 
 PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
 
 
-def find_obstacle(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
-    """Return a sentence on why the library does not compute with tensors like `x`, or None.
+def find_unsupported(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
+    """Return the reason, a sentence, why the library does not compute with tensors like `x`; None: it does.
 
     The device, the dtype and the modes of torch decide.
 
     Args:
-        layer: of a Swin: `x` is float32, or under autocast of any floating dtype. None: a layer behind a Swin, which
-            is an operator of torch for torch.compile alone.
+        layer: of a Swin: `x` is float32, or under autocast of any floating dtype. None: a neck or head layer; these
+            layers are registered as operators of torch under torch.compile alone.
     """
     tracer = tracer_of(x)
     if x.device.type != 'cpu':
         return f'The compiled library is for CPUs, not {x.device.type}.'
     if tracer not in (None, 'torch.compile', 'torch.export') or (tracer and _is_onnx_export()):
         return f'The compiled library is no part of what {tracer} records.'
-    is_cast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
-    if layer is None and is_intercepted() and tracer != 'torch.compile':
+    is_autocast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
+    if layer is None and needs_torch_op() and tracer != 'torch.compile':
         return 'The compiled library has no operator of torch for this computation here.'
-    if layer is not None and x.dtype is not torch.float32 and not is_cast:
+    if layer is not None and x.dtype is not torch.float32 and not is_autocast:
         return f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
     if has_global_hooks():
         return 'The compiled library calls no modules, and a hook on all modules is registered.'
     if tracer is None and num_function_modes() and changes_functions():
         return 'The compiled library calls no functions of torch, and a mode of torch receives them.'
-    if not (is_plain_or_fake(x) if is_intercepted() else is_readable(x)):
-        return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
-    dtype = torch.get_autocast_dtype('cpu') if is_cast else x.dtype
-    return _find_process_obstacle(dtype, tracer != 'torch.export')  # torch.export switches oneDNN off
+    if not (is_plain_or_fake(x) if needs_torch_op() else is_readable(x)):
+        return f'The compiled library reads memory, and this {type(x).__name__} has no memory of its own on the CPU.'
+    dtype = torch.get_autocast_dtype('cpu') if is_autocast else x.dtype
+    return _find_unsupported_state(dtype, tracer != 'torch.export')  # torch.export switches oneDNN off
 
 
 def dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[torch.dtype, bool]:
@@ -59,8 +59,8 @@ def dtype_and_gradients(layer: nn.Module, *tensors: Optional[Tensor]) -> tuple[t
     has_gradients = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if not has_gradients and vars(layer).get(PRECISION) == 'int8':
         return torch.int8, False
-    is_cast = torch.is_autocast_enabled('cpu')
-    return torch.get_autocast_dtype('cpu') if is_cast else torch.float32, has_gradients
+    is_autocast = torch.is_autocast_enabled('cpu')
+    return torch.get_autocast_dtype('cpu') if is_autocast else torch.float32, has_gradients
 
 
 @constant_when_compiled
@@ -69,49 +69,49 @@ def _is_onnx_export() -> bool:
 
 
 @constant_when_compiled
-def _find_process_obstacle(dtype: torch.dtype, needs_onednn: bool) -> Optional[str]:
-    """Return a sentence on a setting of the process or the thread that excludes the library, or None."""
+def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[str]:
+    """Return the reason, a sentence, in a setting of the process or the thread; None: the library can run."""
     if needs_onednn and not torch.backends.mkldnn.enabled:
         return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
     if is_library_disabled():
-        return 'The compiled library has no second derivatives.'
-    return find_dtype_obstacle(dtype)
+        return 'The compiled library is disabled in this thread, while torch recomputes a forward.'
+    return find_unsupported_dtype(dtype)
 
 
-@lru_cache(maxsize=len(PRODUCTS) + 1)
-def find_dtype_obstacle(dtype: torch.dtype) -> Optional[str]:
-    """Return a sentence on why the library does not compute in `dtype` here, or None.
+@lru_cache(maxsize=len(GEMM_DTYPES) + 1)
+def find_unsupported_dtype(dtype: torch.dtype) -> Optional[str]:
+    """Return the reason, a sentence, why the library does not compute in `dtype` here; None: it does.
 
     Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.
     """
-    if dtype not in PRODUCTS:
+    if dtype not in GEMM_DTYPES:
         return f'The compiled library computes in float32, bfloat16 and float16, not {dtype}.'
     library, reason = load_library()
     if library is None:
         return reason
-    if library.isa == 'amx' and not multiplies(dtype):
-        return f'AMX multiplies wrongly here: please report it. {ISA}=avx512_bf16 takes other instructions.'
+    if library.isa == 'amx' and not is_gemm_correct(dtype):
+        return f'AMX multiplies wrongly here: please report it. {ISA_VARIABLE}=avx512_bf16 takes other instructions.'
     return None
 
 
-def multiplies(dtype: torch.dtype) -> bool:
-    """Return whether the library's products are torch's, by a trial of a millisecond.
+def is_gemm_correct(dtype: torch.dtype) -> bool:
+    """Compare one matrix product of the library with torch's, in about 1 ms: return whether they are equal.
 
     On processors without AMX, tests run the AMX code by emulation.
     """
     with ThreadPoolExecutor(1) as thread:  # without the modes of the caller's thread: fake tensors, autocast, a device
-        return thread.submit(_multiplies, dtype).result()
+        return thread.submit(_is_gemm_correct, dtype).result()
 
 
-def _multiplies(dtype: torch.dtype) -> bool:
+def _is_gemm_correct(dtype: torch.dtype) -> bool:
     of_float32: dict[str, Any] = dict(dtype=torch.float32, device='cpu')
     image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **of_float32).sin().view(2, 4, 48, 32)
     weight_NCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
     panels, y_BHWN = pack_linear(weight_NCHW, dtype, unit=1), empty(2, 3, 2, 96)
     images = Images(image_BCHW.data_ptr(), *image_BCHW.shape, tuple(image_BCHW.stride()), 16, 16)
-    projection = Projection(DTYPES.index(PRODUCTS[dtype]), 1, 96, panels.data_ptr(), None, False, 0.0, None, None)
+    projection = Projection(DTYPES.index(GEMM_DTYPES[dtype]), 1, 96, panels.data_ptr(), None, False, 0.0, None, None)
     memory.libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)
     error = (y_BHWN.permute(0, 3, 1, 2) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    return bool(error < (1e-5 if PRODUCTS[dtype] is torch.float32 else 2e-2))
+    return bool(error < (1e-5 if GEMM_DTYPES[dtype] is torch.float32 else 2e-2))

@@ -43,7 +43,7 @@ class Computation(Protocol):
             make_weights: returns the computation's weights of the parameters.
 
         Raises:
-            Unfit: if the library does not take the shape or a weight.
+            Unsupported: if the library does not take the shape or a weight.
         """
 
     def forward(self, x: Tensor, prepared: Any) -> Sequence[Tensor]:
@@ -72,7 +72,7 @@ class SwinComputation(Computation, Protocol):
         """The name of the operator of torch."""
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        """Raise `Unfit` if the library does not take the weights, for maps of any size. Nothing reads memory."""
+        """Raise `Unsupported` if the library does not take the weights, for maps of any size. Nothing reads memory."""
 
     def arguments(self, weights: Weights) -> tuple[Any, ...]:
         """Return the arguments of the operator of torch after the input: tensors, then settings."""

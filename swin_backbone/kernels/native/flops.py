@@ -43,8 +43,8 @@ def _backward(
     schema: Schema, grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any, **_: Any
 ) -> int:
     products, attention = _count(schema, x, arguments)
-    of_weights = sum(product for product, is_needed in zip(products, needed[1:]) if is_needed)
-    return of_weights + (sum(products) + 2 * attention if needed[0] or attention else 0)
+    weight_gradients = sum(product for product, is_needed in zip(products, needed[1:]) if is_needed)
+    return weight_gradients + (sum(products) + 2 * attention if needed[0] or attention else 0)
 
 
 for _name, _schema in SCHEMAS.items():

@@ -17,17 +17,16 @@ from torch import Tensor
 
 from ...models.windows import Windows
 from ...positions import Size
-from . import library as c_structures
 from .computation import MakeWeights, ResultShapes, Weights
-from .library import DTYPES, PRODUCTS
+from .library import DTYPES, GEMM_DTYPES, Block, BlockGradients, Images, Maps, Projection, ProjectionGradients
 from .memory import (
     LINE,
     Cache,
     Packed,
-    Unfit,
-    address,
+    Unsupported,
     aligned,
     cached_while_unchanged,
+    checked_address,
     empty,
     libswin,
     pack_linear,
@@ -74,7 +73,7 @@ class BlockComputation(NamedTuple):
     Attributes:
         dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
-        saves: whether the forward saves more than the input for backward, see `saved_blocks.is_saved`.
+        saves: whether the forward saves more than the input for backward, see `saved_blocks.saves_activations`.
         drop_path_2B: the factors of both branches for the images; None: 1.
         out: memory for the output; None: new memory. Must be None with gradients.
         saved_bytes: memory for the saved values; values that need more are not saved. None: as much as needed.
@@ -101,40 +100,41 @@ class BlockComputation(NamedTuple):
 
     def arguments(self, weights: Weights) -> tuple[Any, ...]:
         windows, settings = self.windows, self.settings
-        of_windows = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
-        return *weights, self.drop_path_2B, *of_windows, settings.scale, [*settings.eps], self.dtype, self.saves
+        window_args = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
+        return *weights, self.drop_path_2B, *window_args, settings.scale, [*settings.eps], self.dtype, self.saves
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.max_saved_bytes(shape, *weights))
 
-    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> c_structures.Block:
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Block:
         (h, D, scale, eps, table_window, pads_first), windows, C = self.settings, self.windows, shape[3]
         sizes = *shape, D, h, *windows.window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
-        settings = self.dtype, C, h, D, windows.window_size, table_window
+        key = self.dtype, C, h, D, windows.window_size, table_window
         tensors, addresses = cached_while_unchanged(
-            parameters, settings, lambda: self.pack(C, make_weights(*parameters)), self.cache
+            parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
         padding = 1 if windows.mask_padding else 0 if pads_first else 2
-        prepared = c_structures.Block(
-            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
-            *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses, address('drop_path', self.drop_path_2B, (2, shape[0]))),
+        drop_path = checked_address('drop_path', self.drop_path_2B, (2, shape[0]))
+        prepared = Block(
+            *(DTYPES.index(GEMM_DTYPES[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
+            *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses, drop_path),
         )
         prepared.memory = tensors, self.drop_path_2B
         return prepared
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return `BlockWeights` in the library's order, from the field `linear` of its structure on."""
-        h, product = self.settings.heads, PRODUCTS[self.dtype]
+        h, gemm_dtype = self.settings.heads, GEMM_DTYPES[self.dtype]
         for name, tensor, shape in zip(BlockWeights._fields, weights, self.shapes(C)):
-            address(name, tensor, shape, copies=[])
+            checked_address(name, tensor, shape, copies=[])
         panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(weights, (C // h, 1, 1, 1))]
         vectors = [
             tensor if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in weights[4:]
         ]
-        linear = tuple(address('packed weight', tensor, tensor.shape, product) for tensor in panels)
+        linear = tuple(checked_address('packed weight', tensor, tensor.shape, gemm_dtype) for tensor in panels)
         p = [
-            address(name, tensor, () if tensor is None else tensor.shape)
+            checked_address(name, tensor, () if tensor is None else tensor.shape)
             for name, tensor in zip(BlockWeights._fields[4:], vectors)
         ]
         return Packed([*panels, *vectors], (linear, tuple(p[:4]), *p[4:]))
@@ -144,15 +144,15 @@ class BlockComputation(NamedTuple):
         (h, D, *_), N = self.settings, math.prod(self.windows.window_size)
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
-    def forward(self, x_BHWC: Tensor, prepared: c_structures.Block) -> Sequence[Tensor]:
+    def forward(self, x_BHWC: Tensor, prepared: Block) -> Sequence[Tensor]:
         copies: list[Any] = []
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
         saved, groups, values = self.allocate_saved(prepared) if self.saves else ((), 0, None)
-        x, y = address('x', x_BHWC, x_BHWC.shape, copies=copies), address('y', y_BHWC, x_BHWC.shape)
+        x, y = checked_address('x', x_BHWC, x_BHWC.shape, copies=copies), checked_address('y', y_BHWC, x_BHWC.shape)
         libswin().block_forward(byref(prepared), x, y, values, groups)
         return y_BHWC, *saved
 
-    def allocate_saved(self, prepared: c_structures.Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
+    def allocate_saved(self, prepared: Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
         """Return memory for saved values, the number of groups of windows with saved values, and their address."""
         groups, size = _saved_size(prepared, 0)
         needed = LINE + groups * size
@@ -172,10 +172,10 @@ class BlockComputation(NamedTuple):
         rows, columns = self.windows.counts()
         L, is_v2 = shape[0] * rows * columns, BlockWeights(*weights).cosine_scale_h is not None
         # Without instructions for bfloat16, rounded numbers of 4 bytes are saved.
-        itemsize = PRODUCTS[self.dtype].itemsize if libswin().multiplies_bfloat16 else 4
-        of_place = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if is_v2 else 0)
-        of_window = -(-N // 32) * 32 * of_place + 16 * itemsize * C // h + 8 * LINE
-        bound: int = LINE + (L + torch.sym_min(L, 32)) * of_window
+        itemsize = GEMM_DTYPES[self.dtype].itemsize if libswin().has_bf16_gemm else 4
+        bytes_per_token = itemsize * (4 * C + D) + 4 * C + (8 * C + 12 * h if is_v2 else 0)
+        bytes_per_window = -(-N // 32) * 32 * bytes_per_token + 16 * itemsize * C // h + 8 * LINE
+        bound: int = LINE + (L + torch.sym_min(L, 32)) * bytes_per_window
         return bound
 
     def backward(
@@ -190,18 +190,20 @@ class BlockComputation(NamedTuple):
                 memory = aligned(memory.nbytes).copy_(memory)
             groups = int(_groups_in(memory))
             values = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
-        of_x, *of_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
-        to_x, *to = [address('gradient', tensor, tensor.shape) for tensor in results]
-        panels = [address('packed weight', tensor, tensor.shape, PRODUCTS[self.dtype]) for tensor in transposed]
+        grad_x, *grad_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
+        grad_x_ptr, *grad_ptrs = [checked_address('gradient', tensor, tensor.shape) for tensor in results]
+        panels = [
+            checked_address('packed weight', tensor, tensor.shape, GEMM_DTYPES[self.dtype]) for tensor in transposed
+        ]
         libswin().block_backward(
-            *(byref(prepared), (c_void_p * 4)(*panels), address('x', x_BHWC, shape, copies=copies)),
-            *(address('gradient', grad_BHWC, shape), values, groups),
-            byref(c_structures.BlockGradients(to_x, tuple(to[:4]), tuple(to[4:8]), *to[8:])),
+            *(byref(prepared), (c_void_p * 4)(*panels), checked_address('x', x_BHWC, shape, copies=copies)),
+            *(checked_address('gradient', grad_BHWC, shape), values, groups),
+            byref(BlockGradients(grad_x_ptr, tuple(grad_ptrs[:4]), tuple(grad_ptrs[4:8]), *grad_ptrs[8:])),
         )
-        return of_x, *of_weights
+        return grad_x, *grad_weights
 
 
-def _saved_size(block: c_structures.Block, groups: int) -> tuple[int, int]:
+def _saved_size(block: Block, groups: int) -> tuple[int, int]:
     """Return the number of groups with saved values, and the bytes of a group. For `groups=0` the library decides."""
     number, size = c_int64(groups), c_int64()
     libswin().block_saved_size(byref(block), byref(number), byref(size))
@@ -215,7 +217,7 @@ def _groups_in(memory: Tensor) -> Tensor:
 
 def _address_of_saved(memory: Tensor, size: int) -> int:
     """Return the address of the saved values in a block's memory."""
-    first = address('saved', memory[: LINE + size], (LINE + size,), torch.uint8)
+    first = checked_address('saved', memory[: LINE + size], (LINE + size,), torch.uint8)
     return LINE + (first or 0)
 
 
@@ -229,7 +231,7 @@ class ProjectionComputation(NamedTuple):
     weight and the bias of the norm. Merging has a weight (N, 4C), in the order of `nn.Unfold`, and no bias.
 
     Attributes:
-        merges: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
+        is_merging: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
         eps: of the norm; None: no norm.
         post_norm: whether the norm is behind the projection.
         dtype: of the matrix products, equal to autocast's dtype.
@@ -237,7 +239,7 @@ class ProjectionComputation(NamedTuple):
         has_gradients: whether autograd records.
     """
 
-    merges: bool
+    is_merging: bool
     eps: Optional[float]
     post_norm: bool
     dtype: torch.dtype
@@ -250,22 +252,22 @@ class ProjectionComputation(NamedTuple):
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         N, C, *patch = weights[0].shape  # numbers, but the sizes of a map may be free
-        if self.merges:
+        if self.is_merging:
             C //= 4
-        if shape[3 if self.merges else 1] != C:
-            raise Unfit(f'The compiled library takes {C} channels, not {shape[3 if self.merges else 1]}.')
-        sizes = (1, 1, 1, C) if self.merges else (1, C, 1, 1, *patch)
-        require_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, N, self.has_gradients)
+        if shape[3 if self.is_merging else 1] != C:
+            raise Unsupported(f'The compiled library takes {C} channels, not {shape[3 if self.is_merging else 1]}.')
+        sizes = (1, 1, 1, C) if self.is_merging else (1, C, 1, 1, *patch)
+        require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, N, self.has_gradients)
         for name, tensor, size in zip(PROJECTION, weights, self.shapes(N, C, patch)):
             require(name, tensor, size)
 
     def arguments(self, weights: Weights) -> tuple[Any, ...]:
-        return *weights, self.merges, self.eps, self.post_norm, self.dtype, self.has_gradients
+        return *weights, self.is_merging, self.eps, self.post_norm, self.dtype, self.has_gradients
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         (weight, *_), (N, K) = weights, weights[0].flatten(1).shape
-        B, H, W = shape[:3] if self.merges else (shape[0], *shape[2:])
-        down, across = (2, 2) if self.merges else weight.shape[2:]
+        B, H, W = shape[:3] if self.is_merging else (shape[0], *shape[2:])
+        down, across = (2, 2) if self.is_merging else weight.shape[2:]
         normed = 0 if self.eps is None else N if self.post_norm else K
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
         return ResultShapes(y_shape, [shape, weight.shape, (N,), (normed,), (normed,)])
@@ -274,86 +276,89 @@ class ProjectionComputation(NamedTuple):
         self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights
     ) -> tuple[Any, Any, tuple[int, ...]]:
         """Return the structures of the input and of the layer, and the shape of the output."""
-        N, patch = len(parameters[0]), (2, 2) if self.merges else tuple(parameters[0].shape[2:])
-        B, H, W, C = shape if self.merges else (shape[0], *shape[2:], shape[1])
-        sizes = (*shape, N) if self.merges else (*shape, *patch, N)
-        require_sizes('merge' if self.merges else 'embed', self.dtype, *sizes, self.has_gradients)
+        N, patch = len(parameters[0]), (2, 2) if self.is_merging else tuple(parameters[0].shape[2:])
+        B, H, W, C = shape if self.is_merging else (shape[0], *shape[2:], shape[1])
+        sizes = (*shape, N) if self.is_merging else (*shape, *patch, N)
+        require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, self.has_gradients)
         tensors, addresses = cached_while_unchanged(
             parameters, (self.dtype, C, self.post_norm), lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
         linear, bias, *norm = addresses
-        projection = c_structures.Projection(
-            *(DTYPES.index(PRODUCTS[self.dtype]), torch.get_num_threads(), N, linear, bias),
+        projection = Projection(
+            *(DTYPES.index(GEMM_DTYPES[self.dtype]), torch.get_num_threads(), N, linear, bias),
             *(self.eps is not None, self.eps or 0.0, *norm),
         )
         projection.memory = tensors
-        source: Any = c_structures.Maps(None, *shape, self.post_norm)
-        if not self.merges:
-            source = c_structures.Images(None, *shape, (0, 0, 0, 0), *patch)
+        source: Any = Maps(None, *shape, self.post_norm)
+        if not self.is_merging:
+            source = Images(None, *shape, (0, 0, 0, 0), *patch)
         return source, projection, (B, -(-H // patch[0]), -(-W // patch[1]), N)
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return weight, bias and norm in the library's order."""
         weight, bias, *norm = weights
         for name, tensor, shape in zip(PROJECTION, weights, self.shapes(len(weight), C, weight.shape[2:])):
-            address(name, tensor, shape, copies=[])
+            checked_address(name, tensor, shape, copies=[])
         panels = self.pack_weight(weight)
-        order = neighbours_first if self.merges and not self.post_norm else Tensor.clone
+        order = neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
         tensors = [
             tensor if tensor is None else turn(tensor)
             for turn, tensor in zip((Tensor.clone, order, order), (bias, *norm))
         ]
-        p = [address('vector', tensor, () if tensor is None else tensor.shape) for tensor in tensors]
-        return Packed([panels, *tensors], (address('packed weight', panels, panels.shape, panels.dtype), *p))
+        p = [checked_address('vector', tensor, () if tensor is None else tensor.shape) for tensor in tensors]
+        return Packed([panels, *tensors], (checked_address('packed weight', panels, panels.shape, panels.dtype), *p))
 
     def forward(self, x: Tensor, prepared: tuple[Any, Any, tuple[int, ...]]) -> Sequence[Tensor]:
         copies: list[Any] = []
         source, projection, shape = prepared
         y_BHWN = empty(shape)
-        if self.merges:
-            source.x = address('x', x, x.shape, copies=copies)
+        if self.is_merging:
+            source.x = checked_address('x', x, x.shape, copies=copies)
         else:  # an image may have any strides
-            source.pixels, source.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
-        forward = libswin().merge_forward if self.merges else libswin().embed_forward
-        forward(byref(source), byref(projection), address('y', y_BHWN, shape))
+            source.pixels, source.stride = checked_address('x', x, x.shape, allows_gaps=True), tuple(x.stride())
+        forward = libswin().merge_forward if self.is_merging else libswin().embed_forward
+        forward(byref(source), byref(projection), checked_address('y', y_BHWN, shape))
         return (y_BHWN,)
 
     def shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
         """Return the shapes of weight, bias and norm."""
         normed = N if self.post_norm else 4 * C
-        return (N, 4 * C) if self.merges else (N, C, *patch), (N,), (normed,), (normed,)
+        return (N, 4 * C) if self.is_merging else (N, C, *patch), (N,), (normed,), (normed,)
 
     def pack_weight(self, weight: Tensor, transposed: bool = False) -> Tensor:
         """Return the packed weight, with inputs in the library's order."""
-        return pack_linear(neighbours_first(weight) if self.merges else weight, self.dtype, 1, transposed)
+        return pack_linear(neighbours_first(weight) if self.is_merging else weight, self.dtype, 1, transposed)
 
     def backward(
         self, grad_BHWN: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Any, *saved: Tensor
     ) -> Weights:
         copies: list[Any] = []
         (source, projection, shape), weight = prepared, weights[0]
-        if self.merges:
-            source.x = address('x', x, x.shape, copies=copies)
+        if self.is_merging:
+            source.x = checked_address('x', x, x.shape, copies=copies)
         else:  # an image may have any strides
-            source.pixels, source.stride = address('x', x, x.shape, has_gaps=True), tuple(x.stride())
-        (N, K), needs_of_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
+            source.pixels, source.stride = checked_address('x', x, x.shape, allows_gaps=True), tuple(x.stride())
+        (N, K), needs_grad_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
         normed = 0 if self.eps is None else N if self.post_norm else K
-        transposed = self.pack_weight(weight, transposed=True) if needs_of_x else empty(0)
-        of_x = empty(x.shape) if needs_of_x else empty(0)  # a norm before the projection needs `of_x` too
-        of_weight, of_bias, of_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
-        to = [address('gradient', tensor, tensor.shape) or None for tensor in (of_x, of_weight, of_bias, *of_norm)]
-        backward = libswin().merge_backward if self.merges else libswin().embed_backward
+        transposed = self.pack_weight(weight, transposed=True) if needs_grad_x else empty(0)
+        grad_x = empty(x.shape) if needs_grad_x else empty(0)  # a norm before the projection needs `grad_x` too
+        grad_weight, grad_bias, grad_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
+        grad_ptrs = [
+            checked_address('gradient', tensor, tensor.shape) or None
+            for tensor in (grad_x, grad_weight, grad_bias, *grad_norm)
+        ]
+        backward = libswin().merge_backward if self.is_merging else libswin().embed_backward
         backward(
             *(byref(source), byref(projection)),
-            address('packed weight', transposed, transposed.shape, transposed.dtype),
-            address('gradient', grad_BHWN, shape),
-            byref(c_structures.ProjectionGradients(*to)),
+            checked_address('packed weight', transposed, transposed.shape, transposed.dtype),
+            checked_address('gradient', grad_BHWN, shape),
+            byref(ProjectionGradients(*grad_ptrs)),
         )
-        if self.merges:
-            of_weight = neighbours_last(of_weight)
-        if self.merges and not self.post_norm:
-            of_norm = [neighbours_last(gradient) for gradient in of_norm]
-        return of_x, of_weight.view_as(weight), of_bias, *of_norm
+        if self.is_merging:
+            grad_weight = neighbours_last(grad_weight)
+        if self.is_merging and not self.post_norm:
+            grad_norm = [neighbours_last(gradient) for gradient in grad_norm]
+        return grad_x, grad_weight.view_as(weight), grad_bias, *grad_norm
 
 
 class OutputNormComputation(NamedTuple):
@@ -381,15 +386,15 @@ class OutputNormComputation(NamedTuple):
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
         copies = [*parameters]
-        return [address('vector', tensor, (C,), copies=copies) for tensor in parameters], copies
+        return [checked_address('vector', tensor, (C,), copies=copies) for tensor in parameters], copies
 
     def forward(self, x_BHWC: Tensor, prepared: tuple[Any, Any]) -> Sequence[Tensor]:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
         libswin().output_norm_forward(
-            *(address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C, *prepared[0]),
-            *(self.eps, torch.get_num_threads(), address('y', y_BCHW, (B, C, H, W))),
+            *(checked_address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C, *prepared[0]),
+            *(self.eps, torch.get_num_threads(), checked_address('y', y_BCHW, (B, C, H, W))),
         )
         return (y_BCHW,)
 
@@ -400,9 +405,10 @@ class OutputNormComputation(NamedTuple):
         B, H, W, C = x_BHWC.shape
         gradients = empty(B, H, W, C), empty(C), empty(C)
         libswin().output_norm_backward(
-            *(address('x', x_BHWC, (B, H, W, C), copies=copies), address('gradient', grad_BCHW, (B, C, H, W))),
+            checked_address('x', x_BHWC, (B, H, W, C), copies=copies),
+            checked_address('gradient', grad_BCHW, (B, C, H, W)),
             *(B, H * W, C, prepared[0][0], self.eps, torch.get_num_threads()),
-            *(address('gradient', tensor, tensor.shape) for tensor in gradients),
+            *(checked_address('gradient', tensor, tensor.shape) for tensor in gradients),
         )
         return gradients
 

@@ -15,10 +15,10 @@ from typing import Any, Optional
 import torch
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
-ISA = 'SWIN_BACKBONE_ISA'
+ISA_VARIABLE = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `swin_dtype`
-# The dtype of products by the dtype of linear layers under autocast. int8 is for inference alone.
-PRODUCTS = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
+# The dtype of matrix products by the dtype of linear layers under autocast. int8 is for inference alone.
+GEMM_DTYPES = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
 VERSION = 10
 FILE_NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 PATH = Path(__file__).with_name(FILE_NAME)
@@ -164,7 +164,7 @@ class Library:
         return size
 
     @property
-    def multiplies_bfloat16(self) -> bool:
+    def has_bf16_gemm(self) -> bool:
         """Whether the instruction set in use has products of bfloat16.
 
         Without products of bfloat16, the library rounds, and multiplies in float32.
@@ -230,5 +230,5 @@ def library_path() -> str:
 def _isa_of_environment() -> Optional[bytes]:
     """Return the instruction set of the environment, also of torch's variable; None: the best."""
     limit = os.environ.get('ATEN_CPU_CAPABILITY', '').lower()
-    name = os.environ.get(ISA) or (limit if limit in ('default', 'avx2') else None)
+    name = os.environ.get(ISA_VARIABLE) or (limit if limit in ('default', 'avx2') else None)
     return name.encode() if name else None

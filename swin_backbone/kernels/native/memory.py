@@ -1,7 +1,7 @@
 """Memory of tensors for the compiled library: addresses, packed weights and checksums.
 
-The library gets addresses and sizes (csrc/swin.h). `address` checks the dtype, shape and memory of a tensor, and
-`size_limits.py` the sizes.
+The library gets addresses and sizes (csrc/swin.h). `checked_address` checks the dtype, shape and memory of a tensor,
+and `size_limits.py` the sizes.
 
 Layout: N outputs and K inputs of a linear layer.
 """
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from ...compat import constant_when_compiled
-from ...modes import is_intercepted, is_plain_or_fake
+from ...modes import is_plain_or_fake, needs_torch_op
 from ..changes import forget_readings
-from .library import DTYPES, PRODUCTS, Library, load_library
-from .size_limits import find_size_obstacle
+from .library import DTYPES, GEMM_DTYPES, Library, load_library
+from .size_limits import find_unsupported_size
 
 Made = TypeVar('Made')
 # By role: a key, and what `make` returned, up to date if the key is unchanged; see `cached_while_unchanged`
@@ -66,31 +66,31 @@ def aligned(size: int) -> Tensor:
     return memory[-memory.data_ptr() % LINE :][:size]
 
 
-class Unfit(ValueError):
+class Unsupported(ValueError):
     """The error of a tensor or a size that the library does not take. The makers of plans catch it."""
 
 
 def require_sizes(function: str, *sizes: Any) -> None:
-    """Raise `Unfit` for sizes that the library does not take, see `size_limits.find_size_obstacle`."""
-    obstacle = _find_size_obstacle(function, *sizes)
-    if obstacle is not None:
-        raise Unfit(obstacle)
+    """Raise `Unsupported` for sizes that the library does not take, see `size_limits.find_unsupported_size`."""
+    reason = _find_unsupported_size(function, *sizes)
+    if reason is not None:
+        raise Unsupported(reason)
 
 
 @constant_when_compiled  # torch.compile cannot catch an error of such a function
-def _find_size_obstacle(function: str, *sizes: Any) -> Optional[str]:
-    return find_size_obstacle(function, torch.get_num_threads(), *sizes)
+def _find_unsupported_size(function: str, *sizes: Any) -> Optional[str]:
+    return find_unsupported_size(function, torch.get_num_threads(), *sizes)
 
 
 def require(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
-    """Raise `Unfit` for a tensor that the library does not take, without a look at its memory; see `address`."""
+    """Raise `Unsupported` for a tensor that the library does not take. Nothing reads memory; see `checked_address`."""
     if tensor is not None:
         is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_plain_or_fake(tensor)
         if not is_taken or tuple(tensor.shape) != tuple(sizes):
-            raise Unfit(describe_unfit(name, tensor, sizes, float32))
+            raise Unsupported(describe_unsupported(name, tensor, sizes, float32))
 
 
-def describe_unfit(name: str, tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> str:
+def describe_unsupported(name: str, tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> str:
     """Return the message for a tensor of other sizes, another dtype or other memory."""
     advice = '; autocast computes in half precision with float32 weights' if tensor.itemsize == 2 else ''
     wanted, found = ('', '') if tensor.shape == sizes else (f' of {list(sizes)}', f'{list(tensor.shape)}, ')
@@ -98,19 +98,24 @@ def describe_unfit(name: str, tensor: Tensor, sizes: Sequence[int], dtype: torch
     return f'The compiled library takes {name}{wanted}, {dtype} in memory, not {found}.'
 
 
-def address(
+def checked_address(
     name: str,
     tensor: Optional[Tensor],
     sizes: Sequence[int],
     dtype: torch.dtype = float32,
     copies: Optional[list[Any]] = None,
-    has_gaps: bool = False,
+    allows_gaps: bool = False,
 ) -> Optional[int]:
-    """Return the address of a tensor without gaps; None for None. The library gets no other addresses.
+    """Check a tensor, and return its address; None for None. The library gets no other addresses.
 
     Args:
-        sizes: a tuple.
-        copies: gets a copy of a tensor with gaps, to keep alive. None: gaps are an error, except with `has_gaps`.
+        sizes: a tuple, the shape that the library takes.
+        copies: a list for the contiguous copy of a tensor with gaps, which keeps the copy alive. None: gaps are an
+            error.
+        allows_gaps: whether the library takes any strides.
+
+    Raises:
+        Unsupported: for another shape, dtype or memory.
     """
     if tensor is None:
         return None
@@ -118,9 +123,9 @@ def address(
         if copies is not None and not tensor.is_contiguous():
             tensor = tensor.contiguous()
             copies.append(tensor)
-        if has_gaps or tensor.is_contiguous():
+        if allows_gaps or tensor.is_contiguous():
             return tensor.data_ptr()
-    raise Unfit(describe_unfit(name, tensor, sizes, dtype))
+    raise Unsupported(describe_unsupported(name, tensor, sizes, dtype))
 
 
 def dtype_number(name: str, dtype: torch.dtype) -> int:
@@ -137,10 +142,10 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
         dtype: of the products, equal to autocast's dtype. Products of float16 are computed in float32.
         unit: neighbouring columns of a panel.
     """
-    dtype, weight_NK = PRODUCTS[dtype], weight.detach().flatten(1).contiguous()
-    (N, K), first = weight_NK.shape, address('weight', weight_NK, weight_NK.shape)
+    dtype, weight_NK = GEMM_DTYPES[dtype], weight.detach().flatten(1).contiguous()
+    (N, K), first = weight_NK.shape, checked_address('weight', weight_NK, weight_NK.shape)
     panels = empty(libswin().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
-    packed = address('packed weight', panels, panels.shape, dtype)
+    packed = checked_address('packed weight', panels, panels.shape, dtype)
     libswin().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), packed)
     return panels
 
@@ -149,7 +154,9 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     """Return a hash of all bytes of readable tensors. A change of a single number changes the hash."""
     copies: list[Tensor] = []
     count, hashed = len(tensors), c_int64()
-    pieces = (c_void_p * count)(*[address('tensor', tensor, tensor.shape, tensor.dtype, copies) for tensor in tensors])
+    pieces = (c_void_p * count)(
+        *[checked_address('tensor', tensor, tensor.shape, tensor.dtype, copies) for tensor in tensors]
+    )
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
     return hashed.value
@@ -168,7 +175,7 @@ _caches: WeakKeyDictionary[nn.Module, Cache] = WeakKeyDictionary()
 
 def cache_of(module: nn.Module) -> Cache:
     """Return the tensors made from a module's weights; copies and pickles of a module start empty."""
-    return {} if is_intercepted() else _caches.setdefault(module, {})
+    return {} if needs_torch_op() else _caches.setdefault(module, {})
 
 
 def free_if_elsewhere(module: nn.Module, x: Tensor) -> None:
@@ -203,7 +210,7 @@ def cached_while_unchanged(
     weights, in less than a seventh of the time of packing. `make` checks what it reads: equal weights need no check.
 
     Raises:
-        Unfit: if the library cannot read a weight.
+        Unsupported: if the library cannot read a weight.
     """
     present = [weight for weight in weights if weight is not None]
     key = settings, [w if w is None else (w.shape, w.dtype) for w in weights], checksum(present)

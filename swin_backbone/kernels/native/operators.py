@@ -17,7 +17,7 @@ from .computation import Computation, Weights, as_given
 from .layers import BlockComputation, BlockSettings, BlockWeights, OutputNormComputation, ProjectionComputation
 from .memory import Cache, cache_of_weight
 
-LIBRARY = torch.library.Library('swin_backbone', 'FRAGMENT')
+TORCH_OPS = torch.library.Library('swin_backbone', 'FRAGMENT')
 FindCache = Callable[[Tensor], Cache]
 
 
@@ -50,8 +50,8 @@ def register_operator(name: str, schema: Schema) -> None:
     """
     count, full_name, backward_name = len(schema.weights), f'swin_backbone::{name}', f'{name}_backward'
     arguments = f'Tensor x, {"".join(f"Tensor? {weight}, " for weight in schema.weights)}{schema.settings}'.rstrip(', ')
-    LIBRARY.define(f'{name}({arguments}) -> (Tensor, Tensor)')
-    LIBRARY.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
+    TORCH_OPS.define(f'{name}({arguments}) -> (Tensor, Tensor)')
+    TORCH_OPS.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         computation, weights = schema.make_computation(x, arguments, cache_of_weight)
@@ -60,8 +60,8 @@ def register_operator(name: str, schema: Schema) -> None:
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
         computation, weights = schema.make_computation(x, arguments, cache_of_weight)
-        prepared, of_forward = computation.prepare(x.shape, weights, as_given), [saved] if len(saved) else []
-        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, *of_forward)
+        prepared, saved_tensors = computation.prepare(x.shape, weights, as_given), [saved] if len(saved) else []
+        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, *saved_tensors)
         inputs = [x, *arguments]
         return [g.to(t.dtype).contiguous() if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
 
@@ -87,15 +87,15 @@ def register_operator(name: str, schema: Schema) -> None:
         missing = [None] * (len(needed) - len(gradients))
         return tuple(gradient if is_needed else None for gradient, is_needed in zip([*gradients, *missing], needed))
 
-    LIBRARY.impl(name, forward, 'CPU')
-    LIBRARY.impl(backward_name, backward, 'CPU')
-    torch.library.register_fake(full_name, fake_forward, lib=LIBRARY)
-    torch.library.register_fake(f'{full_name}_backward', fake_backward, lib=LIBRARY)
-    torch.library.register_autograd(full_name, differentiate, setup_context=keep, lib=LIBRARY)
-    torch.library.register_autograd(f'{full_name}_backward', _refuse, lib=LIBRARY)
+    TORCH_OPS.impl(name, forward, 'CPU')
+    TORCH_OPS.impl(backward_name, backward, 'CPU')
+    torch.library.register_fake(full_name, fake_forward, lib=TORCH_OPS)
+    torch.library.register_fake(f'{full_name}_backward', fake_backward, lib=TORCH_OPS)
+    torch.library.register_autograd(full_name, differentiate, setup_context=keep, lib=TORCH_OPS)
+    torch.library.register_autograd(f'{full_name}_backward', _differentiate_twice, lib=TORCH_OPS)
 
 
-def _refuse(*_: Any) -> Any:
+def _differentiate_twice(*_: Any) -> Any:
     raise RuntimeError("The compiled library has no second derivatives in a graph: set backend='torch'.")
 
 

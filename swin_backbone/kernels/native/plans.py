@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
-from ...modes import is_batched, is_intercepted
+from ...modes import is_batched, needs_torch_op
 from ..changes import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
-from .availability import find_obstacle
+from .availability import find_unsupported
 from .computation import Computation, MakeWeights, SwinComputation, Weights, as_given
-from .memory import Unfit, free_if_elsewhere, is_readable
+from .memory import Unsupported, free_if_elsewhere, is_readable
 
 
-class Layer(NamedTuple):
+class NativeLayer(NamedTuple):
     """A module as the library computes it.
 
     Attributes:
@@ -42,7 +42,7 @@ class LayerPlan(NamedTuple):
         prepared: of `Computation.prepare`, for the shape of the input.
         by_torch: `by_torch(x, *parameters)` computes the output in torch operations, for second derivatives and
             batches of gradients.
-        is_cast: whether the input is cast to float32.
+        casts_input: whether the input is cast to float32.
     """
 
     computation: Any
@@ -50,10 +50,10 @@ class LayerPlan(NamedTuple):
     by_torch: Callable[..., Tensor]
     parameters: Weights
     make_weights: MakeWeights = as_given
-    is_cast: bool = True
+    casts_input: bool = True
 
     def __call__(self, x: Tensor, *_: Any) -> Tensor:
-        x = x.float() if self.is_cast else x
+        x = x.float() if self.casts_input else x
         if torch.is_grad_enabled():
             y: Tensor = _Function.apply(self, x, *self.parameters)  # type: ignore[no-untyped-call]
             return y
@@ -74,28 +74,28 @@ class OperatorPlan(NamedTuple):
 
 
 def plan_module(
-    read: Callable[..., Union[Layer, str]], module: nn.Module, x: Tensor
+    read: Callable[..., Union[NativeLayer, str]], module: nn.Module, x: Tensor
 ) -> Union[LayerPlan, OperatorPlan, str]:
     """Return the plan of a module for `x`, or in a sentence why there is none; see `replace.Replacement`.
 
     Args:
-        read: `read(module, x)` returns the `Layer`, or in a sentence why there is none; see `read_once`.
+        read: `read(module, x)` returns the `NativeLayer`, or in a sentence why there is none; see `read_once`.
     """
-    layer = find_obstacle(x, module) or read_once(read, module, x)
-    if isinstance(layer, str):
+    layer_or_reason = find_unsupported(x, module) or read_once(read, module, x)
+    if isinstance(layer_or_reason, str):
         free_if_elsewhere(module, x)
-        return layer
+        return layer_or_reason
     try:
-        return plan_layer(layer, module, x.shape)
-    except Unfit as error:
+        return plan_layer(layer_or_reason, module, x.shape)
+    except Unsupported as error:
         forget_readings(module)  # sizes may have changed
         return str(error)
 
 
-def plan_layer(layer: Layer, module: nn.Module, shape: Sequence[int]) -> Union[LayerPlan, OperatorPlan]:
-    """Return the plan of a layer for inputs of a shape; or raise `Unfit`."""
+def plan_layer(layer: NativeLayer, module: nn.Module, shape: Sequence[int]) -> Union[LayerPlan, OperatorPlan]:
+    """Return the plan of a layer for inputs of a shape; or raise `Unsupported`."""
     computation, by_torch, parameters, make_weights = layer
-    if not is_intercepted():
+    if not needs_torch_op():
         prepared = computation.prepare(shape, parameters, make_weights)
         return LayerPlan(computation, prepared, partial(by_torch, module), parameters, make_weights)
     _register_formulas()
@@ -112,14 +112,14 @@ def _register_formulas() -> None:
 def run_computation(
     computation: Computation, by_torch: Callable[..., Tensor], x: Tensor, *weights: Optional[Tensor]
 ) -> Tensor:
-    """Return the output of a computation, with gradients; or raise `Unfit`.
+    """Return the output of a computation, with gradients; or raise `Unsupported`.
 
     Args:
         by_torch: see `LayerPlan`.
         x: in the dtype of the computation.
     """
     prepared = computation.prepare(x.shape, weights, as_given)
-    return LayerPlan(computation, prepared, by_torch, weights, is_cast=False)(x)
+    return LayerPlan(computation, prepared, by_torch, weights, casts_input=False)(x)
 
 
 class _Function(torch.autograd.Function):
@@ -142,19 +142,23 @@ class _Function(torch.autograd.Function):
         # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
         if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
             return None, *_differentiate_torch(plan.by_torch, [x, *parameters], [needs_x, *needs_parameters], grad)
+        # 1. Make the library's weights again, in autograd. 2. The library computes the gradients of input and weights.
+        # 3. Autograd computes the gradients of the parameters from those of the weights (the chain rule).
         with torch.enable_grad():
             leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needs_parameters)]
             weights = plan.make_weights(*leaves)
         detached = [w if w is None else w.detach() for w in weights]
         needs_weights = [w is not None and w.requires_grad for w in weights]
+        # `prepared` of the forward is not kept, because it holds packed weights. The cache usually has them.
         prepared = plan.computation.prepare(x.shape, parameters, plan.make_weights)
-        of_x, *of_weights = plan.computation.backward(grad, [needs_x, *needs_weights], x, prepared, detached, *saved)
-        # The chain rule, from the weights to the parameters
+        grad_x, *grad_weights = plan.computation.backward(
+            grad, [needs_x, *needs_weights], x, prepared, detached, *saved
+        )
         inputs: Any = [leaf for leaf, n in zip(leaves, needs_parameters) if n]
         outputs: Any = [w for w, n in zip(weights, needs_weights) if n]
-        of_outputs = [g for g, n in zip(of_weights, needs_weights) if n]
-        of_inputs = iter(torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True) if inputs else ())
-        return None, of_x if needs_x else None, *(next(of_inputs) if n else None for n in needs_parameters)
+        grad_outputs = [g for g, n in zip(grad_weights, needs_weights) if n]
+        grad_inputs = iter(torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True) if inputs else ())
+        return None, grad_x if needs_x else None, *(next(grad_inputs) if n else None for n in needs_parameters)
 
 
 def _differentiate_torch(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ...compat import constant_when_compiled
-from .library import PRODUCTS, load_library
+from .library import GEMM_DTYPES, load_library
 
 # Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX: 330
 # GFLOP/s of float32 and 610 of bfloat16, and 4 GB/s.
@@ -21,7 +21,7 @@ SAVED = 9  # numbers for a token, times C: qkv, attended tokens, tokens after at
 # at 512x512 in float32: 0.58 of Swin-T's values take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
 FITS_IN_HALF = 0.65
 Stages = tuple[tuple[int, int], ...]  # channels and blocks of each stage
-TINY = (96, 2), (192, 2), (384, 6), (768, 2)
+SWIN_T_STAGES = (96, 2), (192, 2), (384, 6), (768, 2)
 
 
 class SavedBlocks(NamedTuple):
@@ -32,13 +32,19 @@ class SavedBlocks(NamedTuple):
 
 
 @constant_when_compiled
-def is_saved(dtype: torch.dtype, channels: int, stages: Stages = TINY) -> bool:
-    """Return whether a training step without `with_cp` saves a block's values, or computes the values again."""
+def saves_activations(dtype: torch.dtype, channels: int, stages: Stages = SWIN_T_STAGES) -> bool:
+    """Return whether a training step without `with_cp` saves the activations of a block of so many channels.
+
+    The other blocks compute their activations again in backward.
+
+    Args:
+        stages: of the backbone; the default is Swin-T.
+    """
     return channels >= choose_saved_blocks(dtype, stages).least_channels
 
 
 @lru_cache(maxsize=64)
-def choose_saved_blocks(dtype: torch.dtype, stages: Stages = TINY) -> SavedBlocks:
+def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> SavedBlocks:
     """Return the blocks that save values in training, by the processor and by memory.
 
     Saving writes and reads 9 C numbers for a token. Computing again takes 16 C^2 operations. The faster choice is
@@ -52,13 +58,13 @@ def choose_saved_blocks(dtype: torch.dtype, stages: Stages = TINY) -> SavedBlock
     library, reason = load_library()
     if library is None:
         return SavedBlocks(0, str(reason))
-    product = PRODUCTS.get(dtype, dtype) if library.multiplies_bfloat16 else torch.float32
-    speed = (AMX if library.isa == 'amx' else VECTORS)[product]
-    least = 2 * SAVED * product.itemsize * speed // RECOMPUTED
+    gemm_dtype = GEMM_DTYPES.get(dtype, dtype) if library.has_bf16_gemm else torch.float32
+    speed = (AMX if library.isa == 'amx' else VECTORS)[gemm_dtype]
+    least = 2 * SAVED * gemm_dtype.itemsize * speed // RECOMPUTED
     reason = f'{library.isa} computes {speed} operations in the time of a byte of memory'
     numbers = [channels * blocks / 4**stage for stage, (channels, blocks) in enumerate(stages)]
     for stage, (channels, _) in enumerate(stages):
-        is_above = product.itemsize == 4 and sum(numbers[stage:]) > FITS_IN_HALF * sum(numbers)
+        is_above = gemm_dtype.itemsize == 4 and sum(numbers[stage:]) > FITS_IN_HALF * sum(numbers)
         if is_above and channels >= least:
             least, reason = channels + 1, "values of more blocks take memory above half of that of mmdet's Swin"
     return SavedBlocks(least, f'blocks of {least} and more channels save values: {reason}')

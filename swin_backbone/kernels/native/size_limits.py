@@ -130,7 +130,7 @@ def _nms(boxes: int) -> list[Row]:
     return [('boxes', boxes, COUNT)]
 
 
-TABLE: dict[str, Callable[..., Iterable[Row]]] = {
+LIMITS: dict[str, Callable[..., Iterable[Row]]] = {
     'block': _block,
     'embed': _embed,
     'merge': _merge,
@@ -143,15 +143,15 @@ TABLE: dict[str, Callable[..., Iterable[Row]]] = {
 
 
 @lru_cache(maxsize=1024)
-def find_size_obstacle(function: str, threads: int, *sizes: int) -> Optional[str]:
-    """Return a sentence on a size that the library does not take, or None.
+def find_unsupported_size(function: str, threads: int, *sizes: int) -> Optional[str]:
+    """Return the reason, a sentence on a size that the library does not take; None: it takes all.
 
     Args:
-        function: a name of `TABLE`.
+        function: a name of `LIMITS`.
         threads: of the call.
         sizes: the arguments of the row's function: for layers first the dtype of the products.
     """
-    for name, number, allowed in (('threads', threads, THREADS), *TABLE[function](*sizes)):
+    for name, number, allowed in (('threads', threads, THREADS), *LIMITS[function](*sizes)):
         if number not in allowed:
             steps = f', {allowed[1]} ... {allowed[-1]}' if allowed.step > 1 else f' to {allowed[-1]}' if allowed else ''
             first = allowed[0] if allowed else 'none'
@@ -161,5 +161,5 @@ def find_size_obstacle(function: str, threads: int, *sizes: int) -> Optional[str
 
 @constant_when_compiled
 def is_within(function: str, *sizes: int) -> bool:
-    """Return whether the library takes the sizes of a call, see `find_size_obstacle`."""
-    return find_size_obstacle(function, torch.get_num_threads(), *sizes) is None
+    """Return whether the library takes the sizes of a call, see `find_unsupported_size`."""
+    return find_unsupported_size(function, torch.get_num_threads(), *sizes) is None

@@ -2,8 +2,8 @@
 
 from ...models.layers import SwinMLPBlock
 from ...models.layers.swin_block import BaseAttention
-from ...replace import register_refusal, register_replacement
+from ...replace import register_replacement, register_unsupported
 from .attend import plan_attention
 
 register_replacement(BaseAttention.forward, 'triton', plan_attention)
-register_refusal(SwinMLPBlock.forward, 'triton', 'The kernel is for attention, and Swin-MLP has none.')
+register_unsupported(SwinMLPBlock.forward, 'triton', 'The kernel is for attention, and Swin-MLP has none.')

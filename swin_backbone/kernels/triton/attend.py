@@ -14,12 +14,12 @@ from ...models.windows import Windows
 from ...modes import linear_dtype
 from ...replace import Plan
 from ..changes import is_changed
-from .planning import find_kernel_obstacle
+from .planning import find_unsupported_attention
 
 
 def plan_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, str]:
     """See `replace.Replacement`."""
-    reason = find_kernel_obstacle(attention, x_BHWC, windows)
+    reason = find_unsupported_attention(attention, x_BHWC, windows)
     return partial(run_attention, attention) if reason is None else reason
 
 

@@ -23,7 +23,7 @@ FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentenc
 WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
-def find_kernel_obstacle(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
+def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
     """Return a sentence on why the Triton kernels do not compute an attention for maps `x`, or None.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
@@ -38,7 +38,7 @@ def find_kernel_obstacle(attention: Any, x: Tensor, windows: Windows) -> Optiona
     if not is_chosen and dtype == torch.float32 and not allows_tf32():
         return 'Without TF32, tensor cores multiply no float32.'
     dropout = attention.attn_drop_rate if attention.training else 0.0
-    reason = _find_setting_obstacle(tracer_of(x), dtype, windows.window_size, dropout)
+    reason = _find_unsupported_setting(tracer_of(x), dtype, windows.window_size, dropout)
     if reason is None:
         (B, H, W, C), (Wh, Ww), mask_padding, is_wide = x.shape, windows.window_size, windows.mask_padding, False
         if not torch.compiler.is_compiling():  # a graph must not compare sizes; its operator checks again
@@ -51,7 +51,7 @@ def find_kernel_obstacle(attention: Any, x: Tensor, windows: Windows) -> Optiona
     return reason
 
 
-def _find_setting_obstacle(
+def _find_unsupported_setting(
     tracer: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
 ) -> Optional[str]:
     """Return a sentence on why no GPU can compute an attention by the kernels, or None."""

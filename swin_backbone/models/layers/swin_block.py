@@ -21,7 +21,9 @@ from ...replace import replaceable
 from ..windows import EDGE_WINDOWS, Windows, edge_masks, fit_window
 from .norm import build_activation, build_norm
 
-BY_PRODUCTS = {'cpu'}  # devices where batched products and a softmax are faster than scaled_dot_product_attention
+MATMUL_ATTENTION_DEVICES = {
+    'cpu'
+}  # devices where batched products and a softmax are faster than scaled_dot_product_attention
 Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGE_WINDOWS`, and its mask (N, N)
 
 
@@ -50,7 +52,7 @@ class BaseAttention(nn.Module):
             edges = [*zip(EDGE_WINDOWS, edge_masks(windows.window_size, windows.shift, q.device))]
         grid = B, *windows.counts()  # of windows
         dropout = self.attn_drop_rate if self.training else 0.0
-        if is_traced or q.device.type in BY_PRODUCTS:
+        if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
             for edge, masked_NN in edges:
                 # Outside autograd: the softmax gives masked logits a gradient of 0.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels import native
 from ...kernels.detection.deformable import deformable_attention, takes_attention, takes_layer
-from ...modes import is_intercepted
+from ...modes import needs_torch_op
 
 
 class MultiScaleDeformableAttention(Base):
@@ -34,7 +34,7 @@ class MultiScaleDeformableAttention(Base):
         if (
             reference_points is None
             or spatial_shapes is None
-            or native.find_obstacle(query) is not None
+            or native.find_unsupported(query) is not None
             or not self._has_sizes(query, query if value is None else value, spatial_shapes)
         ):
             y = super().forward(
@@ -54,7 +54,7 @@ class MultiScaleDeformableAttention(Base):
         """Return whether the library takes the sizes."""
         if query.dim() != 3 or value.dim() != 3:
             return False
-        if is_intercepted():
+        if needs_torch_op():
             return takes_layer(self.value_proj.out_features, self.num_heads, self.num_levels, self.num_points)
         values_BSC = value if self.batch_first else value.transpose(0, 1)
         return takes_attention(

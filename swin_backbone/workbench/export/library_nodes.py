@@ -15,7 +15,7 @@ from ...kernels.bind.single_layer import norm_values, plan_single_layer
 from ...kernels.bind.swin_layers import BlockPlan
 from ...kernels.changes import is_changed
 from ...kernels.detection.convolution import MIN_CHANNELS
-from ...kernels.native.availability import find_dtype_obstacle
+from ...kernels.native.availability import find_unsupported_dtype
 from ...kernels.native.layers import neighbours_first
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
@@ -90,7 +90,7 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
     dtype = dict(fp32=torch.float32, bf16=torch.bfloat16, int8=torch.int8)[precision]
     module: Any = copy.deepcopy(graph.module)
     backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
-    reason = find_dtype_obstacle(dtype)
+    reason = find_unsupported_dtype(dtype)
     if reason is None and not isinstance(backbone, SwinPyramid):
         reason = f'the backbone is {type(backbone).__name__}'
     if reason is not None:
@@ -158,7 +158,7 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
 
 
 def block_node(_: SwinBlock, precision: str, plan: BlockPlan) -> Node:
-    layer: Any = plan.layer
+    layer: Any = plan.plan
     w: Any = layer.make_weights(*layer.parameters)
     windows, settings = layer.computation.windows, layer.computation.settings
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)

@@ -1,8 +1,8 @@
 """Helpers of the tests of kernels."""
 
-from swin_backbone.kernels.native import find_dtype_obstacle, layers
+from swin_backbone.kernels.native import find_unsupported_dtype, layers
 
-refusal = find_dtype_obstacle  # why the compiled library does not compute in a dtype here; None: it does
+refusal = find_unsupported_dtype  # why the compiled library does not compute in a dtype here; None: it does
 
 
 def count_blocks(monkeypatch):

@@ -107,7 +107,7 @@ def own(kind=swin_backbone.SwinBackbone, **arguments):
 def test_eight_bits_that_would_be_float32_are_refused(monkeypatch, make, problem):
     if 'not built' in problem:
         monkeypatch.setattr(availability, 'load_library', lambda: (None, 'it is not built'))
-        monkeypatch.setattr(swap, 'find_dtype_obstacle', availability.find_dtype_obstacle.__wrapped__)
+        monkeypatch.setattr(swap, 'find_unsupported_dtype', availability.find_unsupported_dtype.__wrapped__)
     model = make()
     with pytest.raises(ValueError, match=f"precision='int8' {problem}"):
         swin_backbone.accelerate(model, precision='int8')
@@ -390,7 +390,7 @@ def test_the_hook_builds_from_a_config_by_both_names():
 
 def test_all_blocks_of_a_swin_decide_what_a_step_stores(monkeypatch):
     stages = []
-    monkeypatch.setattr(origins, 'is_saved', lambda dtype, channels, stages_: stages.append(stages_) or False)
+    monkeypatch.setattr(origins, 'saves_activations', lambda dtype, channels, stages_: stages.append(stages_) or False)
     swin_backbone.accelerate(build('mmdet'))(X)
     assert set(stages[-4:]) == {((16, 2), (32, 2))}
 

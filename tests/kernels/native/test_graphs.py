@@ -99,7 +99,7 @@ def test_a_training_step_of_what_the_library_does_not_take():
 )
 def test_a_training_step_of_three_sizes_is_one_compilation(kind, saves, sizes, monkeypatch):
     """tests/workbench/test_compile.py compiles a whole V1 with a neck."""
-    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: saves)
+    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: saves)
     counters['stats'].clear()
     model = randomised(kind=kind, **{**TWO_STAGES, **sizes})
     compiled = torch.compile(model, backend='aot_eager', fullgraph=True, dynamic=True)
@@ -118,7 +118,7 @@ def test_a_training_step_of_three_sizes_is_one_compilation(kind, saves, sizes, m
 @pytest.mark.parametrize('training', [False, True])
 def test_without_fullgraph_there_is_one_graph_too(training, monkeypatch):
     """`fullgraph` also permits results whose sizes are known at run time alone."""
-    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: True)
+    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: True)
     model = randomised(**{**TWO_STAGES, **ONE_STAGE}).train(training)
     compiled = torch.compile(model, backend='aot_eager')
     counters.clear()
@@ -135,7 +135,7 @@ def test_without_fullgraph_there_is_one_graph_too(training, monkeypatch):
 def check_saved_bytes(block, x, dtype, threads=1):
     few = mock.patch.object(torch, 'get_num_threads', return_value=threads)
     with autocast_to(dtype), few:
-        plan = swin_layers.plan_block(block.train(), x.requires_grad_()).layer
+        plan = swin_layers.plan_block(block.train(), x.requires_grad_()).plan
         computation = plan.computation._replace(saves=True)
         _, saved = computation.forward(x.detach(), plan.prepared)
         bound = computation.max_saved_bytes(x.shape, *plan.make_weights(*plan.parameters))
@@ -157,7 +157,7 @@ def test_a_graph_has_memory_for_the_branches_of_v2(extra_norm, dtype):
 
 
 def test_values_without_memory_are_computed_again(monkeypatch):
-    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: True)
+    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: True)
     model = randomised(**TWO_STAGES).train()
     results = []
     for _ in range(2):
@@ -210,7 +210,7 @@ class Layers(TorchDispatchMode):
 def test_opcheck():
     block = randomised(**TWO_STAGES).stages[0].blocks[0]
     x = torch.randn(2, 9, 8, block.norm1.weight.numel(), requires_grad=True)
-    plan = swin_layers.plan_block(block, x).layer
+    plan = swin_layers.plan_block(block, x).plan
     weights = [w if w is None else w.detach().requires_grad_() for w in plan.make_weights(*plan.parameters)]
     windows = [7, 7], [3, 3], False, True
     for saves in (False, True):
@@ -291,7 +291,7 @@ def test_operations_are_those_of_the_torch_path(kind):
 
 
 def test_fake_tensors_and_modes_see_operators(monkeypatch):
-    monkeypatch.setattr(swin_layers, 'is_saved', lambda *_: True)
+    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: True)
     model = randomised(**TWO_STAGES)
     with Layers() as mode, torch.no_grad():
         outputs = model(X)

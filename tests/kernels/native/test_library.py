@@ -102,9 +102,9 @@ def test_a_structure_is_that_of_the_header(structure):
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_products_that_are_wrong_on_amx_are_not_used(monkeypatch, dtype):
     with FakeTensorMode(), torch.device('meta'):
-        assert availability.multiplies(dtype)
+        assert availability.is_gemm_correct(dtype)
     monkeypatch.setattr(library.Library, 'isa', 'amx')
-    ask = availability.find_dtype_obstacle.__wrapped__
+    ask = availability.find_unsupported_dtype.__wrapped__
     assert ask(dtype) is None
     pack = availability.pack_linear
     monkeypatch.setattr(availability, 'pack_linear', lambda weight, dtype, unit: pack(-weight, dtype, unit))

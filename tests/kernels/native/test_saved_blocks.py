@@ -12,13 +12,13 @@ from swin_backbone.kernels.native import saved_blocks
 @pytest.mark.parametrize(
     ('isa', 'dtype', 'stages', 'least'),
     [
-        ('amx', torch.float32, saved_blocks.TINY, 384),
-        ('amx', torch.bfloat16, saved_blocks.TINY, 384),
-        ('avx512_bf16', torch.float32, saved_blocks.TINY, 192),
-        ('avx512_bf16', torch.bfloat16, saved_blocks.TINY, 96),
-        ('avx512', torch.bfloat16, saved_blocks.TINY, 192),
-        ('avx2', torch.float32, saved_blocks.TINY, 192),
-        ('avx2', torch.float16, saved_blocks.TINY, 192),
+        ('amx', torch.float32, saved_blocks.SWIN_T_STAGES, 384),
+        ('amx', torch.bfloat16, saved_blocks.SWIN_T_STAGES, 384),
+        ('avx512_bf16', torch.float32, saved_blocks.SWIN_T_STAGES, 192),
+        ('avx512_bf16', torch.bfloat16, saved_blocks.SWIN_T_STAGES, 96),
+        ('avx512', torch.bfloat16, saved_blocks.SWIN_T_STAGES, 192),
+        ('avx2', torch.float32, saved_blocks.SWIN_T_STAGES, 192),
+        ('avx2', torch.float16, saved_blocks.SWIN_T_STAGES, 192),
         # With a further stage, Swin-S and -L took 0.54 and 0.65 of the memory of mmdet's at 512x512.
         ('avx2', torch.float32, ((96, 2), (192, 2), (384, 18), (768, 2)), 384),
         ('avx2', torch.float32, ((128, 2), (256, 2), (512, 18), (1024, 2)), 512),
@@ -28,7 +28,7 @@ from swin_backbone.kernels.native import saved_blocks
 def test_processor_and_memory_decide_what_is_saved(isa, dtype, stages, least, monkeypatch):
     library, _ = saved_blocks.load_library()
     monkeypatch.setattr(type(library), 'isa', isa)
-    monkeypatch.setattr(type(library), 'multiplies_bfloat16', isa in ('amx', 'avx512_bf16'))
+    monkeypatch.setattr(type(library), 'has_bf16_gemm', isa in ('amx', 'avx512_bf16'))
     least_channels, reason = saved_blocks.choose_saved_blocks.__wrapped__(dtype, stages)
     assert min(C for C, _ in stages if C >= least_channels) == least
     assert f'blocks of {least_channels} and more channels save values: ' in reason

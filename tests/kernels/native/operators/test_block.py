@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 
 from swin_backbone import SwinBackbone
 from swin_backbone.kernels.bind import swin_layers
-from swin_backbone.kernels.native.saved_blocks import is_saved
+from swin_backbone.kernels.native.saved_blocks import saves_activations
 from swin_backbone.models.layers import SwinBlock, SwinV2Block
 
 
@@ -43,7 +43,7 @@ def relative(ours, truth) -> float:
 def saving(value):
     """Decide if forward saves values for the gradients."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(swin_layers, 'is_saved', lambda *_: value)
+        patch.setattr(swin_layers, 'saves_activations', lambda *_: value)
         yield
 
 
@@ -101,7 +101,7 @@ def test_wide_blocks_store_values_unless_with_cp(with_cp):
     sizes = dict(embed_dims=192, depths=(1, 2), num_heads=(6, 12), strides=(4, 2), out_indices=(1,))
     backbone = SwinBackbone(**sizes, with_cp=with_cp).train()
     stages = (192, 1), (384, 2)
-    blocks = 0 if with_cp else sum(count * is_saved(torch.float32, C, stages) for C, count in stages)
+    blocks = 0 if with_cp else sum(count * saves_activations(torch.float32, C, stages) for C, count in stages)
     assert with_cp or blocks >= 2
     stored = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):

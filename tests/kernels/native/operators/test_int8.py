@@ -31,7 +31,7 @@ def linear(x, weight, bias=None):
     """Multiply whole numbers, see csrc/swin.h. The small network of Swin V2's position bias is no product of tokens."""
     if x.dim() == 2:
         return F.linear(x, weight, bias)
-    x = x.bfloat16().to(x.dtype) if load_library()[0].multiplies_bfloat16 else x
+    x = x.bfloat16().to(x.dtype) if load_library()[0].has_bf16_gemm else x
     (step, low), step_of_weight = token_step(x), weight.abs().amax(1) / MOST
     step, step_of_weight = step.clamp(min=1e-36), step_of_weight.clamp(min=1e-36)
     zero = (-low / step).round()
@@ -119,7 +119,7 @@ def test_a_block_is_the_literal_one_with_the_error_of_the_model(case, has_outlie
             literal = reference.block(double, x_double)
     ours = by_library(block, x)
     # A rounding of bfloat16 before the products moves some numbers to the next step.
-    shares = 0.8 if load_library()[0].multiplies_bfloat16 else 0.3
+    shares = 0.8 if load_library()[0].has_bf16_gemm else 0.3
     chance = 2 if x.numel() <= 256 else 1  # of a few numbers
     assert rms(ours - literal) <= chance * shares * rms(literal - truth) + 1e-6 * rms(truth)
     if not has_outliers:  # a large error is beyond the slopes of the model
@@ -152,7 +152,7 @@ def test_products_are_exact():
     torch.nn.init.zeros_(layer.projection.bias)
     layer.backend = 'native'
     expected = F.linear(x_TK.double(), weight_NK.double()).float()
-    if load_library()[0].multiplies_bfloat16:
+    if load_library()[0].has_bf16_gemm:
         assert torch.equal(x_TK, x_TK.bfloat16().float())
     assert torch.equal(by_library(layer, x_TK.T[None, :, None])[0, 0], expected)
 
