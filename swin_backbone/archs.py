@@ -39,7 +39,7 @@ _RELEASES = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0
 _RELEASES_V2 = 'https://github.com/SwinTransformer/storage/releases/download/v2.0.0/'
 _RELEASES_TIMM = 'https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-weights/'
 # Addresses of ImageNet weights, by the name of a backbone in `--backbone`
-WEIGHTS = {
+WEIGHT_URLS = {
     'swin-t': _RELEASES + 'swin_tiny_patch4_window7_224.pth',
     'swin-s': _RELEASES + 'swin_small_patch4_window7_224.pth',
     'swin-b': _RELEASES + 'swin_base_patch4_window7_224.pth',

@@ -162,7 +162,7 @@ def _backends() -> Iterator[Fact]:
 
 
 def _saved_blocks(dtype_name: str) -> str:
-    """Return which blocks save values for the backward pass, and why."""
+    """Return which blocks save activations for the backward pass, and why."""
     import torch
 
     from .kernels.native.saved_blocks import choose_saved_blocks

@@ -47,7 +47,7 @@ def needs_torch_op() -> bool:
 
 
 def is_plain_or_fake(tensor: Tensor) -> bool:
-    """Return whether a tensor has its numbers in its own memory, or stands for such a tensor in a graph."""
+    """Return whether a tensor has its elements in its own memory, or stands for such a tensor in a graph."""
     kind: Any = type(tensor)
     return kind is Tensor or kind is nn.Parameter or kind.__module__.startswith('torch._subclasses.')
 

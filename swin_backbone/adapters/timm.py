@@ -15,7 +15,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
-from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, WEIGHTS, Arch
+from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, WEIGHT_URLS, Arch
 from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from .any_origin import take_any_origin
@@ -210,7 +210,7 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
 
 def _cfg(type_: str, arch: str) -> dict[str, Any]:
     """Return timm's record of a model and its weights."""
-    url = WEIGHTS.get(f'{type_.removesuffix("_backbone")}-{arch[0]}', '')
+    url = WEIGHT_URLS.get(f'{type_.removesuffix("_backbone")}-{arch[0]}', '')
     side = 224 if type_ == 'swin_backbone' else 256
     return dict(
         url=url,

@@ -20,7 +20,7 @@ from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
 from .lora import BASE_LAYER, has_adapters, merge_adapters, without_base_layer
 from .reading import read_checkpoint
 from .recognise import (
-    OF_CLASSIFIER,
+    CLASSIFIER_REASONS,
     OUTSIDE,
     UNKNOWN,
     WRAPPERS,
@@ -38,12 +38,12 @@ from .sizes import swin_sizes
 from .state_dict import SIZES_KEY
 
 _logger = getLogger(__name__)
-OF_A_CLASSIFIER = (
+CLASSIFIER_NOTE = (
     "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
     'classifiers do not shift windows, and detectors and segmentors do: '
     "small_map='shrink' gives the classifier's features"
 )
-NO_PLACE = 'the backbone has no such weight'  # a reason to ignore a weight
+NO_TARGET = 'the backbone has no such weight'  # a reason to ignore a weight
 
 
 @dataclass
@@ -225,7 +225,7 @@ def adapt_weights(
                 names_here = {'norm': f'{owner}norm{len(backbone.stages) - 1}', 'head': f'{around}head.fc'}
                 fitted.update(_fit_classifier(weights, targets, names_here))
     owner, weights = [*swins.items()][-1]
-    report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
+    report.origin = weights.format.title + (f', prefix {weights.prefix!r}' if weights.prefix else '')
     model_prefix = weights.prefix.removesuffix(owner)  # of the whole model in the checkpoint, such as `model.`
     backbone_prefixes = tuple(weights.prefix for weights in swins.values())
     # Weights with equal names: of necks, of heads, and of a backbone's own, such as SimMIM's mask token
@@ -287,7 +287,7 @@ def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: di
     """
     family = weights.format.family
     in_checkpoint, in_model = swin_sizes(weights.backbone, family), swin_sizes(targets, family)
-    if not in_checkpoint.width:
+    if not in_checkpoint.embed_dims:
         stem = [
             f'{key} of shape {tuple(value.shape)}'
             for key, value in tensors.items()
@@ -297,8 +297,8 @@ def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: di
             'it has no patch_embed.projection.weight, the one convolution of the patch embedding; it has '
             f'{first_of(stem) or "no patch embedding"}'
         )
-    known = tuple(heads or of_model for heads, of_model in zip(in_checkpoint.heads, in_model.heads))
-    if in_checkpoint._replace(heads=known) != in_model:
+    known = tuple(heads or of_model for heads, of_model in zip(in_checkpoint.num_heads, in_model.num_heads))
+    if in_checkpoint._replace(num_heads=known) != in_model:
         raise CheckpointError(f'it is a Swin of {in_checkpoint}; the backbone has {in_model}')
 
 
@@ -320,7 +320,7 @@ def _find_renamed(
                 unused[shapes[key]].append(key)
         return {name: unused[missing[name].shape].pop(0) for name in names if unused[missing[name].shape]}
 
-    inside, outside = pair(report.missing, NO_PLACE, UNKNOWN), pair(report.missing_elsewhere, OUTSIDE)
+    inside, outside = pair(report.missing, NO_TARGET, UNKNOWN), pair(report.missing_elsewhere, OUTSIDE)
     return inside | outside if 2 * len(outside) >= len(report.missing_elsewhere) else inside
 
 
@@ -363,13 +363,13 @@ def _fit_backbone(
     """Return the weights of a backbone in the shapes of `targets`."""
     fitted = {}
     trained: dict[str, Size] = {}  # the window of each bias table
-    without_place = []
+    without_target = []
     for key, value in weights.backbone.items():
         if key not in targets:
             if re.match(r'norm\d+\.', key):
                 report.ignored.setdefault('norms of outputs that the backbone does not emit', []).append(key)
             else:
-                without_place.append(key)
+                without_target.append(key)
             continue
         change, shape = '', targets[key].shape
         if key.endswith(BIAS_TABLE) and value.shape[1:] == shape[1:]:
@@ -386,14 +386,14 @@ def _fit_backbone(
             why = ': the weights of Swin-MLP cannot be resized to another window' if '.spatial_mlp.' in key else ''
             raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(shape)}{why}')
         fitted[key] = value
-    if without_place:
-        report.ignored.setdefault(NO_PLACE, []).extend(without_place)
+    if without_target:
+        report.ignored.setdefault(NO_TARGET, []).extend(without_target)
         report.warnings.append(
-            f'The checkpoint has {first_of(without_place)}, the backbone has not: its outputs will be others'
+            f'The checkpoint has {first_of(without_target)}, the backbone has not: its outputs will be others'
         )
-    of_a_classifier = weights.classifier or weights.format.name in ('timm', 'torchvision')  # also without its head
-    if of_a_classifier and backbone.small_map == 'pad' and OF_A_CLASSIFIER not in report.notes:
-        report.notes.append(OF_A_CLASSIFIER)
+    is_classifier = weights.classifier or weights.format.name in ('timm', 'torchvision')  # also without its head
+    if is_classifier and backbone.small_map == 'pad' and CLASSIFIER_NOTE not in report.notes:
+        report.notes.append(CLASSIFIER_NOTE)
     _compare_windows(trained, weights, backbone, report)
     if 'absolute_pos_embed' in fitted:
         _compare_maps(weights, backbone, report)
@@ -412,7 +412,7 @@ def _fit_classifier(weights: SwinWeights, targets: dict[str, Tensor], owners: di
         name = f'{owners[owner]}.{leaf}'
         if name in targets and targets[name].shape == value.shape:
             fitted[name] = value
-            weights.ignored.pop(OF_CLASSIFIER[owner], None)
+            weights.ignored.pop(CLASSIFIER_REASONS[owner], None)
     return fitted
 
 
@@ -457,11 +457,11 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
     stored = tuple(weights.windows.get(block + BIAS_TABLE, window) for block, window in zip(first_blocks, current))
     if weights.format.family == MLP and stored != current:
         raise CheckpointError(f'it is a Swin-MLP of windows {stored}, the backbone has {current}')
-    scales = [weights.windows.get(block + LOGIT_SCALE) for block in first_blocks]
-    if weights.format.family == V2 and any(scales):
+    pretrained = [weights.pretrained_windows.get(block + LOGIT_SCALE) for block in first_blocks]
+    if weights.format.family == V2 and any(pretrained):
         used = [size or window for size, window in zip(backbone.pretrained_window_sizes, current)]
-        if any(scale not in (None, window) for scale, window in zip(scales, used)):
+        if any(size not in (None, window) for size, window in zip(pretrained, used)):
             report.warnings.append(
-                f'The position bias was trained with offsets scaled by windows {tuple(scales)}, the backbone scales '
-                f'them by {tuple(used)}: set pretrained_window_sizes'
+                f'The position bias was trained with offsets scaled by windows {tuple(pretrained)}, the backbone '
+                f'scales them by {tuple(used)}: set pretrained_window_sizes'
             )

@@ -14,9 +14,9 @@ from ..positions import log_spaced_coordinates, relative_position_bias
 from ..whole_files import write_whole, write_whole_by
 from .adapt import check_numbers
 from .errors import CheckpointError, naming
-from .formats import V1, V2, WRITTEN, Format, from_here
-from .heads import LEFT_OUT, find_heads, heads_to_here
-from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
+from .formats import V1, V2, WRITTEN, Format, from_canonical
+from .heads import LEFT_OUT, canonical_heads, find_heads
+from .hugging_face import CONFIG, WEIGHTS_FILE, config_json, is_folder
 from .lora import has_adapters, merge_adapters
 from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
@@ -75,7 +75,7 @@ def convert_checkpoint(
         raise ValueError(f'to must be one of {", ".join(FORMATS)}, got {to!r}')
     target = Path(target)
     folder = target if to == 'hf' and is_folder(target) else None
-    file = folder / WEIGHTS if folder else target
+    file = folder / WEIGHTS_FILE if folder else target
     check_outputs(file, folder and folder / CONFIG, inputs=[source], overwrite=overwrite)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     with naming(source):
@@ -109,9 +109,8 @@ def convert_checkpoint(
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
     left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - num_used
-    report = (
-        f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: '
-        + (', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing')
+    report = f'{source} ({weights.format.title}) to {target} ({format.title}): {len(converted)} tensors; left out: ' + (
+        ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
     )
     return report + (f'; missing: {first_of(missing)}' if missing else '')
 
@@ -121,7 +120,7 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     tensors = {**weights.backbone, **weights.classifier}
     if format.name == 'torchvision':
         tensors.update(_index_tables(weights))
-    renamed = from_here(tensors, format)
+    renamed = from_canonical(tensors, format)
     if format.name == 'hf' and 'head.weight' not in tensors:  # a bare model, and no part of a classifier
         renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
     # Copies, because files with shared memory are larger (torch.save) or an error (safetensors)
@@ -134,7 +133,7 @@ def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head: str)
     heads = find_heads(outside)
     if heads is not None:
         used = {key: value for key, value in outside.items() if not LEFT_OUT.match(key)}
-        return heads_to_here(used, heads, head), len(used)
+        return canonical_heads(used, heads, head), len(used)
     model, is_backbone, _ = weights.prefix.rpartition('backbone.')
     if not is_backbone:
         return {}, 0
@@ -145,13 +144,13 @@ def _neck_and_heads(weights: SwinWeights, tensors: dict[str, Tensor], head: str)
 def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
     """Return the tables that torchvision requires: the index of each bias table, and the coordinates of Swin V2."""
     tables = {}
-    for anchor in weights.backbone:
-        if not anchor.endswith(('.relative_position_bias_table', '.logit_scale')):
+    for marker in weights.backbone:
+        if not marker.endswith(('.relative_position_bias_table', '.logit_scale')):
             continue
-        key = anchor.replace('logit_scale', 'relative_position_bias_table')
+        key = marker.replace('logit_scale', 'relative_position_bias_table')
         window = weights.window_of(key)
         if window is None:
-            raise CheckpointError(f'the window of {anchor} is no square, or unknown, and the file does not name it')
+            raise CheckpointError(f'the window of {marker} is no square, or unknown, and the file does not name it')
         if key in weights.backbone and len(weights.backbone[key]) != num_offsets(window):
             rows = len(weights.backbone[key])
             raise CheckpointError(
@@ -160,8 +159,8 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
         index = relative_position_bias(torch.arange(num_offsets(window))[:, None], window)
         tables[key.replace('_bias_table', '_index')] = index.flatten()
         if weights.format.family == V2:
-            scale = weights.windows.get(anchor, window)
-            coordinates = log_spaced_coordinates(window, scale, torch.device('cpu'), torch.float32)
+            pretrained_window = weights.pretrained_windows.get(marker, window)
+            coordinates = log_spaced_coordinates(window, pretrained_window, torch.device('cpu'), torch.float32)
             height, width = window
             tables[key.replace('position_bias', 'coords')] = coordinates.view(1, 2 * height - 1, 2 * width - 1, 2)
     return tables

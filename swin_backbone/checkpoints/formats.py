@@ -5,7 +5,7 @@ norm and its head, which a backbone lacks. {s} is a stage, {b} a block; {s+1}, {
 for stage s. The first row that matches the beginning of a name renames it; the rest of the name is kept.
 
 Names alone decide: see `recognise.find_swin`. Values differ from ours in two ways;
-`to_here` and `from_here` convert them.
+`to_canonical` and `from_canonical` convert them.
 
 | origin | block | patch merging behind stage s | columns of merging | query, key, value |
 |---|---|---|---|---|
@@ -41,8 +41,8 @@ V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family 
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
 BIAS_TABLE, LOGIT_SCALE = 'attn.w_msa.relative_position_bias_table', 'attn.w_msa.logit_scale'  # in a block
 SPATIAL_MLP = 'spatial_mlp.weight'
-# A name in every backbone of a family, which tells the place of the backbone in a model and the heads of a stage.
-ANCHORS = {
+# A name in every backbone of a family, which tells the prefix of the backbone in a model and the heads of a stage.
+MARKERS = {
     V1: f'stages.0.blocks.0.{BIAS_TABLE}',
     V2: f'stages.0.blocks.0.{LOGIT_SCALE}',
     MLP: f'stages.0.blocks.0.{SPATIAL_MLP}',
@@ -53,7 +53,7 @@ class Format(NamedTuple):
     """The names and orders of an origin."""
 
     name: str
-    origin: str  # title in reports
+    title: str  # in reports
     rows: Rows
     merging: str = 'columns'  # order of merged channels, see `reorder_merging`
     separate_qkv: bool = False  # query, key and value are three linear layers
@@ -164,21 +164,21 @@ HUGGING_FACE = Format(
 # Swin V2. Names here are those of mmpretrain's `SwinTransformerV2`: a stage begins with patch merging.
 _HF_BLOCK_V2 = 'swinv2.encoder.layers.{s}.blocks.{b}'
 
-OWN_V2 = MMDET._replace(origin='SwinV2Backbone', family=V2)
-MMPRETRAIN_V2 = MMPRETRAIN._replace(origin='mmpretrain, Swin V2', family=V2)
+OWN_V2 = MMDET._replace(title='SwinV2Backbone', family=V2)
+MMPRETRAIN_V2 = MMPRETRAIN._replace(title='mmpretrain, Swin V2', family=V2)
 OFFICIAL_V2 = OFFICIAL._replace(
-    origin='microsoft/Swin-Transformer, Swin V2',
+    title='microsoft/Swin-Transformer, Swin V2',
     rows=(*_LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
     spellings=((r'\.rpe_mlp\.', '.cpb_mlp.'),),  # SimMIM
     family=V2,
 )
 TIMM_V2 = TIMM._replace(
-    origin='timm, Swin V2',
+    title='timm, Swin V2',
     rows=(*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
     family=V2,
 )
 TORCHVISION_V2 = TORCHVISION._replace(
-    origin='torchvision, Swin V2',
+    title='torchvision, Swin V2',
     rows=tuple(
         ('stages.{s+1}.downsample' if here == 'stages.{s}.downsample' else here, there)
         for here, there in TORCHVISION.rows
@@ -203,8 +203,8 @@ HUGGING_FACE_V2 = Format(
 )
 
 # Swin-MLP
-OFFICIAL_MLP = OFFICIAL._replace(origin='microsoft/Swin-Transformer, Swin-MLP', family=MLP)
-OWN_MLP = MMDET._replace(origin='SwinMLPBackbone', family=MLP)
+OFFICIAL_MLP = OFFICIAL._replace(title='microsoft/Swin-Transformer, Swin-MLP', family=MLP)
+OWN_MLP = MMDET._replace(title='SwinMLPBackbone', family=MLP)
 
 # Recognised origins. The first of two with equal names of blocks is taken; `recognise` then tells the two apart.
 ALL = (
@@ -218,14 +218,14 @@ WRITTEN = {(format.family, format.name): format for format in ALL if format.name
 _QKV = ('query', 'key', 'value')
 
 
-def name_here(key: str, format: Format) -> Optional[str]:
+def canonical_name(key: str, format: Format) -> Optional[str]:
     """Return our name of an origin's weight; None if no row matches."""
     for pattern, spelling in format.spellings:
         key = re.sub(pattern, spelling, key)
     return rename(key, format.rows, source=1)
 
 
-def to_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
+def to_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     """Convert the values of an origin's weights, under our names: permute merged channels, concatenate qkv."""
     if format.separate_qkv:
         weights = fuse(weights, _QKV, 'qkv.')
@@ -234,7 +234,7 @@ def to_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     return reorder_merging(weights, format.merging, 'channels', format.family)
 
 
-def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
+def from_canonical(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     """Convert our weights, and a classifier's `norm` and `head`, to the names and orders of an origin."""
     weights = reorder_merging(weights, 'channels', format.merging, format.family)
     if format.separate_qkv:
@@ -245,7 +245,7 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     for key, value in weights.items():
         name = rename(key, format.rows, source=0)
         if name is None:
-            raise CheckpointError(f'{key} is no weight that {format.origin} has a name for')
+            raise CheckpointError(f'{key} is no weight that {format.title} has a name for')
         renamed[name] = value
     return renamed
 

@@ -23,11 +23,11 @@ HEAD = 'HEAD'  # stands for `panoptic_head` in mmdet, `decode_head` in mmseg
 LEFT_OUT = re.compile(r'criterion\.|.*\.fed_loss_weight$')  # weights of the classes in a loss; a config has them
 
 
-class Heads(NamedTuple):
+class TaskHeads(NamedTuple):
     """Names of an origin around the backbone."""
 
-    origin: str
-    anchor: str  # regular expression of a name in every checkpoint
+    title: str
+    marker: str  # regular expression of a name in every checkpoint
     rows: Rows
 
 
@@ -87,17 +87,17 @@ def _mask2former(column: int) -> Rows:
 
 
 ORIGINS = (
-    Heads(
+    TaskHeads(
         'Mask2Former of detectron2',
         r'sem_seg_head\.predictor\.transformer_cross_attention_layers\.0\.norm\.weight',
         _mask2former(1),
     ),
-    Heads(
+    TaskHeads(
         'Mask2Former of transformers',
         r'model\.transformer_module\.queries_features\.weight',
         _mask2former(2),
     ),
-    Heads(
+    TaskHeads(
         'UperNet of transformers',
         r'decode_head\.classifier\.weight',
         (
@@ -114,7 +114,7 @@ ORIGINS = (
             ('auxiliary_head', 'auxiliary_head'),
         ),
     ),
-    Heads(
+    TaskHeads(
         'Co-DETR',
         r'query_head\.label_embedding\.weight',
         (
@@ -125,12 +125,12 @@ ORIGINS = (
 )
 
 
-def find_heads(tensors: dict[str, Tensor]) -> Optional[Heads]:
+def find_heads(tensors: dict[str, Tensor]) -> Optional[TaskHeads]:
     """Return the origin of necks and heads; None for heads of mmdet and mmseg, and for unknown heads."""
-    return next((heads for heads in ORIGINS if any(re.fullmatch(heads.anchor, key) for key in tensors)), None)
+    return next((heads for heads in ORIGINS if any(re.fullmatch(heads.marker, key) for key in tensors)), None)
 
 
-def heads_to_here(tensors: dict[str, Tensor], heads: Heads, head: str) -> dict[str, Tensor]:
+def canonical_heads(tensors: dict[str, Tensor], heads: TaskHeads, head: str) -> dict[str, Tensor]:
     """Return necks and heads under their names here.
 
     Args:
@@ -144,6 +144,6 @@ def heads_to_here(tensors: dict[str, Tensor], heads: Heads, head: str) -> dict[s
     for key, value in fuse(tensors, ('q_proj', 'k_proj', 'v_proj'), 'in_proj_').items():  # as `nn.MultiheadAttention`
         name = rename(key, heads.rows, source=1)
         if name is None:
-            raise CheckpointError(f'{key} is no weight that a {heads.origin} has')
+            raise CheckpointError(f'{key} is no weight that a {heads.title} has')
         renamed[name.replace(HEAD, head)] = value
     return renamed

@@ -13,9 +13,9 @@ from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights
 from .sizes import swin_sizes
 
-CONFIG, WEIGHTS, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
-INDEX = '.index.json'  # ending of a file that lists the shards of weights
-FILES = (WEIGHTS, f'{WEIGHTS}{INDEX}', PICKLE, f'{PICKLE}{INDEX}')  # in transformers' order
+CONFIG, WEIGHTS_FILE, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
+INDEX_SUFFIX = '.index.json'  # ending of a file that lists the shards of weights
+FILES = (WEIGHTS_FILE, f'{WEIGHTS_FILE}{INDEX_SUFFIX}', PICKLE, f'{PICKLE}{INDEX_SUFFIX}')  # in transformers' order
 _FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
 
 
@@ -33,7 +33,7 @@ def file_in(folder: Path) -> Path:
     for name in FILES:
         if (folder / name).is_file():
             return folder / name
-    raise CheckpointError(f'it is a folder without {WEIGHTS} or {PICKLE}; name a file in it')
+    raise CheckpointError(f'it is a folder without {WEIGHTS_FILE} or {PICKLE}; name a file in it')
 
 
 def read_shards(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def read_shards(index: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     try:
         shard_of: dict[str, str] = json.loads(index.read_bytes())['weight_map']
         shards = sorted({index.with_name(Path(name).name) for name in shard_of.values()})
-        if any(shard.name.endswith(INDEX) for shard in shards):
+        if any(shard.name.endswith(INDEX_SUFFIX) for shard in shards):
             raise ValueError('an index in the place of a shard')
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{index.name} lists no shards of weights: the file is damaged') from error
@@ -115,9 +115,10 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
     if kind == 'Backbone':
         config.update(out_features=[f'stage{stage + 1}' for stage in normed_stages])
     if is_v2:
-        scales = [weights.windows.get(f'stages.{stage}.blocks.0.{LOGIT_SCALE}') for stage in range(len(depths))]
+        names = [f'stages.{stage}.blocks.0.{LOGIT_SCALE}' for stage in range(len(depths))]
+        trained_sizes = [weights.pretrained_windows.get(name) for name in names]
         config['pretrained_window_sizes'] = [
-            0 if scale in (None, (window, window), (last_window, last_window)) else scale[0] for scale in scales
+            0 if size in (None, (window, window), (last_window, last_window)) else size[0] for size in trained_sizes
         ]
     return (json.dumps(config, indent=2) + '\n').encode()
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..compat import unpickler_of_weights
 from .download import fetch
 from .errors import CheckpointError, RefusedCheckpoint, naming
-from .hugging_face import INDEX, read_shards
+from .hugging_face import INDEX_SUFFIX, read_shards
 
 START_BYTES = 512  # of a file, enough to tell its kind
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
@@ -64,7 +64,7 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
     """
 
     def read(path: Path) -> Any:
-        if path.name.endswith(INDEX):
+        if path.name.endswith(INDEX_SUFFIX):
             return read_shards(path, read)
         with path.open('rb') as file:
             if is_safetensors(file.read(START_BYTES)):

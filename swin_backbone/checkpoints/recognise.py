@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..positions import Size
 from .errors import CheckpointError
-from .formats import ALL, ANCHORS, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, Format, name_here, to_here
+from .formats import ALL, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
 from .resize import window_of_coordinates, window_of_index, window_of_table
 from .state_dict import StoredSizes, stored_sizes
 
@@ -26,8 +26,11 @@ WRAPPERS = {'module', '_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_
 DEPTH = 2  # dicts inside an entry of a checkpoint, one in the other, that may be around the weights
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 UNKNOWN, OUTSIDE = 'no part of a Swin backbone', 'outside the backbone'  # reasons to ignore a weight
-OF_CLASSIFIER = {'norm': 'classification norm', 'head': 'classification head'}  # reasons, by the start of a name here
-_ANCHOR_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
+CLASSIFIER_REASONS = {
+    'norm': 'classification norm',
+    'head': 'classification head',
+}  # reasons, by the start of a name here
+_MARKER_ENDS = ('relative_position_bias_table', 'logit_scale', 'spatial_mlp.weight')
 _NUMBERS = re.compile(r'(?<=\.)\d+(?=\.)')  # of stages and blocks in names
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
@@ -41,8 +44,8 @@ class SwinWeights:
     backbone: dict[str, Tensor] = field(default_factory=dict)
     classifier: dict[str, Tensor] = field(default_factory=dict)  # a classifier's `norm` and `head`
     ignored: dict[str, list[str]] = field(default_factory=dict)  # the origin's names, by reason
-    # V1: window of each bias table with an index table; V2: window that scales the offsets, by the logit scale.
-    windows: dict[str, Size] = field(default_factory=dict)
+    windows: dict[str, Size] = field(default_factory=dict)  # by the name of the bias table
+    pretrained_windows: dict[str, Size] = field(default_factory=dict)  # of V2, by the name of the logit scale
     map_size: Optional[Size] = None  # (height, width) of an absolute position embedding stored as a map
 
     def window_of(self, table: str) -> Optional[Size]:
@@ -124,7 +127,7 @@ def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
 
 
 def _rank(name: str) -> int:
-    """Return the place of an entry among the entries of a checkpoint with weights."""
+    """Return the rank of an entry among the entries of a checkpoint with weights."""
     if _AVERAGED.search(name) and name != OTHERS_OF_MMENGINE:
         return -1
     return CONTAINERS.index(name) if name in CONTAINERS else len(CONTAINERS)
@@ -176,12 +179,12 @@ def find_swin(
     format = _refine(format, names, not keeps_norm and ends_in_classifier(names, set(short.values())))
     weights = SwinWeights(format, prefix)
     for key, name in short.items():
-        renamed, is_inside = name_here(name, format) or '', key.startswith(prefix)
+        renamed, is_inside = canonical_name(name, format) or '', key.startswith(prefix)
         if is_inside and INDEX_TABLES.search(key):
             reason = 'index tables and masks'
             _note_window(weights, renamed, tensors[key])
         elif renamed.startswith('head.') or (is_inside and renamed.startswith('norm.')):
-            reason = OF_CLASSIFIER[renamed.partition('.')[0]]
+            reason = CLASSIFIER_REASONS[renamed.partition('.')[0]]
             weights.classifier[renamed] = tensors[key]
         elif is_inside and renamed:
             weights.backbone[renamed] = tensors[key]
@@ -197,7 +200,7 @@ def find_swin(
                 f'{key} has shape {tuple(value.shape)}, and weights of a Swin have axes and numbers: the file '
                 'is damaged'
             )
-    weights.backbone = to_here(weights.backbone, format)
+    weights.backbone = to_canonical(weights.backbone, format)
     _flatten_position_map(weights)
     _note_sizes(weights, stored_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
     return weights
@@ -233,35 +236,40 @@ def _note_window(weights: SwinWeights, name: str, table: Tensor) -> None:
     elif name.endswith('relative_coords_table') and table.dim() == 4 and table.numel():
         rows, columns = table.shape[1:3]
         weights.windows.setdefault(name.replace('coords', 'position_bias'), ((rows + 1) // 2, (columns + 1) // 2))
-        name, window = name.replace('relative_coords_table', 'logit_scale'), window_of_coordinates(table)
+        pretrained_window = window_of_coordinates(table)
+        if pretrained_window:
+            weights.pretrained_windows[name.replace('relative_coords_table', 'logit_scale')] = pretrained_window
     if window:
         weights.windows[name] = window
 
 
 def _note_sizes(weights: SwinWeights, sizes: StoredSizes) -> None:
     """Store the sizes of the metadata. They override those of index tables."""
-    for name, windows in ((BIAS_TABLE, sizes.windows), (LOGIT_SCALE, sizes.scales)):
+    for name, windows, stored in (
+        (BIAS_TABLE, weights.windows, sizes.windows),
+        (LOGIT_SCALE, weights.pretrained_windows, sizes.pretrained_windows),
+    ):
         for key in weights.backbone:
             block = re.match(r'stages\.(\d{1,3})\.blocks\.\d+\.', key)
-            if block and (window := dict(enumerate(windows)).get(int(block[1]))):
-                weights.windows[f'{block[0]}{name}'] = window
+            if block and (window := dict(enumerate(stored)).get(int(block[1]))):
+                windows[f'{block[0]}{name}'] = window
     weights.map_size = sizes.map_size or weights.map_size
 
 
 def swins_in(names: Iterable[str]) -> dict[str, Format]:
     """Return the format of each Swin backbone by the prefix of its names.
 
-    Anchors of other blocks tell the place of a backbone that lacks the anchor of its first block.
+    Markers of other blocks tell the prefix of a backbone that lacks the marker of its first block.
     """
     swins: dict[str, Format] = {}
     lacking: dict[str, Format] = {}
     for key in names:
-        if key.endswith(_ANCHOR_ENDS):
+        if key.endswith(_MARKER_ENDS):
             starts = [0, *(dot.end() for dot in re.finditer(r'\.', key))]
             for start, format in itertools.product(starts, ALL):
-                renamed, anchor = name_here(key[start:], format), ANCHORS[format.family]
-                if renamed and _NUMBERS.sub('0', renamed) == anchor:
-                    (swins if renamed == anchor else lacking)[key[:start]] = format
+                renamed, marker = canonical_name(key[start:], format), MARKERS[format.family]
+                if renamed and _NUMBERS.sub('0', renamed) == marker:
+                    (swins if renamed == marker else lacking)[key[:start]] = format
                     break
     return swins or lacking
 
@@ -269,8 +277,8 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
 def _refine(format: Format, backbone_names: set[str], ends_in_classifier: bool) -> Format:
     """Tell origins with the same names of blocks apart."""
     others = {other.name: other for other in ALL if other.family == format.family}
-    merges = [key for key in backbone_names if '.downsample.' in key]
-    if format.name == 'official' and merges and not any(key.startswith('layers.0.') for key in merges):
+    mergings = [key for key in backbone_names if '.downsample.' in key]
+    if format.name == 'official' and mergings and not any(key.startswith('layers.0.') for key in mergings):
         return others.get('timm', format)
     if format.name == 'mmdet' and ends_in_classifier:
         return others.get('mmpretrain', format)

@@ -10,45 +10,45 @@ from typing import NamedTuple, Optional
 from torch import Tensor
 
 from .errors import CheckpointError
-from .formats import ANCHORS, MLP, V2
+from .formats import MARKERS, MLP, V2
 
-_BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
+_BLOCK_PATTERN = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 
 
 class SwinSizes(NamedTuple):
-    """Width of the first stage, blocks and heads of each stage."""
+    """Width of the first stage, blocks and attention heads of each stage; 0 is unknown."""
 
-    width: int
+    embed_dims: int
     depths: tuple[int, ...]
-    heads: tuple[int, ...]
+    num_heads: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f'width {self.width}, depths {self.depths} and heads {self.heads}'
+        return f'width {self.embed_dims}, depths {self.depths} and heads {self.num_heads}'
 
 
 def swin_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
     """Return the sizes of a backbone, 0 for an unknown size."""
     depths: dict[int, int] = {}
-    heads: dict[int, int] = {}
-    for match in filter(None, map(_BLOCK.match, weights)):
+    num_heads: dict[int, int] = {}
+    for match in filter(None, map(_BLOCK_PATTERN.match, weights)):
         stage, block = int(match[1]), int(match[2])
         depths[stage] = max(depths.get(stage, 0), block + 1)
-        if not heads.get(stage):  # of the first block that has the weight
-            heads[stage] = _heads(weights.get(_BLOCK.sub(match[0], ANCHORS[family])), family)
+        if not num_heads.get(stage):  # of the first block that has the weight
+            num_heads[stage] = _heads(weights.get(_BLOCK_PATTERN.sub(match[0], MARKERS[family])), family)
     stages = range(max(depths, default=-1) + 1)
     projection = weights.get('patch_embed.projection.weight')
     width = 0 if projection is None or projection.dim() != 4 else projection.shape[0]
     return SwinSizes(
-        width, tuple(depths.get(stage, 0) for stage in stages), tuple(heads.get(stage, 0) for stage in stages)
+        width, tuple(depths.get(stage, 0) for stage in stages), tuple(num_heads.get(stage, 0) for stage in stages)
     )
 
 
-def _heads(anchor: Optional[Tensor], family: str) -> int:
+def _heads(marker: Optional[Tensor], family: str) -> int:
     """Return the heads of a weight (offsets, heads) of Swin V1, (heads, 1, 1) of V2, (heads N, N, 1) of Swin-MLP."""
-    if anchor is None or anchor.dim() < 2 or not anchor.shape[1]:
+    if marker is None or marker.dim() < 2 or not marker.shape[1]:
         return 0
-    return anchor.shape[0] // anchor.shape[1] if family == MLP else anchor.shape[0 if family == V2 else 1]
+    return marker.shape[0] // marker.shape[1] if family == MLP else marker.shape[0 if family == V2 else 1]
 
 
 def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
@@ -89,8 +89,8 @@ def check_shapes(weights: Mapping[str, Tensor]) -> None:
         is_damaged = bias is not None and bias.shape != shape[:1]
         if name.endswith('reduction.weight'):
             is_damaged = len(shape) != 2 or shape[1] != 2 * shape[0]
-        if _BLOCK.match(name):
-            is_damaged |= dimensions.setdefault(_BLOCK.sub('', name), len(shape)) != len(shape)
+        if _BLOCK_PATTERN.match(name):
+            is_damaged |= dimensions.setdefault(_BLOCK_PATTERN.sub('', name), len(shape)) != len(shape)
         if is_damaged:
             others = '' if bias is None else f' and its bias {tuple(bias.shape)}'
             raise CheckpointError(f'{name} has shape {shape}{others}: the file is damaged')

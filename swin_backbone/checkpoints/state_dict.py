@@ -18,7 +18,7 @@ class StoredSizes(NamedTuple):
     """Sizes in the metadata. A size that is missing or no size is None."""
 
     windows: tuple[Optional[Size], ...] = ()  # of each stage
-    scales: tuple[Optional[Size], ...] = ()  # windows that scale the offsets of Swin V2, of each stage
+    pretrained_windows: tuple[Optional[Size], ...] = ()  # of each stage of Swin V2
     map_size: Optional[Size] = None  # patches of the position embedding
 
 
@@ -27,7 +27,7 @@ def store_sizes(backbone: Any, state_dict: Any, prefix: str, metadata: dict[str,
     pretrained = getattr(backbone, 'pretrained_window_sizes', [])
     metadata[SIZES_KEY] = dict(
         window_size=backbone.window_size,
-        scaled_by=[scale or window for scale, window in zip(pretrained, backbone.window_size)],
+        scaled_by=[size or window for size, window in zip(pretrained, backbone.window_size)],
         map_size=getattr(backbone, 'pretrain_map_size', None),
     )
 
@@ -38,8 +38,8 @@ def stored_sizes(metadata: Any) -> StoredSizes:
     if not isinstance(sizes, Mapping):
         return StoredSizes()
     lists = [sizes.get(key) for key in ('window_size', 'scaled_by')]
-    windows, scales = (tuple(map(_size, entry)) if isinstance(entry, (list, tuple)) else () for entry in lists)
-    return StoredSizes(windows, scales, _size(sizes.get('map_size')))
+    windows, pretrained = (tuple(map(_size, entry)) if isinstance(entry, (list, tuple)) else () for entry in lists)
+    return StoredSizes(windows, pretrained, _size(sizes.get('map_size')))
 
 
 def _size(size: Any) -> Optional[Size]:

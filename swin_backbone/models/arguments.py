@@ -14,7 +14,7 @@ InitCfg = Union[dict[str, Any], list[dict[str, Any]], None]
 DEFAULT_STRIDES = (4, 2, 2, 2)
 
 
-class Sizes(NamedTuple):
+class StageSizes(NamedTuple):
     """The sizes of the stages; each field has an entry for every stage."""
 
     widths: tuple[int, ...]
@@ -25,7 +25,7 @@ class Sizes(NamedTuple):
 
 def check_sizes(
     archs: Mapping[str, Arch], arch: Optional[str], embed_dims: Any, depths: Any, num_heads: Any, window_size: Any
-) -> Sizes:
+) -> StageSizes:
     """Return the sizes of the stages. None takes the size of `arch`, or of 'tiny' if `arch` is None."""
     published = archs[str(check_choice('arch', 'tiny' if arch is None else arch, archs))]
     width = published.embed_dims if embed_dims is None else check_int('embed_dims', embed_dims, least=1)
@@ -40,7 +40,7 @@ def check_sizes(
         if widths[stage] % heads:
             allowed = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {widths[stage]}'
             raise ValueError(refusal(f'num_heads[{stage}]', allowed, heads))
-    return Sizes(widths, depths, num_heads, _check_windows(window_size, len(depths)))
+    return StageSizes(widths, depths, num_heads, _check_windows(window_size, len(depths)))
 
 
 def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from ..compat import is_exporting, symbolic_views
 from ..modes import autocast_dtype, tracer_of
 from ..positions import resize_absolute_position_embedding
 from ..replace import BACKENDS, has_plan, library_disabled, replaceable
-from .arguments import DEFAULT_STRIDES, InitCfg, Pair, Sizes, check_out_indices, check_patches
+from .arguments import DEFAULT_STRIDES, InitCfg, Pair, StageSizes, check_out_indices, check_patches
 from .initializers import apply_initializers, split_init_cfg
 from .layers import PatchEmbed, PatchMerging
 from .layers.norm import build_norm
@@ -118,7 +118,7 @@ class SwinPyramid(nn.Module):
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: StageSizes,
         make_block: Callable[..., nn.Module],
         merging_first: bool,
         merging_norm: str,

@@ -1,4 +1,4 @@
-"""Backbones for mmpretrain's SimMIM (Xie et al. 2022). SimMIM hides patches and trains a model to predict the patches.
+"""Backbones for mmpretrain's SimMIM (Xie et al. 2022). SimMIM masks patches and trains a model to predict the patches.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -14,7 +14,7 @@ from .swin_v2 import SwinV2Backbone
 
 
 class MaskedPyramid(SwinPyramid):
-    """A Swin that replaces hidden tokens of the patch embedding with a learnt token.
+    """A Swin that replaces masked tokens of the patch embedding with a learnt token.
 
     `SwinBackbone` and `SwinV2Backbone` load the trained weights without the mask token and the norm of the last stage.
     The norm was not trained for a detector.
@@ -40,7 +40,7 @@ class MaskedPyramid(SwinPyramid):
         """Return the feature maps of images, see `SwinPyramid.forward`.
 
         Args:
-            mask_BHW: (B, H / patch, W / patch), 1 for hidden patches; None: no patch is hidden.
+            mask_BHW: (B, H / patch, W / patch), 1 for masked patches; None: no patch is masked.
             outputs: `out_indices`.
 
         Raises:

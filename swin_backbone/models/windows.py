@@ -5,8 +5,8 @@ rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 
 is padded, rolled and tiled; one `index_select` by the result takes the tokens. A forward in eager mode caches the
 result. A graph computes it, for maps of any size.
 
-Layout: B batch, H W height and width of a map, C channels, T = H*W tokens, L windows of all images, N = Wh*Ww places of
-a window, Y X height and width of a padded map, S side of a padded map.
+Layout: B batch, H W height and width of a map, C channels, T = H*W tokens, L windows of all images, G windows of one
+image, N = Wh*Ww places of a window, Y X height and width of a padded map, S side of a padded map.
 """
 
 from typing import NamedTuple, Optional
@@ -28,7 +28,7 @@ class Windows(NamedTuple):
         shift: (rows, columns) that the map is rolled up and left; (0, 0) in a block without shift.
         mask_padding: whether padding is a region of its own, which no token attends to. All published weights were
             trained with False.
-        before: (rows, columns) of padding above and left of the map: Swin-MLP shifts its windows so.
+        pad_before: (rows, columns) of padding above and left of the map: Swin-MLP shifts its windows so.
     """
 
     height: int
@@ -36,13 +36,13 @@ class Windows(NamedTuple):
     window_size: Size
     shift: Size = (0, 0)
     mask_padding: bool = False
-    before: Size = (0, 0)
+    pad_before: Size = (0, 0)
 
     def partition(self, x_BHWC: Tensor) -> Tensor:
         """Return the windows of maps, row by row, with zeros for padding: (L, N, C)."""
         B, H, W, C = x_BHWC.shape
         tokens_BTC, T = x_BHWC.reshape(B, H * W, C), self.height * self.width
-        (rows, columns), (Wh, Ww) = self.counts(), self.window_size
+        (rows, columns), (Wh, Ww) = self.grid(), self.window_size
         # A graph must not compare sizes, and always pads.
         has_symbols = torch.compiler.is_dynamo_compiling() or not isinstance(T, int)
         if has_symbols or rows * columns * Wh * Ww > T:
@@ -52,26 +52,26 @@ class Windows(NamedTuple):
 
     def reverse(self, y_LNC: Tensor, batch: int) -> Tensor:
         """Put the tokens of windows back on their maps: (B, H, W, C)."""
-        (rows, columns), (Wh, Ww), C = self.counts(), self.window_size, y_LNC.shape[-1]
+        (rows, columns), (Wh, Ww), C = self.grid(), self.window_size, y_LNC.shape[-1]
         place_of = find_places(self, y_LNC.device)
         tokens_BTC = y_LNC.reshape(batch, rows * columns * Wh * Ww, C).index_select(1, place_of)
         return tokens_BTC.view(batch, self.height, self.width, C)
 
-    def mask(self, device: torch.device) -> Optional[Tensor]:
-        """Return the mask of attention (L, 1, N, N), True where attention is allowed, or None if it is everywhere.
+    def allowed_mask(self, device: torch.device) -> Optional[Tensor]:
+        """Return where attention is allowed, (G, 1, N, N), or None if it is everywhere.
 
         Places attend to each other inside a region, see `regions`.
         """
         if not (any(self.shift) or self.mask_padding):
             return None
-        (rows, columns), (Wh, Ww) = self.counts(), self.window_size
+        (rows, columns), (Wh, Ww) = self.grid(), self.window_size
         row_regions, column_regions = self.regions(0, device), self.regions(1, device)
-        region_LN = (row_regions[:, None, :, None] * 3 + column_regions[None, :, None, :]).view(rows * columns, Wh * Ww)
-        return (region_LN[:, :, None] == region_LN[:, None])[:, None]
+        region_GN = (row_regions[:, None, :, None] * 3 + column_regions[None, :, None, :]).view(rows * columns, Wh * Ww)
+        return (region_GN[:, :, None] == region_GN[:, None])[:, None]
 
-    def counts(self) -> Size:
-        """Return the numbers of windows in a column and in a row."""
-        (above, left), (Wh, Ww) = self.before, self.window_size
+    def grid(self) -> Size:
+        """Return the rows and columns of windows of a map."""
+        (above, left), (Wh, Ww) = self.pad_before, self.window_size
         return (above + self.height + Wh - 1) // Wh, (left + self.width + Ww - 1) // Ww
 
     def regions(self, axis: int, device: torch.device) -> Tensor:
@@ -79,7 +79,7 @@ class Windows(NamedTuple):
 
         Region 1 is what the roll moved to the end of the axis, region 2 masked padding, and region 0 the rest.
         """
-        window, shift, count = self.window_size[axis], self.shift[axis], self.counts()[axis]
+        window, shift, count = self.window_size[axis], self.shift[axis], self.grid()[axis]
         place_S = torch.arange(count * window, device=device)
         region_S = (place_S >= count * window - shift).long()
         if self.mask_padding:
@@ -96,7 +96,7 @@ EDGE_WINDOWS = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LA
 
 @cached_table
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
-    """Return whether two places are in different regions, for each entry of `EDGE_WINDOWS`: (3, N, N)."""
+    """Return where attention is masked, for each entry of `EDGE_WINDOWS`: (3, N, N), True in different regions."""
     regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
     of_row_N, of_column_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
     bottom, right = (region_N[:, None] != region_N for region_N in (of_row_N, of_column_N))
@@ -105,9 +105,9 @@ def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
 
 @cached_table
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
-    """Return the number of the token at each place of one image, from 0 to T - 1, or T at padding: (L * N,)."""
+    """Return the number of the token at each place of one image, from 0 to T - 1, or T at padding: (G * N,)."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.before
+    (rows, columns), (Wh, Ww), (above, left) = windows.grid(), windows.window_size, windows.pad_before
     # Tokens are numbered from -T to -1, and T is added at the end: the zeros of `F.pad` become T.
     token_HW = torch.arange(-H * W, 0, device=device).view(H, W)
     token_YX = F.pad(token_HW, (left, columns * Ww - left - W, above, rows * Wh - above - H))
@@ -120,7 +120,7 @@ def find_tokens(windows: Windows, device: torch.device) -> Tensor:
 def find_places(windows: Windows, device: torch.device) -> Tensor:
     """Return the place of each token in the windows of one image: (T,). The inverse of `find_tokens`."""
     H, W = windows.height, windows.width
-    (rows, columns), (Wh, Ww), (above, left) = windows.counts(), windows.window_size, windows.before
+    (rows, columns), (Wh, Ww), (above, left) = windows.grid(), windows.window_size, windows.pad_before
     place = torch.arange(rows * columns * Wh * Ww, device=device).view(rows, columns, Wh, Ww)
     place_YX = _swap_middle(place).view(rows * Wh, columns * Ww)
     if any(windows.shift):

@@ -38,11 +38,11 @@ def test_partition_pads_and_rolls_and_reverse_undoes_it(case):
     x_LNC = windows.partition(x_BHWC)
     assert torch.equal(x_LNC, reference.window_partition(padded, windows.window_size))
     assert torch.equal(windows.reverse(x_LNC, len(x_BHWC)), x_BHWC)
-    of_mlp = windows._replace(shift=(0, 0), before=windows.shift)
+    of_mlp = windows._replace(shift=(0, 0), pad_before=windows.shift)
     assert torch.equal(of_mlp.reverse(of_mlp.partition(x_BHWC), len(x_BHWC)), x_BHWC)
 
 
-@pytest.mark.parametrize('shift', [dict(shift=(2, 1)), dict(before=(2, 1))])
+@pytest.mark.parametrize('shift', [dict(shift=(2, 1)), dict(pad_before=(2, 1))])
 def test_gradients_of_partition_and_reverse(shift):
     windows, x_BHWC = Windows(5, 9, (4, 3), **shift), torch.randn(2, 5, 9, 3, dtype=torch.double)
     torch.autograd.gradcheck(windows.partition, x_BHWC.requires_grad_())

@@ -23,26 +23,26 @@ NAMES = [
     *(f'{name}.{leaf}' for name in NORMS for leaf in ('weight', 'bias')),
 ]
 FIELDS = dict(zip(BlockWeights._fields, NAMES))
-TABLE, LOGIT_SCALE = f'{ATTENTION}relative_position_bias_table', f'{ATTENTION}logit_scale'
+BIAS_TABLE, LOGIT_SCALE = f'{ATTENTION}relative_position_bias_table', f'{ATTENTION}logit_scale'
 CPB = [f'{ATTENTION}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
 COORDINATES = f'{ATTENTION}relative_coords_table'  # of V2 in other packages
 QKV_BIASES = [f'{ATTENTION}{name}' for name in ('q_bias', 'v_bias')]
 
 
-def make_block_weights(w: Mapping[str, Any], window_size: Size, table_window: Size) -> BlockWeights:
+def make_block_weights(w: Mapping[str, Any], window_size: Size, bias_window: Size) -> BlockWeights:
     """Return the library's weights from the tensors of a block, in torch operations.
 
     Args:
         w: the tensors by name.
-        table_window: the window of the table (V1) or of pre-training (V2).
+        bias_window: the window of the table (V1) or of pre-training (V2).
     """
     fields: dict[str, Any] = {field: w.get(name) for field, name in FIELDS.items()}
     if LOGIT_SCALE not in w:
-        fields['position_bias_hNN'] = relative_position_bias(w[TABLE], window_size, table_window)
+        fields['position_bias_hNN'] = relative_position_bias(w[BIAS_TABLE], window_size, bias_window)
         return BlockWeights(**fields)
     coordinates = w.get(COORDINATES)
     if coordinates is None:
-        coordinates = log_spaced_coordinates(window_size, table_window, torch.device('cpu'), torch.float32)
+        coordinates = log_spaced_coordinates(window_size, bias_window, torch.device('cpu'), torch.float32)
     fields['position_bias_hNN'] = relative_position_bias(_continuous_table(w, coordinates), window_size)
     fields['qkv_bias'] = _qkv_bias(w)
     fields['cosine_scale_h'] = cosine_scale(w[LOGIT_SCALE])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ...checkpoints.formats import Format, columns_to_channels, to_here
+from ...checkpoints.formats import Format, columns_to_channels, to_canonical
 from ...modes import linear_dtype, needs_torch_op
 from ...positions import Size
 from ..changes import Modules, hides_methods, is_patched, read_modules
@@ -23,9 +23,9 @@ from ..native.layers import BlockComputation, BlockSettings, BlockWeights, Proje
 from ..native.memory import Unsupported, cache_of, free_if_elsewhere
 from ..native.plans import NativeLayer, plan_layer
 from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
-from .block_weights import COORDINATES, LINEARS, LOGIT_SCALE, NORMS, TABLE, make_block_weights
-from .foreign_calls import Values, bind_arguments, find_map, list_arguments, modules_inside
-from .origins import INDEX, Origin, find_origin
+from .block_weights import BIAS_TABLE, COORDINATES, LINEARS, LOGIT_SCALE, NORMS, make_block_weights
+from .foreign_calls import CallArgs, bind_arguments, find_map, list_arguments, modules_inside
+from .origins import POSITION_INDEX, Origin, find_origin
 from .single_layer import forward_by_torch, norm_values
 from .swin_layers import PROJECTION_NORM, norm_layer, with_drop_path
 
@@ -41,7 +41,7 @@ class ForeignLayer(NamedTuple):
     """The computation of a layer of another package, and the state of the layer when it was accelerated."""
 
     kind: str  # for the log
-    run: Callable[[Any, 'ForeignLayer', Values], Any]  # returns the output; None: call the original
+    run: Callable[[Any, 'ForeignLayer', CallArgs], Any]  # returns the output; None: call the original
     kinds: dict[str, type[nn.Module]]  # of the modules inside, by name
     settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
     channels: int  # of the input
@@ -99,11 +99,11 @@ def try_native(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, Tensor):
             free_if_elsewhere(layer, x)
         return None
-    values = bind_arguments(layer, args, kwargs)
-    if values is None:
+    call_args = bind_arguments(layer, args, kwargs)
+    if call_args is None:
         return None
     try:
-        return foreign.run(layer, foreign, values)
+        return foreign.run(layer, foreign, call_args)
     except Unsupported:
         return None
 
@@ -124,27 +124,27 @@ def rates_in(modules: Modules, foreign: ForeignLayer) -> list[tuple[Any, str]]:
     return rates + [(module, 'p') for module in modules.values() if isinstance(module, nn.Dropout)]
 
 
-def run_block(block: Any, foreign: ForeignLayer, values: Values) -> Any:
-    x_BHWC, origin = find_map(block, values), foreign.origin
-    if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
+def run_block(block: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
+    x_BHWC, origin = find_map(block, call_args), foreign.origin
+    if x_BHWC is None or call_args.get('output_attentions') or call_args.get('head_mask') is not None:
         return None
-    windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
+    windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
     modules: Any = read_modules(block, foreign.kinds)
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in foreign.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in foreign.names.items()}
-    num_offsets = tensors[COORDINATES].numel() // 2 if LOGIT_SCALE in tensors else len(tensors[TABLE])
+    num_offsets = tensors[COORDINATES].numel() // 2 if LOGIT_SCALE in tensors else len(tensors[BIAS_TABLE])
     if windows is None or num_offsets != math.prod([2 * side - 1 for side in windows.window_size]):
         return None
     make_weights = partial(_make_weights, origin.format, windows.window_size, [*tensors])
-    h = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[TABLE].shape[-1]
+    h = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[BIAS_TABLE].shape[-1]
     hidden = len(tensors[f'{LINEARS[2]}.weight'])
     (dtype, has_gradients), C = dtype_and_gradients(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
-    scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[INDEX], 'scale', (C // h) ** -0.5)
+    scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[POSITION_INDEX], 'scale', (C // h) ** -0.5)
     eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
     saves = has_gradients and not getattr(block, 'with_cp', False) and saves_activations(dtype, C, foreign.stages)
     settings = BlockSettings(h, hidden, scale, eps, windows.window_size, origin.pads_first)
     computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
-    (_, x), *others = values.items()
+    (_, x), *others = call_args.items()
     by_torch = partial(_call_original, [*foreign.names.values()], dict(others), x.shape)
     plan = plan_layer(NativeLayer(computation, by_torch, [*tensors.values()], make_weights), block, x_BHWC.shape)
     random_state = torch.get_rng_state() if torch.is_grad_enabled() and not needs_torch_op() else None
@@ -158,7 +158,7 @@ def run_block(block: Any, foreign: ForeignLayer, values: Values) -> Any:
 
 def _make_weights(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
     """Return the library's weights from the tensors of a block, which have our names."""
-    w = to_here({name: tensor for name, tensor in zip(names, tensors) if tensor is not None}, format)
+    w = to_canonical({name: tensor for name, tensor in zip(names, tensors) if tensor is not None}, format)
     return make_block_weights(w, window_size, window_size)
 
 
@@ -171,8 +171,8 @@ def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Opti
     return torch.stack([*(module(ones_B11).flatten() for module in modules), ones_B11.flatten()][:2])
 
 
-def run_merging(module: Any, foreign: ForeignLayer, values: Values) -> Any:
-    x_BHWC, (*norm, eps), channels = find_map(module, values), norm_values(module.norm), module.reduction.in_features
+def run_merging(module: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
+    x_BHWC, (*norm, eps), channels = find_map(module, call_args), norm_values(module.norm), module.reduction.in_features
     tensors: list[Any] = [module.reduction.weight, module.reduction.bias, *norm]
     if x_BHWC is None or module.reduction.bias is not None:
         return None
@@ -183,19 +183,19 @@ def run_merging(module: Any, foreign: ForeignLayer, values: Values) -> Any:
             return [*tensors]  # the norm of V2 is behind the reduction
         return [columns_to_channels(w) if w is not None and w.shape[-1] == channels else w for w in tensors]
 
-    is_post_norm = norm[0] is not None and len(norm[0]) != channels
-    (_, x), *others = values.items()
+    post_norm = norm[0] is not None and len(norm[0]) != channels
+    (_, x), *others = call_args.items()
     names = ['reduction.weight', 'reduction.bias', *PROJECTION_NORM]
     dtype, has_gradients = dtype_and_gradients(module, x_BHWC, *tensors)
-    computation = ProjectionComputation(True, eps, is_post_norm, dtype, cache_of(module), has_gradients)
+    computation = ProjectionComputation(True, eps, post_norm, dtype, cache_of(module), has_gradients)
     by_torch = partial(_call_original, names, dict(others), x.shape)
     y_BHWC = plan_layer(NativeLayer(computation, by_torch, tensors, make_weights), module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
 
-def run_embedding(module: Any, foreign: ForeignLayer, values: Values) -> Any:
-    (x,), conv, (*norm, eps) = values.values(), module.projection, norm_values(getattr(module, 'norm', None))
+def run_embedding(module: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
+    (x,), conv, (*norm, eps) = call_args.values(), module.projection, norm_values(getattr(module, 'norm', None))
     is_patches = (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
     if not is_patches or x.dim() != 4:
         return None
@@ -205,13 +205,13 @@ def run_embedding(module: Any, foreign: ForeignLayer, values: Values) -> Any:
     by_torch = partial(_call_original, names, {}, x.shape)
     y_BHWC = plan_layer(NativeLayer(computation, by_torch, tensors), module, x.shape)(x)
     # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
-    y = y_BHWC.flatten(1, 2) if 'x' in values else y_BHWC.flatten(1, 2).to(linear_dtype(x))
+    y = y_BHWC.flatten(1, 2) if 'x' in call_args else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
 
 
-def run_norm(norm: Any, foreign: ForeignLayer, values: Values) -> Any:
+def run_norm(norm: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
     """Return tokens (B, T, C) in the memory order (B, C, T), of which the original makes a map without a copy."""
-    x_BTC = values['input']
+    x_BTC = call_args['input']
     if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):
         return None
     x_BT1C = x_BTC[:, :, None]
@@ -221,7 +221,7 @@ def run_norm(norm: Any, foreign: ForeignLayer, values: Values) -> Any:
 
 def _call_original(
     names: list[str],
-    values: Values,
+    call_args: CallArgs,
     shape: torch.Size,
     layer: Any,
     x: Tensor,
@@ -232,10 +232,10 @@ def _call_original(
 
     Args:
         names: of the tensors in the layer.
-        values: the arguments after the first.
+        call_args: the arguments after the first.
     """
 
     def forward(layer: Any, x: Tensor) -> Tensor:
-        return tree_leaves(type(layer).forward(layer, x.reshape(shape), **values))[0]
+        return tree_leaves(type(layer).forward(layer, x.reshape(shape), **call_args))[0]
 
     return forward_by_torch(names, layer, x, *tensors, random_state=random_state, forward=forward)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
 
-Values = dict[str, Any]  # arguments of a call, by name
+CallArgs = dict[str, Any]  # arguments of a call, by name
 OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
 
 
@@ -28,11 +28,11 @@ def modules_inside(layer: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in layer.named_modules(remove_duplicate=False) if name}
 
 
-def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Optional[Values]:
+def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> Optional[CallArgs]:
     """Return the arguments of a call by name, with defaults and with those of `**kwargs`; None: the call is wrong."""
     names, defaults, required, takes_any_name = _parameters_of(type(module).forward)
     by_position = dict(zip(names, args))
-    given: Values = {**by_position, **kwargs}
+    given: CallArgs = {**by_position, **kwargs}
     is_wrong_name = any(name in by_position or not (takes_any_name or name in names) for name in kwargs)
     if len(args) > len(names) or is_wrong_name or any(name not in given for name in required):
         return None
@@ -54,13 +54,13 @@ def _read_parameters(forward: Any) -> tuple[tuple[str, ...], tuple[Any, ...], tu
     return tuple(parameter.name for parameter in named), defaults, required, len(named) < len(parameters)
 
 
-def find_map(module: Any, values: Values) -> Optional[Tensor]:
+def find_map(module: Any, call_args: CallArgs) -> Optional[Tensor]:
     """Return the first argument as a map (B, H, W, C); None: the size is unknown or wrong."""
-    x: Tensor = next(iter(values.values()))
+    x: Tensor = next(iter(call_args.values()))
     if x.dim() == 4:
         return x
-    size = next((values[name] for name in ('hw_shape', 'input_size', 'input_dimensions') if name in values), None)
-    owner = values if 'H' in values else vars(module)
+    size = next((call_args[name] for name in ('hw_shape', 'input_size', 'input_dimensions') if name in call_args), None)
+    owner = call_args if 'H' in call_args else vars(module)
     H, W = size or getattr(module, 'input_resolution', None) or (owner.get('H'), owner.get('W'))
     if x.dim() != 3 or H is None or W is None or x.shape[1] != int(H) * int(W):
         return None

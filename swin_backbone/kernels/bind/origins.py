@@ -3,7 +3,7 @@
 An origin is a package, or the code that a package copied. The names of the weights (`checkpoints/formats.py`) and the
 arguments of `forward` identify an origin, so copies of a package's code have its origin.
 
-Layout: L windows, N places of a window.
+Layout: G windows of one image, N places of a window.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from ...checkpoints import formats
-from ...checkpoints.formats import Format, name_here
+from ...checkpoints.formats import Format, canonical_name
 from ...models.windows import Windows
 from ...positions import Size
 from .block_weights import ATTENTION, LINEARS, LOGIT_SCALE, NORMS
-from .foreign_calls import Values, list_arguments, modules_inside
+from .foreign_calls import CallArgs, list_arguments, modules_inside
 
 Names = dict[str, str]  # from our names of a block's tensors to the names in the block
-BLOCK, INDEX = 'stages.0.blocks.0.', f'{ATTENTION}relative_position_index'  # our names
-REQUIRED = {INDEX, *(f'{name}.weight' for name in (*LINEARS[1:], *NORMS[:2]))}
+BLOCK, POSITION_INDEX = 'stages.0.blocks.0.', f'{ATTENTION}relative_position_index'  # our names
+REQUIRED = {POSITION_INDEX, *(f'{name}.weight' for name in (*LINEARS[1:], *NORMS[:2]))}
 
 
 class Origin(NamedTuple):
@@ -32,12 +32,12 @@ class Origin(NamedTuple):
     format: Format  # of checkpoints: the names of weights
     block: str  # name of a block in the format
     arguments: str  # of `forward`, without OPTIONAL
-    windows: Callable[[Any, Values, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
+    windows: Callable[[Any, CallArgs, Size], Optional[Windows]]  # of block, arguments, (H, W); None: no library
     drop_paths: str = 'drop_path drop_path'  # modules behind attention and MLP; '': the rates must be 0
     pads_first: bool = True  # see `BlockSettings`
 
 
-def read_windows(block: Any, values: Values, size: Size) -> Windows:
+def read_windows(block: Any, call_args: CallArgs, size: Size) -> Windows:
     """Return the windows of a block that pads the map, then rolls."""
     owner = block if hasattr(block, 'window_size') else block.attn
     return Windows(*size, _pair(owner.window_size), _pair(owner.shift_size))
@@ -48,44 +48,44 @@ def _pair(size: Union[int, Iterable[int]]) -> Size:
     return height, width
 
 
-def _read_toolbox(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = read_windows(block, values, size)
+def _read_toolbox(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
+    windows = read_windows(block, call_args, size)
     if getattr(block.attn, 'pad_small_map', True) or min(size) > block.attn.window_size:  # only mmpretrain shrinks
         return windows
     return windows._replace(shift=(0, 0)) if min(size) == block.attn.window_size else None
 
 
-def _read_detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = read_windows(block, values, size)
-    mask_LNN, given_LNN = find_mask(windows), values['mask_matrix']
-    is_known = mask_LNN is None or (given_LNN is not None and torch.equal(given_LNN == 0, mask_LNN))
+def _read_detection(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
+    windows = read_windows(block, call_args, size)
+    allowed_GNN, given_GNN = find_allowed(windows), call_args['mask_matrix']
+    is_known = allowed_GNN is None or (given_GNN is not None and torch.equal(given_GNN == 0, allowed_GNN))
     return windows if is_known else None
 
 
 @lru_cache(maxsize=8)
-def find_mask(windows: Windows) -> Optional[Tensor]:
-    mask_L1NN = windows.mask(torch.device('cpu'))
-    return None if mask_L1NN is None else mask_L1NN[:, 0]
+def find_allowed(windows: Windows) -> Optional[Tensor]:
+    allowed_G1NN = windows.allowed_mask(torch.device('cpu'))
+    return None if allowed_G1NN is None else allowed_G1NN[:, 0]
 
 
-def _read_timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    windows = read_windows(block, values, size)
+def _read_timm(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
+    windows = read_windows(block, call_args, size)
     height, width = block.input_resolution
     has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
-    return None if has_mask and windows.counts() != windows._replace(height=height, width=width).counts() else windows
+    return None if has_mask and windows.grid() != windows._replace(height=height, width=width).grid() else windows
 
 
-def _read_torchvision(block: Any, values: Values, size: Size) -> Windows:
-    windows = read_windows(block, values, size)
+def _read_torchvision(block: Any, call_args: CallArgs, size: Size) -> Windows:
+    windows = read_windows(block, call_args, size)
     rows, columns = (0 if n <= w else s for n, w, s in zip(size, windows.window_size, windows.shift))
     return windows._replace(shift=(rows, columns))
 
 
-def _read_transformers(block: Any, values: Values, size: Size) -> Optional[Windows]:
-    if not values.get('always_partition', True):
+def _read_transformers(block: Any, call_args: CallArgs, size: Size) -> Optional[Windows]:
+    if not call_args.get('always_partition', True):
         block.set_shift_and_window_size(size)
     config = getattr(block.attention, 'config', None)  # only sdpa returns no weights
-    return read_windows(block, values, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
+    return read_windows(block, call_args, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
 
 
 _TOOLBOX = Origin('OpenMMLab', formats.MMDET, BLOCK, 'x hw_shape', _read_toolbox, 'attn.drop ffn.dropout_layer')
@@ -128,7 +128,7 @@ def _names_in_block(block: nn.Module, origin: Origin) -> Names:
     names: Names = {}
     for path, one in modules_inside(block).items():
         for attribute in (*one._parameters, *one._buffers):
-            ours = name_here(f'{origin.block}{path}.{attribute}', origin.format)
+            ours = canonical_name(f'{origin.block}{path}.{attribute}', origin.format)
             if ours:
                 names[ours.removeprefix(BLOCK)] = f'{path}.{attribute}'
     return names

@@ -29,11 +29,21 @@ from ..native.layers import (
 from ..native.memory import Unsupported, cache_of, checked_address, describe_unsupported, free_if_elsewhere
 from ..native.plans import LayerPlan, NativeLayer, OperatorPlan, plan_layer, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
-from .block_weights import ATTENTION, CPB, LINEARS, LOGIT_SCALE, NAMES, NORMS, QKV_BIASES, TABLE, make_block_weights
+from .block_weights import (
+    ATTENTION,
+    BIAS_TABLE,
+    CPB,
+    LINEARS,
+    LOGIT_SCALE,
+    NAMES,
+    NORMS,
+    QKV_BIASES,
+    make_block_weights,
+)
 from .single_layer import forward_by_torch
 
 # A block's tensors: the name, the name of the module that owns the tensor, the attribute of the module.
-NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, TABLE)]
+NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, BIAS_TABLE)]
 NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
 # Types of the modules inside a block, by name.
 KINDS_V1 = {
@@ -116,24 +126,24 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
         module = modules.get(owner)
         parameters = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
         tensors[name] = parameters[leaf] if leaf in parameters else getattr(module, leaf, None)
-    required = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], TABLE)
+    required = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], BIAS_TABLE)
     if any(tensors[name] is None or not tensors[name].dim() for name in required):
         return f'{type(block).__name__} lacks a weight that it was built with.'
     attention, windows, C = modules['attn.w_msa'], block.windows(x_BHWC), x_BHWC.shape[3]
-    if windows.before != (0, 0) or windows[:2] != x_BHWC.shape[1:3]:
+    if windows.pad_before != (0, 0) or windows[:2] != x_BHWC.shape[1:3]:
         return 'The compiled library pads at right and bottom alone.'
     if is_v2:
-        h, hidden, table_window = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]]), attention.pretrained_window
+        h, hidden, bias_window = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]]), attention.pretrained_window
         shapes = [(h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)]
     else:
-        h, table_window = tensors[TABLE].shape[-1], attention.window_size
-        shapes = [((2 * table_window[0] - 1) * (2 * table_window[1] - 1), h)]
+        h, bias_window = tensors[BIAS_TABLE].shape[-1], attention.window_size
+        shapes = [((2 * bias_window[0] - 1) * (2 * bias_window[1] - 1), h)]
     dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
     eps = tuple(modules[name].eps for name in NORMS if name in kinds)
     saves = has_gradients and not getattr(block, 'with_cp', False) and saves_activations(dtype, C, stages)
-    window_pair = windows.window_size, table_window or windows.window_size
+    window_pair = windows.window_size, bias_window or windows.window_size
     if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
-        return f'The table of position biases is for windows of {table_window}, not {windows.window_size}.'
+        return f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'
     settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
     computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
     make_weights = partial(_make_weights, [*tensors], shapes, window_pair)

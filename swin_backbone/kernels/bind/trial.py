@@ -16,8 +16,8 @@ from .. import native
 from ..changes import read_modules
 from ..native.memory import Unsupported, checked_address
 from .foreign import ACCELERATED, ForeignLayer, rates_in, run_embedding, try_native
-from .foreign_calls import Values, list_arguments
-from .origins import find_mask, read_windows
+from .foreign_calls import CallArgs, list_arguments
+from .origins import find_allowed, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
@@ -88,13 +88,13 @@ def _make_example(module: Any, foreign: ForeignLayer, generator: torch.Generator
         module.set_input_size(size, (Wh, Ww))
     if names == ['x']:
         size = getattr(module, 'input_resolution', size)
-    values: Values = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
+    call_args: CallArgs = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
     if 'mask_matrix' in names:
         module.H, module.W = size
-        mask_LNN = find_mask(read_windows(module, {}, size))
-        values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
+        allowed_GNN = find_allowed(read_windows(module, {}, size))
+        call_args['mask_matrix'] = None if allowed_GNN is None else torch.where(allowed_GNN, 0.0, -100.0)
     shape = size if is_map else (math.prod(size),)
-    return [_draw((2, *shape, foreign.channels), generator), *(values[name] for name in names[1:])]
+    return [_draw((2, *shape, foreign.channels), generator), *(call_args[name] for name in names[1:])]
 
 
 def _draw(shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -18,7 +18,19 @@ from torch import Tensor
 from ...models.windows import Windows
 from ...positions import Size
 from .computation import MakeWeights, ResultShapes, Weights
-from .library import DTYPES, GEMM_DTYPES, Block, BlockGradients, Images, Maps, Projection, ProjectionGradients
+from .library import (
+    DTYPES,
+    GEMM_DTYPES,
+    PADDING_AFTER_ROLL,
+    PADDING_ATTENDED,
+    PADDING_MASKED,
+    Block,
+    BlockGradients,
+    Images,
+    Maps,
+    Projection,
+    ProjectionGradients,
+)
 from .memory import (
     LINE,
     Cache,
@@ -63,7 +75,7 @@ class BlockSettings(NamedTuple):
     hidden: int  # channels
     scale: float  # the factor on q k^T
     eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
-    table_window: Size  # of the table of position biases (V1), or of pre-training (V2)
+    bias_window: Size  # of the table of position biases (V1), or of pre-training (V2)
     pads_first: bool = True  # whether a map is padded, then rolled. False: it is rolled, then padded (timm).
 
 
@@ -76,7 +88,7 @@ class BlockComputation(NamedTuple):
         saves: whether the forward saves more than the input for backward, see `saved_blocks.saves_activations`.
         drop_path_2B: the factors of both branches for the images; None: 1.
         out: memory for the output; None: new memory. Must be None with gradients.
-        saved_bytes: memory for the saved values; values that need more are not saved. None: as much as needed.
+        saved_bytes: memory for the saved activations. If they need more, none are saved. None: as much as needed.
     """
 
     settings: BlockSettings
@@ -107,14 +119,14 @@ class BlockComputation(NamedTuple):
         return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.max_saved_bytes(shape, *weights))
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Block:
-        (h, D, scale, eps, table_window, pads_first), windows, C = self.settings, self.windows, shape[3]
+        (h, D, scale, eps, bias_window, pads_first), windows, C = self.settings, self.windows, shape[3]
         sizes = *shape, D, h, *windows.window_size, *windows.shift
         require_sizes('block', self.dtype, *sizes)
-        key = self.dtype, C, h, D, windows.window_size, table_window
+        key = self.dtype, C, h, D, windows.window_size, bias_window
         tensors, addresses = cached_while_unchanged(
             parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
-        padding = 1 if windows.mask_padding else 0 if pads_first else 2
+        padding = PADDING_MASKED if windows.mask_padding else PADDING_ATTENDED if pads_first else PADDING_AFTER_ROLL
         drop_path = checked_address('drop_path', self.drop_path_2B, (2, shape[0]))
         prepared = Block(
             *(DTYPES.index(GEMM_DTYPES[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
@@ -147,13 +159,13 @@ class BlockComputation(NamedTuple):
     def forward(self, x_BHWC: Tensor, prepared: Block) -> Sequence[Tensor]:
         copies: list[Any] = []
         y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
-        saved, groups, values = self.allocate_saved(prepared) if self.saves else ((), 0, None)
+        saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves else ((), 0, None)
         x, y = checked_address('x', x_BHWC, x_BHWC.shape, copies=copies), checked_address('y', y_BHWC, x_BHWC.shape)
-        libswin().block_forward(byref(prepared), x, y, values, groups)
+        libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
         return y_BHWC, *saved
 
     def allocate_saved(self, prepared: Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
-        """Return memory for saved values, the number of groups of windows with saved values, and their address."""
+        """Return memory for activations, the number of groups of windows that save them, and their address."""
         groups, size = _saved_size(prepared, 0)
         needed = LINE + groups * size
         memory = aligned(needed if self.saved_bytes is None else self.saved_bytes)
@@ -162,14 +174,14 @@ class BlockComputation(NamedTuple):
         return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
 
     def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
-        """Return bytes for the saved values of any groups of windows, which depend on the processor.
+        """Return bytes for the saved activations of any groups of windows, which depend on the processor.
 
-        The values of a group of more than 32 windows may not fit.
+        The activations of a group of more than 32 windows may not fit.
         """
         if not self.saves:
             return 0
         (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
-        rows, columns = self.windows.counts()
+        rows, columns = self.windows.grid()
         L, is_v2 = shape[0] * rows * columns, BlockWeights(*weights).cosine_scale_h is not None
         # Without instructions for bfloat16, rounded numbers of 4 bytes are saved.
         itemsize = GEMM_DTYPES[self.dtype].itemsize if libswin().has_bf16_gemm else 4
@@ -184,12 +196,12 @@ class BlockComputation(NamedTuple):
         copies: list[Any] = []
         (C, shape), units = (x_BHWC.shape[3], x_BHWC.shape), (1, x_BHWC.shape[3] // self.settings.heads, 1, 1)
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
-        groups, values = 0, None
+        groups, saved_ptr = 0, None
         for memory in saved:
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = aligned(memory.nbytes).copy_(memory)
             groups = int(_groups_in(memory))
-            values = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
+            saved_ptr = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
         grad_x, *grad_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
         grad_x_ptr, *grad_ptrs = [checked_address('gradient', tensor, tensor.shape) for tensor in results]
         panels = [
@@ -197,26 +209,26 @@ class BlockComputation(NamedTuple):
         ]
         libswin().block_backward(
             *(byref(prepared), (c_void_p * 4)(*panels), checked_address('x', x_BHWC, shape, copies=copies)),
-            *(checked_address('gradient', grad_BHWC, shape), values, groups),
+            *(checked_address('gradient', grad_BHWC, shape), saved_ptr, groups),
             byref(BlockGradients(grad_x_ptr, tuple(grad_ptrs[:4]), tuple(grad_ptrs[4:8]), *grad_ptrs[8:])),
         )
         return grad_x, *grad_weights
 
 
 def _saved_size(block: Block, groups: int) -> tuple[int, int]:
-    """Return the number of groups with saved values, and the bytes of a group. For `groups=0` the library decides."""
+    """Return the number of groups that save activations, and the bytes of a group. `groups=0`: the library decides."""
     number, size = c_int64(groups), c_int64()
     libswin().block_saved_size(byref(block), byref(number), byref(size))
     return number.value, size.value
 
 
 def _groups_in(memory: Tensor) -> Tensor:
-    """Return a view of the number of groups with saved values, at the start of a block's memory. 0: none."""
+    """Return a view of the number of groups with saved activations, at the start of a block's memory. 0: none."""
     return memory[:8].view(torch.int64)
 
 
 def _address_of_saved(memory: Tensor, size: int) -> int:
-    """Return the address of the saved values in a block's memory."""
+    """Return the address of the saved activations in a block's memory."""
     first = checked_address('saved', memory[: LINE + size], (LINE + size,), torch.uint8)
     return LINE + (first or 0)
 

@@ -19,6 +19,7 @@ ISA_VARIABLE = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # in the order of `swin_dtype`
 # The dtype of matrix products by the dtype of linear layers under autocast. int8 is for inference alone.
 GEMM_DTYPES = {**dict(zip(DTYPES, DTYPES)), torch.float16: torch.float32}
+PADDING_ATTENDED, PADDING_MASKED, PADDING_AFTER_ROLL = range(3)  # in the order of `swin_padding`
 VERSION = 10
 FILE_NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 PATH = Path(__file__).with_name(FILE_NAME)

@@ -41,7 +41,7 @@ def libswin() -> Library:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Return whether the numbers of a tensor are in memory at the tensor's address.
+    """Return whether the elements of a tensor are in memory at the tensor's address.
 
     Negated views, sparse tensors, misaligned tensors and subclasses that compute differently are not readable.
     """
@@ -54,7 +54,7 @@ def is_readable(tensor: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def _is_plain(kind: Any) -> bool:
-    """Return whether a subclass of tensors, like Parameter, holds its numbers itself and changes no function."""
+    """Return whether a subclass of tensors, like Parameter, holds its elements itself and changes no function."""
     functions, dispatch = '__torch_function__', '__torch_dispatch__'
     changes_nothing = getattr(kind, functions) is getattr(Parameter, functions)
     return changes_nothing and getattr(kind, dispatch) is getattr(Tensor, dispatch)
@@ -151,7 +151,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """Return a hash of all bytes of readable tensors. A change of a single number changes the hash."""
+    """Return a hash of all bytes of readable tensors. A change of a single element changes the hash."""
     copies: list[Tensor] = []
     count, hashed = len(tensors), c_int64()
     pieces = (c_void_p * count)(
@@ -162,7 +162,8 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return hashed.value
 
 
-_caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = WeakKeyDictionary()  # by place too
+# By storage, then by storage offset
+_caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = WeakKeyDictionary()
 
 
 def cache_of_weight(weight: Tensor) -> Cache:
@@ -204,7 +205,7 @@ def cached_while_unchanged(
     cache: Cache,
     role: str = 'packed',
 ) -> Made:
-    """Return `make()`, from the cache if the settings and all numbers of the weights are unchanged.
+    """Return `make()`, from the cache if the settings and all elements of the weights are unchanged.
 
     A tensor's version misses fused optimizers, `.data` and numpy. Therefore every call computes a checksum of the
     weights, in less than a seventh of the time of packing. `make` checks what it reads: equal weights need no check.

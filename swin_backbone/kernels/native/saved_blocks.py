@@ -1,4 +1,4 @@
-"""The blocks of a backbone that save values for the backward pass. The other blocks compute their values again.
+"""The blocks of a backbone that save activations for the backward pass. The other blocks recompute them.
 
 Letters: C channels.
 """
@@ -17,15 +17,15 @@ AMX = {torch.float32: 80, torch.bfloat16: 170}
 VECTORS = {torch.float32: 20, torch.bfloat16: 40}
 RECOMPUTED = 16  # operations for a token, times C squared: qkv, proj, fc1
 SAVED = 9  # numbers for a token, times C: qkv, attended tokens, tokens after attention, hidden tokens
-# The part of all blocks' values that fits in half the memory of mmdet's Swin, beside the inputs of the blocks. Measured
-# at 512x512 in float32: 0.58 of Swin-T's values take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
+# The part of all blocks' activations that fits in half the memory of mmdet's Swin, beside the inputs of the blocks.
+# Measured at 512x512 in float32: 0.58 of Swin-T's activations take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
 FITS_IN_HALF = 0.65
 Stages = tuple[tuple[int, int], ...]  # channels and blocks of each stage
 SWIN_T_STAGES = (96, 2), (192, 2), (384, 6), (768, 2)
 
 
 class SavedBlocks(NamedTuple):
-    """The blocks that save values for the backward pass."""
+    """The blocks that save activations for the backward pass."""
 
     least_channels: int
     reason: str
@@ -45,11 +45,11 @@ def saves_activations(dtype: torch.dtype, channels: int, stages: Stages = SWIN_T
 
 @lru_cache(maxsize=64)
 def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> SavedBlocks:
-    """Return the blocks that save values in training, by the processor and by memory.
+    """Return the blocks that save activations in training, by the processor and by memory.
 
     Saving writes and reads 9 C numbers for a token. Computing again takes 16 C^2 operations. The faster choice is
     taken, within half the memory of mmdet's Swin. The widest blocks are first, with the largest gain of time for a
-    byte. In numbers of 2 bytes, the values of all blocks fit in half the memory.
+    byte. In numbers of 2 bytes, the activations of all blocks fit in half the memory.
 
     Args:
         dtype: of the products, equal to autocast's dtype.
@@ -66,5 +66,5 @@ def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> S
     for stage, (channels, _) in enumerate(stages):
         is_above = gemm_dtype.itemsize == 4 and sum(numbers[stage:]) > FITS_IN_HALF * sum(numbers)
         if is_above and channels >= least:
-            least, reason = channels + 1, "values of more blocks take memory above half of that of mmdet's Swin"
-    return SavedBlocks(least, f'blocks of {least} and more channels save values: {reason}')
+            least, reason = channels + 1, "activations of more blocks take memory above half of that of mmdet's Swin"
+    return SavedBlocks(least, f'blocks of {least} and more channels save activations: {reason}')

@@ -21,10 +21,9 @@ from ...replace import replaceable
 from ..windows import EDGE_WINDOWS, Windows, edge_masks, fit_window
 from .norm import build_activation, build_norm
 
-MATMUL_ATTENTION_DEVICES = {
-    'cpu'
-}  # devices where batched products and a softmax are faster than scaled_dot_product_attention
-Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGE_WINDOWS`, and its mask (N, N)
+# Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention
+MATMUL_ATTENTION_DEVICES = {'cpu'}
+Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGE_WINDOWS`, and where it is masked (N, N)
 
 
 class BaseAttention(nn.Module):
@@ -45,12 +44,12 @@ class BaseAttention(nn.Module):
         is_traced = tracer_of(x_BHWC) is not None
         edges: Edges = []
         if windows.mask_padding or is_traced:  # a graph cannot slice by the number of windows: all get a mask
-            mask_L1NN = windows.mask(q.device)
-            if mask_L1NN is not None:
-                bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(B, 1, 1, 1)
+            allowed_G1NN = windows.allowed_mask(q.device)
+            if allowed_G1NN is not None:
+                bias_LhNN = bias_LhNN.masked_fill(~allowed_G1NN, -torch.inf).repeat(B, 1, 1, 1)
         elif any(windows.shift):
             edges = [*zip(EDGE_WINDOWS, edge_masks(windows.window_size, windows.shift, q.device))]
-        grid = B, *windows.counts()  # of windows
+        grid = B, *windows.grid()  # of windows
         dropout = self.attn_drop_rate if self.training else 0.0
         if is_traced or q.device.type in MATMUL_ATTENTION_DEVICES:
             logits_LhNN = (q * self.scale) @ k.transpose(-2, -1) + bias_LhNN
@@ -58,8 +57,8 @@ class BaseAttention(nn.Module):
                 # Outside autograd: the softmax gives masked logits a gradient of 0.
                 logits_LhNN.detach().unflatten(0, grid)[edge].masked_fill_(masked_NN, -torch.inf)
             # The dtype is given, because autocast would choose float32. Sums of a softmax are in float32 in any dtype.
-            weights_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
-            y_LNC = (F.dropout(weights_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
+            probs_LhNN = torch.softmax(logits_LhNN, dim=-1, dtype=q.dtype)
+            y_LNC = (F.dropout(probs_LhNN, dropout) @ v).transpose(1, 2).flatten(2)
         else:
             y_LNC = _attend_fused((q, k, v), bias_LhNN, self.scale, dropout, edges, grid)
         return self.proj_drop(self.proj(windows.reverse(y_LNC, B)))

@@ -69,5 +69,5 @@ class SwinMLPBlock(BaseBlock):
         """Return the windows of the maps. A shift pads the maps, and does not roll them."""
         windows, (Wh, Ww) = super().windows(x_BHWC), self.window_size
         down, right = windows.shift
-        before = Wh - down if down else 0, Ww - right if right else 0
-        return windows._replace(window_size=(Wh, Ww), shift=(0, 0), before=before)
+        pad_before = Wh - down if down else 0, Ww - right if right else 0
+        return windows._replace(window_size=(Wh, Ww), shift=(0, 0), pad_before=pad_before)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NamedTuple, Optional
 
-from ...archs import ARCHS, WEIGHTS, Arch
+from ...archs import ARCHS, WEIGHT_URLS, Arch
 
 Task = Literal['detection', 'segmentation', 'classification']
 
@@ -48,27 +48,27 @@ class Swin(NamedTuple):
 
 SWINS: dict[str, Swin] = {
     'swin-nano': Swin('nano', None, 0.0),
-    'swin-t': Swin('tiny', WEIGHTS['swin-t'], 0.2),
-    'swin-s': Swin('small', WEIGHTS['swin-s'], 0.2),
-    'swin-b': Swin('base', WEIGHTS['swin-b'], 0.3),
-    'swin-l': Swin('large', WEIGHTS['swin-l'], 0.3),
+    'swin-t': Swin('tiny', WEIGHT_URLS['swin-t'], 0.2),
+    'swin-s': Swin('small', WEIGHT_URLS['swin-s'], 0.2),
+    'swin-b': Swin('base', WEIGHT_URLS['swin-b'], 0.3),
+    'swin-l': Swin('large', WEIGHT_URLS['swin-l'], 0.3),
     # Windows and depths of a search (Chen et al. 2021, arXiv 2111.14725). microsoft/Cream publishes the weights without
     # the training, so drop path is Swin's.
-    'swin-s3-t': Swin('tiny', WEIGHTS['swin-s3-t'], 0.2, by_stage=(('window_size', (7, 7, 14, 7)),)),
-    'swin-s3-s': Swin('small', WEIGHTS['swin-s3-s'], 0.2, by_stage=(('window_size', (14, 14, 14, 7)),)),
+    'swin-s3-t': Swin('tiny', WEIGHT_URLS['swin-s3-t'], 0.2, by_stage=(('window_size', (7, 7, 14, 7)),)),
+    'swin-s3-s': Swin('small', WEIGHT_URLS['swin-s3-s'], 0.2, by_stage=(('window_size', (14, 14, 14, 7)),)),
     'swin-s3-b': Swin(
         'tiny',
-        WEIGHTS['swin-s3-b'],
+        WEIGHT_URLS['swin-s3-b'],
         0.3,
         by_stage=(('depths', (2, 2, 30, 2)), ('window_size', (7, 7, 14, 7))),
     ),
     'swinv2-nano': Swin('nano', None, 0.0, 'SwinV2Backbone'),
-    'swinv2-t': Swin('tiny', WEIGHTS['swinv2-t'], 0.2, 'SwinV2Backbone'),
-    'swinv2-s': Swin('small', WEIGHTS['swinv2-s'], 0.2, 'SwinV2Backbone'),
-    'swinv2-b': Swin('base', WEIGHTS['swinv2-b'], 0.3, 'SwinV2Backbone'),
+    'swinv2-t': Swin('tiny', WEIGHT_URLS['swinv2-t'], 0.2, 'SwinV2Backbone'),
+    'swinv2-s': Swin('small', WEIGHT_URLS['swinv2-s'], 0.2, 'SwinV2Backbone'),
+    'swinv2-b': Swin('base', WEIGHT_URLS['swinv2-b'], 0.3, 'SwinV2Backbone'),
     'swinv2-l': Swin(
         'large',
-        WEIGHTS['swinv2-l'],
+        WEIGHT_URLS['swinv2-l'],
         0.3,
         'SwinV2Backbone',
         (('window_size', (16, 16, 16, 8)), ('pretrained_window_sizes', (12, 12, 12, 6))),

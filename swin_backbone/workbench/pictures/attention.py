@@ -135,9 +135,9 @@ def _record(
     windows = windows if shift else windows._replace(shift=(0, 0))
     bias_hNN, qkv_LN3C = attention.position_bias(windows.window_size), attention.project(windows.partition(x_BHWC))
     q, k, _ = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-    bias_LhNN, mask_L1NN = bias_hNN.to(q.dtype)[None], windows.mask(q.device)
-    if mask_L1NN is not None:
-        bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+    bias_LhNN, allowed_G1NN = bias_hNN.to(q.dtype)[None], windows.allowed_mask(q.device)
+    if allowed_G1NN is not None:
+        bias_LhNN = bias_LhNN.masked_fill(~allowed_G1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
     weights_LhNN = torch.softmax((q * attention.scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
     batch, size = x_BHWC.shape[0], (windows.height, windows.width)
     token_at_P, tokens = find_tokens(windows, x_BHWC.device), size[0] * size[1]

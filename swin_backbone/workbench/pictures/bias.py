@@ -39,7 +39,8 @@ def bias_tables(
         raise ValueError(f'the checkpoint has no block {block} in a stage {stage}')
     is_v1 = 'relative_position_bias_table' in weights_of_block
     name = 'relative_position_bias_table' if is_v1 else 'logit_scale'
-    window = window_size or weights.windows.get(prefix + name)
+    windows = weights.windows if is_v1 else weights.pretrained_windows
+    window = window_size or windows.get(prefix + name)
     if window is None and is_v1:
         window = window_of_table(weights_of_block[name])
     if window is None:

@@ -77,7 +77,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window."""
     shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
-    (rows, columns), (Wh, Ww) = windows.counts(), window_size
+    (rows, columns), (Wh, Ww) = windows.grid(), window_size
     token_at = find_tokens(windows, cpu)
     token_RhCw = token_at.where(token_at < math.prod(size), PADDING).view(rows, columns, Wh, Ww).transpose(1, 2)
     token_HW = token_RhCw.reshape(rows * Wh, columns * Ww).numpy()

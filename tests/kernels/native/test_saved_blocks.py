@@ -1,4 +1,4 @@
-"""The blocks that save values for the backward pass."""
+"""The blocks that save activations for the backward pass."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_processor_and_memory_decide_what_is_saved(isa, dtype, stages, least, mo
     monkeypatch.setattr(type(library), 'has_bf16_gemm', isa in ('amx', 'avx512_bf16'))
     least_channels, reason = saved_blocks.choose_saved_blocks.__wrapped__(dtype, stages)
     assert min(C for C, _ in stages if C >= least_channels) == least
-    assert f'blocks of {least_channels} and more channels save values: ' in reason
+    assert f'blocks of {least_channels} and more channels save activations: ' in reason
 
 
 def test_without_a_library_the_reason_is_its(monkeypatch):

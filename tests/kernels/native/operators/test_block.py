@@ -41,7 +41,7 @@ def relative(ours, truth) -> float:
 
 @contextmanager
 def saving(value):
-    """Decide if forward saves values for the gradients."""
+    """Decide if forward saves activations for the gradients."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(swin_layers, 'saves_activations', lambda *_: value)
         yield
