@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone, accelerate
-from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, exit_with_message, run
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.options import ShapeAction, positive
 from swin_backbone.outputs import check_outputs
@@ -241,7 +241,7 @@ def check_quiet(args: argparse.Namespace) -> None:
 def main() -> None:
     args = parse_args()
     if args.profile:
-        with stop_on_user_errors():
+        with exit_with_message():
             check_quiet(args)
             return timing.print_profile(args.arch, args.shape, getattr(torch, args.dtype), args.train)
     if args.column:
@@ -257,7 +257,7 @@ def main() -> None:
         where = f'{torch.cuda.get_device_name(args.device)}, torch {torch.__version__}'
     what = 'training step' if args.train else 'forward'
     rows = []
-    with stop_on_user_errors():
+    with exit_with_message():
         check_outputs(args.json, args.plot, overwrite=args.overwrite)
         check_quiet(args)
         builders = build_all(args)
@@ -281,11 +281,11 @@ def main() -> None:
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
         data = json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1)
-        with stop_on_user_errors((OSError,)):
+        with exit_with_message((OSError,)):
             write_whole(args.json, data.encode())
     if args.plot:
         title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
-        with stop_on_user_errors((OSError,)):
+        with exit_with_message((OSError,)):
             plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)
 
 

@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads the variable when a kernel is defined
 
 from swin_backbone import ARCHS, SwinBackbone
-from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, exit_with_message, run
 from swin_backbone.options import positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
@@ -217,7 +217,7 @@ def markdown(row: Row) -> str:
 
 def main() -> int:
     args = parse_args()
-    with stop_on_user_errors():
+    with exit_with_message():
         check_outputs(args.json, overwrite=args.overwrite)
     rows: list[Row] = []
     is_bad = False
@@ -235,7 +235,7 @@ def main() -> int:
             print(markdown(row), flush=True)
         rows += results
     if args.json:
-        with stop_on_user_errors((OSError,)):
+        with exit_with_message((OSError,)):
             data = [dict(name=row.name, **row.values) for row in rows]
             write_whole(args.json, json.dumps(data, indent=1).encode())
     return int(is_bad)

@@ -40,7 +40,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from swin_backbone import mixed_precision
-from swin_backbone.command_line import BUILD_ERRORS, Parser, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, Parser, exit_with_message, run
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab.layers.extension import replace_layers
 from swin_backbone.openmmlab.layers.memory_format import prepare_convolutions
@@ -83,7 +83,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     machine.pin_threads(args.threads)
-    with stop_on_user_errors(BUILD_ERRORS):
+    with exit_with_message(ANY_ERROR):
         check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
         if not args.busy_machine:
             machine.require_quiet()
@@ -102,7 +102,7 @@ def main() -> None:
         table.add_row(name, *row)
     console.print(table)
     if args.json:
-        with stop_on_user_errors((OSError,)):
+        with exit_with_message((OSError,)):
             rows = [dict(model=name, **spread._asdict()) for name, spread in spreads.items()]
             write_whole(args.json, json.dumps(dict(machine=processor(), rows=rows), indent=1).encode())
 
@@ -165,8 +165,8 @@ def build(cfg: Config, number: int) -> nn.Module:
 
 
 def predict_once(cfg: Config, model: Any, pictures: list[Tensor], bfloat16: bool) -> object:
-    precision = mixed_precision(model) if bfloat16 else nullcontext()
-    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), torch.no_grad(), precision:
+    amp_context = mixed_precision(model) if bfloat16 else nullcontext()
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), torch.no_grad(), amp_context:
         return model.test_step(dict(inputs=pictures, data_samples=[sample_of(cfg, x) for x in pictures]))
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, exit_with_message, run
 from swin_backbone.devices import processor
 from swin_backbone.openmmlab.mmcv_ops import ext
 from swin_backbone.options import positive
@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     machine.pin_threads(args.threads)
-    with stop_on_user_errors():
+    with exit_with_message():
         if not args.busy_machine:
             machine.require_quiet()
     title = f'{args.regions} regions, {args.shape[0]}x{args.shape[1]}, ms; {processor()}'

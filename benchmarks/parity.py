@@ -39,7 +39,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, exit_with_message, run
 from swin_backbone.options import positive
 from swin_backbone.outputs import check_outputs
 from swin_backbone.replace import BACKENDS
@@ -102,7 +102,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
-    with stop_on_user_errors():
+    with exit_with_message():
         out = Path(args.out_dir)
         written = {kind: out / f'parity.{kind}' for kind in ('json', 'md', 'png')}
         check_outputs(*written.values(), overwrite=args.overwrite)

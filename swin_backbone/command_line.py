@@ -203,15 +203,15 @@ def options_of(args: argparse.Namespace) -> Options:
 
 
 USER_ERRORS = (ValueError, TypeError, OSError)
-BUILD_ERRORS = (Exception,)  # for code that depends only on the command line and the config
+ANY_ERROR = (Exception,)  # while a config is built: third-party code in it raises errors of any type
 
 
 @contextmanager
-def stop_on_user_errors(errors: Sequence[type[Exception]] = USER_ERRORS, debug: bool = False) -> Iterator[None]:
-    """End with one sentence and exit status 1 on an error of the user.
+def exit_with_message(errors: Sequence[type[Exception]] = USER_ERRORS, debug: bool = False) -> Iterator[None]:
+    """Exit with one sentence and status 1 on an error.
 
     Args:
-        errors: the kinds of error that a user makes.
+        errors: their types. Default: what the package raises for a user's mistake.
         debug: raise the error, with its traceback.
     """
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number, positive
 from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole
@@ -75,7 +75,7 @@ def main() -> int:
     from swin_backbone.workbench.predict.predictor import VISUALIZERS_OF
     from swin_backbone.workbench.runner import build
 
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(ANY_ERROR, args.debug):
         cfg = make_job(args).cfg
         visualizers = {**VISUALIZERS_OF, 'mmrotate': 'RotLocalVisualizer'}
         if (scope := cfg.get('default_scope')) not in visualizers:
@@ -109,7 +109,7 @@ def main() -> int:
             failed += 1
             continue
         if args.output_dir:
-            with stop_on_user_errors((OSError,), args.debug):
+            with exit_with_message((OSError,), args.debug):
                 path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
                 check_outputs(path, overwrite=args.overwrite)
                 write_whole(path, cv2.imencode('.jpg', drawn)[1].tobytes())

@@ -10,7 +10,7 @@ import argparse
 
 from rich.console import Console
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number, positive
 
 
@@ -39,7 +39,7 @@ def main() -> int:
     from swin_backbone.workbench.data.check_data import check_data, print_reports
     from swin_backbone.workbench.data.datasets import DataSets
 
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(ANY_ERROR, args.debug):
         reports = check_data(DataSets(make_job(args).cfg, refused=()), args.max_files, args.seconds)
     print_reports(reports, Console())
     return 1 if any(report.errors for report in reports) else 0

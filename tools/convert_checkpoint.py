@@ -5,7 +5,7 @@ python tools/convert_checkpoint.py IN OUT --to FORMAT
 
 import argparse
 
-from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, exit_with_message, run
 
 
 def parse_args() -> argparse.Namespace:
@@ -26,7 +26,7 @@ def main() -> None:
     args = parse_args()
     from swin_backbone import convert_checkpoint
 
-    with stop_on_user_errors(debug=args.debug):
+    with exit_with_message(debug=args.debug):
         print(convert_checkpoint(args.source, args.target, args.to, args.unsafe_load, args.overwrite))
 
 

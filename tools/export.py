@@ -10,7 +10,7 @@ a runtime runs the model, and the outputs are compared with PyTorch. --pictures 
 import argparse
 import json
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 
 
 def parse_args() -> argparse.Namespace:
@@ -47,7 +47,7 @@ def main() -> None:
     from swin_backbone.workbench.job import export
     from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(ANY_ERROR, args.debug):
         media_files = media.find_media(args.pictures) if args.pictures else []
         job = make_job(args)
         load = load_settings(job.cfg.test_dataloader.dataset.pipeline)

@@ -8,7 +8,7 @@ import json
 
 from rich.console import Console
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
 
@@ -27,13 +27,13 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.cost.flops import count_costs, print_costs
 
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(ANY_ERROR, args.debug):
         check_outputs(args.json, inputs=[args.config], overwrite=args.overwrite)
         cfg = make_job(args).cfg
         data = count_costs(cfg, args.shape, args.backbone_only)
     print_costs(data, Console())
     if args.json:
-        with stop_on_user_errors((OSError,), args.debug):
+        with exit_with_message((OSError,), args.debug):
             write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())
 
 

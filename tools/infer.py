@@ -51,13 +51,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, options_of, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, options_of, run
 from swin_backbone.options import ARGUMENTS, positive, whole
 
 if TYPE_CHECKING:  # imported in functions, for a quick --help
     from swin_backbone.workbench.predict.predictor import Predictor
 
-OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
+TILE_OPTIONS = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
 
@@ -120,7 +120,7 @@ def parse_args() -> argparse.Namespace:
     elif not args.weights:
         parser.error(f'give INPUT... CONFIG --weights CKPT, or INPUT... DIR of tools/export.py, got {args.config}')
     if args.tile is None:
-        for name in OF_TILES:
+        for name in TILE_OPTIONS:
             if getattr(args, name) is not None and getattr(args, name) is not False:
                 parser.error(f'--{name.replace("_", "-")} takes --tile')
     elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
@@ -140,29 +140,29 @@ def shard(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def open_predictor(args: argparse.Namespace) -> 'Predictor':
+def make_predictor(args: argparse.Namespace) -> 'Predictor':
     """Return the predictor of a config and a checkpoint, or of an exported folder."""
-    from swin_backbone.workbench import job
+    from swin_backbone.workbench.job import open_exported, open_predictor
 
     if args.weights is None:
-        return job.open_exported(args.config, options_of(args), args.batch)
-    return job.open_predictor(make_job(args), args.weights)
+        return open_exported(args.config, options_of(args), args.batch)
+    return open_predictor(make_job(args), args.weights)
 
 
 def infer_tiles(args: argparse.Namespace) -> int:
     """Predict for one picture in tiles."""
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(ANY_ERROR, args.debug):
         from swin_backbone.workbench.tiles import TiledInference  # of the extra `tiles`
 
         args.out_dir.mkdir(parents=True, exist_ok=True)
         tiled = TiledInference(
-            open_predictor(args), args.inputs[0], args.out_dir, args.tile, args.overlap, args.level or 0,
+            make_predictor(args), args.inputs[0], args.out_dir, args.tile, args.overlap, args.level or 0,
             args.skip_blank, args.score_thr,
         )  # fmt: skip
     for note in tiled.notes:
         print(note, file=sys.stderr)
     begin = time.monotonic()
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(ANY_ERROR, args.debug):
         if args.merge:
             files = tiled.merge(args.overwrite)
             print(f'merged; see {", ".join(map(str, files))}')
@@ -216,13 +216,13 @@ def main() -> int:
     from swin_backbone.workbench.predict.inference import Inference
     from swin_backbone.workbench.predict.results import ResultsWriter
 
-    with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(ANY_ERROR, args.debug):
         inputs = find_media(args.inputs)
         if args.shard:
             number, of = args.shard
             inputs = inputs[number::of]
             args.out_dir /= f'{number}-of-{of}'
-        predictor = open_predictor(args)
+        predictor = make_predictor(args)
         results = ResultsWriter(
             args.out_dir, predictor, args.score_thr, args.first_label, args.ids_of, args.save_features
         )
@@ -231,7 +231,7 @@ def main() -> int:
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))
-    with stop_on_user_errors((OSError,), args.debug), progress:
+    with exit_with_message((OSError,), args.debug), progress:
         inference = Inference(predictor, results, progress, args.max_pixels, args.batch, args.debug)
         before = signal.signal(signal.SIGINT, inference.stop)
         try:

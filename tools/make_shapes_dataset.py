@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
-from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, exit_with_message, run
 from swin_backbone.options import number, positive, whole
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
@@ -196,7 +196,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(debug=args.debug):
+    with exit_with_message(debug=args.debug):
         for split, count in (('train', args.train), ('val', args.val)):
             write_split(args.out, split, count, args)
 

@@ -9,7 +9,7 @@ a single resumed training.
 import argparse
 from pathlib import Path
 
-from swin_backbone.command_line import Parser, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, exit_with_message, run
 from swin_backbone.outputs import check_outputs
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     from swin_backbone.workbench.pictures.curves import curves_figure, read_log
     from swin_backbone.workbench.pictures.save import save_figure
 
-    with stop_on_user_errors(debug=args.debug):
+    with exit_with_message(debug=args.debug):
         check_outputs(args.out, inputs=args.logs, overwrite=args.overwrite)
         save_figure(curves_figure([read_log(log) for log in args.logs]), args.out, args.dpi)
     print(args.out)

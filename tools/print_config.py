@@ -8,7 +8,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 from swin_backbone.options import TRAINING
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
@@ -32,7 +32,7 @@ def main() -> None:
     args = parse_args()
     from mmengine.fileio import dump
 
-    with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
+    with exit_with_message(ANY_ERROR, args.debug), contextlib.redirect_stdout(sys.stderr):
         check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
         job = make_job(args)
         job.print(*job.changes)

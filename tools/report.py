@@ -25,7 +25,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 
 
 def parse_args() -> argparse.Namespace:
@@ -55,7 +55,7 @@ def main() -> None:
     if args.labels is None:
         from swin_backbone.workbench.job import report
 
-        with stop_on_user_errors(BUILD_ERRORS, args.debug):
+        with exit_with_message(ANY_ERROR, args.debug):
             report(make_job(args), args.checkpoint, args.out_dir, args.compare, args.overwrite)
     else:
         from swin_backbone.workbench.report.files import find_task

@@ -10,7 +10,7 @@ DIR is a folder of tools/export.py. The exported model runs in its runtime, with
 import argparse
 from contextlib import ExitStack
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number
 
 
@@ -51,11 +51,11 @@ def main() -> None:
     outputs = OutputOptions(
         args.tta, args.show, args.wait_time, args.show_dir, args.out, args.first_label, args.overwrite
     )
-    with stop_on_user_errors((OSError,), args.debug), ExitStack() as stack:
-        with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message((OSError,), args.debug), ExitStack() as stack:
+        with exit_with_message(ANY_ERROR, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)
             runner = stack.enter_context(open_test(make_job(args), checkpoint, outputs))
-        with stop_on_user_errors(RUN_ERRORS, args.debug):
+        with exit_with_message(RUN_ERRORS, args.debug):
             metrics = run_loop(runner, 'test')
     if rank(args.launcher):
         return

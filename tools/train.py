@@ -10,7 +10,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 from swin_backbone.options import ARGUMENTS, TRAINING
 
 
@@ -39,14 +39,14 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
+    from swin_backbone.workbench.configs.visualizer import enable_vis
     from swin_backbone.workbench.job import Job, report
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.launchers import rank
-    from swin_backbone.workbench.runner.monitor import enable_vis
     from swin_backbone.workbench.runner.safe_runner import only_training_in
 
-    with stop_on_user_errors(RUN_ERRORS, args.debug), ExitStack() as stack:
-        with stop_on_user_errors(BUILD_ERRORS, args.debug):
+    with exit_with_message(RUN_ERRORS, args.debug), ExitStack() as stack:
+        with exit_with_message(ANY_ERROR, args.debug):
             job = make_job(args)
             if args.vis:
                 enable_vis(job.cfg, args.vis)
@@ -56,7 +56,7 @@ def main() -> None:
                 require_data(job.cfg, ('test',))
         run_loop(runner, 'train')
         if args.report:
-            with stop_on_user_errors(BUILD_ERRORS, args.debug):
+            with exit_with_message(ANY_ERROR, args.debug):
                 if runner.last_checkpoint is None:
                     raise ValueError('--report takes a checkpoint, and the training has written none')
                 folder = Path(job.cfg.work_dir, 'report')

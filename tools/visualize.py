@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, USER_ERRORS, Parser, make_job, run, stop_on_user_errors
+from swin_backbone.command_line import ANY_ERROR, CONFIG, USER_ERRORS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import ShapeAction, positive, whole
 from swin_backbone.outputs import check_outputs
 
@@ -209,8 +209,8 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.workbench.pictures.save import save_figure
 
-    errors = BUILD_ERRORS if 'config' in args else USER_ERRORS
-    with stop_on_user_errors(errors, args.debug):
+    errors = ANY_ERROR if 'config' in args else USER_ERRORS
+    with exit_with_message(errors, args.debug):
         read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
         check_outputs(args.out, inputs=read, overwrite=args.overwrite)
         save_figure(args.draw(args), args.out, args.dpi)

@@ -1,7 +1,7 @@
 """What tools/ and `swin_backbone.load` do with a config: train, test, report, predict, export.
 
 `Job` reads the config and the data of a user, and resolves both once (resolve.py). Everything else is a function of
-it. A training and a test then set the checkpoint that they begin with, and `--amp`.
+it. `Job.build_training` and `open_test` change `job.cfg` in place: the checkpoint to begin with, and mixed precision.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,9 +35,9 @@ from .process import prepare_process
 from .resolve import combine, fit_to_pictures, set_start, set_training
 from .runner.build import build_runner, run_loop
 from .runner.launchers import processes, rank
-from .runner.monitor import ValLossHook
 from .runner.safe_runner import SafeRunner, only_training_in
 from .runner.testing import OutputOptions, enable_tta, write_outputs
+from .runner.val_loss import ValLossHook
 
 
 class Job:
@@ -87,7 +87,7 @@ class Job:
             import_modules_from_strings(**combined.custom_imports)
         if data:
             self.print(*class_weights_left_out(base, combined))
-        self.datasets, self.changes = _resolve_training(combined, options, data)
+        self.datasets, self.changes = _apply_training_options(combined, options, data)
         self.cfg = self.datasets.cfg
 
     def print(self, *lines: str) -> None:
@@ -111,7 +111,7 @@ class Job:
         return _build_runner(self, hooks=[ValLossHook()] if options.val_loss else [])
 
 
-def _resolve_training(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
+def _apply_training_options(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
     """Return the data sets of a config with the settings of a training, and lines on what these change."""
     if data is None and not has_settings(options):
         return DataSets(combined), []

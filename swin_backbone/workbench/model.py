@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 PathLike = Union[str, Path]
 # Options for a resolved config; the others are in the config
-OF_A_RUN = ('device', 'threads', 'amp', 'precision', 'compile', 'skip_unreadable', 'allow_missing', 'unsafe_load')
+RUNTIME_OPTIONS = (
+    'device',
+    'threads',
+    'amp',
+    'precision',
+    'compile',
+    'skip_unreadable',
+    'allow_missing',
+    'unsafe_load',
+)
 
 
 class Model:
@@ -47,7 +56,7 @@ class Model:
                 raise ValueError(f'load({config!r}), an exported folder, takes no further argument but device, threads')
             self.checkpoint = config
         else:
-            self.cfg = _resolve(config, options).cfg
+            self.cfg = _make_job(config, options).cfg
             self.work_dir = str(self.cfg.work_dir)
 
     @property
@@ -111,7 +120,7 @@ class Model:
         self._require_config('train')
         shape, begin = img_scale and img_scale[::-1], dict(resume='auto') if resume else dict(weights=self.checkpoint)
         options = replace(self._options, epochs=epochs, batch=batch, shape=shape, lr=lr, **begin, **settings)
-        runner = train(_resolve(self._config, options))
+        runner = train(_make_job(self._config, options))
         self.cfg, self._opened = runner.cfg, None
         self.checkpoint = runner.last_checkpoint or self.checkpoint
         return self
@@ -203,8 +212,8 @@ class Model:
         return self._opened
 
     def _job(self, action: str) -> Job:
-        options = Options(**{name: getattr(self._options, name) for name in OF_A_RUN})
-        return _resolve(self._require_config(action), options)
+        options = Options(**{name: getattr(self._options, name) for name in RUNTIME_OPTIONS})
+        return _make_job(self._require_config(action), options)
 
     def _require_config(self, action: str) -> Config:
         if self.cfg is None:
@@ -248,7 +257,7 @@ def load(
     return Model(str(config), values, None if checkpoint is None else str(checkpoint))
 
 
-def _resolve(config: Union[str, Config], options: Options) -> Job:
+def _make_job(config: Union[str, Config], options: Options) -> Job:
     from .job import Job
 
     return Job(config, options)

@@ -17,9 +17,9 @@ from helpers import ROOT, run_python
 from swin_backbone import command_line
 from swin_backbone.checkpoints import FORMATS
 from swin_backbone.options import ARGUMENTS
+from swin_backbone.workbench.configs.visualizer import VIS_BACKENDS
 from swin_backbone.workbench.export.formats import MODEL_FILES, PRECISIONS
 from swin_backbone.workbench.export.graph import PARTS
-from swin_backbone.workbench.runner.monitor import VIS_BACKENDS
 
 TOOLS = ROOT / 'tools'
 COMMANDS = [

@@ -12,7 +12,8 @@ from helpers.in_process import ROOT, draw_curves, error_of, run, run_well
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmengine.config import Config
 
-from swin_backbone.workbench.runner import monitor
+from swin_backbone.workbench.configs import visualizer
+from swin_backbone.workbench.runner.curves import CurvesHook
 
 DETECTION_V2 = ROOT / 'configs' / 'demo' / 'mask-rcnn_swinv2-nano_fpn_shapes.py'
 RETINANET = ROOT / 'configs' / 'retinanet' / 'retinanet_swin-t-p4-w7_fpn_1x_coco.py'
@@ -112,12 +113,12 @@ def test_plot_log(tmp_path):
 
 
 def test_curves_are_drawn_at_each_validation_and_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor.CurvesHook, '_draw', draw_curves)
+    monkeypatch.setattr(CurvesHook, '_draw', draw_curves)
     write_scalars(tmp_path)
     lines = []
     logger = SimpleNamespace(log=lambda level, line: lines.append((level, line)))
     runner = SimpleNamespace(work_dir=str(tmp_path), log_dir=str(tmp_path / 'one'), logger=logger, _train_loop=None)
-    picture, hook = tmp_path / 'one' / 'curves.png', monitor.CurvesHook()
+    picture, hook = tmp_path / 'one' / 'curves.png', CurvesHook()
     hook.after_val_epoch(runner)
     assert not picture.exists()  # a test, and no training
     runner._train_loop = object()
@@ -134,11 +135,11 @@ def test_curves_are_drawn_at_each_validation_and_the_end(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(('name', 'backend'), [('tensorboard', 'TensorboardVisBackend'), ('wandb', 'WandbVisBackend')])
 def test_vis(name, backend, monkeypatch):
-    monkeypatch.setattr(monitor, 'find_spec', lambda name: None)
+    monkeypatch.setattr(visualizer, 'find_spec', lambda name: None)
     with pytest.raises(ValueError, match=f'--vis {name} needs .* make install EXTRAS={name}, or pip install {name}'):
-        monitor.enable_vis(Config(dict()), name)
-    monkeypatch.setattr(monitor, 'find_spec', lambda name: name)
+        visualizer.enable_vis(Config(dict()), name)
+    monkeypatch.setattr(visualizer, 'find_spec', lambda name: name)
     for cfg in (Config.fromfile(DETECTION), Config(dict())):
         for again in (name, name):
-            monitor.enable_vis(cfg, again)
+            visualizer.enable_vis(cfg, again)
         assert [one['type'] for one in cfg.visualizer.vis_backends] == ['LocalVisBackend', backend]

@@ -26,8 +26,8 @@ from .masks import SHORT_POLYGON, mask_fault
 from .media import SKIP_HINT, picture_size, read_picture, reduction_note, require_whole
 
 # Kinds of notes
-OF_BITS = 'pictures of more bits or bands than are loaded'
-OF_SIZE = 'pictures of another size than their annotations say'
+REDUCED_BITS = 'pictures of more bits or bands than are loaded'
+OTHER_SIZE = 'pictures of another size than their annotations say'
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
@@ -63,7 +63,7 @@ class GuardedPipeline:
         self.are_masks_checked = self.is_local and bool(form_of(type(dataset)))  # by `DataSets`, for annotated sizes
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
         self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
-        self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (OF_BITS, OF_SIZE)}
+        self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (REDUCED_BITS, OTHER_SIZE)}
 
     def put_on(self, dataset: BaseDataset) -> None:
         """Take the place of a data set's pipeline, with its transforms."""
@@ -81,8 +81,8 @@ class GuardedPipeline:
         try:
             if self.is_local and source.get('img_path'):
                 require_whole(Path(source['img_path']))
-                if self.is_reducing and not self.noted[OF_BITS]:
-                    self._note(OF_BITS, reduction_note(Path(source['img_path'])))
+                if self.is_reducing and not self.noted[REDUCED_BITS]:
+                    self._note(REDUCED_BITS, reduction_note(Path(source['img_path'])))
             if self.is_local and source.get('seg_map_path'):
                 require_file(source['seg_map_path'])
             return self._transform(item)
@@ -113,7 +113,7 @@ class GuardedPipeline:
                 return None
             if size is None and 'ori_shape' in item:
                 size = tuple(item['ori_shape'][:2])
-                self._note(OF_SIZE, size_note(item, size))
+                self._note(OTHER_SIZE, size_note(item, size))
                 self._check_masks(item, size)
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True

@@ -22,7 +22,7 @@ from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
 OURS = 'swin_backbone.LoadPicture'  # in a config
-OF_PICTURES, OF_ANNOTATIONS = r'Load\w*Image', r'Load\w*Annotation|LoadProposals'  # names of classes
+PICTURE_LOADERS, ANNOTATION_LOADERS = r'Load\w*Image', r'Load\w*Annotation|LoadProposals'  # names of classes
 
 
 class LoadPicture(LoadImageFromFile):
@@ -89,12 +89,12 @@ def name_loaders(cfg: Config) -> None:
 
 def loads_picture(step: Any) -> bool:
     """Return whether a step of a pipeline, or its config in the current scope, loads pictures."""
-    return _is_named(step, OF_PICTURES)
+    return _is_named(step, PICTURE_LOADERS)
 
 
 def loads_annotations(step: Any) -> bool:
     """Return whether a step of a pipeline, or its config in the current scope, loads annotations."""
-    return _is_named(step, OF_ANNOTATIONS)
+    return _is_named(step, ANNOTATION_LOADERS)
 
 
 def loader_of(dataset: BaseDataset) -> Any:

@@ -113,7 +113,7 @@ def export_model(
         category_ids=list(predictor.meta.get('category_ids', ())),
         score_thr=score_thr_of(predictor, score_thr) if predictor.scope == 'mmdet' else None,
         palette=[list(map(int, colour)) for colour in predictor.meta.get('palette', ())],
-        **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
+        **dict(period=predictor.window_alignment, threshold=predictor.binary_threshold),  # for tiles of large pictures
     )
     metric = (lambda folder: evaluate_folder(cfg, folder)) if part == 'model' else lambda folder: {}
     return write(graph, out, format, precision, meta, reference, samples, calibration, metric, overwrite, operators)

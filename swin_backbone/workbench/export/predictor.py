@@ -106,13 +106,13 @@ class ExportedPredictor(Predictor):
         return resized_size(size, self.model.info['preprocessing']['resize'])
 
     @property
-    def period(self) -> int:
-        """See `Predictor.period`; 1 for a folder without a period."""
+    def window_alignment(self) -> int:
+        """See `Predictor.window_alignment`; 1 for a folder without one."""
         return int(self.model.info.get('period', 1))
 
     @property
-    def identity(self) -> str:
-        """See `Predictor.identity`."""
+    def fingerprint(self) -> str:
+        """See `Predictor.fingerprint`."""
         names = ('sha256', 'precision', 'preprocessing', 'classes')
         described = json.dumps([self.model.info[name] for name in names], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()

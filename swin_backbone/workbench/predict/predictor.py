@@ -100,9 +100,9 @@ class Predictor:
 
     @contextmanager
     def _forward(self) -> Iterator[None]:
-        """Enter the scope and the precision of a forward."""
-        precision = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
-        with self.in_scope(), precision:
+        """Enter the scope and the mixed precision of a forward."""
+        amp_context = mixed_precision(self.model, self.amp, keep_casts=True) if self.amp else nullcontext()
+        with self.in_scope(), amp_context:
             yield
 
     def load(self, path: Path) -> NDArray[Any]:
@@ -177,10 +177,10 @@ class Predictor:
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
         """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
         (sample,) = self.predict([prepared])
-        return with_background(sample.seg_logits.data.float().cpu().numpy(), self.threshold)
+        return with_background(sample.seg_logits.data.float().cpu().numpy(), self.binary_threshold)
 
     @property
-    def threshold(self) -> Optional[float]:
+    def binary_threshold(self) -> Optional[float]:
         """Return the score from which a pixel has the second class, for a segmentor with a single score."""
         return getattr(getattr(self.model, 'decode_head', None), 'threshold', None)
 
@@ -190,10 +190,10 @@ class Predictor:
         return height, width
 
     @property
-    def period(self) -> int:
+    def window_alignment(self) -> int:
         """Return the least common multiple of the windows' sides in pixels; 32 for a backbone of another package.
 
-        A shift by a multiple of the period moves all windows with the picture.
+        A shift by a multiple of this moves all windows with the picture.
         """
         try:
             windows = find_backbone(self.model).window_size
@@ -202,7 +202,7 @@ class Predictor:
         return math.lcm(*(stride * side for stride, window in zip(strides_of(self.model), windows) for side in window))
 
     @property
-    def identity(self) -> str:
+    def fingerprint(self) -> str:
         """Return a digest of weights, config of the model, and test pipeline."""
         digest = hashlib.sha256(self._described.encode())
         for name, tensor in sorted(self.model.state_dict().items()):

@@ -28,8 +28,8 @@ from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, 
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import FitCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
+from .curves import CurvesHook
 from .estimate import EstimateHook
-from .monitor import CurvesHook
 from .nan_guard import NonFiniteGuardHook
 from .signals import SignalHook, init_worker
 from .validation import MaskAreasHook, MetricNamesHook, PredictByShapeHook, SameBuffersHook

@@ -50,7 +50,7 @@ class Axis:
     length: int
     tile: int
     overlap: int
-    period: int
+    alignment: int
 
     @property
     def step(self) -> int:
@@ -65,10 +65,10 @@ class Axis:
         return math.ceil(self.length / self.step)
 
     def span(self, k: int) -> tuple[int, int]:
-        """Return begin and end of tile k. The last tile is moved back to the full side, by a multiple of the period."""
+        """Return begin and end of tile k. The last one moves back to the full side, by a multiple of the alignment."""
         start = k * self.step
         if k and k == self.count - 1:
-            start = min(start, math.ceil((self.length - self.tile) / self.period) * self.period)
+            start = min(start, math.ceil((self.length - self.tile) / self.alignment) * self.alignment)
         return start, min(start + self.tile, self.length)
 
     def cell(self, k: int) -> tuple[int, int]:
@@ -98,19 +98,19 @@ class Grid:
         size: height and width of the picture.
         tile: side of a tile, in pixels.
         overlap: of neighbours, from 0 to half a tile: along an axis, a pixel is in at most two tiles.
-        period: the last tiles of a row and column start at a multiple of `period`.
+        alignment: the last tiles of a row and column start at a multiple of this, in pixels.
 
     Raises:
         ValueError: if tile or overlap is out of range.
     """
 
-    def __init__(self, size: Size, tile: int, overlap: int, period: int = 1):
+    def __init__(self, size: Size, tile: int, overlap: int, alignment: int = 1):
         if not 0 <= overlap <= tile // 2:
             raise ValueError(f'overlap takes 0 to half a tile, {tile // 2} pixels, got {overlap}')
         if (tile - overlap) % 16:
             raise ValueError(f'tile - overlap must be a multiple of 16, as tiles of TIFFs are, got {tile} - {overlap}')
         self.size, self.tile, self.overlap, self.step = size, tile, overlap, tile - overlap
-        self.vertical, self.horizontal = (Axis(length, tile, overlap, period) for length in size)
+        self.vertical, self.horizontal = (Axis(length, tile, overlap, alignment) for length in size)
         self.rows, self.columns = self.vertical.count, self.horizontal.count
 
     def __len__(self) -> int:

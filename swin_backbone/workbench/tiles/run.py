@@ -84,20 +84,20 @@ class TiledInference:
         self.picture = open_picture(path, level)
         self.classes: list[str] = list(predictor.meta['classes'])
         height, width = predictor.input_size((tile, tile))
-        period, keeps_size = predictor.period, (height, width) == (tile, tile)
-        self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
+        alignment, keeps_size = predictor.window_alignment, (height, width) == (tile, tile)
+        self.grid = Grid(self.picture.size, tile, overlap, alignment if keeps_size else 1)
         self.skip_blank = skip_blank
         self.score_thr = score_thr_of(predictor, score_thr)
         self.notes = [*self.picture.notes]
         if not keeps_size:
             self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
-        elif self.grid.step % period and len(self.grid) > 1:
+        elif self.grid.step % alignment and len(self.grid) > 1:
             self.notes.append(
-                f'tiles start every {self.grid.step} pixels, which is no multiple of {period}, the period of the '
-                'windows: labels differ more from the labels of the whole picture'
+                f'tiles start every {self.grid.step} pixels, which is no multiple of {alignment}, the alignment '
+                'of the windows: labels differ more from the labels of the whole picture'
             )
         settings = dict(
-            format=2, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
+            format=2, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.fingerprint,
             tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else self.score_thr,
         )  # fmt: skip
         self.finished_tiles = FinishedTiles(self.out_dir / 'tiles' / self.path.stem, settings)

@@ -17,11 +17,11 @@ class Oracle:
         dies_at: number of the tile that kills the process, counted from 0.
     """
 
-    period, score_thr = 1, 0.3
+    window_alignment, score_thr = 1, 0.3
     classes = ('one', 'two', 'three')
 
-    def __init__(self, identity='oracle', dies_at=None):
-        self.identity, self.dies_at, self.seen = identity, dies_at, 0
+    def __init__(self, fingerprint='oracle', dies_at=None):
+        self.fingerprint, self.dies_at, self.seen = fingerprint, dies_at, 0
         self.meta = dict(classes=self.classes, palette=COLOURS)
 
     def prepare(self, frame):

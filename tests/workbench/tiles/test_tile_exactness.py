@@ -91,7 +91,7 @@ def agreement(tmp_path, predictor, pixels, tile, overlap):
 def test_labels_equal_the_whole_pictures_at_the_pages_overlap(tmp_path):
     """Use windows of 2 tokens with a small receptive field, in wide and high pictures."""
     predictor = predictor_of(tmp_path, 2)
-    assert predictor.period == 64
+    assert predictor.window_alignment == 64
     side = 2 * reach_of(ARCHS['nano'].depths, 2)  # the receptive field
     field = math.ceil(side / 64) * 64
     pixels = noise((96, 2 * field + 896))
