@@ -22,52 +22,52 @@ PACKAGES = 'swin_backbone', 'torch'  # their classes depend on nothing but their
 _recorded_methods: dict[Any, dict[str, Any]] = {}  # by class, by name
 
 
-def record_methods(kinds: Iterable[Any]) -> None:
+def record_methods(classes: Iterable[Any]) -> None:
     """Record the methods of classes that a call may run, for `is_patched`.
 
     Of a class outside this package, only `forward` is recorded.
     """
-    for kind in kinds:
-        if kind not in _recorded_methods:
-            names = methods_of(kind) if kind.__module__.startswith(PACKAGES[0]) else {'forward'}
-            _recorded_methods[kind] = {name: getattr(kind, name) for name in names - {'__call__', '_call_impl'}}
+    for cls in classes:
+        if cls not in _recorded_methods:
+            names = methods_of(cls) if cls.__module__.startswith(PACKAGES[0]) else {'forward'}
+            _recorded_methods[cls] = {name: getattr(cls, name) for name in names - {'__call__', '_call_impl'}}
 
 
 def is_changed(module: nn.Module) -> bool:
     """Return whether a call of a module runs hooks, or other code than the class had at import."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    kind: Any = type(module)
+    cls: Any = type(module)
     is_compiled = module._compiled_call_impl is not None  # by `module.compile()`
-    return bool(hooks) or is_compiled or hides_methods(module, kind) or is_patched(kind)
+    return bool(hooks) or is_compiled or hides_methods(module, cls) or is_patched(cls)
 
 
 @constant_when_compiled
-def is_patched(kind: Any) -> bool:
+def is_patched(cls: Any) -> bool:
     """Return whether a call of a class runs another method than at `record_methods`.
 
     Tracers of torch patch the calls of all modules, which are no change of the class.
     """
-    if kind.__call__ is not nn.Module.__call__ or kind._call_impl is not nn.Module._call_impl:
+    if cls.__call__ is not nn.Module.__call__ or cls._call_impl is not nn.Module._call_impl:
         return True
-    return any(getattr(kind, name, None) is not method for name, method in _recorded_methods.get(kind, {}).items())
+    return any(getattr(cls, name, None) is not method for name, method in _recorded_methods.get(cls, {}).items())
 
 
-def hides_methods(module: nn.Module, kind: Any) -> bool:
+def hides_methods(module: nn.Module, cls: Any) -> bool:
     """Return whether an attribute of a module hides a method of the class that a call may run."""
     if torch.compiler.is_dynamo_compiling():  # traces neither `isdisjoint` nor a cache; `getattr` is a guard
-        return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(kind))
-    return not module.__dict__.keys().isdisjoint(methods_of(kind))
+        return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(cls))
+    return not module.__dict__.keys().isdisjoint(methods_of(cls))
 
 
 @constant_when_compiled
-def _methods_when_compiled(kind: Any) -> tuple[str, ...]:
-    return tuple(sorted(methods_of(kind)))
+def _methods_when_compiled(cls: Any) -> tuple[str, ...]:
+    return tuple(sorted(methods_of(cls)))
 
 
 @lru_cache(maxsize=256)
-def methods_of(kind: Any) -> frozenset[str]:
+def methods_of(cls: Any) -> frozenset[str]:
     """Return the names of the methods of a class that a call may run. An instance's attribute of the name hides one."""
-    bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
     names = {name for base in bases for name, value in vars(base).items() if callable(value)}
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
 
@@ -141,11 +141,11 @@ def list_state(layer: nn.Module) -> list[Any]:
     A module has a class with methods, a mode, attributes, tensors, modules and hooks. The order of names is part of it.
     """
     state: list[Any] = []
-    modules, seen, kinds, count = [layer], {layer}, dict[Any, bool](), len(OF_ALL_MODULES)
+    modules, seen, classes, count = [layer], {layer}, dict[Any, bool](), len(OF_ALL_MODULES)
     for module in modules:  # the list grows in the loop
-        kind, attributes = type(module), module.__dict__
-        kinds[kind] = True
-        state += kind, attributes.get('training')
+        cls, attributes = type(module), module.__dict__
+        classes[cls] = True
+        state += cls, attributes.get('training')
         if len(attributes) > count:
             state += [*attributes][count:]
             state += [*attributes.values()][count:]
@@ -158,9 +158,9 @@ def list_state(layer: nn.Module) -> list[Any]:
             inside = [child for child in children.values() if child is not None and child not in seen]
             seen.update(inside)
             modules += inside
-    for kind in kinds:
-        state += kind.forward, kind.__call__, kind._call_impl
-        for base in classes_of_ours(kind):
+    for cls in classes:
+        state += cls.forward, cls.__call__, cls._call_impl
+        for base in classes_of_ours(cls):
             state += vars(base).values()
     return state
 
@@ -184,6 +184,6 @@ def forget_readings(module: nn.Module) -> None:
 
 
 @lru_cache(maxsize=256)
-def classes_of_ours(kind: Any) -> tuple[type, ...]:
+def classes_of_ours(cls: Any) -> tuple[type, ...]:
     """Return the classes of this package among a class and its bases."""
-    return tuple(base for base in kind.__mro__ if base.__module__.partition('.')[0] == PACKAGES[0])
+    return tuple(base for base in cls.__mro__ if base.__module__.partition('.')[0] == PACKAGES[0])

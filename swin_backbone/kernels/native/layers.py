@@ -139,7 +139,7 @@ class BlockComputation(NamedTuple):
         """Return `BlockWeights` in the library's order, from the field `linear` of its structure on."""
         h, gemm_dtype = self.settings.heads, GEMM_DTYPES[self.dtype]
         for name, tensor, shape in zip(BlockWeights._fields, weights, self.shapes(C)):
-            checked_address(name, tensor, shape, copies=[])
+            checked_address(name, tensor, shape, allows_gaps=True)
         panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(weights, (C // h, 1, 1, 1))]
         vectors = [
             tensor if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in weights[4:]
@@ -310,7 +310,7 @@ class ProjectionComputation(NamedTuple):
         """Return weight, bias and norm in the library's order."""
         weight, bias, *norm = weights
         for name, tensor, shape in zip(PROJECTION, weights, self.shapes(len(weight), C, weight.shape[2:])):
-            checked_address(name, tensor, shape, copies=[])
+            checked_address(name, tensor, shape, allows_gaps=True)
         panels = self.pack_weight(weight)
         order = neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
         tensors = [
