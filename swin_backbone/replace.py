@@ -20,7 +20,7 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 # A call of a marked forward, ready to run: takes the arguments of the forward without the module, and returns the
 # result of the forward.
 Plan = Callable[..., Any]
-# A plan; or in a sentence why there is none; or None: torch's forward runs under every backend.
+# A plan; or the reason why there is none, a sentence; or None: torch's forward runs under every backend.
 PlanOrReason = Union[Plan, str, None]
 
 
@@ -67,7 +67,7 @@ def register_replacement(forward: Callable[..., Any], backend: str, make_plan: C
 
 
 def register_unsupported(forward: Callable[..., Any], backend: str, reason: str) -> None:
-    """Let a backend refuse all calls of a marked forward; `reason` is a sentence."""
+    """Register that a backend supports no call of a marked forward; `reason` is a sentence."""
     register_replacement(forward, backend, lambda *_: reason)
 
 

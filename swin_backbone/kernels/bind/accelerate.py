@@ -31,15 +31,15 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False, precision: Optional
     lines = _accelerate_foreign_layers(model, dry_run)
     layers = [module for module in model.modules() if precision is not None and isinstance(module, SWIN_LAYERS)]
     outcomes = Counter((type(layer).__name__, _find_unsupported_int8(layer)) for layer in layers)
-    refused = {(kind, reason): number for (kind, reason), number in outcomes.items() if reason is not None}
-    lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in refused.items()]
+    unsupported = {(kind, reason): number for (kind, reason), number in outcomes.items() if reason is not None}
+    lines += [f'{number} x {kind} not in eight bits: {reason}' for (kind, reason), number in unsupported.items()]
     for line in lines:
         _logger.info(f'accelerate: {line}')
     if dry_run:
         return lines
-    is_computed = len(refused) < len(outcomes) or any(ACCELERATED in vars(module) for module in model.modules())
+    is_computed = len(unsupported) < len(outcomes) or any(ACCELERATED in vars(module) for module in model.modules())
     if precision is not None and not is_computed:
-        why = ': ' + ' '.join(sorted({reason for _, reason in refused})) if refused else ''
+        why = ': ' + ' '.join(sorted({reason for _, reason in unsupported})) if unsupported else ''
         raise ValueError(f"precision='int8' takes a Swin, and the library computes no layer of this model{why}")
     set_precision(model, precision)
     return lines

@@ -72,7 +72,7 @@ def find_candidate_layer(module: Any) -> Optional[ForeignLayer]:
 
 
 def find_unsupported_call(layer: Any, x: Any) -> Optional[str]:
-    """Return the reason, a sentence, why the library does not compute a layer for `x`; None: nothing has changed."""
+    """Return why the library does not compute a layer for `x`, in a sentence; None: nothing has changed."""
     foreign: ForeignLayer = vars(layer)[ACCELERATED]
     if not isinstance(x, Tensor):
         return f'The first argument is no tensor, but a {type(x).__name__}.'

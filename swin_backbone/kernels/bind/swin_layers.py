@@ -108,7 +108,7 @@ def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
 
 
 def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Union[NativeLayer, str]:
-    """Return the `NativeLayer` of a block, or in a sentence why the library does not compute the block.
+    """Return the `NativeLayer` of a block, or the reason why the library does not compute the block.
 
     Args:
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step saves.
@@ -151,7 +151,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
 
 
 def _find_unsupported_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
-    """Return the reason, a sentence on a setting of a block that the library lacks; None: it has all."""
+    """Return which setting of a block the library lacks, in a sentence; None: it has all."""
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     if attention.backend not in ('auto', 'native'):
@@ -188,7 +188,7 @@ def plan_stage(stage: Any, x_BHWC: Tensor, run_downsample: bool = True) -> Union
 
 
 def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[NativeLayer], str]:
-    """Return the `NativeLayer` of each block of a stage, or in a sentence why the library does not compute one."""
+    """Return the `NativeLayer` of each block of a stage, or the reason why the library does not compute one."""
     layers = []
     for block in stage.blocks:
         if type(block) not in BLOCKS or is_changed(block) or block.backend not in ('auto', 'native'):
@@ -243,7 +243,7 @@ def _draw_drop_path(rate: float, batch: int) -> Tensor:
 
 
 def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, str]:
-    """Return the `NativeLayer` of patch embedding or patch merging, or in a sentence why there is none."""
+    """Return the `NativeLayer` of patch embedding or patch merging, or the reason why there is none."""
     is_merging = isinstance(layer, PatchMerging)
     name, kind = ('reduction', nn.Linear) if is_merging else ('projection', nn.Conv2d)
     norm_kind = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
@@ -284,7 +284,7 @@ def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[LayerPlan, Oper
 
 
 def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[NativeLayer, str]:
-    """Return the `NativeLayer` of an output norm, or in a sentence why there is none."""
+    """Return the `NativeLayer` of an output norm, or the reason why there is none."""
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
         return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'

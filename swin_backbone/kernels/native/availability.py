@@ -23,7 +23,7 @@ PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the prec
 
 
 def find_unsupported(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
-    """Return the reason, a sentence, why the library does not compute with tensors like `x`; None: it does.
+    """Return why the library does not compute with tensors like `x`, in a sentence; None: it does.
 
     The device, the dtype and the modes of torch decide.
 
@@ -70,7 +70,7 @@ def _is_onnx_export() -> bool:
 
 @constant_when_compiled
 def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[str]:
-    """Return the reason, a sentence, in a setting of the process or the thread; None: the library can run."""
+    """Return why the library cannot run in the process or the thread, in a sentence; None: it can."""
     if needs_onednn and not torch.backends.mkldnn.enabled:
         return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
     if is_library_disabled():
@@ -80,7 +80,7 @@ def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[
 
 @lru_cache(maxsize=len(GEMM_DTYPES) + 1)
 def find_unsupported_dtype(dtype: torch.dtype) -> Optional[str]:
-    """Return the reason, a sentence, why the library does not compute in `dtype` here; None: it does.
+    """Return why the library does not compute in `dtype` here, in a sentence; None: it does.
 
     Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.

@@ -76,10 +76,10 @@ class OperatorPlan(NamedTuple):
 def plan_module(
     read: Callable[..., Union[NativeLayer, str]], module: nn.Module, x: Tensor
 ) -> Union[LayerPlan, OperatorPlan, str]:
-    """Return the plan of a module for `x`, or in a sentence why there is none; see `replace.Replacement`.
+    """Return the plan of a module for `x`, or the reason why there is none; see `replace.Replacement`.
 
     Args:
-        read: `read(module, x)` returns the `NativeLayer`, or in a sentence why there is none; see `read_once`.
+        read: `read(module, x)` returns the `NativeLayer`, or the reason why there is none; see `read_once`.
     """
     layer_or_reason = find_unsupported(x, module) or read_once(read, module, x)
     if isinstance(layer_or_reason, str):

@@ -144,7 +144,7 @@ LIMITS: dict[str, Callable[..., Iterable[Row]]] = {
 
 @lru_cache(maxsize=1024)
 def find_unsupported_size(function: str, threads: int, *sizes: int) -> Optional[str]:
-    """Return the reason, a sentence on a size that the library does not take; None: it takes all.
+    """Return which size the library does not take, in a sentence; None: it takes all.
 
     Args:
         function: a name of `LIMITS`.

@@ -24,7 +24,7 @@ WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size 
 
 
 def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
-    """Return a sentence on why the Triton kernels do not compute an attention for maps `x`, or None.
+    """Return why the Triton kernels do not compute an attention for maps `x`, in a sentence; None: they do.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
     kernel fails in its trial on a CUDA device, one warning gives the reason. See `replace.Replacement`.
@@ -54,7 +54,7 @@ def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> O
 def _find_unsupported_setting(
     tracer: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
 ) -> Optional[str]:
-    """Return a sentence on why no GPU can compute an attention by the kernels, or None."""
+    """Return why the kernels compute an attention on no GPU, in a sentence; None: they may."""
     if tracer not in (None, 'torch.compile', 'torch.export'):
         return f'The kernel has no version for {tracer}.'
     if dropout:
