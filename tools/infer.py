@@ -156,8 +156,8 @@ def infer_tiles(args: argparse.Namespace) -> int:
 
         args.out_dir.mkdir(parents=True, exist_ok=True)
         tiled = TiledInference(
-            make_predictor(args), args.inputs[0], args.out_dir, args.tile, args.overlap, args.level or 0,
-            args.skip_blank, args.score_thr,
+            make_predictor(args), args.inputs[0], args.out_dir, tile=args.tile, overlap=args.overlap,
+            level=args.level or 0, skip_blank=args.skip_blank, score_thr=args.score_thr,
         )  # fmt: skip
     for note in tiled.notes:
         print(note, file=sys.stderr)

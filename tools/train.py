@@ -40,20 +40,17 @@ def main() -> None:
     from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
     from swin_backbone.workbench.configs.visualizer import enable_vis
-    from swin_backbone.workbench.job import Job, report
+    from swin_backbone.workbench.job import Job, open_training, report
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
-    from swin_backbone.workbench.runner.launchers import rank
-    from swin_backbone.workbench.runner.safe_runner import only_training_in
 
     with exit_with_message(RUN_ERRORS, args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
             job = make_job(args)
             if args.vis:
                 enable_vis(job.cfg, args.vis)
-            stack.enter_context(only_training_in(job.cfg.work_dir, rank(args.launcher)))
-            runner = job.build_training()
             if args.report:
                 require_data(job.cfg, ('test',))
+            runner = stack.enter_context(open_training(job))
         run_loop(runner, 'train')
         if args.report:
             with exit_with_message(ANY_ERROR, args.debug):

@@ -146,7 +146,7 @@ def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray
 
 def draw_attention(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import attention_maps, strides_of
-    from swin_backbone.workbench.pictures.overlays import attention_figure
+    from swin_backbone.workbench.pictures.heatmaps import attention_figure
 
     predictor, prepared, picture_HW3 = _open(args)
     (x, y), (height, width) = args.point, prepared['data_samples'].ori_shape[:2]
@@ -163,7 +163,7 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
     import torch
 
     from swin_backbone.workbench.pictures.attention import find_backbone, strides_of
-    from swin_backbone.workbench.pictures.overlays import features_figure
+    from swin_backbone.workbench.pictures.heatmaps import features_figure
 
     predictor, prepared, picture_HW3 = _open(args)
     indices, strides = find_backbone(predictor.model).out_indices, strides_of(predictor.model)
@@ -174,15 +174,15 @@ def draw_features(args: argparse.Namespace) -> 'Figure':
 
 def draw_cam(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.workbench.pictures.attention import strides_of
-    from swin_backbone.workbench.pictures.overlays import cam_figure
+    from swin_backbone.workbench.pictures.heatmaps import cam_figure
     from swin_backbone.workbench.predict.explain import explain
 
     predictor, prepared, picture_HW3 = _open(args)
     explanation = explain(predictor, prepared, args.stage, args.method, args.label, args.number)
     name = 'Grad-CAM' if args.method == 'grad' else 'EigenCAM'
-    what = f'the class {explanation.label!r}'
+    what = f'the class {explanation.class_name!r}'
     if explanation.box:
-        what = f'the box {explanation.label!r}, score {explanation.score:.2f}'
+        what = f'the box {explanation.class_name!r}, score {explanation.score:.2f}'
     if args.method == 'eigen':
         what = f'the features, which are the same for every prediction; shown beside {what}'
     title = f'{name} at stage {args.stage}, of {what}'

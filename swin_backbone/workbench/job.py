@@ -1,9 +1,10 @@
 """What tools/ and `swin_backbone.load` do with a config: train, test, report, predict, export.
 
 `Job` reads the config and the data of a user, and resolves both once (resolve.py). Everything else is a function of
-it. `Job.build_training` and `open_test` change `job.cfg` in place: the checkpoint to begin with, and mixed precision.
+it. `Job.build_training` changes `job.cfg` in place: the checkpoint to begin with, and mixed precision.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +109,7 @@ class Job:
         cfg, options = self.cfg, self.options
         set_start(cfg, options)
         require_data(cfg, ('train', 'val'))
-        return _build_runner(self, hooks=[ValLossHook()] if options.val_loss else [])
+        return _build_runner(self, cfg, hooks=[ValLossHook()] if options.val_loss else [])
 
 
 def _apply_training_options(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
@@ -131,17 +132,23 @@ def _apply_training_options(combined: Config, options: Options, data: Optional[D
     return datasets, lines
 
 
-def train(job: Job) -> SafeRunner:
-    """Train, and return the runner. Errors: see `Job.build_training`, `run_loop` and `only_training_in`."""
+@contextmanager
+def open_training(job: Job) -> Iterator[SafeRunner]:
+    """Yield the runner of a training, alone in its working folder. Errors: see `build_training`, `only_training_in`."""
     with only_training_in(job.cfg.work_dir, rank(job.options.launcher)):  # before the first files: log and config
-        runner = job.build_training()
+        yield job.build_training()
+
+
+def train(job: Job) -> SafeRunner:
+    """Train, and return the runner. Errors: see `open_training` and `run_loop`."""
+    with open_training(job) as runner:
         run_loop(runner, 'train')
     return runner
 
 
 @contextmanager
 def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None) -> Iterator[SafeRunner]:
-    """Yield the runner of a test. Its outputs move to their places at the end.
+    """Yield the runner of a test, of a copy of `job.cfg`. Its outputs move to their places at the end.
 
     Args:
         checkpoint: path or URL of the whole model, or an exported folder, with `device` and `threads` of the options.
@@ -151,7 +158,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         ValueError: for an error in the checkpoint, the config or the data.
         FileExistsError: if an output exists.
     """
-    cfg, options, outputs = job.cfg, job.options, outputs or OutputOptions()
+    cfg, options, outputs = copy.deepcopy(job.cfg), job.options, outputs or OutputOptions()
     if is_exported(checkpoint):
         _require_checkpoint_options(options)
         if outputs.tta:
@@ -173,7 +180,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
     with write_outputs(cfg, outputs, inputs, is_first=not rank(options.launcher)) as hooks:
         if options.precision:
             hooks.append(AccelerateHook(options.precision))
-        yield _build_runner(job, not options.allow_missing, hooks)
+        yield _build_runner(job, cfg, not options.allow_missing, hooks)
 
 
 def test(job: Job, checkpoint: str) -> dict[str, float]:
@@ -228,10 +235,10 @@ def open_predictor(job: Job, checkpoint: Optional[str]) -> Predictor:
         job.cfg,
         checkpoint and find_weights(checkpoint),
         device,
-        options.unsafe_load,
-        options.allow_missing,
-        options.amp,
-        options.precision,
+        unsafe_load=options.unsafe_load,
+        allow_missing=options.allow_missing,
+        amp=options.amp,
+        precision=options.precision,
     )
     if options.compile:
         compile_model(predictor.model)
@@ -274,9 +281,9 @@ def _require_no_threads(options: Options) -> None:
         raise ValueError('--threads takes an exported model: for a checkpoint, set the variable OMP_NUM_THREADS')
 
 
-def _build_runner(job: Job, whole: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
+def _build_runner(job: Job, cfg: Config, needs_all_weights: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
     options = job.options
-    runner = build_runner(job.cfg, options.unsafe_load, whole, options.skip_unreadable, job.datasets)
+    runner = build_runner(cfg, options.unsafe_load, needs_all_weights, options.skip_unreadable, job.datasets)
     if options.compile:
         compile_model(runner.model)
     for hook in hooks:

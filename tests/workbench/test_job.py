@@ -174,6 +174,20 @@ def test_options_of_an_exported_model_with_a_checkpoint(option, error, tmp_path)
         pass
 
 
+@pytest.mark.parametrize('amp', [None, 'bfloat16'])
+def test_a_test_leaves_the_config_of_its_job(amp, monkeypatch):
+    """Two tests of one job have equal configs."""
+    monkeypatch.setattr(job, 'require_data', lambda *_: None)
+    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_: cfg)
+    tested = job.Job(MASK_RCNN, Options(amp=amp))
+    before, configs = tested.cfg.to_dict(), []
+    for _ in range(2):
+        with job.open_test(tested, 'epoch_1.pth', testing.OutputOptions(tta=True)) as cfg:
+            configs.append(cfg.to_dict())
+        assert tested.cfg.to_dict() == before
+    assert configs[0] == configs[1] != before
+
+
 @pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])
 def test_tta_of_masks(record_fault, name):
     """A view and its mirror image are the same objects. Of two overlapping objects, the surer keeps box and mask."""

@@ -88,7 +88,7 @@ def export_model(
     is_calibrated = formats.is_calibrated(precision, operators)
     if shape is not None and (part == 'model' or is_calibrated):
         cfg = at_one_size(cfg, shape)
-    predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
+    predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load=unsafe_load)
     has_text = hasattr(predictor.model, 'language_model')
     if has_text:
         texts = tuple(texts or predictor.meta['classes'])
@@ -116,7 +116,19 @@ def export_model(
         **dict(period=predictor.window_alignment, threshold=predictor.binary_threshold),  # for tiles of large pictures
     )
     metric = (lambda folder: evaluate_folder(cfg, folder)) if part == 'model' else lambda folder: {}
-    return write(graph, out, format, precision, meta, reference, samples, calibration, metric, overwrite, operators)
+    return write(
+        graph,
+        out,
+        format,
+        precision,
+        meta=meta,
+        reference=reference,
+        samples=samples,
+        calibration=calibration,
+        metric=metric,
+        overwrite=overwrite,
+        operators=operators,
+    )
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
@@ -138,6 +150,7 @@ def write(
     out: Path,
     format: str,
     precision: str,
+    *,
     meta: Optional[dict[str, Any]] = None,
     reference: Optional[Callable[[NDArray[Any]], Result]] = None,
     samples: Sequence[verify.Sample] = (),
@@ -159,7 +172,7 @@ def write(
     with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as beside:
         wide = Path(beside) / 'fp32'
         if is_calibrated:
-            write(graph, wide, format, 'fp32', meta, reference, samples)
+            write(graph, wide, format, 'fp32', meta=meta, reference=reference, samples=samples)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
             name = formats.MODEL_FILES[format]
             quantize(wide / name, folder / name, calibration)

@@ -23,13 +23,13 @@ class Explained(NamedTuple):
 
     Args:
         map_HW: of the stage, from 0 to 1.
-        label: name of the class.
+        class_name: name of the class.
         score: of the box; for a segmentor the share of pixels with the class.
         box: (x1, y1, x2, y2) in pixels of the model's input; None for a segmentor.
     """
 
     map_HW: Tensor
-    label: str
+    class_name: str
     score: float
     box: Optional[list[float]]
 
@@ -46,7 +46,7 @@ def explain(
     prepared: dict[str, Any],
     stage: int,
     method: str,
-    label: Optional[str] = None,
+    class_name: Optional[str] = None,
     number: int = 1,
 ) -> Explained:
     """Return a class activation map of a box of a detector, or of a class of a segmentor.
@@ -54,23 +54,23 @@ def explain(
     Args:
         prepared: of `Predictor.prepare`.
         stage, method: see `class_activation_map`.
-        label: name of the class. Default: any class of a detector, the most frequent class of a segmentor's picture.
+        class_name: Default: any class of a detector, the most frequent class of a segmentor's picture.
         number: of the box among the boxes of the class, by score, from 1.
 
     Raises:
         ValueError: if there is no such class or box; or see `class_activation_map`.
     """
     classes = predictor.meta['classes']
-    if label is not None and label not in classes:
-        raise ValueError(f'the class must be one of {", ".join(classes)}, got {label!r}')
-    index = None if label is None else classes.index(label)
+    if class_name is not None and class_name not in classes:
+        raise ValueError(f'the class must be one of {", ".join(classes)}, got {class_name!r}')
+    label = None if class_name is None else classes.index(class_name)
     choose: Callable[..., Any] = _score_of_box if predictor.scope == 'mmdet' else _score_of_class
     choices: list[Any] = []
 
     def score() -> Tensor:
         with predictor.in_scope(), _scores_keep_gradients():
             (sample,) = predictor.model.test_step(pseudo_collate([prepared]))
-        choices[:] = choose(sample, index, number)
+        choices[:] = choose(sample, label, number)
         value: Tensor = choices[0]
         return value
 

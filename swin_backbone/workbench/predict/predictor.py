@@ -62,6 +62,7 @@ class Predictor:
         cfg: Config,
         checkpoint: Optional[str],
         device: str,
+        *,
         unsafe_load: bool = False,
         allow_missing: bool = False,
         amp: Optional[str] = None,

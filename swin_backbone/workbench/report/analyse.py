@@ -134,8 +134,8 @@ def _draw_picture(evaluation: Evaluation, threshold: float, row: Mapping[str, An
         panels[panel].append(Shape(item['bbox'], text, bool(is_right), path))
 
     for row_number in np.flatnonzero((objects.picture == number) & ~objects.is_crowd):
-        label = evaluation.truth.anns[objects.id[row_number]]
-        add(0, label, names[objects.label[row_number]], (predictions.match[strong] == row_number).any())
+        annotation = evaluation.truth.anns[objects.id[row_number]]
+        add(0, annotation, names[objects.label[row_number]], (predictions.match[strong] == row_number).any())
     for row_number in np.flatnonzero((predictions.picture == number) & strong):
         text = f'{names[predictions.label[row_number]]} {predictions.score[row_number]:.2f}'
         add(1, evaluation.results[predictions.result[row_number]], text, predictions.match[row_number] >= 0)

@@ -90,7 +90,10 @@ def report_on_test(
 
         base = next(base_datasets(runner.test_dataloader.dataset), None)
         load = read_picture if base is None else load_of(base)
-        return write_report(folder, labels, results, pictures, None, others, True, about, differences, load)
+        return write_report(
+            folder, labels, results, pictures,
+            others=others, overwrite=True, about=about, summarize=differences, load=load,
+        )  # fmt: skip
 
 
 class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures

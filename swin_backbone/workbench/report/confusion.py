@@ -41,10 +41,10 @@ class PixelCounts:
         names = (self.classes[index] for index in divmod(int(errors.argmax()), number))
         wrong = float(errors.sum() / max(counts.sum(), 1))
         self.pictures.append(dict(file=file, wrong=wrong, mainly=' as '.join(names) if wrong else ''))
-        label, predicted = (
+        label_map, predicted_map = (
             reduce(labels.astype(np.int32), KEPT_SIDE, cv2.INTER_NEAREST) for labels in (label_HW, predicted_HW)
         )
-        self.worst.append((wrong, -len(self.pictures), label, predicted))
+        self.worst.append((wrong, -len(self.pictures), label_map, predicted_map))
         self.worst = sorted(self.worst, reverse=True)[:WORST]
 
     def report(self) -> dict[str, Any]:

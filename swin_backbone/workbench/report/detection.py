@@ -73,13 +73,15 @@ class Evaluation(NamedTuple):
         Args:
             rows, objects: their numbers in `predictions` and `objects`.
         """
-        labels = [self.truth.anns[number] for number in self.objects.id[objects]]
+        annotations = [self.truth.anns[number] for number in self.objects.id[objects]]
         key = 'bbox' if self.params.iouType == 'bbox' else 'segmentation'
         predicted = [self.results[row][key] for row in self.predictions.result[rows]]
-        if not (predicted and labels):
-            return np.zeros((len(predicted), len(labels)))
+        if not (predicted and annotations):
+            return np.zeros((len(predicted), len(annotations)))
         shared: Array = coco_mask.iou(
-            predicted, [annotation[key] for annotation in labels], [int(annotation['iscrowd']) for annotation in labels]
+            predicted,
+            [annotation[key] for annotation in annotations],
+            [int(annotation['iscrowd']) for annotation in annotations],
         )
         return shared
 

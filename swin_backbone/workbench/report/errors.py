@@ -160,11 +160,11 @@ def doubtful_labels(
         evaluation.predictions.score,
     )
 
-    def predicted(row: int) -> dict[str, Any]:
+    def entry_of_prediction(row: int) -> dict[str, Any]:
         result = evaluation.results[predictions.result[row]]
         return dict(image_id=result['image_id'], predicted=names[predictions.label[row]], predicted_box=result['bbox'])
 
-    def label(row: int) -> dict[str, Any]:
+    def entry_of_truth(row: int) -> dict[str, Any]:
         item, name = evaluation.truth.anns[objects.id[row]], names[objects.label[row]]
         return dict(
             image_id=item['image_id'], label=name, annotation_id=item.get('own_id', item['id']), label_box=item['bbox']
@@ -185,17 +185,19 @@ def doubtful_labels(
             listed.add(rows[pair])
             doubted.add(targets[pair])
             kind = 'other class' if is_on[pair] else 'beside'
-            doubts[kind].append(predicted(rows[pair]) | label(targets[pair]) | dict(sureness=float(margin[pair])))
+            doubts[kind].append(
+                entry_of_prediction(rows[pair]) | entry_of_truth(targets[pair]) | dict(sureness=float(margin[pair]))
+            )
     is_sure[rows[contradicts | is_on]] = False
     is_sure &= ~np.isin(predictions.result, on_objects)
     largest = np.zeros(len(score))  # IoU with a label
     np.maximum.at(largest, rows, iou)
     free = score * (1 - largest)
     sure = sorted(np.flatnonzero(is_sure), key=lambda row: -free[row])
-    doubts['no label'] = [predicted(row) | dict(sureness=float(free[row])) for row in sure]
+    doubts['no label'] = [entry_of_prediction(row) | dict(sureness=float(free[row])) for row in sure]
     share = np.bincount(objects.label[evaluation.is_found], minlength=len(names)) / np.maximum(evaluation.totals, 1)
     lonely, is_missing = share[objects.label] * (1 - near), near < UNSURE * thresholds[objects.label]
     for row in np.argsort(-lonely, kind='stable'):
         if is_missing[row] and not objects.is_crowd[row] and row not in doubted:
-            doubts['not found'].append(label(row) | dict(sureness=float(lonely[row])))
+            doubts['not found'].append(entry_of_truth(row) | dict(sureness=float(lonely[row])))
     return {kind: rows[:LISTED] for kind, rows in doubts.items()}

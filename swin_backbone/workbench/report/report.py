@@ -27,6 +27,7 @@ def write_report(
     labels: AnyPath,
     results: AnyPath,
     pictures: Optional[AnyPath] = None,
+    *,
     classes: Optional[Sequence[str]] = None,
     others: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     overwrite: bool = False,

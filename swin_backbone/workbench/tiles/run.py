@@ -70,6 +70,7 @@ class TiledInference:
         predictor: Predictor,
         path: Union[str, Path],
         out_dir: Union[str, Path],
+        *,
         tile: int = 1024,
         overlap: Optional[int] = None,
         level: int = 0,

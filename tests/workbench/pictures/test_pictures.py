@@ -15,8 +15,8 @@ from swin_backbone.workbench.pictures.attention import strides_of
 from swin_backbone.workbench.pictures.bias import bias_tables
 from swin_backbone.workbench.pictures.cam import class_activation_map, eigen_cam, grad_cam, reshape_transform
 from swin_backbone.workbench.pictures.curves import curves_figure, read_log
+from swin_backbone.workbench.pictures.heatmaps import attention_figure, cam_figure, features_figure, principal_colours
 from swin_backbone.workbench.pictures.layout import PADDING, REGIONS, lay_out, map_size
-from swin_backbone.workbench.pictures.overlays import attention_figure, cam_figure, features_figure, principal_colours
 from swin_backbone.workbench.pictures.save import save_figure
 from swin_backbone.workbench.pictures.windows import (
     bias_figure,

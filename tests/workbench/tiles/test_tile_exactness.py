@@ -80,7 +80,7 @@ def agreement(tmp_path, predictor, pixels, tile, overlap):
     """Return the share of pixels with the label of the whole picture, and the number of tiles."""
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     out = tmp_path / f'{tile}-{overlap}-{pixels.shape[0]}x{pixels.shape[1]}'
-    job = TiledInference(predictor, tmp_path / 'a.png', out, tile, overlap)
+    job = TiledInference(predictor, tmp_path / 'a.png', out, tile=tile, overlap=overlap)
     (path,) = job.run().files
     prepared = predictor.prepare(Frame(Medium(tmp_path / 'a.png', 'a', False), 0, pixels, pixels.shape[:2]))
     whole = predictor.scores(prepared).argmax(0)
