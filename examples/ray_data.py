@@ -145,7 +145,7 @@ class Model:
             raise OSError(error)
         pixels = self.predictor.loader.decode(data, path)
         frame = frame_of(pixels, Path(path))
-        (sample,) = self.predictor.predict([self.predictor.prepare(frame)])
+        (sample,) = self.predictor.predict([self.predictor.preprocess(frame)])
         prediction = Prediction(path, sample, frame, self.predictor, self.score_thr)
         objects, labels_png = entries_of(prediction, 0, path), prediction.labels_png()
         for item in objects:

@@ -17,7 +17,7 @@ from swin_backbone.checkpoints.reading import are_checkpoints_trusted
 from swin_backbone.compat import without_cudnn_attention
 from swin_backbone.openmmlab.mixed_precision import MixedPrecisionHook
 from swin_backbone.workbench.data.media import read_picture
-from swin_backbone.workbench.data.seeds import keep_generators, seed_generators
+from swin_backbone.workbench.data.seeds import preserve_rng_state, seed_rng
 from swin_backbone.workbench.export.formats import quiet
 from swin_backbone.workbench.report.detection import silent
 from swin_backbone.workbench.resume import loading
@@ -26,8 +26,8 @@ from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
 @contextlib.contextmanager
 def seeded():
-    with keep_generators():
-        seed_generators(threading.get_ident())
+    with preserve_rng_state():
+        seed_rng(threading.get_ident())
         yield
 
 

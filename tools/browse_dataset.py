@@ -70,7 +70,7 @@ def main() -> int:
     from mmengine.registry import VISUALIZERS, init_default_scope
 
     from swin_backbone.openmmlab.errors import sentence_of
-    from swin_backbone.workbench.data.datasets import DataSets, base_datasets
+    from swin_backbone.workbench.data.datasets import BuiltDatasets, base_datasets
     from swin_backbone.workbench.data.guard import guard_dataset
     from swin_backbone.workbench.predict.predictor import VISUALIZERS_OF
     from swin_backbone.workbench.runner import build
@@ -85,7 +85,7 @@ def main() -> int:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             make_folder(args.output_dir)
-        dataset = DataSets(cfg, refused=()).of(args.phase)
+        dataset = BuiltDatasets(cfg, fatal_faults=()).of(args.phase)
         guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable)
         for base in base_datasets(dataset):
             base.guard.are_masks_checked = False  # a wrong mask is an error of its picture alone

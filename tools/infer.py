@@ -167,7 +167,7 @@ def infer_tiles(args: argparse.Namespace) -> int:
             files = tiled.merge(args.overwrite)
             print(f'merged; see {", ".join(map(str, files))}')
             return 0
-        with tile_bar(tiled.grid.step) as show:
+        with tile_bar(tiled.grid.stride) as show:
             progress, files = tiled.run(args.shard, args.resume, args.overwrite, show)
     height, width = tiled.grid.size
     print(

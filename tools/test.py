@@ -46,7 +46,7 @@ def main() -> None:
     from swin_backbone.workbench.job import open_test
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
     from swin_backbone.workbench.runner.launchers import rank
-    from swin_backbone.workbench.runner.testing import OutputOptions
+    from swin_backbone.workbench.runner.prediction_outputs import OutputOptions
 
     outputs = OutputOptions(
         args.tta, args.show, args.wait_time, args.show_dir, args.out, args.first_label, args.overwrite

@@ -140,7 +140,7 @@ def _open(args: argparse.Namespace) -> 'tuple[Predictor, dict[str, Any], NDArray
     predictor = open_predictor(make_job(args), args.checkpoint)
     predictor.require_backbone()
     frame = next(media.read_frames(medium, load=predictor.load))
-    prepared = predictor.prepare(frame)
+    prepared = predictor.preprocess(frame)
     return predictor, prepared, resized_picture(frame, prepared)
 
 

@@ -32,7 +32,7 @@ def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
     return ((where, part) for where, part in walk(node, key) if where and isinstance(part, dict) and 'type' in part)
 
 
-def kind_of(part: dict[str, Any]) -> str:
+def type_name(part: dict[str, Any]) -> str:
     """Return the name of a part's class without the prefix of a toolbox."""
     kind = part['type']
     return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
@@ -73,4 +73,4 @@ def _shown(value: Any) -> str:
 
 def _call(cfg: dict[str, Any]) -> str:
     arguments = (f'{name}={_shown(value)}' for name, value in cfg.items() if name != 'type')
-    return f'{kind_of(cfg)}({", ".join(arguments)})'
+    return f'{type_name(cfg)}({", ".join(arguments)})'

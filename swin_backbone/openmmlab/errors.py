@@ -13,7 +13,7 @@ from typing import Any, Optional
 from mmengine.config import Config
 
 from ..checkpoints.errors import CheckpointError
-from .config_parts import kind_of, parts_of
+from .config_parts import parts_of, type_name
 
 IN_WORKER = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters
@@ -109,7 +109,7 @@ def _config_place(error: BaseException) -> str:
         return ''
     for frame in reversed(frames):
         for kind, settings in _objects_of(frame):
-            parts = [(key, part) for key, part in parts_of(cfg) if kind_of(part) == kind]
+            parts = [(key, part) for key, part in parts_of(cfg) if type_name(part) == kind]
             if parts:
                 key, _ = max(parts, key=lambda item: (item[1] == settings, _num_equal(item[1], settings)))
                 return f'{key} of {cfg.filename}' if cfg.filename else key
@@ -126,7 +126,7 @@ def _objects_of(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
         return
     for value in frame.f_locals.values():
         if isinstance(value, dict) and 'type' in value:
-            yield kind_of(value), value
+            yield type_name(value), value
     if 'self' in frame.f_locals:
         owner = frame.f_locals['self']
         yield type(owner).__name__, getattr(owner, '__dict__', {})

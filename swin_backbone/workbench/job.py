@@ -23,21 +23,21 @@ from ..options import Options
 from .compile import compile_model
 from .configs.amp import enable_amp_of_test
 from .configs.paths import require_data, tested_set
-from .configs.published import find_weights, start_from
+from .configs.published import find_weights, set_load_from
 from .configs.training_settings import has_settings, lr_line
 from .data.annotations import uses_masks
 from .data.balance import Epoch, count_epoch
-from .data.datasets import DataSets
+from .data.datasets import BuiltDatasets
 from .data.prepare.config import class_weights_left_out
 from .data.prepare.prepare import Dataset, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process
-from .resolve import combine, fit_to_pictures, set_start, set_training
+from .resolve import combine, scale_schedule_to_dataset, set_amp_and_checkpoint, set_training
 from .runner.build import build_runner, run_loop
-from .runner.launchers import processes, rank
-from .runner.safe_runner import SafeRunner, only_training_in
-from .runner.testing import OutputOptions, enable_tta, write_outputs
+from .runner.launchers import rank, world_size
+from .runner.prediction_outputs import OutputOptions, enable_tta, write_outputs
+from .runner.safe_runner import SafeRunner, training_lock
 from .runner.val_loss import ValLossHook
 
 
@@ -107,25 +107,27 @@ class Job:
         """
         self.print(*self.changes)
         cfg, options = self.cfg, self.options
-        set_start(cfg, options)
+        set_amp_and_checkpoint(cfg, options)
         require_data(cfg, ('train', 'val'))
         return _build_runner(self, cfg, hooks=[ValLossHook()] if options.val_loss else [])
 
 
-def _apply_training_options(combined: Config, options: Options, data: Optional[Dataset]) -> tuple[DataSets, list[str]]:
+def _apply_training_options(
+    combined: Config, options: Options, data: Optional[Dataset]
+) -> tuple[BuiltDatasets, list[str]]:
     """Return the data sets of a config with the settings of a training, and lines on what these change."""
     if data is None and not has_settings(options):
-        return DataSets(combined), []
-    cfg, ranks = set_training(combined, options), processes(options.launcher)
-    datasets, lines = DataSets(cfg), list[str]()
-    epoch = Epoch(data.splits['train'].pictures) if data else None
+        return BuiltDatasets(combined), []
+    cfg, processes = set_training(combined, options), world_size(options.launcher)
+    datasets, lines = BuiltDatasets(cfg), list[str]()
+    epoch = Epoch(data.splits['train'].num_pictures) if data else None
     if options.epochs is not None or options.balance:
         epoch = count_epoch(datasets, options.balance)
     if epoch is not None:
-        fit_to_pictures(cfg, options, data, epoch, ranks)
+        scale_schedule_to_dataset(cfg, options, data, epoch, processes)
         lines.append(epoch.line)
     if not options.auto_scale_lr and (options.batch is not None or data):
-        lines.append(lr_line(cfg, ranks))
+        lines.append(lr_line(cfg, processes))
     changes = summarize(combined, cfg)
     if changes:
         lines.append(f'changed settings:\n{changes}')
@@ -134,8 +136,8 @@ def _apply_training_options(combined: Config, options: Options, data: Optional[D
 
 @contextmanager
 def open_training(job: Job) -> Iterator[SafeRunner]:
-    """Yield the runner of a training, alone in its working folder. Errors: see `build_training`, `only_training_in`."""
-    with only_training_in(job.cfg.work_dir, rank(job.options.launcher)):  # before the first files: log and config
+    """Yield the runner of a training, alone in its working folder. Errors: see `build_training`, `training_lock`."""
+    with training_lock(job.cfg.work_dir, rank(job.options.launcher)):  # before the first files: log and config
         yield job.build_training()
 
 
@@ -169,7 +171,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         device = get_device()
         if options.device not in (None, device, f'{device}:0'):
             raise ValueError(f'--device of a test takes {device}, on which mmengine tests here, got {options.device}')
-        start_from(cfg, checkpoint)
+        set_load_from(cfg, checkpoint)
     if options.amp:
         enable_amp_of_test(cfg, options.amp)
     if outputs.tta:
@@ -177,7 +179,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
     require_data(cfg, ('test',))
     job.print(f'tested on {tested_set(cfg)}')
     inputs = [checkpoint, *filter(None, [cfg.filename])]
-    with write_outputs(cfg, outputs, inputs, is_first=not rank(options.launcher)) as hooks:
+    with write_outputs(cfg, outputs, inputs, is_main_process=not rank(options.launcher)) as hooks:
         if options.precision:
             hooks.append(AccelerateHook(options.precision))
         yield _build_runner(job, cfg, not options.allow_missing, hooks)

@@ -85,7 +85,7 @@ class Model:
         frames = _frames(picture, predictor)
         if len(frames) != 1:
             raise ValueError(f'features takes one picture, got {len(frames)}: {picture}')
-        maps: list[NDArray[Any]] = predictor.features(predictor.prepare(frames[0][1]))
+        maps: list[NDArray[Any]] = predictor.features(predictor.preprocess(frames[0][1]))
         return maps
 
     @with_options('epochs batch lr auto_scale_lr balance patience val_loss')
@@ -180,7 +180,7 @@ class Model:
         thr = score_thr_of(predictor, score_thr)
         ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
         for path, frame in _frames(pictures, predictor):
-            (sample,) = predictor.predict([predictor.prepare(frame)])
+            (sample,) = predictor.predict([predictor.preprocess(frame)])
             predictions.append(Prediction(path, sample, frame, predictor, thr, ids))
         return predictions
 

@@ -4,8 +4,9 @@ The stages, in this order:
 
 1. `combine` swaps the backbone, replaces the data, and applies `--cfg-options`, whose keys may be of the new backbone.
 2. `set_training` sets what the options of a training name.
-3. `fit_to_pictures` fits its schedule to the number of pictures, which the data sets of 2 have.
-4. `set_start`, for a training alone: mixed precision, and the checkpoint that it begins with.
+3. `scale_schedule_to_dataset` scales its schedule to the pictures of an epoch, which `count_epoch` counts in the
+   training data set of the config of stage 2.
+4. `set_amp_and_checkpoint` sets, for a training alone, mixed precision and the checkpoint that it begins with.
 
 Stages 2 and 3 apply `--cfg-options` again, so that a key of the user stays, except keys of schedules that stage 3
 replaces. Options of stage 4 come last. The result is a plain config of its toolbox, whose own tools/train.py trains it.
@@ -22,11 +23,11 @@ from ..openmmlab.swap.backbone import swap_backbone
 from ..options import Options
 from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, setting_of
-from .configs.paths import datasets_in
-from .configs.published import start_from_weights
+from .configs.paths import dataset_configs
+from .configs.published import set_initial_weights
 from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule
 from .data.balance import Epoch, apply_balance
-from .data.load_picture import name_loaders
+from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
 from .data.prepare.prepare import Dataset
 
@@ -52,12 +53,12 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
     if data is not None:
         put_data(cfg, data)
-        for _, dataset in datasets_in(cfg, 'train'):
+        for _, dataset in dataset_configs(cfg, 'train'):
             dataset.pop('filter_cfg', None)  # small pictures, and those without objects, are trained on
     apply_options(cfg, settings)
     if data is not None:
         _require_agreement(cfg, data, settings)
-    name_loaders(cfg)
+    use_load_picture(cfg)
     name = Path(config.filename or 'config').stem + (f'_{backbone}' if backbone else '')
     cfg.work_dir = str(options.work_dir or cfg.get('work_dir') or Path('work_dirs', name))
     cfg.launcher = options.launcher
@@ -75,7 +76,7 @@ def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> N
 
 
 def set_training(config: Config, options: Options) -> Config:
-    """Return a config with the settings of a training, besides its schedule: see `fit_to_pictures`.
+    """Return a config with the settings of a training, besides its schedule: see `scale_schedule_to_dataset`.
 
     Raises:
         ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take a setting.
@@ -85,26 +86,28 @@ def set_training(config: Config, options: Options) -> Config:
     if options.auto_scale_lr:
         enable_auto_scale_lr(cfg)
     apply_options(cfg, options.cfg_options or {})
-    name_loaders(cfg)
+    use_load_picture(cfg)
     return cfg
 
 
-def fit_to_pictures(cfg: Config, options: Options, data: Optional[Dataset], epoch: Epoch, processes: int = 1) -> None:
-    """Fit the schedule of a training to its pictures, and balance its classes, in place.
+def scale_schedule_to_dataset(
+    cfg: Config, options: Options, data: Optional[Dataset], epoch: Epoch, world_size: int = 1
+) -> None:
+    """Scale the schedule of a training to its pictures, and balance its classes, in place.
 
     Without `data` and `options.epochs`, the schedule stays.
 
     Args:
         cfg: of `set_training`.
         epoch: see `count_epoch`.
-        processes: of the training.
+        world_size: number of processes of the training.
 
     Raises:
         ConfigError: if the config has no length, or weights of classes beside `balance`.
     """
     cfg_options, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
     if options.epochs is not None or data is not None:
-        fit_schedule(cfg, epoch.pictures, processes, options.epochs)
+        fit_schedule(cfg, epoch.num_pictures, world_size, options.epochs)
         if len(cfg.get('param_scheduler') or ()) != schedules:  # indices have moved
             cfg_options = {
                 key: value for key, value in cfg_options.items() if not key.lstrip('+').startswith('param_scheduler.')
@@ -117,10 +120,10 @@ def fit_to_pictures(cfg: Config, options: Options, data: Optional[Dataset], epoc
         apply_balance(cfg, epoch)  # last, because keys of options refer to the wrapped data set
 
 
-def set_start(cfg: Config, options: Options) -> None:
+def set_amp_and_checkpoint(cfg: Config, options: Options) -> None:
     """Set the mixed precision of a training, and the checkpoint that it begins with or continues, in place.
 
-    A test has none of these: see `enable_amp_of_test` and `start_from`.
+    A test has none of these: see `enable_amp_of_test` and `set_load_from`.
 
     Raises:
         ValueError: see `enable_amp` and `find_weights`.
@@ -128,6 +131,6 @@ def set_start(cfg: Config, options: Options) -> None:
     if options.amp:
         enable_amp(cfg, options.amp)
     if options.weights is not None:
-        start_from_weights(cfg, options.weights)
+        set_initial_weights(cfg, options.weights)
     if options.resume is not None:
         cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)

@@ -26,9 +26,9 @@ from pycocotools.cocoeval import COCOeval
 
 from swin_backbone import accelerate, load
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.data.annotations import class_of, form_of
+from swin_backbone.workbench.data.annotations import annotation_format, registered_class
 from swin_backbone.workbench.predict.results import ResultsWriter
-from swin_backbone.workbench.runner.testing import write_coco_results
+from swin_backbone.workbench.runner.prediction_outputs import write_coco_results
 from swin_backbone.workbench.runner.validation import MaskAreasHook
 
 
@@ -281,5 +281,5 @@ def test_a_panoptic_model_is_tested_on_cocos_files(tmp_path):
     write_coco_results(cfg, tmp_path / 'res')
     assert {metric.outfile_prefix for metric in cfg.test_evaluator} == {str(tmp_path / 'res')}
     with DefaultScope.overwrite_default_scope('mmdet'):
-        assert form_of(class_of(dict(type='CocoPanopticDataset'))) is None
-        assert form_of(class_of(dict(type='CocoDataset'))) == 'COCO'
+        assert annotation_format(registered_class(dict(type='CocoPanopticDataset'))) is None
+        assert annotation_format(registered_class(dict(type='CocoDataset'))) == 'COCO'

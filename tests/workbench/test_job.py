@@ -21,10 +21,10 @@ from swin_backbone.options import Options
 from swin_backbone.workbench import job
 from swin_backbone.workbench.configs import amp
 from swin_backbone.workbench.configs.cfg_options import setting_of
-from swin_backbone.workbench.configs.published import find_weights, start_from
+from swin_backbone.workbench.configs.published import find_weights, set_load_from
 from swin_backbone.workbench.configs.training_settings import apply_settings
 from swin_backbone.workbench.export import predictor
-from swin_backbone.workbench.runner import build, testing
+from swin_backbone.workbench.runner import build, prediction_outputs
 
 CONFIGS = ROOT / 'configs'
 RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
@@ -151,7 +151,7 @@ def training_with(**options):
     (training_with(resume='auto'), (True, None)),
     (training_with(resume='epoch_1.pth'), (True, 'epoch_1.pth')),
     (training_with(weights=RECIPE), (False, find_weights(RECIPE))),
-    (lambda made: start_from(made.cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
+    (lambda made: set_load_from(made.cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
     (lambda made: predictor.set_exported(made.cfg, 'exported'), (False, None)),
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
@@ -182,7 +182,7 @@ def test_a_test_leaves_the_config_of_its_job(amp, monkeypatch):
     tested = job.Job(MASK_RCNN, Options(amp=amp))
     before, configs = tested.cfg.to_dict(), []
     for _ in range(2):
-        with job.open_test(tested, 'epoch_1.pth', testing.OutputOptions(tta=True)) as cfg:
+        with job.open_test(tested, 'epoch_1.pth', prediction_outputs.OutputOptions(tta=True)) as cfg:
             configs.append(cfg.to_dict())
         assert tested.cfg.to_dict() == before
     assert configs[0] == configs[1] != before
@@ -194,7 +194,7 @@ def test_tta_of_masks(record_fault, name):
     from mmdet.structures import DetDataSample
 
     cfg = read_config(name)
-    testing.enable_tta(cfg)
+    prediction_outputs.enable_tta(cfg)
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
     module = torch.nn.Identity()
     module.test_step = None

@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from ...archs import ARCHS
 from ...checks import check_choice
 from ..config_files import add_custom_import, read_config
-from ..config_parts import kind_of, summarize, walk
+from ..config_parts import summarize, type_name, walk
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .probe import Level, backbone_levels
@@ -134,7 +134,7 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
     """Return whether a backbone is a Swin of this size, the toolbox's or ours, with equal windows per stage."""
     is_mmpretrains = str(old.type).startswith('mmpretrain.')  # has other arguments
     kinds = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
-    if kind_of(old) not in kinds:
+    if type_name(old) not in kinds:
         return False
     defaults, size = ARCHS[old.get('arch') or 'tiny'], swin.size
     depths, heads = (list(old.get(name) or getattr(defaults, name)) for name in ('depths', 'num_heads'))
@@ -193,7 +193,7 @@ def _rewire(
     stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
     maps = SwappedMaps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get(neck_name)
-    if segmentation and isinstance(neck, dict) and kind_of(neck) == 'Feature2Pyramid':
+    if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
         del model[neck_name]  # makes a pyramid of a ViT's maps; Swin's maps are a pyramid
         neck = None
     if neck:
@@ -206,7 +206,7 @@ def _rewire(
         if behind.widths()[0] != behind.widths()[1]:
             if not segmentation or listed:
                 raise ValueError(
-                    f'{key}.{neck_name}: a {kind_of(first)} without out_channels changes the channels of the heads'
+                    f'{key}.{neck_name}: a {type_name(first)} without out_channels changes the channels of the heads'
                 )
             rewire_segmentor(model, behind, key, prune=False)
     elif segmentation:
@@ -258,6 +258,6 @@ def _normalize_as_imagenet(preprocessor: Any) -> None:
         _normalize_as_imagenet(preprocessor['data_preprocessor'])
     else:
         preprocessor.pop('rgb_to_bgr', None)
-        kind = kind_of(preprocessor) if 'type' in preprocessor else CLASSIFIER_PREPROCESSORS[0]
+        kind = type_name(preprocessor) if 'type' in preprocessor else CLASSIFIER_PREPROCESSORS[0]
         preprocessor.update(copy.deepcopy(IMAGENET))
         preprocessor['to_rgb' if kind in CLASSIFIER_PREPROCESSORS else 'bgr_to_rgb'] = True

@@ -5,7 +5,7 @@ The head reads one vector per image: the mean of the last map, or a vector that 
 
 from mmengine.config import ConfigDict
 
-from ..config_parts import kind_of
+from ..config_parts import type_name
 from .probe import Level
 
 CLASSIFIERS = ('ImageClassifier', 'BaseReID')
@@ -14,7 +14,7 @@ POOLING = ('GlobalAveragePooling', 'GeneralizedMeanPooling')  # necks without a 
 
 def is_classifier(model: ConfigDict, scope: str) -> bool:
     """Return whether a model is a classifier, or another model of mmpretrain."""
-    return scope == 'mmpretrain' or kind_of(model) in CLASSIFIERS
+    return scope == 'mmpretrain' or type_name(model) in CLASSIFIERS
 
 
 def require_classifier(model: ConfigDict, key: str) -> None:
@@ -23,8 +23,8 @@ def require_classifier(model: ConfigDict, key: str) -> None:
     Raises:
         ValueError: with the type of the model.
     """
-    if kind_of(model) not in CLASSIFIERS:
-        raise ValueError(f'{key}.type takes one of {", ".join(CLASSIFIERS)}, got {kind_of(model)}')
+    if type_name(model) not in CLASSIFIERS:
+        raise ValueError(f'{key}.type takes one of {", ".join(CLASSIFIERS)}, got {type_name(model)}')
 
 
 def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: str, neck_name: str) -> None:
@@ -57,8 +57,8 @@ def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: s
         neck.in_channels = width
         if 'out_channels' in neck:
             return  # the head reads the same channels as before
-    elif kind_of(neck) not in POOLING:
-        raise ValueError(f'{key}.{neck_name}: a {kind_of(neck)} has no in_channels')
+    elif type_name(neck) not in POOLING:
+        raise ValueError(f'{key}.{neck_name}: a {type_name(neck)} has no in_channels')
     if head.in_channels != old:
         raise ValueError(f'{key}.head.in_channels is {head.in_channels}, and the backbone emits {old} channels')
     head.in_channels = width

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mmengine.config import ConfigDict
 
-from ..config_parts import kind_of, walk
+from ..config_parts import type_name, walk
 from .probe import Level, neck_levels
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: these heads read every map, and ignore in_index
@@ -37,10 +37,10 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     for name in ('rfp_backbone', 'embed_dim'):
         if name in neck:
             raise ValueError(
-                f'{key}.{name}: a {kind_of(neck)} is made for its own backbone, and cannot be given another'
+                f'{key}.{name}: a {type_name(neck)} is made for its own backbone, and cannot be given another'
             )
     if 'in_channels' not in neck:
-        raise ValueError(f'{key}: a {kind_of(neck)} has no in_channels')
+        raise ValueError(f'{key}: a {type_name(neck)} has no in_channels')
     channels = neck.in_channels
     if isinstance(channels, int):
         if channels != old[-1]:
@@ -49,7 +49,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
         return [len(old) - 1]
     outputs = neck.get('out_channels')
     if not isinstance(outputs, (int, type(None))) and list(outputs[: len(channels)]) == list(channels):
-        raise ValueError(f'{key}.out_channels: a {kind_of(neck)} passes on the maps of the backbone it was made for')
+        raise ValueError(f'{key}.out_channels: a {type_name(neck)} passes on the maps of the backbone it was made for')
     if list(channels) == old[::-1] != old:  # of YOLOv3: the deepest map comes first
         neck.in_channels = type(channels)(new[::-1])
         return list(range(len(old)))
@@ -58,7 +58,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     old = old[: len(channels)]
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
     used = list(range(start, len(old) if end < 0 else min(end + 1, len(old))))
-    if start and kind_of(neck) in READ_FROM_START and used[-1] == len(old) - 1:
+    if start and type_name(neck) in READ_FROM_START and used[-1] == len(old) - 1:
         neck.start_level = 0
     else:
         used = list(range(len(old)))
@@ -87,7 +87,7 @@ def after_neck(
         after = neck_levels(new_neck, [maps.new[index] for index in used], scope, key)
     except ValueError as error:
         raise ValueError(
-            f'{key}: a {kind_of(new_neck)} takes the maps of the backbone that it was made for, and not a '
+            f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '
             f"Swin's: {error.__cause__ or error}"
         ) from error
     return SwappedMaps([], []) if sized else SwappedMaps(before, after)
@@ -102,7 +102,7 @@ def leaves_maps_unread(model: ConfigDict, neck_name: str) -> bool:
         ):
             return True
     head = model.get('decode_head')
-    return not neck and isinstance(head, dict) and kind_of(head) == 'EncHead' and not head.get('add_lateral')
+    return not neck and isinstance(head, dict) and type_name(head) == 'EncHead' and not head.get('add_lateral')
 
 
 def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
@@ -160,7 +160,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
     for i, (_, head, indices) in enumerate(reads[1:]):
-        if kind_of(head) == 'OCRHead' and isinstance(indices, int):
+        if type_name(head) == 'OCRHead' and isinstance(indices, int):
             reads[i] = (*reads[i][:2], indices)  # the head in front finds the regions on the same map
     used = {index for *_, indices in reads for index in (indices if isinstance(indices, list) else [indices])}
     if any(head.get('c1_in_channels') for _, head in heads):
@@ -192,7 +192,7 @@ def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
         indices: Any = index % len(old)
         expected: Any = old[indices]
     else:
-        reads_all = 'in_index' not in head or kind_of(head) in ALL_MAPS_HEADS
+        reads_all = 'in_index' not in head or type_name(head) in ALL_MAPS_HEADS
         index = range(len(old)) if reads_all else [index] if isinstance(index, int) else index
         if not all(-len(old) <= number < len(old) for number in index):
             raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')

@@ -14,7 +14,7 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
 from ...devices import on_device
-from ..config_parts import kind_of
+from ..config_parts import type_name
 
 PROBE_SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
@@ -86,7 +86,7 @@ def _run(
     else:
         first_line = str(reason).strip().split('\n')[0]
         raise ValueError(
-            f'{key}: cannot find out what {kind_of(cfg)} emits: {type(reason).__name__}: {first_line}'
+            f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
         ) from reason
     levels, trained = (_levels(maps, side, key, vectors) for maps in (outputs, in_training))
     if levels != trained:

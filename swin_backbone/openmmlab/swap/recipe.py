@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from ...devices import on_device
-from ..config_parts import kind_of
+from ..config_parts import type_name
 from .variants import Task
 
 # Learning rates are for BATCH pictures per step, a classifier's for CLASSIFIER_BATCH.
@@ -44,7 +44,7 @@ def apply_recipe(cfg: Config, backbone: str, swin: dict[str, Any], task: Task) -
         raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep keeps optim_wrapper')
     constructor = wrapper.pop('constructor', None)
     paramwise = wrapper.pop('paramwise_cfg', None) or {}
-    if kind_of(wrapper.optimizer) == 'AdamW' and constructor is None:
+    if type_name(wrapper.optimizer) == 'AdamW' and constructor is None:
         keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, swin, paramwise)}
         wrapper.paramwise_cfg = dict(paramwise, custom_keys=keys)
     else:

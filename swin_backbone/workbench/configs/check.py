@@ -12,7 +12,7 @@ from mmengine.registry import DATASETS, DefaultScope
 
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import ConfigError
-from .paths import datasets_in
+from .paths import dataset_configs
 
 CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
 SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')  # models with classes of several kinds
@@ -22,8 +22,8 @@ def check_classes(cfg: Config) -> None:
     """Check that the heads of a model have the number of classes of each data set. Raises: see `compare_classes`."""
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for phase in ('train', 'val', 'test'):
-            for where, dataset in datasets_in(cfg, phase):
-                compare_classes(cfg, classes_of(dataset), where)
+            for where, dataset in dataset_configs(cfg, phase):
+                compare_classes(cfg, class_names(dataset), where)
 
 
 def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
@@ -42,7 +42,7 @@ def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
             raise ConfigError(f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}')
 
 
-def classes_of(dataset: dict[str, Any]) -> Sequence[str]:
+def class_names(dataset: dict[str, Any]) -> Sequence[str]:
     """Return the names of the classes of a data set's config; () without names."""
     metainfo = dataset.get('metainfo')
     classes = metainfo.get('classes') if isinstance(metainfo, dict) else None

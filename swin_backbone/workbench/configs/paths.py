@@ -12,7 +12,7 @@ from ...checks import require_file
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError
 
-MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 MAX_TEXT_BYTES = 2**26  # bytes of a file with the labels of one picture, or names
 
 
@@ -32,7 +32,7 @@ def read_file(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
 def decode(content: bytes) -> str:
     """Return a text in UTF-8, or in UTF-16 with a byte order mark as Windows's programs write, without the mark."""
-    return content.decode('utf-16' if content.startswith(MARKS[1:]) else 'utf-8-sig')
+    return content.decode('utf-16' if content.startswith(BYTE_ORDER_MARKS[1:]) else 'utf-8-sig')
 
 
 def read_text(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> str:
@@ -43,8 +43,8 @@ def read_text(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> str:
         raise DataError(f'{path} cannot be read, save it in UTF-8: {error}') from error
 
 
-def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return keys and data sets of 'train', 'val' or 'test', or an empty list for a config without the phase.
+def dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return keys and configs of the data sets of 'train', 'val' or 'test', or an empty list for a config without the phase.
 
     Raises:
         ValueError: if a key has no data set, naming the key.
@@ -52,11 +52,11 @@ def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
     loader = cfg.get(f'{phase}_dataloader')
     if not isinstance(loader, dict):
         return []
-    return list(datasets_of(loader.get('dataset'), f'{phase}_dataloader.dataset'))
+    return list(iter_dataset_configs(loader.get('dataset'), f'{phase}_dataloader.dataset'))
 
 
-def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield keys and data sets of a part of a config, without their wrappers.
+def iter_dataset_configs(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield keys and configs of the data sets in a part of a config, without their wrappers.
 
     Raises:
         ValueError: if a key has no data set, naming the key.
@@ -68,27 +68,27 @@ def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield key, part
 
 
-def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return keys and metrics of 'train', 'val' or 'test'."""
-    return list(metrics_of(cfg.get(f'{phase}_evaluator'), f'{phase}_evaluator'))
+def metric_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return keys and configs of the metrics of 'train', 'val' or 'test'."""
+    return list(iter_metric_configs(cfg.get(f'{phase}_evaluator'), f'{phase}_evaluator'))
 
 
-def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield keys and metrics of a part of a config, without their evaluators."""
+def iter_metric_configs(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield keys and configs of the metrics in a part of a config, without their evaluators."""
     for key, part in walk(node, where, lambda name, _: name == 'metrics' or name.isdecimal()):
         if isinstance(part, dict) and 'metrics' not in part:
             yield key, part
 
 
 def tested_set(cfg: Config) -> str:
-    """Return which data a config tests on, in words. A validation set has chosen the checkpoint, and is no test set."""
+    """Return which data a config tests on, in words. Scores on the validation set, which chose the checkpoint, are optimistic."""
     test, val, train = (list(_places(cfg, phase)) for phase in ('test', 'val', 'train'))
     name = 'validation' if test == val else 'training' if test == train else 'test'
     return f'the {name} set, {", ".join(test)}'
 
 
 def _places(cfg: Config, phase: str) -> Iterator[str]:
-    for _, dataset in datasets_in(cfg, phase):
+    for _, dataset in dataset_configs(cfg, phase):
         prefix = dataset.get('data_prefix') or ''
         first = next(iter(prefix.values()), '') if isinstance(prefix, dict) else prefix
         yield os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or first)
@@ -112,7 +112,7 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
         ValueError: naming the key.
     """
     for phase in phases:
-        for where, dataset in datasets_in(cfg, phase):
+        for where, dataset in dataset_configs(cfg, phase):
             classes = (dataset.get('metainfo') or {}).get('classes')
             if isinstance(classes, str) and not os.path.isfile(classes):  # ('person'), which mmengine takes for letters
                 raise ValueError(f'{where}.metainfo.classes takes a list of names, or a file of them, got {classes!r}')
@@ -125,7 +125,7 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
                         _require(os.path.join(root, path), f'{where}.{key}', f'{where}.data_root')
                 if root:
                     _require(root, f'{where}.data_root', f'{where}.data_root')
-        for where, metric in metrics_in(cfg, phase):
+        for where, metric in metric_configs(cfg, phase):
             file = annotation_file(metric)
             if file:
                 _require(file, f'{where}.ann_file', f'{where}.ann_file')

@@ -11,7 +11,7 @@ from ...openmmlab.errors import ConfigError
 from ...openmmlab.config_files import PACKAGE, TOOLBOXES, configs_of, similar
 
 
-def start_from(cfg: Config, checkpoint: Optional[str]) -> None:
+def set_load_from(cfg: Config, checkpoint: Optional[str]) -> None:
     """Let a run load only the weights of a checkpoint, by path or URL, in place; None loads nothing.
 
     The saved config of a resumed training has `resume=True`, which is set to False.
@@ -51,7 +51,7 @@ def find_weights(weights: str) -> str:
     )
 
 
-def start_from_weights(cfg: Config, weights: str) -> None:
+def set_initial_weights(cfg: Config, weights: str) -> None:
     """Begin a training with the weights of a whole model, in place of the backbone's ImageNet weights.
 
     Args:
@@ -60,7 +60,7 @@ def start_from_weights(cfg: Config, weights: str) -> None:
     Raises:
         ConfigError: see `find_weights`.
     """
-    start_from(cfg, find_weights(weights))
+    set_load_from(cfg, find_weights(weights))
     backbone = cfg.model.get('backbone')
     if backbone and 'Pretrained' in str(backbone.get('init_cfg')):
         backbone.init_cfg = None

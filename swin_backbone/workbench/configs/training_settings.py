@@ -7,14 +7,14 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ...openmmlab.config_parts import kind_of, parts_of, walk
+from ...openmmlab.config_parts import type_name, parts_of, walk
 from ...openmmlab.errors import ConfigError
 from ...options import TRAINING, Options
 from .cfg_options import setting_of
-from .paths import metrics_in
+from .paths import metric_configs
 
-WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
-WARM_UP = 0.1  # largest share of a warm-up in a training
+WARM_UP_SCHEDULERS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
+MAX_WARM_UP_RATIO = 0.1  # of the iterations of a training
 # Settings of transforms and preprocessors, in pixels: one side, or two
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
 # Config keys that each option sets
@@ -25,7 +25,7 @@ SAME_AS = {
     'seed': ('randomness', 'randomness.seed'),
     'workers': tuple(f'{phase}_dataloader.num_workers' for phase in ('train', 'val', 'test')),
 }
-GRID = 32  # pixels: multiples of this number stay multiples
+SIZE_DIVISOR = 32  # pixels: a side that is a multiple stays one
 
 
 def has_settings(options: Options) -> bool:
@@ -56,8 +56,8 @@ def apply_settings(cfg: Config, options: Options) -> None:
     if options.lr is not None:
         _set_lr(cfg, options.lr)
     if options.epochs is not None:
-        for part in _steps(cfg.train_dataloader.get('dataset')):
-            if kind_of(part) == 'RepeatDataset':
+        for part in _parts(cfg.train_dataloader.get('dataset')):
+            if type_name(part) == 'RepeatDataset':
                 part['times'] = 1  # an epoch has each picture once
     if options.seed is not None:
         cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': options.seed}
@@ -89,7 +89,7 @@ def _set_patience(cfg: Config, validations: int) -> None:
     """Let mmengine's EarlyStoppingHook end a training without a better metric; that of the config gets the number."""
     hooks = list(cfg.get('custom_hooks') or [])
     for hook in hooks:
-        if kind_of(hook) == STOPPING:
+        if type_name(hook) == STOPPING:
             hook['patience'] = validations
             return
     monitor = _main_metric(cfg)
@@ -102,10 +102,10 @@ def _main_metric(cfg: Config) -> str:
     best = best[0] if isinstance(best, (list, tuple)) and best else best
     if isinstance(best, str) and best != 'auto':
         return best
-    for _, metric in metrics_in(cfg, 'val'):
-        if kind_of(metric) in MAIN_METRICS:
+    for _, metric in metric_configs(cfg, 'val'):
+        if type_name(metric) in MAIN_METRICS:
             kinds = metric.get('metric', 'bbox')
-            return MAIN_METRICS[kind_of(metric)].format('bbox' if 'bbox' in kinds else 'segm')
+            return MAIN_METRICS[type_name(metric)].format('bbox' if 'bbox' in kinds else 'segm')
     raise ConfigError(
         '--patience watches a metric of the validation: name it by --cfg-options '
         '+default_hooks.checkpoint.save_best=NAME'
@@ -115,7 +115,7 @@ def _main_metric(cfg: Config) -> str:
 # --- the learning rate ------------------------------------------------------------------------------------------------
 
 
-def lr_line(cfg: Config, processes: int = 1) -> str:
+def lr_line(cfg: Config, world_size: int = 1) -> str:
     """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
 
     The learning rate does not follow the batch: docs/measurements/training.md compares three rules.
@@ -123,7 +123,7 @@ def lr_line(cfg: Config, processes: int = 1) -> str:
     optimizer, batch = _optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
         return ''
-    real = batch * processes * cfg.optim_wrapper.get('accumulative_counts', 1)  # pictures between two steps
+    real = batch * world_size * cfg.optim_wrapper.get('accumulative_counts', 1)  # pictures between two steps
     base = setting_of(cfg, 'auto_scale_lr.base_batch_size')
     if base in (None, real):
         return f'learning rate {optimizer.lr:g}, {real} pictures per step'
@@ -159,7 +159,7 @@ def _set_lr(cfg: Config, lr: float) -> None:
         raise ConfigError('--lr sets optim_wrapper.optimizer.lr, and the config has none')
     for schedule in _schedules(cfg):
         for key in ('eta_min', 'eta_max'):
-            if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in kind_of(schedule):
+            if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in type_name(schedule):
                 schedule[key] = float(f'{schedule[key] * lr / optimizer.lr:.6g}')
     optimizer.lr = lr
 
@@ -172,34 +172,34 @@ def _schedules(cfg: Config) -> list[ConfigDict]:
 # --- the length of a training -----------------------------------------------------------------------------------------
 
 
-def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optional[int] = None) -> None:
+def fit_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: Optional[int] = None) -> None:
     """Set the length of a training, in place, and shorten warm-ups to a tenth of it.
 
     Args:
-        pictures: number of pictures per epoch.
+        num_pictures: number of pictures per epoch.
         epochs: None keeps the length.
 
     Raises:
         ConfigError: if train_cfg has neither max_epochs nor max_iters.
     """
     loop = cfg.get('train_cfg') or ConfigDict()
-    unit = 'max_epochs' if 'max_epochs' in loop else 'max_iters'
-    if not isinstance(loop.get(unit), int):
+    length_key = 'max_epochs' if 'max_epochs' in loop else 'max_iters'
+    if not isinstance(loop.get(length_key), int):
         raise ConfigError('--epochs sets train_cfg.max_epochs or max_iters, and the config has none')
-    by_epoch = unit == 'max_epochs'
+    by_epoch = length_key == 'max_epochs'
     batch = cfg.train_dataloader.get('batch_size') or 1
-    steps = max(1, math.ceil(pictures / (batch * processes)))  # per epoch
-    old = loop[unit]
-    new = old if epochs is None else epochs if by_epoch else epochs * steps
+    iters_per_epoch = max(1, math.ceil(num_pictures / (batch * world_size)))
+    old = loop[length_key]
+    new = old if epochs is None else epochs if by_epoch else epochs * iters_per_epoch
     factor = new / old
-    loop[unit] = new
-    total = new * steps if by_epoch else new
-    length = _Length(factor, new, total, steps, by_epoch)
+    loop[length_key] = new
+    total = new * iters_per_epoch if by_epoch else new
+    length = _Length(factor, new, total, iters_per_epoch, by_epoch)
     cfg.param_scheduler = [part for part in map(length.fitted, _schedules(cfg)) if part is not None]
-    _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else steps)
+    _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else iters_per_epoch)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
-        logger['interval'] = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
+        logger['interval'] = min(logger.get('interval', 10), iters_per_epoch if by_epoch else max(1, new // 10))
     if factor != 1:
         unit = 'epoch' if by_epoch else 'iter'
         _scale_modes([cfg.get('custom_hooks'), cfg.get('default_hooks')], unit, old, new)
@@ -213,7 +213,7 @@ class _Length:
     factor: float  # to the length in the config
     new: int  # in epochs or, without `by_epoch`, in iterations
     total: int  # in iterations
-    steps: int  # iterations of an epoch
+    iters_per_epoch: int
     by_epoch: bool
     moved: dict[int, int] = field(default_factory=dict)  # old and new ends of warm-ups, in iterations
 
@@ -222,7 +222,7 @@ class _Length:
         schedule = ConfigDict(schedule)
         counts_epochs = schedule.get('by_epoch', True)
         begin, end = schedule.get('begin', 0), schedule.get('end')
-        if kind_of(schedule) in WARM_UPS and not begin and isinstance(end, int):
+        if type_name(schedule) in WARM_UP_SCHEDULERS and not begin and isinstance(end, int):
             return self._warm_up(schedule, end, counts_epochs)
         limit = self.new if counts_epochs == self.by_epoch else self.total
         factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)
@@ -247,28 +247,28 @@ class _Length:
         return schedule
 
     def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
-        """Return a warm-up of as many iterations as before, at most `WARM_UP` of the training; None without any."""
-        longest = int(WARM_UP * self.total)
+        """Return a warm-up of as many iterations as before, at most `MAX_WARM_UP_RATIO` of all; None without any."""
+        longest = int(MAX_WARM_UP_RATIO * self.total)
         if longest < 2:  # mmengine keeps the first rate of a warm-up of 1 iteration to the end of the training
             longest = 0
         if not counts_epochs:
             schedule.end = self.moved[end] = min(end, longest)
-        elif self.factor != 1 or end * self.steps > longest:
-            schedule.end = min(round(end * self.factor * self.steps), longest)
+        elif self.factor != 1 or end * self.iters_per_epoch > longest:
+            schedule.end = min(round(end * self.factor * self.iters_per_epoch), longest)
             schedule.by_epoch = False
             schedule.pop('convert_to_iter_based', None)
         return schedule if schedule.end else None
 
 
-def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, step: int) -> None:
+def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, unit: int) -> None:
     """Shorten the intervals of validations and checkpoints with the training; in a longer one they stay.
 
     Args:
-        step: unit of all intervals, as the iterations of an epoch.
+        unit: intervals are multiples of it; in a training by iterations, the iterations of an epoch.
     """
 
     def fitted(interval: int) -> int:
-        return min(max(1, round(min(interval, interval * factor) / step)) * step, new)
+        return min(max(1, round(min(interval, interval * factor) / unit)) * unit, new)
 
     if cfg.get('val_dataloader'):
         loop.val_interval = fitted(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
@@ -304,7 +304,7 @@ def _scale_modes(node: Any, unit: str, old: int, new: int) -> None:
 
 def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
     """Set the width and height of Resize in test, and scale all other sizes in pixels in proportion."""
-    tested = [step for phase in ('test', 'val') for step in _steps(cfg.get(f'{phase}_dataloader')) if _is_resize(step)]
+    tested = [part for phase in ('test', 'val') for part in _parts(cfg.get(f'{phase}_dataloader')) if _is_resize(part)]
     if not tested:
         raise ConfigError('--shape sets the scale of Resize in test_dataloader, whose pipeline has none')
     old = sorted(_pair(tested[0]['scale']))
@@ -312,30 +312,30 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
     model = cfg.get('model') or {}
     nodes = [cfg.get(name) for name in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'data_preprocessor')]
     nodes += [cfg.get('custom_hooks'), cfg.get('tta_pipeline'), model.get('data_preprocessor')]
-    for step in (step for node in nodes for step in _steps(node)):
-        if _is_resize(step) and sorted(_pair(step['scale'])) == old:
-            step['scale'] = scale
+    for part in (part for node in nodes for part in _parts(node)):
+        if _is_resize(part) and sorted(_pair(part['scale'])) == old:
+            part['scale'] = scale
             continue
         for key in SIDES:
-            if key in step:
-                step[key] = _scaled(step[key], factors)
-        if isinstance(step.get('max_size'), int):  # the longer side
-            step['max_size'] = _side(step['max_size'], factors[1])
+            if key in part:
+                part[key] = _scaled(part[key], factors)
+        if isinstance(part.get('max_size'), int):  # the longer side
+            part['max_size'] = _side(part['max_size'], factors[1])
     test_cfg = model.get('test_cfg')
     if isinstance(test_cfg, dict) and test_cfg.get('mode') == 'slide':
         for key in ('crop_size', 'stride'):
             test_cfg[key] = _scaled(test_cfg[key], factors)
 
 
-def _is_resize(step: dict[str, Any]) -> bool:
-    return str(step.get('type')).endswith('Resize') and isinstance(step.get('scale'), (list, tuple, int))
+def _is_resize(part: dict[str, Any]) -> bool:
+    return str(part.get('type')).endswith('Resize') and isinstance(part.get('scale'), (list, tuple, int))
 
 
 def _pair(scale: Any) -> tuple[int, int]:
     return (scale, scale) if isinstance(scale, int) else (scale[0], scale[1])
 
 
-def _steps(node: Any) -> Iterator[dict[str, Any]]:
+def _parts(node: Any) -> Iterator[dict[str, Any]]:
     """Yield each dict with a `type` in a part of a config, also nested dicts."""
     return (part for _, part in parts_of(node, '-'))
 
@@ -359,5 +359,5 @@ def _scaled(value: Any, factors: tuple[float, float]) -> Any:
 def _side(side: int, factor: float) -> int:
     if side <= 0:  # the border of a mosaic
         return round(side * factor)
-    unit = GRID if side % GRID == 0 else 1
+    unit = SIZE_DIVISOR if side % SIZE_DIVISOR == 0 else 1
     return max(unit, round(side * factor / unit) * unit)

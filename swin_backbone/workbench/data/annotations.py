@@ -20,14 +20,14 @@ from mmengine.registry import DATASETS, Registry
 from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, first_of
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError, Faults
-from ..configs.paths import MARKS, annotation_file, decode, read_file
+from ..configs.paths import BYTE_ORDER_MARKS, annotation_file, decode, read_file
 from .masks import SHORT_POLYGON, mask_fault
 
 NAMES_SHOWN = 10  # in an error
 
 TABLES = {'images': 'image', 'categories': 'category', 'annotations': 'annotation'}  # lists and their entries
 # Format by class of mmdet; subclasses inherit the format. Panoptic annotations are of pictures, and have no ids.
-FORM_OF = {
+FORMAT_OF = {
     'CocoPanopticDataset': None, 'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
     'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
 }  # fmt: skip
@@ -64,7 +64,7 @@ class Annotations(NamedTuple):
 _known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what is looked at
 
 
-def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
+def registered_class(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
     """Return the registered class of the config of a data set, or of a part in another registry; None if unknown."""
     cls = config.get('type')
     if isinstance(cls, str):
@@ -73,25 +73,25 @@ def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[
     return cls if inspect.isclass(cls) else None
 
 
-def form_of(cls: Optional[type]) -> Optional[str]:
-    """Return the format that a data set or metric reads with pycocotools, a value of FORM_OF; None of another class."""
+def annotation_format(cls: Optional[type]) -> Optional[str]:
+    """Return the format that a data set or metric reads with pycocotools, of FORMAT_OF; None of another class."""
     reading = [getattr(cls, name) for name in READING if hasattr(cls, name)]
     if cls is None or not all(method.__module__.startswith('mmdet.') for method in reading):
         return None
-    return next((FORM_OF[base.__name__] for base in cls.__mro__ if base.__name__ in FORM_OF), None)
+    return next((FORMAT_OF[base.__name__] for base in cls.__mro__ if base.__name__ in FORMAT_OF), None)
 
 
 def require_classes(dataset: dict[str, Any], with_masks: bool) -> None:
     """Check that the classes of a data set's config are categories of its annotation file, in its order.
 
     mmdet numbers classes in the file's order, and leaves out the objects of a category with another name. A data set
-    that is not of FORM_OF, or whose class has an order of its own, is not checked.
+    that is not of FORMAT_OF, or whose class has an order of its own, is not checked.
 
     Raises:
         DataError: if not, with the difference.
     """
-    cls: Any = class_of(dataset)
-    path, form = annotation_file(dataset), form_of(cls)
+    cls: Any = registered_class(dataset)
+    path, form = annotation_file(dataset), annotation_format(cls)
     if path is None or form is None or getattr(cls, READING[0]).__qualname__ != f'CocoDataset.{READING[0]}':
         return
     classes = {**cls.METAINFO, **(dataset.get('metainfo') or {})}['classes']
@@ -128,7 +128,7 @@ def check_annotations(
     """Look through an annotation file. The result is kept until the file changes.
 
     Args:
-        form: a value of FORM_OF.
+        form: a value of FORMAT_OF.
         with_masks: look at segmentations too.
         content: of the file, as `read_annotations` returns it; None reads the file.
 
@@ -148,18 +148,18 @@ def check_annotations(
 
 
 def require_annotations(
-    path: Union[str, Path], form: str, with_masks: bool, refused: Sequence[str] = ('masks',)
+    path: Union[str, Path], form: str, with_masks: bool, fatal_faults: Sequence[str] = ('masks',)
 ) -> Annotations:
     """Check that mmdet and pycocotools can take an annotation file: see `check_annotations`.
 
     Args:
-        refused: faults that are errors too, besides `errors`, by their names in Annotations.
+        fatal_faults: fields of Annotations whose faults are errors, besides `errors`.
 
     Raises:
         DataError: if they cannot, with the annotations.
     """
     annotations = check_annotations(path, form, with_masks)
-    wrong = [sentence for name in ('errors', *refused) for sentence in getattr(annotations, name).sentences()]
+    wrong = [sentence for name in ('errors', *fatal_faults) for sentence in getattr(annotations, name).sentences()]
     if wrong:
         raise DataError(f'{path} has ' + '. It has '.join(wrong))
     return annotations
@@ -255,7 +255,7 @@ def read_annotations(path: Union[str, Path], form: str) -> tuple[dict[str, list[
                 f"{path} is not in {form}'s format: it has no list {table!r}. Export COCO or YOLO (mmdet), or "
                 'label PNGs (mmseg), or convert it: see docs/guides/own_data.md'
             )
-    return data, content.startswith(MARKS)
+    return data, content.startswith(BYTE_ORDER_MARKS)
 
 
 def _entries(table: str, entries: list[Any], errors: Faults) -> list[tuple[str, dict[str, Any]]]:

@@ -11,10 +11,10 @@ from mmengine.config import Config
 from numpy.typing import NDArray
 
 from ...checks import first_of
-from ...openmmlab.config_parts import kind_of, parts_of
+from ...openmmlab.config_parts import parts_of, type_name
 from ...openmmlab.errors import ConfigError
-from ..configs.paths import datasets_in
-from .datasets import DataSets, base_datasets
+from ..configs.paths import dataset_configs
+from .datasets import BuiltDatasets, base_datasets
 from .load_picture import loads_annotations
 
 RARE = 0.5  # of the pictures of the median class: at most doubled, no class then exceeds the median
@@ -26,19 +26,19 @@ class Epoch(NamedTuple):
     """An epoch of a training, as its schedule and `--balance` need it.
 
     Args:
-        pictures: their number, with repetitions.
+        num_pictures: number of pictures, with repetitions.
         repeated: `oversample_thr` of ClassBalancedDataset by the key of a data set, with `--balance`.
         weights: of a segmentor's cross entropy by class, with `--balance`.
         line: what `--balance` changes.
     """
 
-    pictures: int
+    num_pictures: int
     repeated: Mapping[str, float] = {}
     weights: Sequence[float] = ()
     line: str = ''
 
 
-def count_epoch(datasets: DataSets, balance: bool = False) -> Epoch:
+def count_epoch(datasets: BuiltDatasets, balance: bool = False) -> Epoch:
     """Count the pictures of an epoch and, with `balance`, objects or pixels of all classes.
 
     A segmentor's cross entropy gets weights by the pixels of all training labels. Other models see pictures of rare
@@ -60,17 +60,17 @@ def apply_balance(cfg: Config, epoch: Epoch) -> None:
     """Balance the classes of a training, in place, by the counts of an epoch."""
     for loss in _losses(cfg) if epoch.weights else ():
         loss['class_weight'] = list(epoch.weights)
-    for where, leaf in datasets_in(cfg, 'train'):
+    for where, leaf in dataset_configs(cfg, 'train'):
         if where in epoch.repeated:
             inner = copy.deepcopy(leaf)
             leaf.clear()
             leaf.update(type='ClassBalancedDataset', oversample_thr=epoch.repeated[where], dataset=inner)
 
 
-def _repeat_pictures(datasets: DataSets) -> Epoch:
+def _repeat_pictures(datasets: BuiltDatasets) -> Epoch:
     rare: Counter[str] = Counter()
     limits: dict[str, float] = {}
-    for where, leaf in datasets_in(datasets.cfg, 'train'):
+    for where, leaf in dataset_configs(datasets.cfg, 'train'):
         built = datasets.build('train', leaf)
         try:
             pictures = Counter(label for index in range(len(built)) for label in set(built.get_cat_ids(index)))
@@ -104,14 +104,14 @@ def _losses(cfg: Config) -> list[dict[str, Any]]:
     losses = [
         part
         for where, part in parts_of(_heads(cfg), 'model')
-        if 'loss_decode' in where and 'CrossEntropy' in kind_of(part) and not part.get('use_sigmoid')
+        if 'loss_decode' in where and 'CrossEntropy' in type_name(part) and not part.get('use_sigmoid')
     ]
     if not losses:
         raise ConfigError("--balance needs loss_decode=dict(type='CrossEntropyLoss') in model.decode_head")
     return losses
 
 
-def _weigh_classes(datasets: DataSets) -> tuple[list[float], str]:
+def _weigh_classes(datasets: BuiltDatasets) -> tuple[list[float], str]:
     names, pixels = _count_pixels(datasets)
     shares = pixels / max(1, pixels.sum())
     weights = 1 / np.log(WEIGHT_OF_ALL + shares)
@@ -122,7 +122,7 @@ def _weigh_classes(datasets: DataSets) -> tuple[list[float], str]:
     return [float(f'{weight:.4g}') for weight in weights], f'--balance weighs the cross entropy by class: {shown}'
 
 
-def _count_pixels(datasets: DataSets) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def _count_pixels(datasets: BuiltDatasets) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the classes, and the pixels of each in all labels of the training, as training loads them."""
     (base, *more) = base_datasets(datasets.of('train'))
     names = base.metainfo['classes']

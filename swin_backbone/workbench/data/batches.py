@@ -10,7 +10,7 @@ from mmengine.registry import DATA_SAMPLERS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
-from .seeds import BATCH, ORDER, seed_generators
+from .seeds import BATCH, ORDER, seed_rng
 
 NUM_SEEDS = 1 << 64  # keeps seeds above 0: after a change of the batch size, numbers may begin below 0
 
@@ -65,14 +65,14 @@ class ResumableBatchSampler(Sampler[list[int]]):
             if self.endless and hasattr(self.sampler, 'set_epoch'):
                 self.sampler.set_epoch(passes)
             first = number
-            seed_generators(self.seed, ORDER, number % NUM_SEEDS)
+            seed_rng(self.seed, ORDER, number % NUM_SEEDS)
             for indices in self.batches:
                 if number >= begin:
                     batch = Batch(indices)
                     batch.position = (*position, number)
                     yield batch
                 number += 1
-                seed_generators(self.seed, ORDER, number % NUM_SEEDS)
+                seed_rng(self.seed, ORDER, number % NUM_SEEDS)
             if number == first:  # no batch: less data than a batch
                 return
 
@@ -89,7 +89,7 @@ class SeededItems:
 
     def __call__(self, indices: list[int]) -> list[Any]:
         if isinstance(indices, Batch):
-            seed_generators(*indices.position)
+            seed_rng(*indices.position)
         return self.own(indices) if self.own else [self.dataset[index] for index in indices]
 
 

@@ -18,10 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...openmmlab.errors import DataError, Faults, sentence_of
-from ..configs.paths import annotation_file, datasets_in, metrics_in, require_data
-from .annotations import Annotations, check_annotations, class_of, form_of
-from .datasets import DataSets
-from .facts import class_warnings, count_left_out
+from ..configs.paths import annotation_file, dataset_configs, metric_configs, require_data
+from .annotations import Annotations, annotation_format, check_annotations, registered_class
+from .dataset_warnings import class_warnings, count_left_out
+from .datasets import BuiltDatasets
 from .guard import GuardedPipeline
 from .load_picture import loads_annotations, loads_picture
 
@@ -54,7 +54,7 @@ class Report:
         return [f'{self.name}: {sentence}' for sentence in faults.sentences()]
 
 
-def check_data(datasets: DataSets, max_files: int = 2000, seconds: float = 60) -> list[Report]:
+def check_data(datasets: BuiltDatasets, max_files: int = 2000, seconds: float = 60) -> list[Report]:
     """Check the data sets of a config, also after an error in another.
 
     Args:
@@ -66,24 +66,26 @@ def check_data(datasets: DataSets, max_files: int = 2000, seconds: float = 60) -
     """
     cfg, with_masks = datasets.cfg, datasets.with_masks
     require_data(cfg, PHASES)
-    if not any(datasets_in(cfg, phase) for phase in PHASES):
+    if not any(dataset_configs(cfg, phase) for phase in PHASES):
         raise ValueError('the config has no data: none of train_dataloader, val_dataloader')
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     reports = []
     for phase in PHASES:
-        sets = datasets_in(cfg, phase)
-        metrics = [metric for _, metric in metrics_in(cfg, phase) if form_of(class_of(metric, METRICS))]
+        sets = dataset_configs(cfg, phase)
+        metrics = [
+            metric for _, metric in metric_configs(cfg, phase) if annotation_format(registered_class(metric, METRICS))
+        ]
         evaluated = set(map(annotation_file, metrics))
         for where, dataset in sets:
             report = Report(phase if len(sets) == 1 else where)
             reports.append(report)
-            path, form = annotation_file(dataset), form_of(class_of(dataset))
+            path, form = annotation_file(dataset), annotation_format(registered_class(dataset))
             annotations = None
             try:
                 if path and form:
                     annotations = check_annotations(path, form, with_masks)
                     _report_annotations(report, path, annotations, phase == 'train', path in evaluated)
-                if not any(getattr(annotations, name, ()) for name in ('errors', *datasets.refused)):
+                if not any(getattr(annotations, name, ()) for name in ('errors', *datasets.fatal_faults)):
                     built = datasets.build(phase, dataset)
                     guard = GuardedPipeline(built, cfg, notes=report.warnings)
                     _check_pictures(report, built, annotations, guard, phase == 'train', max_files, seconds)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ...checks import first_of
 from ...openmmlab.errors import DataError
-from .media import require_whole
+from .media import check_not_truncated
 
 GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers
 
@@ -117,7 +117,7 @@ def read_colours(path: Path) -> Optional[NDArray[np.int32]]:
 @contextmanager
 def _open_label(path: Path) -> Iterator[Image.Image]:
     try:
-        require_whole(path)
+        check_not_truncated(path)
         with Image.open(path) as image:
             yield image
     except DataError:

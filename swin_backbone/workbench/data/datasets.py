@@ -11,25 +11,26 @@ from mmengine.registry import DATASETS, METRICS, DefaultScope
 
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError, sentence_of
-from ..configs.paths import annotation_file, datasets_of, metrics_of, require_data
-from .annotations import class_of, form_of, require_annotations, require_classes, uses_masks
+from ..configs.paths import annotation_file, iter_dataset_configs, iter_metric_configs, require_data
+from .annotations import annotation_format, registered_class, require_annotations, require_classes, uses_masks
 
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
 
 
-class DataSets:
+class BuiltDatasets:
     """The data sets of a config. Each is checked and built at its first use: mmdet reads an annotation file once.
 
     Args:
         cfg: the resolved config.
-        refused: see `require_annotations`.
+        fatal_faults: fields of Annotations whose faults raise DataError, besides `errors`. () lets a tool list the
+            other faults.
 
     Attributes:
         with_masks: whether the config trains or tests on the masks of objects.
     """
 
-    def __init__(self, cfg: Config, refused: Sequence[str] = ('masks',)):
-        self.cfg, self.refused = cfg, refused
+    def __init__(self, cfg: Config, fatal_faults: Sequence[str] = ('masks',)):
+        self.cfg, self.fatal_faults = cfg, fatal_faults
         self.with_masks = uses_masks(cfg)
         self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
 
@@ -52,10 +53,10 @@ class DataSets:
         for known, dataset in self._built.get(phase, ()):
             if known == config:
                 return dataset
-        for _, base in datasets_of(config, 'dataset'):
-            path, form = annotation_file(base), form_of(class_of(base))
+        for _, base in iter_dataset_configs(config, 'dataset'):
+            path, form = annotation_file(base), annotation_format(registered_class(base))
             if path and form:
-                require_annotations(path, form, self.with_masks, self.refused)
+                require_annotations(path, form, self.with_masks, self.fatal_faults)
                 require_classes(base, self.with_masks)
         prepared = self._with_built_bases(phase, config)
         with DefaultScope.overwrite_default_scope(self.cfg.get('default_scope')):
@@ -91,8 +92,8 @@ class DataSets:
         Raises:
             DataError: with the wrong annotations.
         """
-        for _, metric in metrics_of(evaluator, 'evaluator'):
-            path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
+        for _, metric in iter_metric_configs(evaluator, 'evaluator'):
+            path, form = annotation_file(metric), annotation_format(registered_class(metric, METRICS))
             if path and form:
                 require_annotations(path, form, self.with_masks, ('masks', 'in_evaluation'))
 
@@ -112,10 +113,10 @@ def build_error(dataset: Any, error: Exception) -> DataError:
     if isinstance(error, DataError):
         return error
     if NOTHING_LEFT in str(error):
-        base = next(base for _, base in datasets_of(dataset, 'dataset'))
+        base = next(base for _, base in iter_dataset_configs(dataset, 'dataset'))
         where = annotation_file(base) or Path(
             base.get('data_root') or '', base.get('data_prefix', {}).get('img_path', '')
         )
-        setting = 'filter_cfg' if form_of(class_of(base)) else 'img_suffix'
+        setting = 'filter_cfg' if annotation_format(registered_class(base)) else 'img_suffix'
         return DataError(f'no picture of {where} is left with {setting}={base.get(setting)!r}')
     return DataError(f'the data set cannot be built: {sentence_of(error)}')

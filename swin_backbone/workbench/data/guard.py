@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from ...checks import require_file
 from ...openmmlab.errors import DataError, Faults, sentence_of
-from .annotations import form_of
+from .annotations import annotation_format
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import base_datasets
 from .load_picture import is_reducing, load_of, loader_of
 from .masks import SHORT_POLYGON, mask_fault
-from .media import SKIP_HINT, picture_size, read_picture, reduction_note, require_whole
+from .media import SKIP_HINT, check_not_truncated, picture_size, read_picture, reduction_note
 
 # Kinds of notes
 REDUCED_BITS = 'pictures of more bits or bands than are loaded'
@@ -60,7 +60,8 @@ class GuardedPipeline:
         self.is_local = not getattr(dataset, 'backend_args', None)
         self.rule = label_rule(cfg)
         self.skip_unreadable, self.notes = skip_unreadable, notes
-        self.are_masks_checked = self.is_local and bool(form_of(type(dataset)))  # by `DataSets`, for annotated sizes
+        # By `BuiltDatasets`, for annotated sizes
+        self.are_masks_checked = self.is_local and bool(annotation_format(type(dataset)))
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
         self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
         self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (REDUCED_BITS, OTHER_SIZE)}
@@ -80,7 +81,7 @@ class GuardedPipeline:
         source = dict(item)  # transforms change it
         try:
             if self.is_local and source.get('img_path'):
-                require_whole(Path(source['img_path']))
+                check_not_truncated(Path(source['img_path']))
                 if self.is_reducing and not self.noted[REDUCED_BITS]:
                     self._note(REDUCED_BITS, reduction_note(Path(source['img_path'])))
             if self.is_local and source.get('seg_map_path'):
@@ -194,10 +195,10 @@ def unreadable(item: dict[str, Any], load: Callable[[Path], NDArray[Any]] = read
     """Return why the picture of an item, or the header of its label, cannot be read; None if both can."""
     try:
         if item.get('img_path'):
-            require_whole(Path(item['img_path']))
+            check_not_truncated(Path(item['img_path']))
             load(Path(item['img_path']))
             if item.get('seg_map_path'):
-                require_whole(Path(item['seg_map_path']))
+                check_not_truncated(Path(item['seg_map_path']))
                 picture_size(Path(item['seg_map_path']))
     except FileNotFoundError as error:
         return f'{error.filename} is not there'

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...openmmlab.config_files import add_custom_import
 from ...openmmlab.config_parts import parts_of
-from .annotations import class_of
+from .annotations import registered_class
 from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
@@ -74,7 +74,7 @@ class LoadPicture(LoadImageFromFile):
         return pixels
 
 
-def name_loaders(cfg: Config) -> None:
+def use_load_picture(cfg: Config) -> None:
     """Name `LoadPicture` in the place of mmcv's `LoadImageFromFile` in all pipelines of a config, in place.
 
     The config imports this package then.
@@ -120,6 +120,6 @@ def _is_named(step: Any, pattern: str) -> bool:
 
 def _class_of(step: dict[str, Any]) -> Optional[type]:
     try:
-        return class_of(step, TRANSFORMS)
+        return registered_class(step, TRANSFORMS)
     except Exception:  # of an unknown name: building the pipeline raises an error with the key
         return None

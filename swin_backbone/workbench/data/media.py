@@ -196,7 +196,7 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
     """
     path = Path(path)
     require_file(path)
-    require_whole(path)
+    check_not_truncated(path)
     return decode_picture(path.read_bytes(), str(path))
 
 
@@ -251,7 +251,7 @@ def shown(pixels: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(bands)
 
 
-def require_whole(path: Path) -> None:
+def check_not_truncated(path: Path) -> None:
     """Check that a picture is complete. Some decoders fill the rest of a truncated JPEG with grey, without an error.
 
     Raises:

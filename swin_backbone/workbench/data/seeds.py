@@ -17,7 +17,7 @@ import torch
 STEP, BATCH, ORDER, LOSS = range(4)
 
 
-def seed_generators(*position: int) -> None:
+def seed_rng(*position: int) -> None:
     """Seed the generators of the process by a run's seed, the use of the numbers, and the number of the draw."""
     words = np.random.SeedSequence(position).generate_state(8)
     random.seed(words[:2].tobytes())
@@ -28,14 +28,14 @@ def seed_generators(*position: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-_generators = RLock()
+_rng_lock = RLock()
 
 
 @contextmanager
-def keep_generators() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """Give the generators back their state at the end. They are those of the process: threads take turns."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with _generators, torch.random.fork_rng(devices):
+    with _rng_lock, torch.random.fork_rng(devices):
         pythons, numpys = random.getstate(), np.random.get_state()
         try:
             yield

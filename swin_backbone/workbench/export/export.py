@@ -25,7 +25,7 @@ from torch import Tensor
 from ...checks import check_choice
 from ...kernels.native.library import FILE_NAME as LIBRARY
 from ...kernels.native.library import library_path
-from ...outputs import only_process
+from ...outputs import folder_lock
 from ...positions import Size
 from ...version import __version__
 from ...whole_files import remove_leftovers, temporary_name
@@ -210,7 +210,7 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """
     key = sha256(os.fsencode(out.absolute())).hexdigest()[:16]
     locked = Path(tempfile.gettempdir(), f'swin_backbone-export-{key}')  # nothing is left beside `out`
-    with only_process(locked, f'exports {out}, by a lock in'):
+    with folder_lock(locked, f'exports {out}, by a lock in'):
         out.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(out):
             _require_export(out, overwrite)
@@ -300,7 +300,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
 
 def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     """Return PyTorch's result for a picture, in the form of `runtime.RuntimeModel.predict`."""
-    (sample,) = predictor.predict([predictor.prepare(frame_of(picture))])
+    (sample,) = predictor.predict([predictor.preprocess(frame_of(picture))])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
         return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
     instances = sample.pred_instances.numpy()

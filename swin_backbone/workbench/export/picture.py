@@ -15,7 +15,7 @@ from mmengine.registry import TRANSFORMS
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...openmmlab.config_parts import kind_of
+from ...openmmlab.config_parts import type_name
 from ...positions import Size
 from ..data.load_picture import LoadPicture
 from .graph import ExportError, Port
@@ -203,7 +203,7 @@ def letterbox_rule(shape: Size) -> dict[str, Any]:
 
 def _step(pipeline: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
     """Return the settings of a step, empty without the step."""
-    return next((step for step in pipeline if kind_of(step) == kind), {})
+    return next((step for step in pipeline if type_name(step) == kind), {})
 
 
 def _pad_values(step: dict[str, Any]) -> list[float]:
@@ -220,7 +220,7 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """
     rule = None
     for step in pipeline:
-        kind = kind_of(step)
+        kind = type_name(step)
         if kind in LOADERS or kind.startswith('Pack') or 'Annotations' in kind:
             continue
         if kind == 'Pad' and rule is not None:  # see `Padding`
@@ -243,7 +243,7 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 def load_settings(pipeline: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the arguments of `LoadPicture` with which a test pipeline decodes; none without a loader of files."""
-    step: Optional[dict[str, Any]] = next((step for step in pipeline if kind_of(step) in LOADERS), None)
+    step: Optional[dict[str, Any]] = next((step for step in pipeline if type_name(step) in LOADERS), None)
     return {} if step is None else {name: step.get(name, default) for name, default in LOAD.items()}
 
 
@@ -271,7 +271,7 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     cfg = copy.deepcopy(cfg)
     dataset = cfg.test_dataloader.dataset
     rule, pad = resize_rule(dataset.pipeline), _step(dataset.pipeline, 'Pad')
-    kinds = [kind_of(step) for step in dataset.pipeline]
+    kinds = [type_name(step) for step in dataset.pipeline]
     if rule and rule['keep_ratio']:
         preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
         size: Any = shape

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError
 from ...positions import Size
-from ..configs.check import classes_of, compare_classes
-from ..configs.paths import datasets_in, require_data
-from ..configs.published import start_from
+from ..configs.check import class_names, compare_classes
+from ..configs.paths import dataset_configs, require_data
+from ..configs.published import set_load_from
 from ..data.load_picture import LoadPicture, is_reducing
-from ..data.media import Frame, reduction_note, require_whole
+from ..data.media import Frame, check_not_truncated, reduction_note
 from ..pictures.colours import distinct_colours
 from ..predict.predictor import VISUALIZERS_OF, Predictor, with_background
 from ..predict.thresholds import SCORE_THR
@@ -71,14 +71,14 @@ class ExportedPredictor(Predictor):
 
     def load(self, path: Path) -> NDArray[Any]:
         """Return the pixels of a file for the model. Raises OSError if the file cannot be read."""
-        require_whole(path)
+        check_not_truncated(path)
         return self.loader.read(str(path))
 
     def reduction_note(self, path: Path) -> str:
         """See `Predictor.reduction_note`."""
         return reduction_note(path) if is_reducing(self.loader) else ''
 
-    def prepare(self, frame: Frame) -> dict[str, Any]:
+    def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return the model's input for a frame: the pixels.
 
         Raises:
@@ -160,11 +160,11 @@ def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optiona
         raise ValueError(f'{folder} holds a model of {scope}, and the config has default_scope={cfg.default_scope!r}')
     compare_classes(cfg, info.get('classes', ()), folder)
     with DefaultScope.overwrite_default_scope(scope):
-        tested = [classes_of(dataset) for _, dataset in datasets_in(cfg, 'test')]
+        tested = [class_names(dataset) for _, dataset in dataset_configs(cfg, 'test')]
     for warning in filter(None, (compare_names(info.get('classes', ()), classes, folder) for classes in tested)):
         warnings.warn(warning, stacklevel=2)
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
-    start_from(cfg, None)
+    set_load_from(cfg, None)
 
 
 def evaluate_folder(cfg: Config, folder: Path) -> dict[str, float]:

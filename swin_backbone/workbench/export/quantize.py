@@ -66,7 +66,7 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, predictor
         cfg: with the test pipeline of the predictor.
     """
     if graph.task == 'maps':
-        images = [predictor.inputs(predictor.prepare(frame_of(picture))).numpy() for picture in pictures]
+        images = [predictor.inputs(predictor.preprocess(frame_of(picture))).numpy() for picture in pictures]
         if not graph.free:  # without the padding to a multiple
             H, W = graph.inputs[0].shape[2:]
             images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]

@@ -52,7 +52,7 @@ def explain(
     """Return a class activation map of a box of a detector, or of a class of a segmentor.
 
     Args:
-        prepared: of `Predictor.prepare`.
+        prepared: of `Predictor.preprocess`.
         stage, method: see `class_activation_map`.
         class_name: Default: any class of a detector, the most frequent class of a segmentor's picture.
         number: of the box among the boxes of the class, by score, from 1.

@@ -50,7 +50,7 @@ class Inference:
     def run(self, media: Sequence[Medium]) -> None:
         """Predict for all media. Predictions before an error are still written."""
         self.task = self.progress.add_task('predicting', total=sum(map(count_frames, media)))
-        frames = self.prepare(media)
+        frames = self.iter_inputs(media)
         try:
             while batch := list(islice(frames, self.batch_size)):
                 self.predict(batch)
@@ -62,8 +62,8 @@ class Inference:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.is_stopped = True
 
-    def prepare(self, media: Sequence[Medium]) -> Iterator[Prepared]:
-        """Yield the readable frames of media, prepared for the model."""
+    def iter_inputs(self, media: Sequence[Medium]) -> Iterator[Prepared]:
+        """Yield the readable frames of media, each with the input of the model."""
         for medium in media:
             self.progress.update(self.task, description=escape(medium.name))
             done = 0
@@ -73,7 +73,7 @@ class Inference:
                         self.print(f'{medium.path}: {reduction_of(frame)}', 'yellow')
                     if not (medium.is_video or self.has_noted_reduction):
                         self.note_reduction(medium)
-                    yield frame, self.predictor.prepare(frame)
+                    yield frame, self.predictor.preprocess(frame)
                     done += 1
                     if self.is_stopped:
                         return

@@ -24,11 +24,11 @@ from ...acceleration import accelerate
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...positions import Size
 from ..configs.check import compare_classes
-from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, name_loaders
-from ..data.media import Frame, frame_of, reduction_note, require_whole, shown
+from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, use_load_picture
+from ..data.media import Frame, check_not_truncated, frame_of, reduction_note, shown
 from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
-from ..resume.completeness import ALLOW_MISSING, dataset_meta_of, fit_to_model
+from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, dataset_meta_of
 from ..resume.loading import load_from_file_or_address, read_checkpoints_safely
 from ..runner.validation import predict_by_shape
 from .thresholds import SCORE_THR, ScoreThr, thresholds_by_label
@@ -112,7 +112,7 @@ class Predictor:
         Raises:
             OSError: if the file cannot be read.
         """
-        require_whole(path)
+        check_not_truncated(path)
         with self.in_scope():
             try:
                 item = self._load_file(dict(img_path=str(path), img_id=0))
@@ -129,7 +129,7 @@ class Predictor:
         """Return a sentence on bits and bands of a file that `load` leaves out; '' for none."""
         return reduction_note(path) if self._is_reducing else ''
 
-    def prepare(self, frame: Frame) -> dict[str, Any]:
+    def preprocess(self, frame: Frame) -> dict[str, Any]:
         """Return a frame as input of the model.
 
         Raises:
@@ -187,7 +187,7 @@ class Predictor:
 
     def input_size(self, size: Size) -> Size:
         """Return height and width of the model's input for a frame of `size`, before padding to a multiple."""
-        height, width = self.prepare(frame_of(np.zeros((*size, 3), np.uint8)))['inputs'].shape[-2:]
+        height, width = self.preprocess(frame_of(np.zeros((*size, 3), np.uint8)))['inputs'].shape[-2:]
         return height, width
 
     @property
@@ -244,14 +244,14 @@ def _build_model(cfg: Config, checkpoint: Optional[str], loaded: dict[str, Any],
     if checkpoint is None:
         model.init_weights()
     else:
-        weights = fit_to_model(model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING)
+        weights = adapt_checkpoint(model, loaded, checkpoint, not allow_missing, ALLOW_MISSING)
         load_state_dict(model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
     return model
 
 
 def _split_pipeline(cfg: Config) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the steps of the test pipeline that load a file, and the steps of pixels; no step loads annotations."""
-    name_loaders(cfg)
+    use_load_picture(cfg)
     steps = [step for step in cfg.test_dataloader.dataset.pipeline if not loads_annotations(step)]
     count = next((index + 1 for index, step in enumerate(steps) if loads_picture(step)), 0)
     return steps[:count], steps[count:]

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from mmengine.structures import BaseDataElement
 
-from ...outputs import check_outputs, claim_folder, make_folder, only_process
+from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
 from .coco_ids import CocoIds
@@ -105,7 +105,7 @@ class ResultsWriter:
         )
         check()
         make_folder(self.out_dir)
-        self.lock.enter_context(only_process(self.out_dir, 'writes to'))
+        self.lock.enter_context(folder_lock(self.out_dir, 'writes to'))
         check()  # another process may have ended in between
         for folder in ('overlays', *folders):
             claim_folder(self.out_dir / folder, overwrite=True)

@@ -12,8 +12,8 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from ...openmmlab.config_parts import kind_of, summarize
-from ...outputs import check_outputs, claim_folder, make_folder, only_process
+from ...openmmlab.config_parts import summarize, type_name
+from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
 from ...whole_files import write_whole
 from ..configs.paths import tested_set
 from ..data.datasets import base_datasets
@@ -34,7 +34,7 @@ LABELS, RESULTS = 'labels', 'results'  # names of files and folders
 def add_coco_metric(cfg: Config) -> None:
     """Add a CocoMetric to the test of a detector whose config has none, in place."""
     evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
-    if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(kind_of, evaluators):
+    if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(type_name, evaluators):
         cfg.test_evaluator = [*evaluators, dict(type='CocoMetric')]
         pack = cfg.test_dataloader.dataset.pipeline[-1]
         pack.meta_keys = tuple({*pack.get('meta_keys', ()), *META_KEYS})
@@ -66,7 +66,7 @@ def report_on_test(
     others = read_reports(compare, TASKS[scope])  # before the test
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
-    with only_process(folder, 'reports in'):
+    with folder_lock(folder, 'reports in'):
         keep: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
         runner.register_hook(keep)
         numbers = {

@@ -151,7 +151,7 @@ def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:
     return next((hook for hook in runner.hooks if isinstance(hook, WholeCheckpointHook)), None)
 
 
-def name_of_last(hook: Optional[WholeCheckpointHook]) -> str:
+def last_checkpoint_message(hook: Optional[WholeCheckpointHook]) -> str:
     """Return a sentence with the last complete checkpoint."""
     if hook is None or hook.saved_path is None:
         return 'No checkpoint has been written.'

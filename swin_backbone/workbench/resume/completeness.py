@@ -50,16 +50,19 @@ def compare_names(saved: Sequence[str], classes: Sequence[str], checkpoint: str)
     return f'checkpoint {checkpoint!r} has other classes, as {other[0]} in place of {other[1]}: its classes are {lists}'
 
 
-def fit_to_model(model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str]) -> Optional[dict[str, Tensor]]:
+def adapt_checkpoint(
+    model: nn.Module, loaded: Any, checkpoint: str, strict: bool, hint: str
+) -> Optional[dict[str, Tensor]]:
     """Return weights with the names and shapes of a model with a Swin of this package, or None for other models.
 
     Args:
         loaded: contents of the file.
         checkpoint: name of the file, for the log and for errors.
-        instead: advice in an error about missing weights. None: missing weights stay random.
+        strict: raise an error for missing weights and other shapes; otherwise such weights stay random.
+        hint: advice in that error.
 
     Raises:
-        CheckpointError: if a weight is not finite or the backbone does not fit. With `instead`, also if weights are
+        CheckpointError: if a weight is not finite or the backbone does not fit. With `strict`, also if weights are
             missing or have another shape.
     """
     if backbones_of(model):
@@ -71,13 +74,13 @@ def fit_to_model(model: nn.Module, loaded: Any, checkpoint: str, instead: Option
         weights = {key.removeprefix('module.'): value for key, value in entries if isinstance(value, Tensor)}
         check_finite(model, weights, checkpoint)
         shapes = {key: tuple(value.shape) for key, value in weights.items()}
-    if instead is not None:
-        _check_shapes(model, shapes, loaded, checkpoint, instead)
+    if strict:
+        _check_shapes(model, shapes, loaded, checkpoint, hint)
     return weights if backbones_of(model) else None
 
 
 def _check_shapes(
-    model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str, instead: str
+    model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str, hint: str
 ) -> None:
     statistics = ('running_mean', 'running_var')  # other buffers are computed
     tensors = [*model.named_parameters(), *(pair for pair in model.named_buffers() if pair[0].endswith(statistics))]
@@ -93,7 +96,7 @@ def _check_shapes(
         if is_head and classes and number != len(classes) and any(key.startswith(f'{name}.') for key in wrong):
             raise CheckpointError(
                 f'checkpoint {checkpoint!r} was trained with {len(classes)} classes, the model of the config has '
-                f'{number}; {instead}'
+                f'{number}; {hint}'
             )
     reasons = []
     if missing:
@@ -102,4 +105,4 @@ def _check_shapes(
         )
     if wrong:
         reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {expected[wrong[0]]})')
-    raise CheckpointError(f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? {instead}')
+    raise CheckpointError(f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? {hint}')

@@ -61,7 +61,7 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
     )
 
 
-def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
+def restore_training_state(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
     """Restore the position in the data, and convert a checkpoint in place to what mmengine's Runner resumes.
 
     Settings of the optimizer, of schedules and of a loss scaler come from the config; mmengine itself resumes several

@@ -14,8 +14,8 @@ from mmengine.runner import BaseLoop, CheckpointLoader, Runner
 from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
 from ...openmmlab.compat import checkpoint_loaders, download_by
-from .completeness import ALLOW_MISSING, compare_names, dataset_meta_of, fit_to_model
-from .exact_resume import ANEW, check_resumable, fit_to_run
+from .completeness import ALLOW_MISSING, adapt_checkpoint, compare_names, dataset_meta_of
+from .exact_resume import ANEW, check_resumable, restore_training_state
 
 # Configs as text. mmengine's Runner and Inferencer run them as Python.
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
@@ -71,7 +71,7 @@ def without_code(checkpoint: Any) -> Any:
     return checkpoint
 
 
-class FitCheckpointHook(Hook):
+class AdaptCheckpointHook(Hook):
     """Adapt a checkpoint of any origin to the model, before the Runner loads or resumes the checkpoint.
 
     The hook comes before EMAHook, which copies the weights.
@@ -89,12 +89,12 @@ class FitCheckpointHook(Hook):
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
-        missing = ANEW if runner._resume else ALLOW_MISSING if runner.needs_all_weights else None
-        fitted = fit_to_model(model, checkpoint, name, missing)
-        if fitted is not None:
-            checkpoint['state_dict'] = fitted
+        strict, hint = runner._resume or runner.needs_all_weights, ANEW if runner._resume else ALLOW_MISSING
+        weights = adapt_checkpoint(model, checkpoint, name, strict, hint)
+        if weights is not None:
+            checkpoint['state_dict'] = weights
         if runner._resume:
-            fit_to_run(runner, checkpoint, name)
+            restore_training_state(runner, checkpoint, name)
 
 
 def _classes_of(runner: Runner) -> Sequence[str]:

@@ -9,7 +9,7 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from ..data.batches import ResumableBatchSampler, build_dataloader
-from ..data.seeds import STEP, seed_generators
+from ..data.seeds import STEP, seed_rng
 
 
 class ResumableEpochLoop(EpochBasedTrainLoop):
@@ -36,7 +36,7 @@ class ResumableEpochLoop(EpochBasedTrainLoop):
 
     def run_iter(self, idx: int, data_batch: Sequence[dict[str, Any]]) -> None:
         self.batches_done, self.is_between_steps = idx + 1, False
-        seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
+        seed_rng(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(idx, data_batch)
         self.is_between_steps = True
 
@@ -60,7 +60,7 @@ class ResumableIterLoop(IterBasedTrainLoop):
 
     def run_iter(self, data_batch: Sequence[dict[str, Any]]) -> None:
         self.batches_done, self.is_between_steps = self.batches_done + 1, False
-        seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
+        seed_rng(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(data_batch)
         self.is_between_steps = True
 

@@ -17,9 +17,9 @@ from ...openmmlab.compat import has_accelerator
 from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
 from ...outputs import FolderInUse, mark_folder
 from ..configs.check import check_classes
-from ..data.datasets import DataSets
+from ..data.datasets import BuiltDatasets
 from ..resume.loading import read_checkpoints_safely
-from .launchers import is_lost_peer, name_ranks_of_slurm
+from .launchers import is_lost_peer, set_ranks_from_slurm
 from .safe_runner import SafeRunner, runner_class
 
 LEAD_S = 2  # seconds to wait after another process is lost: the launcher reports the first process that ends
@@ -32,7 +32,7 @@ def build_runner(
     unsafe_load: bool = False,
     needs_all_weights: bool = False,
     skip_unreadable: bool = False,
-    datasets: Optional[DataSets] = None,
+    datasets: Optional[BuiltDatasets] = None,
 ) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
 
@@ -46,7 +46,7 @@ def build_runner(
     read_checkpoints_safely(unless=unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
-    with _naming_lost_peers():
+    with _explain_lost_peers():
         runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg)
     runner.needs_all_weights, runner.skip_unreadable = needs_all_weights, skip_unreadable
     if datasets is not None:
@@ -72,7 +72,7 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     record = PhaseHook()
     runner.register_hook(record, priority='VERY_LOW')
     try:
-        with _naming_lost_peers():
+        with _explain_lost_peers():
             return runner.train() if what == 'train' else runner.test()
     except Exception as error:
         if record.phase in record.worked or isinstance(error, RUN_ERRORS):
@@ -81,7 +81,7 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
 
 
 @contextmanager
-def _naming_lost_peers() -> Iterator[None]:
+def _explain_lost_peers() -> Iterator[None]:
     """Raise TrainingStopped in place of the error of a collective whose other process is gone."""
     try:
         yield
@@ -119,7 +119,7 @@ def _distribute_on_cpu(cfg: Config) -> None:
     """Join the processes of torchrun or srun over gloo. mmengine itself needs a CUDA device for each process."""
     if not torch.distributed.is_initialized():
         if cfg.launcher == 'slurm':
-            name_ranks_of_slurm()
+            set_ranks_from_slurm()
         torch.distributed.init_process_group('gloo')
         # A process that exits with running threads of gloo may abort.
         atexit.register(torch.distributed.destroy_process_group)

@@ -25,7 +25,7 @@ def rank(launcher: str) -> int:
     return 0 if launcher == 'none' else _variable(launcher, 0)
 
 
-def processes(launcher: str) -> int:
+def world_size(launcher: str) -> int:
     """Return the number of processes of the run.
 
     Raises:
@@ -46,7 +46,7 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and 'gloo/transport' in str(error))
 
 
-def name_ranks_of_slurm() -> None:
+def set_ranks_from_slurm() -> None:
     """Set torch's variables of a distributed run from the variables of srun."""
     os.environ.setdefault('MASTER_PORT', '29500')
     if 'MASTER_ADDR' not in os.environ:

@@ -122,14 +122,14 @@ class NonFiniteGuardHook(Hook):
         )
         if self.skipped_in_a_row >= self.max_in_a_row:
             # Late: checkpoint_hook imports mmcv, whose import imports this file.
-            from ..resume.checkpoint_hook import find_checkpoint_hook, name_of_last
+            from ..resume.checkpoint_hook import find_checkpoint_hook, last_checkpoint_message
 
             hook = find_checkpoint_hook(runner)
             if hook is not None:
                 hook.save_now(runner, runner.iter + 1)
             raise TrainingStopped(
                 f'training stops at iteration {runner.iter + 1}, after {self.skipped_in_a_row} skipped steps in a row. '
-                f'{what} {name_of_last(hook)}'
+                f'{what} {last_checkpoint_message(hook)}'
             )
 
 

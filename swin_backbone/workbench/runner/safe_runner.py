@@ -19,20 +19,20 @@ from torch.utils.data import DataLoader
 from ...acceleration import accelerate
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...openmmlab.mixed_precision import MixedPrecisionHook
-from ...outputs import only_process
+from ...outputs import folder_lock
 from ...whole_files import CANNOT_WRITE
-from ..data.datasets import DataSets
-from ..data.facts import facts_of
+from ..data.dataset_warnings import dataset_warnings
+from ..data.datasets import BuiltDatasets
 from ..data.guard import GuardHook, guard_dataset
-from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
+from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, last_checkpoint_message
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
-from ..resume.loading import FitCheckpointHook
+from ..resume.loading import AdaptCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
 from .curves import CurvesHook
 from .estimate import EstimateHook
 from .nan_guard import NonFiniteGuardHook
 from .signals import SignalHook, init_worker
-from .validation import MaskAreasHook, MetricNamesHook, PredictByShapeHook, SameBuffersHook
+from .validation import BroadcastBuffersHook, MaskAreasHook, MetricNamesHook, PredictByShapeHook
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
 LONG_RECORDS = (
@@ -67,8 +67,8 @@ class SafeRunner(Runner):
     resumed_from: Optional[str] = None
 
     @cached_property
-    def datasets(self) -> DataSets:
-        return DataSets(self.cfg)
+    def datasets(self) -> BuiltDatasets:
+        return BuiltDatasets(self.cfg)
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # mmengine removes a default hook that is None
@@ -85,12 +85,12 @@ class SafeRunner(Runner):
         if not is_watched and (default_hooks or {}).get('finite', True) is not None:
             self.register_hook(NonFiniteGuardHook())
         for hook_class in (
-            FitCheckpointHook,
+            AdaptCheckpointHook,
             GuardHook,
             CurvesHook,
             EstimateHook,
             PredictByShapeHook,
-            SameBuffersHook,
+            BroadcastBuffersHook,
             MaskAreasHook,
             MetricNamesHook,
             RepeatValidationHook,
@@ -143,14 +143,14 @@ class SafeRunner(Runner):
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
         if get_rank() == 0:
-            for sentence in facts_of(loader.dataset, self.datasets.with_masks, is_training):
+            for sentence in dataset_warnings(loader.dataset, self.datasets.with_masks, is_training):
                 self.logger.warning(sentence)
         guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
         return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
-        """Build an evaluator. Raises: see `DataSets.check_evaluator`."""
+        """Build an evaluator. Raises: see `BuiltDatasets.check_evaluator`."""
         self.datasets.check_evaluator(evaluator)
         return super().build_evaluator(evaluator)
 
@@ -179,7 +179,7 @@ class SafeRunner(Runner):
             self.resume(path)
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Continue from a checkpoint, as mmengine: see `fit_to_run`.
+        """Continue from a checkpoint, as mmengine: see `restore_training_state`.
 
         Raises:
             CheckpointError: if the checkpoint does not fit. The run stays unchanged.
@@ -213,7 +213,7 @@ class SafeRunner(Runner):
             TrainingStopped: on a full disk, or after too many losses that are not finite.
         """
         try:
-            with only_training_in(self.work_dir, self.rank):
+            with training_lock(self.work_dir, self.rank):
                 trained: nn.Module = super().train()
             return trained
         except Exception as error:
@@ -221,26 +221,26 @@ class SafeRunner(Runner):
             if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
                 raise TrainingStopped(
                     f'training stops, because {error.filename or self.work_dir} cannot be written '
-                    f'({error.strerror}). {name_of_last(hook)}'
+                    f'({error.strerror}). {last_checkpoint_message(hook)}'
                 ) from error
-            if hook is not None and self._is_last_step_whole():
+            if hook is not None and self._is_between_steps():
                 with suppress(Exception):  # of the same cause, as an error of the device
                     hook.save_now(self, self.iter)
-                    self.logger.info(name_of_last(hook))
+                    self.logger.info(last_checkpoint_message(hook))
             raise
         finally:
             for hook in self.hooks:
                 if isinstance(hook, SignalHook):
                     hook.restore_handlers()
 
-    def _is_last_step_whole(self) -> bool:
+    def _is_between_steps(self) -> bool:
         """Return whether the model is between two steps and has no averaged weights, in the only process."""
         has_averages = any(isinstance(hook, EMAHook) for hook in self.hooks)  # validation runs on them
         is_between_steps = getattr(self._train_loop, 'is_between_steps', False)  # no attribute of a foreign loop
         return is_between_steps and self.iter > 0 and self.world_size == 1 and (self.model.training or not has_averages)
 
 
-def only_training_in(work_dir: str, rank: int = 0) -> AbstractContextManager[None]:
+def training_lock(work_dir: str, rank: int = 0) -> AbstractContextManager[None]:
     """Keep other trainings out of a folder while the context lasts: two would mix their checkpoints.
 
     Tests and other tools take no lock.
@@ -251,7 +251,7 @@ def only_training_in(work_dir: str, rank: int = 0) -> AbstractContextManager[Non
     Raises:
         FolderInUse: if another process trains in the folder, naming the process.
     """
-    return nullcontext() if rank else only_process(work_dir, 'trains in', 'training')
+    return nullcontext() if rank else folder_lock(work_dir, 'trains in', 'training')
 
 
 class LogFile(logging.FileHandler):

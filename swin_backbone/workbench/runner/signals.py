@@ -16,7 +16,7 @@ from mmengine.dist import all_reduce, barrier
 from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 
-from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
+from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, last_checkpoint_message
 
 # EX_TEMPFAIL of sysexits.h: "temporary failure, try again". Shells, Python, torchrun and signals use other values, and
 # a scheduler can requeue by this value.
@@ -114,7 +114,7 @@ class SignalHook(Hook):
             barrier()  # a launcher ends the saving rank after the exit of another rank
         if action == STOP:
             self._exit(runner, hook, iteration)
-        runner.logger.info(f'SIGUSR1: {name_of_last(hook)}')
+        runner.logger.info(f'SIGUSR1: {last_checkpoint_message(hook)}')
 
     def _agree(self, action: int, iteration: int) -> int:
         """Return the largest action of all ranks, and plan the next agreement by the speed of the slowest rank."""
@@ -133,7 +133,7 @@ class SignalHook(Hook):
             sys.exit(128 + signal.SIGTERM)
         runner.logger.info(
             f'{self.stop_reason}: training stops after iteration {iteration} (exit code {RESUMABLE}). '
-            f'{name_of_last(hook)}'
+            f'{last_checkpoint_message(hook)}'
         )
         sys.exit(RESUMABLE)
 

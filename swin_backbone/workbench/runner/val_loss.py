@@ -14,11 +14,11 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ...openmmlab.config_parts import kind_of, parts_of, walk
+from ...openmmlab.config_parts import parts_of, type_name, walk
 from ...openmmlab.errors import ConfigError, sentence_of
-from ..configs.paths import datasets_in
+from ..configs.paths import dataset_configs
 from ..data.datasets import base_datasets
-from ..data.seeds import LOSS, keep_generators, seed_generators
+from ..data.seeds import LOSS, preserve_rng_state, seed_rng
 from ..pictures.curves import VAL_ITER
 
 NUM_PICTURES = 'pictures'  # their number, beside sums of losses
@@ -44,7 +44,7 @@ class ValLossHook(Hook):
             raise ConfigError('--val-loss needs val_dataloader, and the config has none')
         loader = runner.val_dataloader
         dataset = copy.deepcopy(loader.dataset)
-        for base, (_, cfg) in zip(base_datasets(dataset), datasets_in(runner.cfg, 'val')):
+        for base, (_, cfg) in zip(base_datasets(dataset), dataset_configs(runner.cfg, 'val')):
             base.pipeline = Compose(loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
             base.guard.put_on(base)
         self.loader: Optional[DataLoader[Any]] = DataLoader(
@@ -61,8 +61,8 @@ class ValLossHook(Hook):
             return
         sums: Counter[str] = Counter()
         try:
-            with keep_generators(), torch.no_grad():
-                seed_generators(runner.seed, LOSS, runner.rank)
+            with preserve_rng_state(), torch.no_grad():
+                seed_rng(runner.seed, LOSS, runner.rank)
                 for pictures, losses in self._losses(runner):
                     sums.update({NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
         except Exception as error:  # no error here stops a training
@@ -107,11 +107,11 @@ def loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, Any]]
     """
     steps = [step for _, step in parts_of(train, 'dataset')]
     labels = [step for index, step in enumerate(steps) if _loads_labels(step) and step not in steps[:index]]
-    packs = [step for step in steps if kind_of(step).startswith('Pack')]
+    packs = [step for step in steps if type_name(step).startswith('Pack')]
     middle = [step for step in val[1:-1] if not _loads_labels(step)]
     return [val[0], *labels, *middle, packs[0] if packs else val[-1]]
 
 
 def _loads_labels(step: dict[str, Any]) -> bool:
-    kind = kind_of(step)
+    kind = type_name(step)
     return kind == 'ConvertBoxType' or (kind.startswith('Load') and kind.endswith('Annotations'))

@@ -15,7 +15,7 @@ from mmengine.structures import InstanceData
 
 from ...openmmlab.errors import sentence_of
 from ...whole_files import write_whole
-from ..data.seeds import keep_generators
+from ..data.seeds import preserve_rng_state
 from ..resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
 
 
@@ -136,7 +136,7 @@ def _trial_metrics(runner: Runner) -> dict[str, float]:
     loader, evaluator = runner.val_loop.dataloader, copy.copy(runner.val_loop.evaluator)
     evaluator.metrics = [_copy_of(metric) for metric in evaluator.metrics]
     runner.model.eval()
-    with keep_generators(), torch.no_grad():
+    with preserve_rng_state(), torch.no_grad():
         batch = loader.collate_fn([loader.dataset[runner.rank % len(loader.dataset)]])
         samples = runner.model.val_step(batch)
         for sample in samples:
@@ -163,7 +163,7 @@ def _add_an_object(sample: Any) -> None:
         sample.pred_instances = InstanceData(**single)
 
 
-class SameBuffersHook(Hook):
+class BroadcastBuffersHook(Hook):
     """Before a validation, give all processes the buffers of the first process, which are in its checkpoints.
 
     Running statistics of batch norm differ between processes: `DistributedDataParallel` of mmengine's runner has

@@ -45,7 +45,7 @@ class Blender:
             self.right = None
         if scores_KHW is None and self.right is None and column not in self.below:
             return None
-        cell, window, overlap, step = grid.cell(index), grid.window(index), grid.overlap, grid.step
+        cell, window, overlap, stride = grid.cell(index), grid.window(index), grid.overlap, grid.stride
         weights_HW = np.outer(grid.vertical.weights(row), grid.horizontal.weights(column))
         sums = np.zeros((self.classes + 1, *weights_HW.shape), np.float32)  # the last plane: sums of the weights
         if scores_KHW is not None:
@@ -58,10 +58,10 @@ class Blender:
         if self.right is not None:
             sums[:, :, :overlap] += self.right
         self.below.discard(column)
-        if row < grid.rows - 1 and sums[-1, step:, :width].any():
-            self._write(column, sums[:, step:, :width])
-        goes_on = column < grid.columns - 1 and sums[-1, :, step:].any()
-        self.right = sums[:, :, step:].copy() if goes_on else None
+        if row < grid.rows - 1 and sums[-1, stride:, :width].any():
+            self._write(column, sums[:, stride:, :width])
+        goes_on = column < grid.columns - 1 and sums[-1, :, stride:].any()
+        self.right = sums[:, :, stride:].copy() if goes_on else None
         return sums[:-1, :height, :width], sums[-1, :height, :width] > 0
 
     def _write(self, column: int, sums: NDArray[Any]) -> None:

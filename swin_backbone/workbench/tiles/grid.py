@@ -53,35 +53,35 @@ class Axis:
     alignment: int
 
     @property
-    def step(self) -> int:
+    def stride(self) -> int:
         return self.tile - self.overlap
 
     @property
     def count(self) -> int:
-        return max(1, math.ceil((self.length - self.overlap) / self.step))
+        return max(1, math.ceil((self.length - self.overlap) / self.stride))
 
     @property
     def blocks(self) -> int:
-        return math.ceil(self.length / self.step)
+        return math.ceil(self.length / self.stride)
 
     def span(self, k: int) -> tuple[int, int]:
         """Return begin and end of tile k. The last one moves back to the full side, by a multiple of the alignment."""
-        start = k * self.step
+        start = k * self.stride
         if k and k == self.count - 1:
             start = min(start, math.ceil((self.length - self.tile) / self.alignment) * self.alignment)
         return start, min(start + self.tile, self.length)
 
     def cell(self, k: int) -> tuple[int, int]:
-        return k * self.step, self.length if k == self.count - 1 else (k + 1) * self.step
+        return k * self.stride, self.length if k == self.count - 1 else (k + 1) * self.stride
 
     def weights(self, k: int) -> NDArray[Any]:
         """Return the weights of the pixels from the begin of tile k's cell to the end of the tile, float32."""
-        weights = np.ones(self.span(k)[1] - k * self.step, np.float32)
+        weights = np.ones(self.span(k)[1] - k * self.stride, np.float32)
         rise = np.clip((np.arange(self.overlap, dtype=np.float32) + 0.5) * 2 / max(1, self.overlap) - 0.5, 0, 1)
         if k:
             weights[: self.overlap] = rise
         if k < self.count - 1:
-            weights[self.step :] = 1 - rise
+            weights[self.stride :] = 1 - rise
         return weights
 
 
@@ -109,7 +109,7 @@ class Grid:
             raise ValueError(f'overlap takes 0 to half a tile, {tile // 2} pixels, got {overlap}')
         if (tile - overlap) % 16:
             raise ValueError(f'tile - overlap must be a multiple of 16, as tiles of TIFFs are, got {tile} - {overlap}')
-        self.size, self.tile, self.overlap, self.step = size, tile, overlap, tile - overlap
+        self.size, self.tile, self.overlap, self.stride = size, tile, overlap, tile - overlap
         self.vertical, self.horizontal = (Axis(length, tile, overlap, alignment) for length in size)
         self.rows, self.columns = self.vertical.count, self.horizontal.count
 
@@ -139,12 +139,12 @@ class Grid:
         return Window(top, left, bottom, right)
 
     def blocks(self) -> Iterator[tuple[int, Window]]:
-        """Yield the blocks of step x step pixels, row by row: the tile that finishes the block, and the window."""
-        (height, width), step = self.size, self.step
+        """Yield the blocks of stride x stride pixels, row by row: the tile that finishes the block, and the window."""
+        (height, width), stride = self.size, self.stride
         for y, x in np.ndindex(self.vertical.blocks, self.horizontal.blocks):
             index = min(y, self.rows - 1) * self.columns + min(x, self.columns - 1)
-            top, left = y * step, x * step
-            yield index, Window(top, left, min(top + step, height), min(left + step, width))
+            top, left = y * stride, x * stride
+            yield index, Window(top, left, min(top + stride, height), min(left + stride, width))
 
     def neighbours(self, index: int) -> list[int]:
         """Return the tiles around a tile."""

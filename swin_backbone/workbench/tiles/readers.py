@@ -13,7 +13,7 @@ from PIL import Image
 
 from ...checks import require_file
 from ...positions import Size
-from ..data.media import require_whole
+from ..data.media import check_not_truncated
 from ..data.rasters import (
     ORIENTATION,
     RGB,
@@ -104,7 +104,7 @@ def digest_of(path: Path) -> str:
 
 
 def _open_rasterio(path: Path, level: int) -> Picture:
-    require_whole(path)
+    check_not_truncated(path)
     with open(path, 'rb') as file:
         tags = tiff_tags(file)
     raster = open_gdal(str(path), str(path), tags, level)

@@ -92,9 +92,9 @@ class TiledInference:
         self.notes = [*self.picture.notes]
         if not keeps_size:
             self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
-        elif self.grid.step % alignment and len(self.grid) > 1:
+        elif self.grid.stride % alignment and len(self.grid) > 1:
             self.notes.append(
-                f'tiles start every {self.grid.step} pixels, which is no multiple of {alignment}, the alignment '
+                f'tiles start every {self.grid.stride} pixels, which is no multiple of {alignment}, the alignment '
                 'of the windows: labels differ more from the labels of the whole picture'
             )
         settings = dict(
@@ -196,7 +196,7 @@ class TiledInference:
         return pixels
 
     def _prepare(self, pixels: NDArray[Any]) -> dict[str, Any]:
-        return self.predictor.prepare(frame_of(pixels, self.path))
+        return self.predictor.preprocess(frame_of(pixels, self.path))
 
     def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
         dtype = writers.label_type(len(self.classes))

@@ -46,7 +46,7 @@ def write_labels(
     classes: Sequence[str],
     picture: Picture,
 ) -> None:
-    """Write labels as a TIFF of blocks of step x step pixels, with colours and names of the classes.
+    """Write labels as a TIFF of blocks of stride x stride pixels, with colours and names of the classes.
 
     Args:
         blocks: labels of each block, row by row; smaller at the borders of the picture.
@@ -62,7 +62,7 @@ def write_labels(
         table[:, : len(palette)] = np.array(palette, np.uint16)[:256, :3].T * 257
         colours = dict(photometric='palette', colormap=table)
     tifffile.imwrite(
-        path, blocks, shape=grid.size, dtype=dtype, tile=(grid.step, grid.step), compression='zlib', metadata=None,
+        path, blocks, shape=grid.size, dtype=dtype, tile=(grid.stride, grid.stride), compression='zlib', metadata=None,
         software=False, bigtiff=grid.size[0] * grid.size[1] > 1 << 31, extratags=tags, **colours,
         description=json.dumps(dict(classes=list(classes)), ensure_ascii=True),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from pycocotools import mask as coco_mask
 
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 from swin_backbone.workbench.data.guard import guard_dataset
 from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
@@ -143,7 +143,7 @@ def evaluate(cfg):
 
 def browse(cfg):
     """Return the loaded pictures, or the errors."""
-    dataset = DataSets(cfg, ()).of('train')
+    dataset = BuiltDatasets(cfg, ()).of('train')
     guard_dataset(dataset, cfg, is_training=True, skip_unreadable=False)
     dataset.pipeline.are_masks_checked = False
     results = []

@@ -24,7 +24,7 @@ class Oracle:
         self.fingerprint, self.dies_at, self.seen = fingerprint, dies_at, 0
         self.meta = dict(classes=self.classes, palette=COLOURS)
 
-    def prepare(self, frame):
+    def preprocess(self, frame):
         if self.seen == self.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.seen += 1

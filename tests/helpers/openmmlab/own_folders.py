@@ -13,7 +13,7 @@ from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import Epoch
 from swin_backbone.workbench.data.prepare.prepare import prepare
-from swin_backbone.workbench.resolve import combine, fit_to_pictures, set_training
+from swin_backbone.workbench.resolve import combine, scale_schedule_to_dataset, set_training
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -23,7 +23,7 @@ LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
 def fill(config, data, work, annotations=None, names=None):
     """Return a config for a folder of data, and the report."""
     cfg = read_config(config)
-    given = dict(scope=cfg.default_scope, with_masks=uses_masks(cfg), folder=work)
+    given = dict(scope=cfg.default_scope, with_masks=uses_masks(cfg), indices_folder=work)
     own = prepare(data, annotations, names, **given)
     return resolve(cfg, data=own), '\n'.join(own.lines)
 
@@ -33,7 +33,7 @@ def resolve(config, options=None, data=None, epoch=None):
     options = options or Options()
     cfg = set_training(combine(config, options, data), options)
     if data is not None:
-        fit_to_pictures(cfg, options, data, epoch or Epoch(data.splits['train'].pictures))
+        scale_schedule_to_dataset(cfg, options, data, epoch or Epoch(data.splits['train'].num_pictures))
     return cfg
 
 

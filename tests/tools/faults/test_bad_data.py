@@ -15,7 +15,7 @@ from PIL import Image
 from swin_backbone.openmmlab.errors import DataError, sentence_of
 from swin_backbone.workbench.data import check_labels
 from swin_backbone.workbench.data.check_data import check_data
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 from swin_backbone.workbench.data.guard import guard_dataset
 
 
@@ -34,7 +34,7 @@ def first_item(words, phase='train', **options):
     """Return the first sample of a data set, without a check of the data before."""
     cfg = config(words)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        dataset = DataSets(cfg, ()).of(phase)
+        dataset = BuiltDatasets(cfg, ()).of(phase)
         guard_dataset(dataset, cfg, phase == 'train', **{'skip_unreadable': False, **options})
         dataset.pipeline.are_masks_checked = False
         return dataset, dataset[0]
@@ -65,7 +65,7 @@ def test_a_wrong_label_is_named_before_and_during_training(record_fault, own, ki
     words = segmentation(own)
     with pytest.raises(DataError) as error:
         first_item(words)
-    for text in (sentence_of(error.value), *check_data(DataSets(config(words), ()))[0].errors.sentences()):
+    for text in (sentence_of(error.value), *check_data(BuiltDatasets(config(words), ()))[0].errors.sentences()):
         assert str(path) in text
         assert message in text
     record_fault('bad_data', 2)
@@ -79,7 +79,7 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
     Image.fromarray(np.ones((SIZE, SIZE), np.uint16)).save(folder / '1.png')
     Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(folder / '2.png')
     Image.fromarray(np.ones((SIZE, SIZE), bool)).save(folder / '3.png')
-    reports = check_data(DataSets(config(segmentation(own)), ()))
+    reports = check_data(BuiltDatasets(config(segmentation(own)), ()))
     assert not reports[0].errors
     assert 'labels with every pixel ignored, whose loss is 0' in reports[0].warnings.counts
     assert reports[0].classes['nut'] == 3 * SIZE * SIZE
@@ -89,7 +89,7 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
 
 def test_more_classes_than_a_label_has_values(own):
     names = tuple(f'class {number}' for number in range(300))
-    reports = check_data(DataSets(config(segmentation(own, classes=names)), ()))
+    reports = check_data(BuiltDatasets(config(segmentation(own, classes=names)), ()))
     assert not reports[0].errors
     assert reports[0].classes['class 1'] == 4 * 24 * 24
     assert reports[0].classes['class 299'] == 0
@@ -147,7 +147,7 @@ def test_unreadable_files_are_named_or_skipped_and_counted(record_fault, own, wo
     spoil, message = BREAK[kind]
     path = own / folder / 'train' / '0.png'
     spoil(path)
-    (printed,) = check_data(DataSets(config(words(own)), ()))[0].errors.sentences()
+    (printed,) = check_data(BuiltDatasets(config(words(own)), ()))[0].errors.sentences()
     assert printed.startswith('pictures or labels that cannot be used: 1, as')
     assert message in printed
     with pytest.raises(DataError) as error:
@@ -243,7 +243,7 @@ OBJECTS = {
 def test_objects_that_are_wrong_are_counted(record_fault, own, kind):
     change, message = OBJECTS[kind]
     change_coco(own, 'val', change)
-    report = check_data(DataSets(config(detection(own)), ()))[1]
+    report = check_data(BuiltDatasets(config(detection(own)), ()))[1]
     printed = next(line for line in report.sentences(report.warnings) if message in line)
     assert printed.startswith('val: ')
     assert ': 1, as ' in printed
@@ -306,9 +306,9 @@ def test_good_data_is_a_table_and_no_error(own, tmp_path):
 
 def test_what_is_opened_is_bounded_and_said(own):
     cfg = config(detection(own))
-    assert check_data(DataSets(cfg, ()), max_files=2)[0].rows['pictures opened'] == '2 of 4, drawn at random'
-    assert check_data(DataSets(cfg, ()), seconds=0)[0].rows['pictures opened'] == '1 of 4, drawn at random'
-    assert check_data(DataSets(cfg, ()))[0].rows['pictures opened'] == '4'
+    assert check_data(BuiltDatasets(cfg, ()), max_files=2)[0].rows['pictures opened'] == '2 of 4, drawn at random'
+    assert check_data(BuiltDatasets(cfg, ()), seconds=0)[0].rows['pictures opened'] == '1 of 4, drawn at random'
+    assert check_data(BuiltDatasets(cfg, ()))[0].rows['pictures opened'] == '4'
 
 
 def test_folders_of_a_data_set_that_are_not_there_are_named(record_fault, tmp_path):
@@ -331,7 +331,7 @@ def test_a_config_of_a_repeated_data_set_is_looked_through_too(own):
     inner = cfg.train_dataloader.dataset
     cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=2, dataset=inner)
     (own / 'images' / 'train' / '0.png').unlink()
-    report = check_data(DataSets(Config(cfg._cfg_dict), ()))[0]
+    report = check_data(BuiltDatasets(Config(cfg._cfg_dict), ()))[0]
     assert report.errors.counts['pictures or labels that cannot be used'] == 1
 
 
@@ -339,12 +339,12 @@ def test_a_config_without_data_or_with_a_word_for_classes(record_fault, own):
     cfg = config(detection(own))
     cfg.train_dataloader.dataset.metainfo.classes = 'nut'
     with pytest.raises(ValueError, match=r'train_dataloader\.dataset\.metainfo\.classes takes a list of names'):
-        check_data(DataSets(cfg, ()))
+        check_data(BuiltDatasets(cfg, ()))
     cfg.train_dataloader.pop('dataset')
     with pytest.raises(ValueError, match=r'train_dataloader\.dataset takes a data set, as .*, got None'):
-        check_data(DataSets(cfg, ()))
+        check_data(BuiltDatasets(cfg, ()))
     with pytest.raises(ValueError, match='the config has no data: none of train_dataloader, val_dataloader'):
-        check_data(DataSets(Config(dict(default_scope='mmdet', train_dataloader=None)), ()))
+        check_data(BuiltDatasets(Config(dict(default_scope='mmdet', train_dataloader=None)), ()))
     record_fault('bad_data', 3)
 
 

@@ -6,7 +6,7 @@ from helpers.in_process import run
 from mmengine.config import Config
 from mmengine.fileio import load
 
-from swin_backbone.workbench.configs.published import find_weights, start_from_weights
+from swin_backbone.workbench.configs.published import find_weights, set_initial_weights
 
 
 DOCS = ROOT / 'docs' / 'measurements' / 'zoo.md'
@@ -50,7 +50,7 @@ def test_weights_are_a_file_an_address_or_a_name(tmp_path):
 
 def test_a_training_begins_with_them_alone():
     cfg = Config(dict(model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='imagenet.pth')))))
-    start_from_weights(cfg, 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco')
+    set_initial_weights(cfg, 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco')
     assert cfg.load_from.endswith('-9d6b7cfa.pth')
     assert cfg.model.backbone.init_cfg is None
 

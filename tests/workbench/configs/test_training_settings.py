@@ -178,7 +178,7 @@ def test_the_learning_rate_does_not_follow_the_batch():
     cfg = set_(RETINANET, batch=4)
     assert (cfg.optim_wrapper.optimizer.lr, cfg.train_dataloader.batch_size) == (0.01, 4)
     assert lr_line(cfg) == f'learning rate 0.01, 4 pictures per step{hint}'
-    assert lr_line(cfg, processes=2) == f'learning rate 0.01, 8 pictures per step{hint}'
+    assert lr_line(cfg, world_size=2) == f'learning rate 0.01, 8 pictures per step{hint}'
     cfg.optim_wrapper.accumulative_counts = 4
     assert lr_line(cfg) == 'learning rate 0.01, 16 pictures per step'
     assert lr_line(read_config(FCN)) == 'learning rate 0.01, 4 pictures per step'

@@ -27,7 +27,7 @@ from pycocotools import mask as coco_mask
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.annotations import check_annotations
 from swin_backbone.workbench.data.check_data import check_data
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 from swin_backbone.workbench.data.masks import SHORT_POLYGON, mask_fault, run_lengths
 
 SIZE = (SIDE, SIDE)
@@ -49,7 +49,7 @@ def data(tmp_path):
 
 
 def errors_of(cfg):
-    return [sentence for report in check_data(DataSets(cfg, ())) for sentence in report.sentences(report.errors)]
+    return [sentence for report in check_data(BuiltDatasets(cfg, ())) for sentence in report.sentences(report.errors)]
 
 
 def test_good_annotations_pass_every_way(data):
@@ -101,7 +101,7 @@ def test_a_short_polygon_warns_in_training_alone(record_fault, data, caplog):
         train(cfg)
         is_left_out = name == 'an empty polygon'  # the other has a second polygon, which is trained on
         assert (f'coco.json has {line}' in caplog.text) == is_left_out
-        reports = check_data(DataSets(cfg, ()))
+        reports = check_data(BuiltDatasets(cfg, ()))
         assert not reports[0].errors
         assert (line in reports[0].warnings.sentences()) == is_left_out
         assert reports[0].rows['objects trained on'] == str(2 - is_left_out)
@@ -118,7 +118,7 @@ def test_objects_that_evaluation_alone_cannot_take(record_fault, data):
         evaluate(cfg)
     cfg = data(lambda coco: coco['annotations'][0].update(id=0))
     assert evaluate(cfg)['coco/bbox_mAP'] < 1  # though the predictions are perfect
-    report = check_data(DataSets(cfg, ()))[1]
+    report = check_data(BuiltDatasets(cfg, ()))[1]
     message = report.warnings.sentences()[0]
     assert message.endswith("objects with the id 0, which COCO's evaluation counts as not found: 1, as annotation 0")
     record_fault('annotations', 3)
@@ -212,7 +212,7 @@ def test_the_file_is_read_once_until_it_changes(data, monkeypatch):
     reads = []
     read = annotations.read_annotations
     monkeypatch.setattr(annotations, 'read_annotations', lambda *given: reads.append(given) or read(*given))
-    check_data(DataSets(cfg, ()))
+    check_data(BuiltDatasets(cfg, ()))
     train(cfg)
     evaluate(cfg)
     browse(cfg)

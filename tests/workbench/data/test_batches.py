@@ -9,7 +9,7 @@ from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import BatchSampler, RandomSampler
 
 from swin_backbone.workbench.data.batches import ResumableBatchSampler
-from swin_backbone.workbench.data.seeds import seed_generators
+from swin_backbone.workbench.data.seeds import seed_rng
 
 DATA = range(10)
 
@@ -19,12 +19,12 @@ def draw():
 
 
 def test_random_numbers_depend_on_the_place_alone():
-    seed_generators(5, 0, 1, 2)
+    seed_rng(5, 0, 1, 2)
     first = draw()
     draw()
-    seed_generators(5, 0, 1, 3)
+    seed_rng(5, 0, 1, 3)
     assert not set(draw()) & set(first)
-    seed_generators(5, 0, 1, 2)
+    seed_rng(5, 0, 1, 2)
     assert draw() == first
 
 

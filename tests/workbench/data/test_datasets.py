@@ -8,7 +8,7 @@ from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import make_own_data
 
 from swin_backbone.options import Options
-from swin_backbone.workbench.data.datasets import DataSets, base_datasets
+from swin_backbone.workbench.data.datasets import BuiltDatasets, base_datasets
 from swin_backbone.workbench.job import Job
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
@@ -49,7 +49,7 @@ def test_a_training_parses_its_annotations_five_times(tmp_path, parsed, config):
 def test_a_data_set_in_a_wrapper_is_built_once(tmp_path, parsed, config, wrapper):
     cfg = load_config(config, str(tmp_path), data=make_own_data(tmp_path / 'own'))
     parsed.clear()
-    datasets = DataSets(cfg)
+    datasets = BuiltDatasets(cfg)
     inner = datasets.build('train', cfg.train_dataloader.dataset.dataset)
     outer = datasets.of('train')
     assert type(outer).__name__ == wrapper

@@ -20,7 +20,7 @@ import tifffile
 from helpers.openmmlab.jobs import open_predictor
 
 from swin_backbone.workbench.data.guard import unreadable
-from swin_backbone.workbench.data.load_picture import LoadPicture, loads_annotations, loads_picture, name_loaders
+from swin_backbone.workbench.data.load_picture import LoadPicture, loads_annotations, loads_picture, use_load_picture
 from swin_backbone.workbench.data.media import (
     Frame,
     Medium,
@@ -238,7 +238,7 @@ def test_every_loader_of_a_config_is_ours():
         dict(type='LoadAnnotations'),
         dict(type='NoSuchStep'),
     ]
-    name_loaders(cfg)
+    use_load_picture(cfg)
     first, second, third, *others = cfg.train_pipeline
     assert first == dict(type='swin_backbone.LoadPicture', color_type='grayscale')
     assert second.transforms[0][0].type == 'swin_backbone.LoadPicture'
@@ -273,11 +273,11 @@ def test_inference_loads_as_the_test_pipeline_does(tmp_path, name):
     wanted = LoadImageFromFile(**SETTINGS[name]).transform(dict(img_path=str(tmp_path / 'a.jpg')))
     np.testing.assert_array_equal(frame.pixels, wanted['img'])
     assert frame.size == wanted['ori_shape']
-    inputs = predictor.prepare(frame)['inputs']
+    inputs = predictor.preprocess(frame)['inputs']
     assert inputs.shape[0] == (1 if name == 'grey' else 3)
-    assert predictor.predict([predictor.prepare(frame)])[0].pred_sem_seg.shape == frame.size
+    assert predictor.predict([predictor.preprocess(frame)])[0].pred_sem_seg.shape == frame.size
     video = Frame(Medium(tmp_path / 'a.mp4', 'a', True), 0, read_picture(tmp_path / 'a.jpg'), (96, 64))
-    assert predictor.prepare(video)['inputs'].shape[0] == inputs.shape[0]
+    assert predictor.preprocess(video)['inputs'].shape[0] == inputs.shape[0]
 
 
 def test_pictures_of_a_folder_are_those_that_are_read_when_named(tmp_path):

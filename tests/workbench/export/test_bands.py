@@ -122,7 +122,7 @@ def check_drawn(predictor, path):
     """Predict on a TIFF, and draw the results."""
     (frame,) = read_frames(find_media([path])[0], load=predictor.load)
     assert np.array_equal(frame.pixels, tifffile.imread(path))
-    (sample,) = predictor.predict([predictor.prepare(frame)])
+    (sample,) = predictor.predict([predictor.preprocess(frame)])
     assert predictor.draw(frame, sample, 0.3).shape == (*SIZE, 3)
 
 
@@ -159,7 +159,7 @@ def test_a_model_of_grey_pictures(tmp_path):
     for source in (open_predictor(cfg, str(checkpoint)), open_predictor(cfg, str(tmp_path / 'out'), None)):
         (frame,) = read_frames(find_media([str(path)])[0], load=source.load)
         assert np.array_equal(frame.pixels, cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
-        (sample,) = source.predict([source.prepare(frame)])
+        (sample,) = source.predict([source.preprocess(frame)])
         maps.append(sample.pred_sem_seg.data)
     assert (maps[0] == maps[1]).float().mean() > 0.99
     assert runtime.main(str(tmp_path / 'out'), str(path)) == 0

@@ -30,7 +30,7 @@ def test_predictions_of_two_toolboxes(predictors):
     def predict(job):
         predictor, pixels = job
         frame = Frame(Medium(None, 'a', False), 0, pixels, pixels.shape[:2])
-        (sample,) = predictor.predict([predictor.prepare(frame)])
+        (sample,) = predictor.predict([predictor.preprocess(frame)])
         drawn = predictor.draw(frame, sample, 0.0)
         if predictor.scope == 'mmseg':
             return sample.seg_logits.data.numpy(), drawn

@@ -10,9 +10,9 @@ from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.workbench.resume.completeness import (
     ALLOW_MISSING,
+    adapt_checkpoint,
     compare_names,
     dataset_meta_of,
-    fit_to_model,
 )
 
 DETECTOR = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
@@ -44,8 +44,8 @@ def segmentor():
     return build(SEGMENTOR)
 
 
-def fits(model, loaded, whole=True):
-    return fit_to_model(model, loaded, 'weights.pth', ALLOW_MISSING if whole else None)
+def fits(model, loaded, strict=True):
+    return adapt_checkpoint(model, loaded, 'weights.pth', strict, ALLOW_MISSING)
 
 
 def test_a_whole_model_is_taken(detector):
@@ -58,7 +58,7 @@ def test_missing_weights_are_named(detector, segmentor):
     message = r"'weights\.pth' does not have \d+ of the \d+ weights of the model \(decode_head\.[\w.]+, .* more\)"
     with pytest.raises(CheckpointError, match=message + '.*--allow-missing'):
         fits(segmentor, {'state_dict': detector.state_dict()})
-    assert fits(segmentor, {'state_dict': detector.state_dict()}, whole=False)
+    assert fits(segmentor, {'state_dict': detector.state_dict()}, strict=False)
 
 
 @pytest.mark.parametrize('bare', [True, False])

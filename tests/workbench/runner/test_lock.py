@@ -12,11 +12,11 @@ from helpers.openmmlab.toy_training import config, start, wait
 
 from swin_backbone.outputs import FolderInUse
 from swin_backbone.workbench.runner import build
-from swin_backbone.workbench.runner.safe_runner import only_training_in
+from swin_backbone.workbench.runner.safe_runner import training_lock
 
 
 def hold(folder, workers=0):
-    with only_training_in(str(folder)):
+    with training_lock(str(folder)):
         for _ in range(workers):
             if os.fork() == 0:  # a worker of a data loader outlives a killed training
                 time.sleep(20)
@@ -41,14 +41,14 @@ def holder(tmp_path):
 def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fault):
     who = rf'^process {holder} on \S+, since \S+, trains in {re.escape(str(tmp_path))}'
     for _ in range(2):
-        with pytest.raises(FolderInUse, match=who), only_training_in(str(tmp_path)):
+        with pytest.raises(FolderInUse, match=who), training_lock(str(tmp_path)):
             pass
     with pytest.raises(FolderInUse, match=who):
         build.run_loop(build_runner(config(tmp_path, epochs=1)), 'train')
-    with only_training_in(str(tmp_path), rank=1):  # rank 0 holds the lock
+    with training_lock(str(tmp_path), rank=1):  # rank 0 holds the lock
         pass
     (tmp_path / '.training.txt').unlink()
-    with pytest.raises(FolderInUse, match=r'^another process trains in'), only_training_in(str(tmp_path)):
+    with pytest.raises(FolderInUse, match=r'^another process trains in'), training_lock(str(tmp_path)):
         pass
     wait_killed(holder)
     record_fault('locks', 4)
@@ -62,8 +62,8 @@ def wait_killed(process):
 def test_a_kill_leaves_no_lock(tmp_path, holder, record_fault):
     """Workers live for some seconds more, and hold no lock."""
     wait_killed(holder)
-    with only_training_in(str(tmp_path)):
+    with training_lock(str(tmp_path)):
         assert (tmp_path / '.training.txt').read_text().startswith(f'process {os.getpid()} on ')
-    with only_training_in(str(tmp_path)):
+    with training_lock(str(tmp_path)):
         pass
     record_fault('locks')

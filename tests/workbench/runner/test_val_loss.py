@@ -19,7 +19,7 @@ from mmengine.registry import HOOKS, MODELS
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.data.seeds import LOSS, seed_generators
+from swin_backbone.workbench.data.seeds import LOSS, seed_rng
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.pictures.curves import read_log
 from swin_backbone.workbench.runner.val_loss import ValLossHook, loss_pipeline
@@ -152,7 +152,7 @@ def test_the_losses_are_those_of_the_training_on_the_set(tmp_path, kind):
                 assert sample.gt_sem_seg.data.shape == (1, SIDE, SIDE)
                 assert int(sample.gt_sem_seg.data.sum()) == 48 * 48
     model.eval()
-    seed_generators(runner.seed, LOSS, 0)
+    seed_rng(runner.seed, LOSS, 0)
     with torch.no_grad():
         batches = (model.data_preprocessor(batch, True) for batch in hook.loader)
         losses = [float(model.parse_losses(model(**batch, mode='loss'))[0]) for batch in batches]

@@ -37,7 +37,7 @@ def test_each_pixel_is_in_one_cell_and_one_block(grid):
     for index, block in grid.blocks():
         blocks[block.within(whole)] += 1
         cell = grid.cell(index)
-        assert (block.top % grid.step, block.left % grid.step) == (0, 0)
+        assert (block.top % grid.stride, block.left % grid.stride) == (0, 0)
         assert cell.top <= block.top <= block.bottom <= cell.bottom
         assert cell.left <= block.left <= block.right <= cell.right
     assert (cells == 1).all()
@@ -72,7 +72,7 @@ def test_weights_near_cuts_are_zero_and_shards_are_all_tiles(grid, of):
     for axis in (grid.vertical, grid.horizontal):
         for k in range(axis.count):
             begin, end = axis.span(k)
-            weighted = np.flatnonzero(axis.weights(k)) + k * axis.step
+            weighted = np.flatnonzero(axis.weights(k)) + k * axis.stride
             assert k == 0 or weighted[0] - begin >= (axis.overlap - 2) // 4
             assert k == axis.count - 1 or end - 1 - weighted[-1] >= (axis.overlap - 2) // 4
     shards = [grid.shard(number, of) for number in range(of)]

@@ -48,7 +48,7 @@ def merged(picture, grid, masks=True):
     for index in range(len(grid)):
         window = grid.window(index)
         pixels = picture[window.top : window.bottom, window.left : window.right]
-        (sample,) = detector.predict([detector.prepare(Frame(Medium(None, '', False), 0, pixels, pixels.shape[:2]))])
+        (sample,) = detector.predict([detector.preprocess(Frame(Medium(None, '', False), 0, pixels, pixels.shape[:2]))])
         instances = sample.pred_instances
         here = []
         for number, box in enumerate(instances.bboxes + [window.left, window.top] * 2):

@@ -1,1 +1,1 @@
-"""Read the data of a user, of any layout, once, and write an index of each split, which trainings share."""
+"""Read the data of a user, of any layout, once, and write an index, a file for each split, which trainings share."""

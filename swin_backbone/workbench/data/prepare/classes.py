@@ -7,7 +7,7 @@ from typing import Optional
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
 from .folder import DataFolder, left_out
-from .records import Records, SplitLists
+from .records import UNSPLIT, Records, SplitLists
 from .splits import index_tails, match_name, read_split_lists, split_of
 
 Labels = dict[Path, Optional[str]]  # class by picture; None: the picture is in no folder of a class
@@ -41,7 +41,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     others = [path for part in by_split.values() for path in part if path not in labels]
     lines = left_out('pictures in no folder of a class', others)
     layout = 'lists of pictures and classes' if lists else 'a folder for each class'
-    return Records(layout, names, {'': labels}, _splits(folder, by_split, labels), lines)
+    return Records(layout, names, {UNSPLIT: labels}, _splits(folder, by_split, labels), lines)
 
 
 def _by_folders(pictures: Iterable[Path]) -> dict[Optional[str], Labels]:

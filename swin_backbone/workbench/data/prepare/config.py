@@ -6,14 +6,14 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ....openmmlab.config_parts import kind_of, parts_of, walk
+from ....openmmlab.config_parts import parts_of, type_name, walk
 from ....openmmlab.errors import ConfigError
 from ...configs.cfg_options import setting_of
-from ...configs.paths import metrics_in
+from ...configs.paths import metric_configs
 from ...pictures.colours import distinct_colours
 from ..annotations import uses_masks
-from .folder import report_line
-from .index import Index
+from .folder import summary_line
+from .index import IndexedSplit
 from .labels import IGNORED_LABEL
 from .prepare import Dataset
 
@@ -43,14 +43,14 @@ def put_data(cfg: Config, data: Dataset) -> None:
         )
     if 'test_dataloader' in cfg:
         cfg.test_dataloader = copy.deepcopy(cfg.test_dataloader)  # in many configs it is val_dataloader
-    indices = {'test': data.splits['val'], **data.splits}  # without data for a test, the validation data are tested
-    dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data, indices)
+    splits = {'test': data.splits['val'], **data.splits}  # without data for a test, the validation data are tested
+    dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data, splits)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
 
 
-def _put_objects(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> None:
+def _put_objects(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) -> None:
     if data.splits['train'].has_rles:  # mmdet leaves these masks out where it keeps polygons
         for transform in _transforms(cfg):
             if 'poly2mask' in transform:
@@ -58,18 +58,18 @@ def _put_objects(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> No
     _leave_out_semantics(cfg)
     _segment_instances(cfg, len(data.classes))
     metainfo = dict(classes=data.classes, palette=distinct_colours(len(data.classes)))
-    for phase, index in indices.items():
+    for phase, split in splits.items():
         _replace_data(
             cfg[f'{phase}_dataloader'],
             'CocoDataset',
             data_root=data.root,
-            ann_file=index.file,
+            ann_file=split.file,
             data_prefix=dict(img=''),
             metainfo=metainfo,
         )
     default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
     for phase in EVALUATED:
-        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=indices[phase].file, backend_args=None)
+        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=splits[phase].file, backend_args=None)
     set_num_classes(cfg.model, len(data.classes))
 
 
@@ -86,7 +86,7 @@ def _leave_out_semantics(cfg: Config) -> None:
 
 def _segment_instances(cfg: Config, number: int) -> None:
     """Change a panoptic MaskFormer to segment instances of `number` classes."""
-    loads = [step for step in _transforms(cfg) if kind_of(step) == 'LoadPanopticAnnotations']
+    loads = [step for step in _transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
     is_mask_former = isinstance(fusion, dict) and fusion.get('type') == PANOPTIC
     if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
@@ -107,14 +107,14 @@ def _segment_instances(cfg: Config, number: int) -> None:
 # --- segmentation -----------------------------------------------------------------------------------------------------
 
 
-def _put_labels(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> None:
+def _put_labels(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) -> None:
     palette = [list(colour) for colour in distinct_colours(len(data.classes))]
     metainfo = dict(classes=data.classes, palette=palette)
-    for phase, index in indices.items():
+    for phase, split in splits.items():
         kind = 'mmengine.dataset.BaseDataset'
-        _replace_data(cfg[f'{phase}_dataloader'], kind, data_root=data.root, ann_file=index.file, metainfo=metainfo)
+        _replace_data(cfg[f'{phase}_dataloader'], kind, data_root=data.root, ann_file=split.file, metainfo=metainfo)
     for transform in _transforms(cfg):
-        if kind_of(transform) == 'LoadAnnotations':  # the index has the setting
+        if type_name(transform) == 'LoadAnnotations':  # the index has the setting
             transform.pop('reduce_zero_label', None)
     # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
@@ -132,14 +132,14 @@ def _put_labels(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> Non
 # --- classification ---------------------------------------------------------------------------------------------------
 
 
-def _put_classes(cfg: Config, data: Dataset, indices: Mapping[str, Index]) -> None:
+def _put_classes(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) -> None:
     if 'num_classes' not in (cfg.model.get('head') or {}):
         kind = cfg.model.type
         raise ConfigError(f'--data takes a classifier, whose model.head has num_classes, and model is {kind}')
     metainfo = dict(classes=data.classes)
-    for phase, index in indices.items():
+    for phase, split in splits.items():
         _replace_data(
-            cfg[f'{phase}_dataloader'], 'CustomDataset', data_root=data.root, ann_file=index.file, metainfo=metainfo
+            cfg[f'{phase}_dataloader'], 'CustomDataset', data_root=data.root, ann_file=split.file, metainfo=metainfo
         )
     for phase in EVALUATED:
         _replace_metric(cfg, phase, 'Accuracy', dict(topk=(1, 5)))
@@ -173,7 +173,7 @@ def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
 
 def _replace_metric(cfg: Config, phase: str, kind: str, default: dict[str, Any], **settings: Any) -> None:
     """Replace an evaluator by a single metric, in place. The config's own metric of this kind keeps its settings."""
-    metric = next((metric for _, metric in metrics_in(cfg, phase) if metric.get('type') == kind), default)
+    metric = next((metric for _, metric in metric_configs(cfg, phase) if metric.get('type') == kind), default)
     cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
 
 
@@ -230,4 +230,4 @@ def class_weights_left_out(before: Config, after: Config) -> Iterator[str]:
     """Yield a line for each loss that has lost its weights by class."""
     for key, part in walk(before.get('model'), 'model'):
         if key.endswith('.class_weight') and isinstance(part, (list, tuple)) and setting_of(after, key) is None:
-            yield report_line('left out', f'{key} of the config: its {len(part)} weights are of other classes')
+            yield summary_line('left out', f'{key} of the config: its {len(part)} weights are of other classes')

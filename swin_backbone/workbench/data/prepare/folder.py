@@ -171,11 +171,11 @@ def list_folders(files: Sequence[Path]) -> str:
     return ', '.join(folders[:6]) + (f' and {len(folders) - 6} more folders' if len(folders) > 6 else '')
 
 
-def report_line(title: str, *parts: str) -> str:
-    """Return a line of the report."""
+def summary_line(title: str, *parts: str) -> str:
+    """Return a line of the summary."""
     return f'  {title:<12}' + ', '.join(filter(None, parts))
 
 
 def left_out(kind: str, paths: Collection[Path]) -> list[str]:
-    """Return the line of the report on paths of a kind; no line without any."""
-    return [report_line('left out', f'{len(paths)} {kind}, as {min(paths)}')] if paths else []
+    """Return the line of the summary on paths of a kind; no line without any."""
+    return [summary_line('left out', f'{len(paths)} {kind}, as {min(paths)}')] if paths else []

@@ -14,11 +14,11 @@ from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..annotations import check_annotations
 from ..check_labels import ANY_VALUE, read_colours, read_label
-from ..facts import class_warnings
+from ..dataset_warnings import class_warnings
 from ..media import picture_size
-from .folder import DataFolder, list_folders, report_line
+from .folder import DataFolder, list_folders, summary_line
 from .objects.shapes import angle_of, area_of, box_around, corners_of
-from .records import Image, Label, Records
+from .records import UNSPLIT, Image, Label, Records
 from .splits import draw_by_class, split_pictures
 
 CLASSES_SHOWN = 12
@@ -26,27 +26,29 @@ RECTANGLES = '{} of {} objects are boxes, whose masks are rectangles'
 
 
 @dataclass(frozen=True)
-class Index:
-    """The pictures of a split.
+class IndexedSplit:
+    """A split of an index: its file, and what this holds.
 
     Args:
         file: in COCO's format for a detector; pairs of pictures and labels, in mmengine's format, for a segmentor; and
             pictures with the numbers of their classes for a classifier. Names of pictures are relative to the root.
-        pictures: their number.
+        num_pictures: number of pictures.
         objects: number of objects by class, of a detector, or of pictures, of a classifier.
         most_objects: of a picture, of a detector.
         has_rles: whether the mask of an object is an RLE.
     """
 
     file: str
-    pictures: int
+    num_pictures: int
     objects: Mapping[str, int] = field(default_factory=dict)
     most_objects: int = 0
     has_rles: bool = False
 
 
-def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path) -> tuple[dict[str, Index], list[str]]:
-    """Write a file for each split into the folder `outputs`, and return the indices and the lines of the report.
+def write_index(
+    scope: str, folder: DataFolder, records: Records, index_folder: Path
+) -> tuple[dict[str, IndexedSplit], list[str]]:
+    """Write the file of each split into the folder of an index, and return the splits and the lines of the summary.
 
     Raises:
         DataError: if pictures cannot be split, or annotations are wrong.
@@ -58,19 +60,19 @@ def write_index(scope: str, folder: DataFolder, records: Records, outputs: Path)
         lines += _prepare_objects(folder, images)
     head, splits = [f'data in {folder.root}: {records.layout}'], {}
     for split, part in parts.items():
-        splits[split], described = write(folder, outputs / split, part, records)
-        head.append(report_line(split, *described))
+        splits[split], described = write(folder, index_folder / split, part, records)
+        head.append(summary_line(split, *described))
         faults = class_warnings(splits[split].objects, is_trained_on=split == 'train')
-        lines += [report_line('warning', sentence) for sentence in faults.sentences()]
-    classes = report_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
+        lines += [summary_line('warning', sentence) for sentence in faults.sentences()]
+    classes = summary_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
     return splits, [*head, classes, *lines, *records.lines]
 
 
 def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
-    """Return the annotations of the pictures of each split, and lines of the report."""
+    """Return the annotations of the pictures of each split, and lines of the summary."""
     parts, lines = dict(records.parts), list[str]()
-    if '' in parts:
-        pictures = parts.pop('')
+    if UNSPLIT in parts:
+        pictures = parts.pop(UNSPLIT)
         if records.lists.pictures or not all(isinstance(annotation, str) for annotation in pictures.values()):
             lists, lines = split_pictures(list(pictures), records.lists)
         else:
@@ -78,7 +80,7 @@ def _split(records: Records) -> tuple[dict[str, Mapping[Path, Any]], list[str]]:
         parts = {**{split: {path: pictures[path] for path in part} for split, part in lists.items()}, **parts}
     if shared := {*parts.get('test', ())} & {*parts['train'], *parts['val']}:
         sentence = f'{len(shared)} pictures of the test are in training or validation, as {min(shared)}'
-        lines.append(report_line('warning', sentence))
+        lines.append(summary_line('warning', sentence))
     return parts, lines
 
 
@@ -89,7 +91,7 @@ def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
     """Turn CVAT's rotated boxes, and give boxes among outlines a mask, in place.
 
     Returns:
-        Lines of the report.
+        Lines of the summary.
     """
     objects = [item for image in images for item in image.objects]
     number = sum(not item.get('segmentation') for item in objects)  # of boxes
@@ -113,20 +115,20 @@ def _prepare_objects(folder: DataFolder, images: Sequence[Image]) -> list[str]:
             if draws:
                 item['segmentation'] = outline
     ignored = sum(bool(item.get('iscrowd')) for item in objects if 'category' in item)
-    lines = [report_line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
+    lines = [summary_line('rotated', f'{turned} boxes, by their attribute rotation')] if turned else []
     if draws and number:
-        lines.append(report_line('masks', RECTANGLES.format(number, len(objects))))
+        lines.append(summary_line('masks', RECTANGLES.format(number, len(objects))))
     if ignored:
-        lines.append(report_line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
+        lines.append(summary_line('difficult', f"{ignored} objects are neither trained nor scored, as COCO's crowds"))
     return lines
 
 
 def _write_objects(
     folder: DataFolder, target: Path, part: Mapping[Path, list[Image]], records: Records
-) -> tuple[Index, list[str]]:
+) -> tuple[IndexedSplit, list[str]]:
     ids = {name: number for number, name in enumerate(records.classes, 1)}
     numbered = [dict(id=number, name=name) for name, number in ids.items()]
-    categories = records.categories.get(target.name, records.categories.get('', numbered))
+    categories = records.categories.get(target.name, records.categories.get(UNSPLIT, numbered))
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for entry in (image for pictures in part.values() for image in pictures):
@@ -144,9 +146,9 @@ def _write_objects(
     path.write_text(json.dumps(data), encoding='utf-8')
     known = check_annotations(path, 'COCO', folder.with_masks, (data, False))
     most_objects = max((number for _, _, number in known.pictures.values()), default=0)
-    index = Index(str(path), len(images), dict(known.objects), most_objects, bool(known.rles))
+    split = IndexedSplit(str(path), len(images), dict(known.objects), most_objects, bool(known.rles))
     pictures = f'{len(images)} pictures in {list_folders([*part])}'
-    return index, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
+    return split, [pictures, f'{len(annotations)} objects, at most {most_objects} in a picture']
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def _write_objects(
 
 def _write_labels(
     folder: DataFolder, target: Path, part: Mapping[Path, Label], records: Records
-) -> tuple[Index, list[str]]:
+) -> tuple[IndexedSplit, list[str]]:
     written = target.with_name('labels')
     items: list[dict[str, Any]] = [
         dict(
@@ -169,7 +171,7 @@ def _write_labels(
     path = target.with_suffix('.json')
     path.write_text(json.dumps(dict(metainfo={}, data_list=items)), encoding='utf-8')
     folders = list_folders([label.path for label in part.values()])
-    return Index(str(path), len(items)), [
+    return IndexedSplit(str(path), len(items)), [
         f'{len(items)} pictures in {list_folders([*part])}',
         f'labels in {folders}' + (f', as classes in {written}' if written.is_dir() else ''),
     ]
@@ -204,12 +206,12 @@ def _write_label(folder: DataFolder, picture: Path, label: Label, outputs: Path)
 
 def _write_classes(
     folder: DataFolder, target: Path, part: Mapping[Path, str], records: Records
-) -> tuple[Index, list[str]]:
+) -> tuple[IndexedSplit, list[str]]:
     content = ''.join(f'{path.as_posix()} {records.classes.index(name)}\n' for path, name in part.items())
     path = target.with_suffix('.txt')
     path.write_bytes(content.encode())
     counts = Counter([*part.values()])
-    return Index(str(path), len(part), {name: counts[name] for name in records.classes}), [
+    return IndexedSplit(str(path), len(part), {name: counts[name] for name in records.classes}), [
         f'{len(part)} pictures',
         str(path),
     ]

@@ -11,9 +11,9 @@ from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, left_out, report_line
+from .folder import DataFolder, left_out, summary_line
 from .pairs import LABEL_SUFFIXES, pair_labels
-from .records import Label, Records
+from .records import UNSPLIT, Label, Records
 from .splits import read_split_lists
 
 VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
@@ -21,7 +21,7 @@ IGNORED_LABEL = 255  # the value of ignored pixels, which mmseg's transforms wri
 MAX_CLASSES = 255  # of 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
 LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
-# Names of classes; the class of each value of the files; whether values are colours, 0xRRGGBB; lines of the report
+# Names of classes; the class of each value of the files; whether values are colours, 0xRRGGBB; lines of the summary
 Numbered = tuple[list[str], dict[int, int], bool, list[str]]
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
 
@@ -43,7 +43,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     lines += left_out('pictures without labels', unlabelled) + left_out('files of labels without a picture', unused)
     lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
     part = {picture: Label(label, classes, in_colours) for picture, label in pairs.items()}
-    return Records('pictures and labels', names, {'': part}, lists, lines)
+    return Records('pictures and labels', names, {UNSPLIT: part}, lists, lines)
 
 
 def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
@@ -55,7 +55,7 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
     colours = folder.labelmap()
     labels = [folder.ann_root / label for label in pairs.values()]
     if colours and read_colours(labels[0]) is not None:
-        lines = [report_line('labels', 'colours of labelmap.txt')]
+        lines = [summary_line('labels', 'colours of labelmap.txt')]
         return _number({colour: name for name, colour in colours.items()}, 'labelmap.txt', lines, in_colours=True)
     counts, number = _count_values(folder, pairs)
     names, source = folder.class_names(sorted({label.parent for label in labels}), sparse=True)
@@ -63,11 +63,11 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
     if names and list(names.values())[:2] == LABELME:
         names = dict(enumerate(list(names.values())[1:]))
-    lines = [report_line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
+    lines = [summary_line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
     values = sorted(set(counts) - {IGNORED_LABEL})
     if set(counts) == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
         names = dict(zip((0, IGNORED_LABEL), names.values() if names else ('background', 'foreground')))
-        lines.append(report_line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
+        lines.append(summary_line('labels', '0 and 255: black and white masks, of which 255 becomes 1'))
     elif names is None:
         if values != list(range(len(values))):
             last = values[-1]
@@ -78,13 +78,13 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
                 f'to {last}'
             )
         names = {value: f'class {value}' for value in range(max(len(values), 2))}
-        lines.append(report_line('', 'called by their values: a classes.txt there, a name in each line, names them'))
+        lines.append(summary_line('', 'called by their values: a classes.txt there, a name in each line, names them'))
     elif unnamed := [value for value in values if value not in names]:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
-        lines.append(report_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
+        lines.append(summary_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
     if unused := [name for value, name in names.items() if value not in counts and not _is_void(name)]:
-        lines.append(report_line('warning', f'no pixel of the classes {first_of(unused)}'))
+        lines.append(summary_line('warning', f'no pixel of the classes {first_of(unused)}'))
     return _number(names, source, lines)
 
 
@@ -93,7 +93,7 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
 
     Args:
         names: by value, or by colour.
-        lines: of the report so far.
+        lines: of the summary so far.
 
     Raises:
         DataError: if there are too many classes, or none.
@@ -113,9 +113,9 @@ def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bo
     }
     if void:
         more = '' if ignored in kept else ', and 255'
-        lines = [*lines, report_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
+        lines = [*lines, summary_line('ignored', f'{", ".join(names[value] for value in void)} of {source}{more}')]
     if len(kept) == 1:
-        lines = [*lines, report_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
+        lines = [*lines, summary_line('one class', 'a segmentor tells classes apart, and learns nothing from one')]
     return [names[value] for value in kept], classes, in_colours, lines
 
 

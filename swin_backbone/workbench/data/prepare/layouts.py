@@ -11,7 +11,7 @@ from typing import Optional
 from ....openmmlab.errors import DataError
 from ..media import PICTURE_SUFFIXES
 from . import classes, labels
-from .folder import DataFolder, count_suffixes, list_files, list_folders, report_line
+from .folder import DataFolder, count_suffixes, list_files, list_folders, summary_line
 from .objects import coco, cvat, labelme, voc, yolo
 from .records import Records
 
@@ -56,10 +56,10 @@ def read_data(scope: str, folder: DataFolder) -> Records:
             continue
         if records:
             if first_error:
-                records.lines.append(report_line('left out', str(first_error)))
+                records.lines.append(summary_line('left out', str(first_error)))
             if folder.results:
                 records.lines.append(
-                    report_line('not read', f'results of earlier commands: {", ".join(folder.results)}')
+                    summary_line('not read', f'results of earlier commands: {", ".join(folder.results)}')
                 )
             return records
     raise first_error or DataError(

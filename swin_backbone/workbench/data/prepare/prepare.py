@@ -1,4 +1,4 @@
-"""The pictures and annotations of a user as data sets: an index for each split, written once, which never changes.
+"""The pictures and annotations of a user as an index: a file for each split, written once, which never changes.
 
 The folder of an index is named by a digest of what is read. Equal data have one index, which all trainings share; a
 changed file gives another folder, and trainings that run keep theirs. The oldest indices are removed, if there are too
@@ -19,8 +19,8 @@ from typing import Optional, Union
 from filelock import FileLock, Timeout
 
 from ....outputs import mark_folder
-from .folder import DataFolder, report_line
-from .index import Index, write_index
+from .folder import DataFolder, summary_line
+from .index import IndexedSplit, write_index
 from .layouts import READERS, list_data, read_data
 
 VARIABLE = 'SWIN_BACKBONE_DATA'  # of the environment: the folder of all indices
@@ -39,14 +39,14 @@ class Dataset:
         scope: toolbox whose models take the data: 'mmdet', 'mmseg' or 'mmpretrain'.
         root: folder of the pictures.
         classes: names, in the order of their numbers.
-        splits: indices of 'train', 'val' and, if the user has one, 'test'.
+        splits: 'train', 'val' and, if the user has one, 'test'.
         lines: what is read, and warnings.
     """
 
     scope: str
     root: str
     classes: tuple[str, ...]
-    splits: Mapping[str, Index]
+    splits: Mapping[str, IndexedSplit]
     lines: tuple[str, ...]
 
 
@@ -58,9 +58,9 @@ def prepare(
     scope: str = 'mmdet',
     with_masks: bool = False,
     skip_unreadable: bool = False,
-    folder: Union[str, Path, None] = None,
+    indices_folder: Union[str, Path, None] = None,
 ) -> Dataset:
-    """Read what a user has, once, and write an index of each split.
+    """Read what a user has, once, and write an index: a file for each split.
 
     Args:
         data: a folder, a COCO JSON, YOLO's data.yaml, or CVAT's XML.
@@ -70,7 +70,7 @@ def prepare(
             classes of pictures.
         with_masks: the model takes masks of objects.
         skip_unreadable: leave out pictures whose size cannot be read, where annotations need the size.
-        folder: of all indices. Default: that of the variable SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
+        indices_folder: of all indices. Default: by the variable SWIN_BACKBONE_DATA, or ~/.cache/swin_backbone/data.
 
     Raises:
         ValueError: if there is no such file or folder, or for another toolbox.
@@ -82,15 +82,15 @@ def prepare(
     for argument, path in (('--data', data), ('--annotations', annotations)):
         if path is not None and not Path(path).exists():
             raise ValueError(f'{argument}: there is no {str(path)!r}')
-    cache_folder = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-    default = os.environ.get(VARIABLE) or Path(cache_folder, 'swin_backbone', 'data')
-    indices_folder = Path(folder or default).absolute()
+    user_cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    default = os.environ.get(VARIABLE) or Path(user_cache, 'swin_backbone', 'data')
+    indices_folder = Path(indices_folder or default).absolute()
     listed = list_data(Path(data), None if annotations is None else Path(annotations))
     results = [
         name for name in listed.results if os.path.realpath(listed.root / name) != os.path.realpath(indices_folder)
     ]
     listed = listed._replace(names=classes, with_masks=with_masks, results=results, skip_unreadable=skip_unreadable)
-    outputs = indices_folder / _digest(listed, scope)
+    index_folder = indices_folder / _digest(listed, scope)
     try:
         mark_folder(indices_folder)
     except OSError as error:
@@ -98,12 +98,12 @@ def prepare(
             f'the index of --data cannot be written into {indices_folder} ({error.strerror}); the environment variable '
             f'{VARIABLE} names another folder'
         ) from error
-    with FileLock(f'{outputs}.lock'):
-        dataset = _read(outputs)
+    with FileLock(f'{index_folder}.lock'):
+        dataset = _read(index_folder)
         if dataset is None:
             _remove_oldest(indices_folder)
-            dataset = _write(outputs, scope, listed)
-        os.utime(outputs)
+            dataset = _write(index_folder, scope, listed)
+        os.utime(index_folder)
     return dataset
 
 
@@ -113,20 +113,20 @@ def _remove_oldest(indices_folder: Path) -> None:
     A run of a saved config reads an index without `prepare`: the times of its files count too.
     """
 
-    def last_use(outputs: Path) -> float:
-        return max(outputs.stat().st_mtime, *(path.stat().st_atime for path in outputs.iterdir()))
+    def last_use(index_folder: Path) -> float:
+        return max(index_folder.stat().st_mtime, *(path.stat().st_atime for path in index_folder.iterdir()))
 
     with suppress(OSError):  # another process removes too
         indices = [path.parent for path in indices_folder.glob(f'*/{DATASET_FILE}')]
         sizes = {path: sum(file.stat().st_size for file in path.rglob('*')) for path in sorted(indices, key=last_use)}
-        for outputs in list(sizes):
+        for index_folder in list(sizes):
             if len(sizes) < MAX_INDICES and sum(sizes.values()) <= MAX_BYTES:
                 return
-            with suppress(Timeout), FileLock(f'{outputs}.lock', timeout=0):
-                if time.time() - last_use(outputs) > IN_USE_S:
-                    (outputs / DATASET_FILE).unlink()  # the rest is no index
-                    shutil.rmtree(outputs)
-                    del sizes[outputs]
+            with suppress(Timeout), FileLock(f'{index_folder}.lock', timeout=0):
+                if time.time() - last_use(index_folder) > IN_USE_S:
+                    (index_folder / DATASET_FILE).unlink()  # the rest is no index
+                    shutil.rmtree(index_folder)
+                    del sizes[index_folder]
 
 
 def _digest(folder: DataFolder, scope: str) -> str:
@@ -147,27 +147,27 @@ def _digest(folder: DataFolder, scope: str) -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-def _write(outputs: Path, scope: str, folder: DataFolder) -> Dataset:
+def _write(index_folder: Path, scope: str, folder: DataFolder) -> Dataset:
     """Write an index, and return the data set. After an error there is no index."""
-    shutil.rmtree(outputs, ignore_errors=True)  # of a process that has died
-    outputs.mkdir()
+    shutil.rmtree(index_folder, ignore_errors=True)  # of a process that has died
+    index_folder.mkdir()
     try:
         records = read_data(scope, folder)
-        splits, lines = write_index(scope, folder, records, outputs)
-        lines.append(report_line('index', str(outputs)))
+        splits, lines = write_index(scope, folder, records, index_folder)
+        lines.append(summary_line('index', str(index_folder)))
         dataset = Dataset(scope, str(folder.root), tuple(records.classes), splits, tuple(lines))
-        (outputs / DATASET_FILE).write_text(json.dumps(asdict(dataset)), encoding='utf-8')
+        (index_folder / DATASET_FILE).write_text(json.dumps(asdict(dataset)), encoding='utf-8')
     except BaseException:
-        shutil.rmtree(outputs, ignore_errors=True)
+        shutil.rmtree(index_folder, ignore_errors=True)
         raise
     return dataset
 
 
-def _read(outputs: Path) -> Optional[Dataset]:
+def _read(index_folder: Path) -> Optional[Dataset]:
     """Return the data set of an index; None without an index, or if its last file is not whole."""
     try:
-        content = json.loads((outputs / DATASET_FILE).read_bytes())
+        content = json.loads((index_folder / DATASET_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    splits = {split: Index(**values) for split, values in content['splits'].items()}
+    splits = {split: IndexedSplit(**values) for split, values in content['splits'].items()}
     return Dataset(content['scope'], content['root'], tuple(content['classes']), splits, tuple(content['lines']))

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+UNSPLIT = ''  # in place of 'train' and 'val': pictures that are split later
 Lists = dict[str, list[Path]]  # pictures by split
 
 
 class SplitLists(NamedTuple):
-    """Pictures by split, if files or folders name these, and the source for errors and the report."""
+    """Pictures by split, if files or folders name these, and the source for errors and the summary."""
 
     pictures: Mapping[str, list[Path]] = {}
     source: str = ''
@@ -20,11 +21,11 @@ class Records(NamedTuple):
     Args:
         layout: in words.
         classes: names, in the order of their numbers.
-        parts: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'. A
-            part '', in place of 'train' and 'val', is split later. An annotation is a list of `Image` for a detector, a
-            `Label` for a segmentor, and the name of a class for a classifier.
-        lists: how the part '' is split.
-        lines: of the report.
+        parts: the annotation of each picture, by its path below the root, for each split 'train', 'val' and 'test'. The
+            part UNSPLIT is split later. An annotation is a list of `Image` for a detector, a `Label` for a segmentor,
+            and the name of a class for a classifier.
+        lists: how the part UNSPLIT is split.
+        lines: of the summary.
         categories: the ids of the classes in each part, in COCO's format. Default: `classes`, numbered from 1.
     """
 

@@ -10,7 +10,7 @@ from unicodedata import normalize
 from ....openmmlab.errors import DataError
 from ...configs.paths import read_text
 from ..media import PICTURE_SUFFIXES
-from .folder import DataFolder, is_yolo, left_out, report_line
+from .folder import DataFolder, is_yolo, left_out, summary_line
 from .records import Lists, SplitLists
 
 SPLIT_OF = {  # by the words of names
@@ -74,7 +74,7 @@ def draw_split(pictures: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def draw_by_class(classes: Mapping[Path, str]) -> tuple[Lists, list[str]]:
-    """Return pictures by split, and lines of the report. A fifth of each class is drawn for validation."""
+    """Return pictures by split, and lines of the summary. A fifth of each class is drawn for validation."""
     train: list[Path] = []
     val: list[Path] = []
     by_class: dict[str, list[Path]] = {}
@@ -85,11 +85,11 @@ def draw_by_class(classes: Mapping[Path, str]) -> tuple[Lists, list[str]]:
         train += halves[0]
         val += halves[1]
     train, val = (train, val) if val else draw_split(train)
-    return dict(train=train, val=val), [report_line('split', DRAWN)]
+    return dict(train=train, val=val), [summary_line('split', DRAWN)]
 
 
 def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, list[str]]:
-    """Return pictures by split, and lines of the report. A test split is optional.
+    """Return pictures by split, and lines of the summary. A test split is optional.
 
     Without lists, the names of folders decide, and without these a checksum.
 
@@ -115,17 +115,17 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
             by_split['train'] = rest
         else:
             lines += left_out('pictures that no list names', rest)
-        lines.append(report_line('split', f'by {source}'))
+        lines.append(summary_line('split', f'by {source}'))
     else:
         for picture in pictures:
             by_split.setdefault(folder_split(picture), []).append(picture)
     train, val, test = assign_splits(by_split)
     is_overruled = names_same(train, val, source)
     if is_overruled:
-        lines[-1] = report_line('overruled', f'{source} {SAME}')
+        lines[-1] = summary_line('overruled', f'{source} {SAME}')
     if is_overruled or not val:
         train, val = draw_split(train)
-        lines.append(report_line('split', DRAWN))
+        lines.append(summary_line('split', DRAWN))
     if set(test) == set(val):  # as in a data.yaml with the same folder twice
         test = []
     return dict(train=train, val=val, **(dict(test=test) if test else {})), lines
@@ -184,7 +184,7 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
 
 
 def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:
-    """Index pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c.
+    """IndexedSplit pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c.
 
     Accents are one character: archives of macOS have two.
     """

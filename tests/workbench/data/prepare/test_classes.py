@@ -10,7 +10,7 @@ from helpers.openmmlab.layouts import write, write_picture
 from helpers.openmmlab.own_folders import fill
 
 from swin_backbone.workbench.data.check_data import check_data
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 
 CONFIG = ROOT / 'configs' / 'swin_transformer' / 'swin-tiny_16xb64_in1k.py'
 SIMMIM = ROOT / 'configs' / 'simmim' / 'simmim_swin-tiny_100e_own-192px.py'
@@ -102,14 +102,14 @@ def test_what_is_no_folder_of_classes_is_said(config, pictures, texts, message, 
 def test_classes_without_pictures_are_warnings(tmp_path, record_fault):
     pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install EXTRAS=cls')
     root = make(tmp_path / 'own', [*pets('train'), 'val/cat/0.jpg', 'val/cow/0.jpg'])
-    train, val = check_data(DataSets(fill(CONFIG, root, tmp_path / 'work')[0], ()))
+    train, val = check_data(BuiltDatasets(fill(CONFIG, root, tmp_path / 'work')[0], ()))
     assert train.classes == dict(cat=4, cow=0, dog=4)
     assert train.rows['pictures by class'] == '0 to 4'
     assert train.warnings.sentences() == ['classes without training data: 1, as cow']
     assert val.warnings.sentences() == ['classes without validation data, which have no score: 1, as dog']
     (root / 'val' / 'cat' / '0.jpg').write_text('no picture')
     assert 'pictures or labels that cannot be used: 1' in str(
-        check_data(DataSets(fill(CONFIG, root, tmp_path / 'work')[0], ()))[1].errors.sentences()
+        check_data(BuiltDatasets(fill(CONFIG, root, tmp_path / 'work')[0], ()))[1].errors.sentences()
     )
     record_fault('bad_data', 2)
 

@@ -50,7 +50,7 @@ def test_a_test_set_of_the_user_is_that_of_the_config(own, tmp_path, test):
         for image in coco['images']:
             image['file_name'] = f'v{image["file_name"]}'
         write_coco(root, 'val', coco)
-    data = prepare(root, folder=tmp_path / 'indices')
+    data = prepare(root, indices_folder=tmp_path / 'indices')
     assert list(data.splits) == ['train', 'val', 'test'][: 2 + test]
     cfg = read_config(DETECTION)
     put_data(cfg, data)

@@ -13,7 +13,7 @@ from pycocotools import mask as coco_mask
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.annotations import check_annotations
 from swin_backbone.workbench.data.check_data import check_data
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 
 ALL = {name for split in ('train', 'val') for name, *_ in layouts.scenes(split)}
 
@@ -201,7 +201,7 @@ def test_outlines_and_bitmaps_are_masks(kind, tmp_path):
         mask = item['segmentation']
         area = coco_mask.area(coco_mask.merge(coco_mask.frPyObjects(mask, 64, 64)) if isinstance(mask, list) else mask)
         assert item['area'] == area == item['bbox'][2] * item['bbox'][3]
-    report, _ = check_data(DataSets(cfg, ()))
+    report, _ = check_data(BuiltDatasets(cfg, ()))
     assert report.rows['objects trained on'] == str(len(data['annotations']))
 
 

@@ -18,7 +18,7 @@ from pycocotools import mask as coco_mask
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.outputs import mark_folder
 from swin_backbone.workbench.data.check_data import check_data
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 from swin_backbone.workbench.data.prepare.config import set_num_classes
 from swin_backbone.workbench.data.prepare.splits import draw_split
 
@@ -44,7 +44,7 @@ def test_a_config_of_masks_takes_outlines_alone(outlines, tmp_path):
     cfg, _ = fill(MASKS, layouts.made('yolo', tmp_path, outlines=outlines), tmp_path / 'work')
     assert all(
         ('objects without a segmentation' in str(report.errors.counts)) != outlines
-        for report in check_data(DataSets(cfg, ()))
+        for report in check_data(BuiltDatasets(cfg, ()))
     )
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert 'num_classes' not in cfg.model.rpn_head
@@ -60,7 +60,7 @@ def test_an_rle_is_trained_on_where_a_config_keeps_polygons(tmp_path, record_fau
         item['segmentation']['counts'] = item['segmentation']['counts'].decode()
     path.write_text(json.dumps(data))
     cfg, _ = fill(MASKS.replace('_1x', '_poly-1x'), root, tmp_path / 'work')
-    assert check_data(DataSets(cfg, ()))[0].rows['objects trained on'] == str(len(data['annotations']))
+    assert check_data(BuiltDatasets(cfg, ()))[0].rows['objects trained on'] == str(len(data['annotations']))
     record_fault('bad_data')
 
 
@@ -370,7 +370,7 @@ def test_folders_as_people_have_them(layout, change, pictures, tmp_path, record_
     cfg, _ = fill(BOXES, change(root), tmp_path / 'work')
     assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
     assert objects_of(cfg) == expected
-    assert not any(report.errors for report in check_data(DataSets(cfg, ())))
+    assert not any(report.errors for report in check_data(BuiltDatasets(cfg, ())))
     record_fault('bad_data')
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
 
@@ -511,7 +511,7 @@ def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
         path.write_text(json.dumps(data))
     cfg, _ = fill(BOXES, root, tmp_path / 'work')
     assert cfg.model.bbox_head.num_classes == 4
-    warnings = check_data(DataSets(cfg, ()))[0].warnings.sentences()
+    warnings = check_data(BuiltDatasets(cfg, ()))[0].warnings.sentences()
     assert any('classes without training data: 1, as brid, nearest bird' in warning for warning in warnings)
     assert any('rare classes, maybe mistyped: 1, as perosn (1), nearest person (23)' in warning for warning in warnings)
     record_fault('bad_data', 2)
@@ -523,7 +523,7 @@ def test_the_size_of_an_xml_is_compared_with_its_picture(tmp_path, record_fault)
         path = root / 'Annotations' / f'{name}.xml'
         size = f'<size><width>{width}</width><height>64</height></size><object>'
         path.write_text(path.read_text().replace('<object>', size, 1))
-    (line,) = check_data(DataSets(fill(BOXES, root, tmp_path / 'work')[0], ()))[0].warnings.sentences()
+    (line,) = check_data(BuiltDatasets(fill(BOXES, root, tmp_path / 'work')[0], ()))[0].warnings.sentences()
     assert line.startswith('pictures of another size than their annotations say: 1, as ')
     assert line.endswith('train_0.jpg is 64x64, annotated as 128x64')
     record_fault('bad_data')

@@ -29,12 +29,12 @@ def contents(folder):
 
 def test_a_changed_label_gives_another_index_and_keeps_the_first(own, tmp_path):
     """Two trainings at once, with other labels: neither changes what the other reads."""
-    first = prepare(own, folder=tmp_path / 'indices')
+    first = prepare(own, indices_folder=tmp_path / 'indices')
     before = contents(tmp_path / 'indices')
     coco = read_coco(own)
     coco['annotations'][0]['bbox'][2] += 1
     write_coco(own, 'train', coco)
-    second = prepare(own, folder=tmp_path / 'indices')
+    second = prepare(own, indices_folder=tmp_path / 'indices')
     after = contents(tmp_path / 'indices')
     assert second.splits['train'].file != first.splits['train'].file
     assert {path: after[path] for path in before} == before
@@ -50,10 +50,10 @@ def test_a_changed_label_gives_another_index_and_keeps_the_first(own, tmp_path):
     lambda own: (own / 'images' / 'train' / '9.png').write_bytes(b''),
 ])  # fmt: skip
 def test_names_sizes_and_times_of_all_files_decide(own, tmp_path, change):
-    first = prepare(own, folder=tmp_path / 'indices')
-    assert prepare(own, folder=tmp_path / 'indices') == first
+    first = prepare(own, indices_folder=tmp_path / 'indices')
+    assert prepare(own, indices_folder=tmp_path / 'indices') == first
     change(own)
-    assert prepare(own, folder=tmp_path / 'indices').splits['train'].file != first.splits['train'].file
+    assert prepare(own, indices_folder=tmp_path / 'indices').splits['train'].file != first.splits['train'].file
 
 
 def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
     calls, find = [], preparing.read_data
     monkeypatch.setattr(preparing, 'read_data', lambda *given: calls.append(1) or find(*given))
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: prepare(own, folder=tmp_path / 'indices'), range(8)))
+        found = list(threads.map(lambda _: prepare(own, indices_folder=tmp_path / 'indices'), range(8)))
     assert len(calls) == 1
     assert all(data == found[0] for data in found)
     assert isinstance(found[0], Dataset)
@@ -70,15 +70,15 @@ def test_equal_data_are_read_once(own, tmp_path, monkeypatch):
 
 
 def test_an_index_of_a_process_that_died_is_written_again(own, tmp_path):
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     index = Path(data.splits['train'].file)
     (index.parent / preparing.DATASET_FILE).unlink()
     index.write_text('half')
-    assert prepare(own, folder=tmp_path / 'indices') == data
+    assert prepare(own, indices_folder=tmp_path / 'indices') == data
     assert len(json.loads(index.read_text())['images']) == 4
     last = index.parent / preparing.DATASET_FILE
     last.write_bytes(last.read_bytes()[:-9])  # half
-    assert prepare(own, folder=tmp_path / 'indices') == data
+    assert prepare(own, indices_folder=tmp_path / 'indices') == data
 
 
 def test_the_index_that_was_not_used_for_longest_is_removed(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_the_index_that_was_not_used_for_longest_is_removed(tmp_path, monkeypatc
 
 
 def prepared(root, place):
-    return Path(prepare(root, folder=place).splits['train'].file).parent
+    return Path(prepare(root, indices_folder=place).splits['train'].file).parent
 
 
 def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
@@ -109,7 +109,7 @@ def test_each_split_keeps_the_ids_of_its_categories(own, tmp_path):
         key = 'category_id' if 'image_id' in item else 'id'
         item[key] += 10
     write_coco(own, 'val', coco)
-    splits = prepare(own, folder=tmp_path / 'indices').splits
+    splits = prepare(own, indices_folder=tmp_path / 'indices').splits
     written = {split: json.loads(Path(splits[split].file).read_text()) for split in splits}
     for split, ids in (('train', [3, 7]), ('val', [13, 17])):
         assert [category['id'] for category in written[split]['categories']] == ids
@@ -121,7 +121,7 @@ def test_objects_of_no_image_are_named_and_left_out(own, tmp_path):
     coco = read_coco(own)
     coco['annotations'].append(dict(coco['annotations'][0], id=99, image_id=1234))
     write_coco(own, 'train', coco)
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     (line,) = [line for line in data.lines if 'that of no image' in line]
     assert line.endswith("objects whose 'image_id' is that of no image: 1, as 99 has 1234")
     assert sum(data.splits['train'].objects.values()) == 4
@@ -132,7 +132,7 @@ def test_classes_without_data_are_lines(tmp_path, record_fault, scope):
     """Before the first training, and in each that reads the index."""
     root = layouts.made('voc' if scope == 'mmdet' else 'classes', tmp_path)
     for _ in range(2):
-        lines = prepare(root, None, ['nut', 'bolt', 'screw'], scope=scope, folder=tmp_path / 'indices').lines
+        lines = prepare(root, None, ['nut', 'bolt', 'screw'], scope=scope, indices_folder=tmp_path / 'indices').lines
         assert '  warning     classes without training data: 1, as screw' in lines
         assert '  warning     classes without validation data, which have no score: 1, as screw' in lines
     record_fault('bad_data')
@@ -141,7 +141,7 @@ def test_classes_without_data_are_lines(tmp_path, record_fault, scope):
 def test_pictures_that_are_not_there_are_a_line(own, tmp_path, record_fault):
     """They are not those of the same name of another split."""
     (own / 'images' / 'val' / '1.png').unlink()
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     assert '  warning     1 pictures of val.json are not there, as images/val/1.png' in data.lines
     names = [image['file_name'] for image in json.loads(Path(data.splits['val'].file).read_text())['images']]
     assert names == ['images/val/0.png', 'images/val/1.png']
@@ -156,7 +156,7 @@ def test_pictures_of_two_files_are_named(own, tmp_path):
     coco['images'].pop()
     write_coco(own, 'test', coco)
     line = '  warning     1 pictures of the test are in training or validation, as images/val/0.png'
-    assert line in prepare(own, folder=tmp_path / 'indices').lines
+    assert line in prepare(own, indices_folder=tmp_path / 'indices').lines
 
 
 @pytest.mark.parametrize('layout', layouts.LAYOUTS)
@@ -165,7 +165,7 @@ def test_a_relative_folder_is_read_as_its_whole_path(tmp_path, monkeypatch, layo
     monkeypatch.chdir(root.parent)
     texts = []
     for given in (root, root.name):
-        data = prepare(given, scope=scope, folder=tmp_path / 'indices')
+        data = prepare(given, scope=scope, indices_folder=tmp_path / 'indices')
         index = Path(data.splits['train'].file)
         texts.append(index.read_text().replace(str(index.parent), '').replace(f'{root.parent}/', ''))
         for item in json.loads(index.read_text()).get('data_list', ()) if index.suffix == '.json' else ():
@@ -177,7 +177,7 @@ def test_wrong_data_leave_nothing(own, tmp_path):
     (own / 'train.json').write_text('{}')
     (own / 'val.json').unlink()
     with pytest.raises(DataError):
-        prepare(own, folder=tmp_path / 'indices')
+        prepare(own, indices_folder=tmp_path / 'indices')
     assert not [path for path in (tmp_path / 'indices').iterdir() if path.is_dir()]
 
 
@@ -191,9 +191,14 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_variable(own, tmp_pat
 
 
 def test_what_is_counted(own, tmp_path):
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     train, val = data.splits['train'], data.splits['val']
-    assert (train.pictures, val.pictures, train.most_objects, dict(train.objects)) == (4, 2, 1, dict(nut=2, bolt=2))
+    assert (train.num_pictures, val.num_pictures, train.most_objects, dict(train.objects)) == (
+        4,
+        2,
+        1,
+        dict(nut=2, bolt=2),
+    )
     assert (data.classes, data.root, data.scope) == (('nut', 'bolt'), str(own), 'mmdet')
 
 
@@ -203,13 +208,13 @@ def test_ids_that_count_from_0_stay_those_of_the_user(own, tmp_path):
     for number, item in enumerate(coco['annotations']):
         item['id'] = number
     write_coco(own, 'val', coco)
-    index = json.loads(Path(prepare(own, folder=tmp_path / 'indices').splits['val'].file).read_text())
+    index = json.loads(Path(prepare(own, indices_folder=tmp_path / 'indices').splits['val'].file).read_text())
     assert [(item['id'], item['own_id']) for item in index['annotations']] == [(1, 0), (2, 1)]
 
 
 def test_objects_of_other_formats_have_their_file_and_place(tmp_path):
     root = layouts.made('yolo', tmp_path)
-    index = json.loads(Path(prepare(root, folder=tmp_path / 'indices').splits['train'].file).read_text())
+    index = json.loads(Path(prepare(root, indices_folder=tmp_path / 'indices').splits['train'].file).read_text())
     files = {image['id']: Path(image['file_name']).stem for image in index['images']}
     for item in index['annotations']:
         file, _, place = item['own_id'].partition(', object ')
@@ -228,8 +233,8 @@ def test_a_test_stays_beside_equal_training_and_validation(own, tmp_path):
     for image in coco['images']:
         image['file_name'] = f'val/{image["file_name"]}'
     write_coco(own, 'test', coco)
-    data = prepare(own, folder=tmp_path / 'indices')
-    assert {split: index.pictures for split, index in data.splits.items()} == dict(train=3, val=1, test=2)
+    data = prepare(own, indices_folder=tmp_path / 'indices')
+    assert {split: index.num_pictures for split, index in data.splits.items()} == dict(train=3, val=1, test=2)
     names = [image['file_name'] for image in json.loads(Path(data.splits['test'].file).read_text())['images']]
     assert names == ['images/val/0.png', 'images/val/1.png']
 
@@ -240,7 +245,7 @@ def test_pictures_of_lvis_are_found_by_their_addresses(own, tmp_path):
         for image in coco['images']:
             image['coco_url'] = f'http://images.cocodataset.org/{split}/{image.pop("file_name")}'
         write_coco(own, split, coco)
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     names = [image['file_name'] for image in json.loads(Path(data.splits['val'].file).read_text())['images']]
     assert names == ['images/val/0.png', 'images/val/1.png']
 
@@ -251,7 +256,7 @@ def test_of_categories_of_one_name_the_used_one_stays(own, tmp_path, order):
         coco = read_coco(own, split)
         coco['categories'] = [*coco['categories'], dict(id=9, name='nut')][::order]
         write_coco(own, split, coco)
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     assert sorted(data.classes) == ['bolt', 'nut']
     assert data.splits['train'].objects['nut'] > 0
 
@@ -261,7 +266,7 @@ def test_a_name_of_a_category_that_is_no_text_is_named(own, tmp_path):
     coco['categories'][0]['name'] = ['nut']
     write_coco(own, 'train', coco)
     with pytest.raises(DataError, match='name takes a string'):
-        prepare(own, folder=tmp_path / 'indices')
+        prepare(own, indices_folder=tmp_path / 'indices')
 
 
 def test_a_group_of_labelme_may_be_of_any_type(tmp_path):
@@ -273,7 +278,7 @@ def test_a_group_of_labelme_may_be_of_any_type(tmp_path):
         points = [[[3, 4], [13, 16]], [[20, 4], [30, 16]]]
         shapes = [dict(label='nut', points=part, group_id=['a'], shape_type='rectangle') for part in points]
         (root / f'{number}.json').write_text(json.dumps(dict(shapes=shapes, imagePath=f'{number}.png')))
-    assert prepare(root, folder=tmp_path / 'indices').splits['train'].objects == dict(nut=1)
+    assert prepare(root, indices_folder=tmp_path / 'indices').splits['train'].objects == dict(nut=1)
 
 
 def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
@@ -281,20 +286,20 @@ def test_names_of_pictures_in_two_folders_are_a_warning(own, tmp_path):
     (own / 'val.json').unlink()
     (own / 'images' / 'train').rename(own / 'images' / 'a')
     shutil.copytree(own / 'images' / 'a', own / 'images' / 'b')
-    lines = prepare(own, folder=tmp_path / 'indices').lines
+    lines = prepare(own, indices_folder=tmp_path / 'indices').lines
     assert '  warning     pictures of objects.json are in images/a and images/b: images/a is taken' in lines
 
 
 def test_a_test_without_objects_is_left_out_with_a_line(own, tmp_path):
     write_coco(own, 'test', dict(read_coco(own, 'val'), annotations=[]))
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     assert {*data.splits} == {'train', 'val'}
     assert f'  left out    {own}/test.json, a test without objects' in data.lines
 
 
 def test_a_json_without_pictures_beside_a_full_one_is_a_warning(own, tmp_path):
     write_coco(own, 'val', dict(images=[], annotations=[], categories=read_coco(own)['categories']))
-    data = prepare(own, folder=tmp_path / 'indices')
+    data = prepare(own, indices_folder=tmp_path / 'indices')
     assert f'  warning     {own}/val.json has no pictures: it is no file for val' in data.lines
 
 
@@ -322,9 +327,9 @@ def test_skip_unreadable_holds_for_conversions(tmp_path, layout, record_fault):
     with pytest.raises(
         DataError, match=r'train_1\.jpg cannot be read as a picture.*; --skip-unreadable goes on without'
     ):
-        prepare(root, folder=tmp_path / 'index')
-    own = prepare(root, folder=tmp_path / 'index', skip_unreadable=True)
-    assert [own.splits[split].pictures for split in ('train', 'val')] == [3, 2]
+        prepare(root, indices_folder=tmp_path / 'index')
+    own = prepare(root, indices_folder=tmp_path / 'index', skip_unreadable=True)
+    assert [own.splits[split].num_pictures for split in ('train', 'val')] == [3, 2]
     assert sum(own.splits['train'].objects.values()) == 6
     (left_out,) = [line for line in own.lines if 'cannot be read' in line]
     assert 'pictures that cannot be read, with their objects: 1, as ' in left_out
@@ -352,7 +357,7 @@ def test_a_picture_of_two_splits_has_its_objects_in_both(tmp_path, layout):
         objects = [dict(box, id=number, image_id=number) for number in range(1, 5)]
         categories = [dict(id=1, name='nut'), dict(id=2, name='bolt')]
         (root / 'all.json').write_text(json.dumps(dict(images=images, annotations=objects, categories=categories)))
-    data = prepare(root, folder=tmp_path / 'indices')
+    data = prepare(root, indices_folder=tmp_path / 'indices')
     for split in ('train', 'test'):
         items = json.loads(Path(data.splits[split].file).read_text())['annotations']
         assert [item['category_id'] for item in items] == [2] * len(items)

@@ -9,9 +9,9 @@ from urllib.parse import unquote
 from .....openmmlab.errors import DataError, Faults
 from ...annotations import check_annotations, look_through, read_annotations
 from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, left_out, list_folders, report_line, require_distinct
+from ..folder import UNREADABLE, DataFolder, left_out, list_folders, require_distinct, summary_line
 from ..pairs import is_label, without_labels
-from ..records import Image, Records, SplitLists
+from ..records import UNSPLIT, Image, Records, SplitLists
 from ..splits import (
     SAME,
     SPLITS,
@@ -39,7 +39,7 @@ def read(folder: DataFolder) -> Optional[Records]:
     paths, folders_of = [path for path, *_ in files.values()], dict[Path, list[str]]()
     for path, data, has_mark in files.values():
         annotated = check_annotations(path, 'COCO', folder.with_masks, (data, has_mark))
-        lines += [report_line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
+        lines += [summary_line('left out', reason) for reason in _add_sizes(folder, data).sentences()]
         _repair(data)
         if annotated.errors:  # of which some are repaired
             repaired = look_through(data, False, 'COCO', folder.with_masks)
@@ -59,19 +59,19 @@ def read(folder: DataFolder) -> Optional[Records]:
     strays = Faults()
     parts = {split: _images_of(data, strays) for split, data in contents.items()}
     categories = {split: data['categories'] for split, data in contents.items()}
-    lines += [report_line('left out', sentence) for sentence in strays.sentences()]
+    lines += [summary_line('left out', sentence) for sentence in strays.sentences()]
     listed = {picture for part in parts.values() for picture in part}
     source = ' and '.join(map(str, paths))
     if 'val' in parts and names_same(parts['train'], parts['val'], source):
         del parts['val']
-        lines.append(report_line('overruled', f'{source} {SAME}'))
+        lines.append(summary_line('overruled', f'{source} {SAME}'))
     folders = {picture.parent for picture in listed}
     unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
     lines += left_out('pictures without an entry in these annotation files', unnamed)
     lists = SplitLists()
     if 'val' not in parts:
-        parts[''], categories[''] = parts.pop('train'), categories.pop('train')
-        lists = read_split_lists(folder, [*parts['']])
+        parts[UNSPLIT], categories[UNSPLIT] = parts.pop('train'), categories.pop('train')
+        lists = read_split_lists(folder, [*parts[UNSPLIT]])
     return Records('COCO JSON', names, parts, lists, lines, categories)
 
 
@@ -94,7 +94,7 @@ def _images_of(data: dict[str, Any], strays: Faults) -> dict[Path, list[Image]]:
 
 
 def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], list[str]]:
-    """Return the annotation file of each split, and lines of the report.
+    """Return the annotation file of each split, and lines of the summary.
 
     A single file is that of 'train', to split later. Without a file in COCO's format, there is no split.
     """
@@ -120,13 +120,13 @@ def _annotation_files(folder: DataFolder) -> tuple[dict[str, AnnotationFile], li
             if annotated.pictures or annotated.errors:
                 by_split.setdefault(split, []).append(path)
             elif split:
-                lines.append(report_line('warning', f'{path} has no pictures: it is no file for {split}'))
+                lines.append(summary_line('warning', f'{path} has no pictures: it is no file for {split}'))
     for split, fault in errors.items():
         if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
             raise fault
     for path in by_split.get('test', ()):
         if not contents[path][0]['annotations']:  # as COCO's own files of test pictures
-            lines.append(report_line('left out', f'{path}, a test without objects'))
+            lines.append(summary_line('left out', f'{path}, a test without objects'))
             by_split['test'] = [other for other in by_split['test'] if other != path]
     train, val, test = assign_splits(by_split)
     for phase, paths in (('training', train), ('validation', val), ('the test', test)):
@@ -221,7 +221,7 @@ def _picture_folders(folder: DataFolder, path: Path, data: dict[str, Any]) -> li
 def _find_pictures(
     folder: DataFolder, path: Path, data: dict[str, Any], folders: Sequence[str], existing: set[Path]
 ) -> list[str]:
-    """Make paths below the root of the pictures' names, in place, and return lines of the report.
+    """Make paths below the root of the pictures' names, in place, and return lines of the summary.
 
     Label Studio writes addresses and paths of its server, and Windows's separators; other programs leave out folders.
 
@@ -233,7 +233,7 @@ def _find_pictures(
     lines: list[str] = []
     if len(folders) > 1:
         lines.append(
-            report_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
+            summary_line('warning', f'pictures of {path.name} are in {" and ".join(folders)}: {folders[0]} is taken')
         )
     paths = [Path(*folders[:1], image['file_name']) for image in data['images']]
     pictures = without_labels(folder.pictures)
@@ -251,9 +251,9 @@ def _find_pictures(
     for image, name in zip(data['images'], paths):
         image['file_name'] = (matches.get(name) or name).as_posix()
     if missing := sorted(name for name, picture in matches.items() if picture is None):
-        lines.append(report_line('warning', f'{len(missing)} pictures of {path.name} are not there, as {missing[0]}'))
+        lines.append(summary_line('warning', f'{len(missing)} pictures of {path.name} are not there, as {missing[0]}'))
     if by_name := sorted(picture for picture in matches.values() if picture):
-        lines.append(report_line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
+        lines.append(summary_line('found', f'{len(by_name)} pictures of {path.name} by their names, as {by_name[0]}'))
     return lines
 
 

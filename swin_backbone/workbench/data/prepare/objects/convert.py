@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from .....openmmlab.errors import DataError, Faults
 from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, report_line
-from ..records import Image, Records, SplitLists
+from ..folder import UNREADABLE, DataFolder, summary_line
+from ..records import UNSPLIT, Image, Records, SplitLists
 from .shapes import Box, area_of
 
 Source = TypeVar('Source')  # of the objects of a picture: a file, or an element of a file
@@ -43,7 +43,7 @@ def convert_objects(
         lists: see `split_pictures`.
         read: returns the size that a file states, and its boxes, by the size of its picture.
         classes: returns the names of all classes by the names of the objects.
-        left_out: what `read` leaves out, for the report. Objects outside of their picture are added.
+        left_out: what `read` leaves out, for the summary. Objects outside of their picture are added.
 
     Raises:
         DataError: if a picture cannot be read, there are no objects, or an object has an unknown class.
@@ -73,7 +73,7 @@ def convert_objects(
         raise DataError('. '.join([f'none of the files in {folder.ann_root} has an object', *reasons]))
     if unknown := owners.keys() - {*names}:
         raise DataError(f'{owners[min(unknown)]} has the class {min(unknown)!r}, which is none of {names}')
-    return Records(layout, names, {'': pictures}, lists, [report_line('left out', reason) for reason in reasons])
+    return Records(layout, names, {UNSPLIT: pictures}, lists, [summary_line('left out', reason) for reason in reasons])
 
 
 def stated_size(height: Any, width: Any) -> Optional[tuple[int, int]]:

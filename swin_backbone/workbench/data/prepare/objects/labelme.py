@@ -18,7 +18,7 @@ import numpy as np
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.paths import read_text
-from ..folder import DataFolder, left_out, report_line
+from ..folder import DataFolder, left_out, summary_line
 from ..pairs import Set, pairable_sets, set_of, without_labels
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
@@ -61,7 +61,7 @@ def read(folder: DataFolder) -> Records:
     records.lines.extend(left_out('pictures without a JSON file', {*pictures} - parts.keys()))
     records.lines.extend(left_out('other JSON files', {*folder.with_suffix('.json')} - {*files}))
     source = f'from {source}' if numbered else 'in the order of the alphabet: there is no classes.txt'
-    records.lines.append(report_line('', source))
+    records.lines.append(summary_line('', source))
     return records
 
 

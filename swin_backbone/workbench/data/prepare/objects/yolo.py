@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .....openmmlab.errors import DataError
 from ....configs.paths import read_text
-from ..folder import DataFolder, is_yolo, left_out, numbers_of, report_line, require_distinct
+from ..folder import DataFolder, is_yolo, left_out, numbers_of, require_distinct, summary_line
 from ..pairs import is_label, pairable_sets, set_of
 from ..records import Lists, Records, SplitLists
 from ..splits import index_tails, match_lines, read_split_lists, split_of
@@ -72,12 +72,12 @@ def read(folder: DataFolder) -> Optional[Records]:
     without = [picture for picture, file in files.items() if file is None]
     if without:
         records.lines.append(
-            report_line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background')
+            summary_line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background')
         )
     if has_tracks or any(0 < len(text.split()) - 5 - points <= _most_behind(points) for text in chain(*samples)):
-        records.lines.append(report_line('not read', "the numbers behind an object: a score or a track's id"))
+        records.lines.append(summary_line('not read', "the numbers behind an object: a score or a track's id"))
     records.lines.extend(left_out('text files without a picture', unused))
-    records.lines.extend(report_line('', text) for text in (source, *of_yaml) if text)
+    records.lines.extend(summary_line('', text) for text in (source, *of_yaml) if text)
     return records
 
 
@@ -153,7 +153,7 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
 
 
 def _read_lists(folder: DataFolder, yaml_path: Path, settings: dict[str, Any]) -> tuple[Lists, list[str]]:
-    """Return the pictures of train, val and test of a data.yaml, and lines of the report.
+    """Return the pictures of train, val and test of a data.yaml, and lines of the summary.
 
     Raises:
         DataError: if `path:` is another folder, or `train` names no picture.

@@ -11,7 +11,7 @@ from helpers.openmmlab.own_folders import BOXES, MASKS, fill, read
 from pycocotools import mask as coco_mask
 
 from swin_backbone.workbench.data.check_data import check_data
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 from swin_backbone.workbench.data.prepare.objects.shapes import box_around, corners_of, join_groups
 
 HEIGHT, WIDTH = 60, 100
@@ -178,7 +178,7 @@ def test_what_is_outside_of_its_picture_is_counted(tmp_path, record_fault):
     found = objects_of(labelme(dict(points=away.tolist()), dict(points=POLYGON)), tmp_path)
     assert len(found.objects) == 1
     assert 'left out    objects without an area inside of their picture: 2, as ' in found.report
-    assert not any(report.warnings for report in check_data(DataSets(found.cfg, ())))
+    assert not any(report.warnings for report in check_data(BuiltDatasets(found.cfg, ())))
     record_fault('bad_data')
 
 
@@ -276,7 +276,7 @@ def test_boxes_among_outlines_are_drawn_as_masks(form, tmp_path, record_fault):
     found = objects_of(MIXED[form], tmp_path)
     assert drawn(found.objects[1]['segmentation']).sum() == 40 * 20
     assert '2 of 4 objects are boxes, whose masks are rectangles' in found.report
-    assert check_data(DataSets(found.cfg, ()))[0].rows['objects trained on'] == '2'
+    assert check_data(BuiltDatasets(found.cfg, ()))[0].rows['objects trained on'] == '2'
     assert 'whose masks' not in objects_of(MIXED[form], tmp_path / 'boxes', BOXES).report
     record_fault('bad_data')
 

@@ -12,12 +12,12 @@ from mmengine.hooks import Hook
 from mmengine.registry import METRICS, DefaultScope
 from mmengine.runner import Runner
 
-from ...openmmlab.config_parts import kind_of
+from ...openmmlab.config_parts import type_name
 from ...openmmlab.errors import DataError
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import temporary_name
-from ..configs.paths import annotation_file, datasets_in, metrics_in
-from ..data.annotations import class_of
+from ..configs.paths import annotation_file, dataset_configs, metric_configs
+from ..data.annotations import registered_class
 from ..pictures.colours import distinct_colours, encode_labels
 
 
@@ -46,13 +46,13 @@ class OutputOptions:
 
 @contextmanager
 def write_outputs(
-    cfg: Config, outputs: OutputOptions, inputs: Sequence[str], is_first: bool = True
+    cfg: Config, outputs: OutputOptions, inputs: Sequence[str], is_main_process: bool = True
 ) -> Iterator[list[Hook]]:
     """Let a config write the outputs of a test, and yield further hooks. Outputs move to their final paths at the end.
 
     Args:
         inputs: files that no output may replace.
-        is_first: this process is the first of the run: it marks folders.
+        is_main_process: this process is rank 0 of the run, which marks folders.
 
     Raises:
         FileExistsError: if an output exists. See `check_outputs`.
@@ -61,7 +61,7 @@ def write_outputs(
     with ExitStack() as stack:
 
         def folder(path: str) -> Path:
-            if is_first:
+            if is_main_process:
                 claim_folder(path, outputs.overwrite)
             return stack.enter_context(written_by_others(Path(path)))
 
@@ -69,14 +69,14 @@ def write_outputs(
         if outputs.show or show_dir:
             enable_drawing(cfg, outputs.show, show_dir, outputs.wait_time)
         if show_dir and cfg.get('default_scope') == 'mmdet':
-            hooks.append(DifferentNamesHook(with_suffix=True))
+            hooks.append(UniqueFileNamesHook(with_suffix=True))
         if outputs.out and segments:
-            hooks += [DifferentNamesHook(with_suffix=False), WriteLabelsHook(folder(outputs.out), outputs.first_label)]
+            hooks += [UniqueFileNamesHook(with_suffix=False), WriteLabelsHook(folder(outputs.out), outputs.first_label)]
         elif outputs.out:
             out = Path(outputs.out)
             is_coco = out.suffix == '.json' and cfg.get('default_scope') == 'mmdet'
             annotation_files = [
-                annotation_file(node) for _, node in [*datasets_in(cfg, 'test'), *metrics_in(cfg, 'test')]
+                annotation_file(node) for _, node in [*dataset_configs(cfg, 'test'), *metric_configs(cfg, 'test')]
             ]
             more = [out.with_suffix(f'.{kind}.json') for kind in ('segm', 'panoptic')] if is_coco else []
             check_outputs(out, *more, inputs=[*inputs, *filter(None, annotation_files)], overwrite=outputs.overwrite)
@@ -161,7 +161,7 @@ def enable_tta(cfg: Config) -> None:
             if scope == 'mmdet'
             else dict(type='AverageClsScoreTTA')
         )
-    if kind_of(cfg.tta_model) == 'DetTTAModel':
+    if type_name(cfg.tta_model) == 'DetTTAModel':
         from .tta import MaskTTAModel  # imports mmdet
 
         cfg.tta_model.type = MaskTTAModel.__name__
@@ -181,7 +181,9 @@ def write_coco_results(cfg: Config, prefix: Path) -> None:
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         writers = ('results2json', 'result2json')  # mmdet's, the second of CocoPanopticMetric
         metrics = [
-            metric for _, metric in metrics_in(cfg, 'test') if set(writers) & set(dir(class_of(metric, METRICS)))
+            metric
+            for _, metric in metric_configs(cfg, 'test')
+            if set(writers) & set(dir(registered_class(metric, METRICS)))
         ]
     if not metrics:
         raise ValueError('--out F.json takes a config with CocoMetric, LVISMetric or CocoPanopticMetric for the test')
@@ -194,7 +196,7 @@ def _rename(path: Path, target: Path) -> None:
         path.replace(target)
 
 
-class DifferentNamesHook(Hook):
+class UniqueFileNamesHook(Hook):
     """Stop a test whose pictures have equal names, by which the toolboxes name their files.
 
     Args:

@@ -13,7 +13,7 @@ from mmdet.utils import register_all_modules
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data import guard
 from swin_backbone.workbench.data.check_data import check_data
-from swin_backbone.workbench.data.datasets import DataSets
+from swin_backbone.workbench.data.datasets import BuiltDatasets
 
 CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
 RLE = 'objects whose mask is an RLE, which LoadAnnotations(poly2mask=False) leaves out of losses'
@@ -84,7 +84,7 @@ def test_what_is_left_out_is_counted_before_training(record_fault, tmp_path, cap
     cfg = data_of(tmp_path, lambda coco: (coco['annotations'][0].update(item), coco['images'][0].update(image)))
     if change_data:
         change_data(cfg.train_dataloader.dataset)
-    report = check_data(DataSets(cfg, ()))[0]
+    report = check_data(BuiltDatasets(cfg, ()))[0]
     assert any(sentence.endswith(line) for sentence in report.warnings.sentences())
     assert report.rows['objects trained on'] == str(left)
     samples = train(cfg)
@@ -96,7 +96,7 @@ def test_what_is_left_out_is_counted_before_training(record_fault, tmp_path, cap
 def test_a_training_without_objects_is_an_error(record_fault, tmp_path):
     cfg = data_of(tmp_path, lambda coco: [item.update(iscrowd=1) for item in coco['annotations']])
     message = r'no object of .*coco\.json is left to train on: it has .*iscrowd=1 .*: 2, as'
-    (sentence,) = check_data(DataSets(cfg, ()))[0].errors.sentences()
+    (sentence,) = check_data(BuiltDatasets(cfg, ()))[0].errors.sentences()
     assert re.search(message, sentence)
     with pytest.raises(DataError, match=message):
         train(cfg)
@@ -107,7 +107,7 @@ def test_pictures_of_16_bits_are_named(record_fault, tmp_path, monkeypatch):
     cfg = data_of(tmp_path, lambda coco: None)
     for name in ('0.png', '1.png'):
         cv2.imwrite(str(tmp_path / 'images' / name), np.full((SIDE, SIDE, 3), 4095, np.uint16))
-    line = check_data(DataSets(cfg, ()))[0].warnings.sentences()[-1]
+    line = check_data(BuiltDatasets(cfg, ()))[0].warnings.sentences()[-1]
     note = ' has 16 bits a channel, of which the upper 8 are used: its largest value 4095 becomes 15 of 255'
     assert line.startswith('pictures of more bits or bands than are loaded: 2, as ')
     assert line.endswith(note)
@@ -115,7 +115,7 @@ def test_pictures_of_16_bits_are_named(record_fault, tmp_path, monkeypatch):
     assert logged.endswith(f'{note} (the first such picture)')
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
         loader.dataset.pipeline[0].color_type = 'unchanged'
-    assert '16 bits' not in str(check_data(DataSets(cfg, ()))[0].warnings.sentences())
+    assert '16 bits' not in str(check_data(BuiltDatasets(cfg, ()))[0].warnings.sentences())
     record_fault('annotations', 2)
 
 
@@ -160,14 +160,14 @@ def test_counting_in_a_random_pass_changes_no_draws(tmp_path):
     random.seed(1)
     np.random.seed(1)
     states = random.getstate(), np.random.get_state()[1].tolist()
-    check_data(DataSets(cfg, ()))
+    check_data(BuiltDatasets(cfg, ()))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states
 
 
 @pytest.mark.parametrize('case', TWINS)
 def test_unusual_objects_are_a_line_each(record_fault, tmp_path, case):
     change, line = TWINS[case]
-    report = check_data(DataSets(data_of(tmp_path, change), ()))[1]
+    report = check_data(BuiltDatasets(data_of(tmp_path, change), ()))[1]
     assert not report.errors
     assert sum(sentence.endswith(line) for sentence in report.warnings.sentences()) == 1
     record_fault('annotations')

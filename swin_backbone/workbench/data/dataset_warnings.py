@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError, Faults
 from ..configs.paths import annotation_file
-from .annotations import Annotations, check_annotations, form_of
+from .annotations import Annotations, annotation_format, check_annotations
 from .datasets import base_datasets
 from .load_picture import loads_picture
 from .masks import BAD_POLYGON, BAD_RLE, NO_MASK, mask_fault
-from .seeds import keep_generators
+from .seeds import preserve_rng_state
 
 SECONDS = 5  # for the masks of a data set
 MISTYPED_RATIO = 10  # times as many objects as a class that may be mistyped
@@ -31,7 +31,7 @@ MAX_PASSES = 200  # pictures that pass the filters of a pipeline: its other tran
 CROWD = 'objects with iscrowd=1 (difficult in Pascal VOC), which losses and scores leave out'
 
 
-def facts_of(dataset: Any, with_masks: bool, is_trained_on: bool) -> Iterator[str]:
+def dataset_warnings(dataset: Any, with_masks: bool, is_trained_on: bool) -> Iterator[str]:
     """Yield sentences on a built data set, which may have wrappers: unusual annotations, and see `count_left_out`.
 
     Args:
@@ -42,7 +42,7 @@ def facts_of(dataset: Any, with_masks: bool, is_trained_on: bool) -> Iterator[st
     """
     for base in base_datasets(dataset):
         path = annotation_file(dict(ann_file=base.ann_file, backend_args=getattr(base, 'backend_args', None)))
-        form = form_of(type(base))
+        form = annotation_format(type(base))
         annotations = check_annotations(path, form, with_masks) if path and form else None
         _, left_out = count_left_out(base, annotations, is_trained_on, SECONDS)
         for faults in (annotations.warnings if annotations else Faults(), left_out):
@@ -154,7 +154,7 @@ def _flags_of(step: Any, item: dict[str, Any]) -> NDArray[np.bool_]:
 def _filtered(transforms: Sequence[Any], item: dict[str, Any], size: tuple[int, int]) -> Iterator[tuple[str, int]]:
     """Yield what each filter of objects leaves out of a picture, in a pass with blank pixels."""
     passed: Any = copy.deepcopy(item)
-    with keep_generators(), suppress(Exception):  # of a wrong picture: an error, named with the picture
+    with preserve_rng_state(), suppress(Exception):  # of a wrong picture: an error, named with the picture
         for step in transforms:
             if loads_picture(step):
                 passed.update(img=np.zeros((*size, 3), np.uint8), img_shape=size, ori_shape=size)
