@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .modes import cached_table
-
-Size = tuple[int, int]  # (height, width)
+from .sizes import Size
 
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..checks import first_of
-from ..positions import Size
+from ..sizes import Size
 from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
 from .lora import BASE_LAYER, has_adapters, merge_adapters, without_base_layer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import first_of
-from ..positions import Size
+from ..sizes import Size
 from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..positions import Size
+from ..sizes import Size
 from .errors import CheckpointError
 from .formats import ALL, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
 from .resize import window_of_coordinates, window_of_index, window_of_table

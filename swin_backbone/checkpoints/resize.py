@@ -7,7 +7,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..positions import Size, resize_absolute_position_embedding, resize_relative_position_bias_table
+from ..positions import resize_absolute_position_embedding, resize_relative_position_bias_table
+from ..sizes import Size
 from .errors import CheckpointError
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 from torch import Tensor
 
-from ..positions import Size
+from ..sizes import Size
 from .formats import BIAS_TABLE, INDEX_TABLES, SPATIAL_MLP
 
 SIZES_KEY = 'swin_backbone'  # key of the sizes in the metadata of a backbone

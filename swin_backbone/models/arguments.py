@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from ..archs import Arch
 from ..checks import check_choice, check_int, check_sequence, check_size, is_int, refusal
-from ..positions import Size
+from ..sizes import Size
 
 Pair = Union[int, Sequence[int]]  # (height, width), or a number for height and width
 WindowSize = Union[int, Sequence[Pair]]  # a window for all stages, or a list of windows

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..modes import cached_table
-from ..positions import Size
+from ..sizes import Size
 
 
 class Windows(NamedTuple):

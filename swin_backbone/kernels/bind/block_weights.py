@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ...models.layers.swin_v2_block import cosine_scale
 from ...modes import without_autocast
-from ...positions import Size, log_spaced_coordinates, relative_position_bias
+from ...positions import log_spaced_coordinates, relative_position_bias
+from ...sizes import Size
 from ..native.layers import BlockWeights
 
 ATTENTION = 'attn.w_msa.'

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_canonical
 from ...modes import linear_dtype, needs_torch_op
-from ...positions import Size
+from ...sizes import Size
 from ..changes import Modules, hides_methods, is_patched, read_modules
 from ..native.availability import dtype_and_gradients, find_unsupported
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...checkpoints import formats
 from ...checkpoints.formats import Format, canonical_name
 from ...models.windows import Windows
-from ...positions import Size
+from ...sizes import Size
 from .block_weights import ATTENTION, LINEARS, LOGIT_SCALE, NORMS
 from .foreign_calls import CallArgs, list_arguments, modules_inside
 

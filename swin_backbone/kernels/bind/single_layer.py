@@ -9,8 +9,8 @@ from torch.func import functional_call
 from torch.random import fork_rng
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
-from ...positions import Size
 from ...replace import PlanOrReason, library_disabled
+from ...sizes import Size
 from ..native.availability import PRECISION
 
 SWIN_LAYERS = SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging, PatchEmbed

@@ -16,7 +16,7 @@ from ...models.layers import PatchEmbed, PatchMerging
 from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
 from ...modes import needs_torch_op
-from ...positions import Size
+from ...sizes import Size
 from ..changes import Modules, forget_readings, is_changed, read_modules, read_once, record_methods
 from ..native.availability import dtype_and_gradients, find_unsupported
 from ..native.layers import (

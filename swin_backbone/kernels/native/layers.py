@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...models.windows import Windows
-from ...positions import Size
+from ...sizes import Size
 from .computation import MakeWeights, ResultShapes, Weights
 from .library import (
     DTYPES,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...compat import allows_tf32, constant_when_compiled
 from ...models.windows import Windows
 from ...modes import linear_dtype, tracer_of
-from ...positions import Size
+from ...sizes import Size
 from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...compat import allows_tf32
-from ...positions import Size
+from ...sizes import Size
 
 PROGRAMS_OF_A_CPU = 8  # the interpreter runs programs in turn
 PROGRAMS_OF_A_MULTIPROCESSOR = 4  # of 4 warps; compiled for sm_80 to sm_120, registers allow 2 to 4. Not tuned on a GPU

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ...compat import without_cudnn_attention
 from ...modes import tracer_of
-from ...positions import Size, relative_position_bias
+from ...positions import relative_position_bias
 from ...replace import replaceable
+from ...sizes import Size
 from ..windows import EDGE_WINDOWS, Windows, edge_masks, fit_window
 from .norm import build_activation, build_norm
 

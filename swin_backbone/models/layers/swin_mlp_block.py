@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...positions import Size
 from ...replace import replaceable
+from ...sizes import Size
 from ..windows import Windows
 from .norm import build_norm
 from .swin_block import BaseBlock, DropPath, build_mlp

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...modes import without_autocast
-from ...positions import Size, log_spaced_coordinates, relative_position_bias
+from ...positions import log_spaced_coordinates, relative_position_bias
 from ...replace import replaceable
+from ...sizes import Size
 from .norm import build_norm
 from .swin_block import BaseAttention, BaseBlock, DropPath, ShiftedWindowAttention, build_mlp
 

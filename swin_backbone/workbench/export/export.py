@@ -26,7 +26,7 @@ from ...checks import check_choice
 from ...kernels.native.library import FILE_NAME as LIBRARY
 from ...kernels.native.library import library_path
 from ...outputs import folder_lock
-from ...positions import Size
+from ...sizes import Size
 from ...version import __version__
 from ...whole_files import remove_leftovers, temporary_name
 from ..data.media import frame_of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...compat import symbolic_views
 from ...models.layers import SwinBlock, SwinMLPBlock, SwinV2Block
-from ...positions import Size
+from ...sizes import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')

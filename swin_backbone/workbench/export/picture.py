@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...openmmlab.config_parts import type_name
-from ...positions import Size
+from ...sizes import Size
 from ..data.load_picture import LoadPicture
 from .graph import ExportError, Port
 from .runtime import resize, resized_size

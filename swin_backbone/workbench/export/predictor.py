@@ -19,7 +19,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError
-from ...positions import Size
+from ...sizes import Size
 from ..configs.check import class_names, compare_classes
 from ..configs.paths import dataset_configs, require_data
 from ..configs.published import set_load_from

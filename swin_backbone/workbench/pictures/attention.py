@@ -19,7 +19,7 @@ from ...models.layers.swin_block import WindowAttention
 from ...models.layers.swin_v2_block import WindowAttentionV2
 from ...models.pyramid import SwinPyramid
 from ...models.windows import Windows, find_tokens
-from ...positions import Size
+from ...sizes import Size
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...checkpoints.recognise import find_swin, tensors_of
 from ...checkpoints.resize import resize_table, window_of_table
-from ...positions import Size, log_spaced_coordinates
+from ...positions import log_spaced_coordinates
+from ...sizes import Size
 
 
 def bias_tables(

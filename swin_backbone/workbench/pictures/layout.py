@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...models.windows import Windows, find_tokens
-from ...positions import Size
+from ...sizes import Size
 
 PADDING = -1
 

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...positions import Size
+from ...sizes import Size
 from .layout import PADDING, REGIONS, Layout
 
 # By Okabe and Ito, also for the colour-blind: the four regions, and padding.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...acceleration import accelerate
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
-from ...positions import Size
+from ...sizes import Size
 from ..configs.check import compare_classes
 from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, use_load_picture
 from ..data.media import Frame, check_not_truncated, frame_of, reduction_note, shown

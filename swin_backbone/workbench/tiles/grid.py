@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...positions import Size
+from ...sizes import Size
 
 FAR = 1 << 62  # beyond any picture
 

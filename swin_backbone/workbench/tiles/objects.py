@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from ...positions import Size
+from ...sizes import Size
 from ..data.masks import run_lengths
 from .grid import Grid, Window
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ...checks import require_file
-from ...positions import Size
+from ...sizes import Size
 from ..data.media import check_not_truncated
 from ..data.rasters import (
     ORIENTATION,

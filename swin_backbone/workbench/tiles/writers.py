@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rasterio.warp import transform_geom
 from shapely.affinity import affine_transform
 
-from ...positions import Size
+from ...sizes import Size
 from .grid import Grid
 from .objects import Object, rle_of
 from .readers import Picture

@@ -10,7 +10,7 @@ import torch
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
-from ....positions import Size
+from ....sizes import Size
 from ..graph import export_refusal, require_kind
 from ..picture import Content
 from .operators import NEVER, graph_nms, graph_roi_align

@@ -11,7 +11,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ....positions import Size
+from ....sizes import Size
 from ..graph import BackboneMaps, Graph, Port, example_size, export_refusal
 from ..picture import Normalise, Padding, content_size, picture_ports, picture_settings
 from .boxes import View

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ....positions import Size
+from ....sizes import Size
 from ..picture import Content
 
 LevelSizes = Sequence[Size]  # by level; sides are maybe symbolic

@@ -14,7 +14,7 @@ from mmseg.models.decode_heads import IterativeDecodeHead, Mask2FormerHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import Tensor, nn
 
-from ....positions import Size
+from ....sizes import Size
 from ..graph import BackboneMaps, ExportError, Graph, Port, example_size, export_refusal
 from ..picture import Normalise, Padding, crop, picture_ports, picture_settings
 from .layers import copy_for_graph

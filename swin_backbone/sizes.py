@@ -1,0 +1,3 @@
+"""The type of a height and width."""
+
+Size = tuple[int, int]  # (height, width)
