@@ -25,7 +25,7 @@ from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, setting_of
 from .configs.paths import dataset_configs
 from .configs.published import set_initial_weights
-from .configs.training_settings import apply_settings, enable_auto_scale_lr, fit_schedule
+from .configs.training_settings import apply_settings, enable_auto_scale_lr, scale_schedule
 from .data.balance import Epoch, apply_balance
 from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
@@ -107,7 +107,7 @@ def scale_schedule_to_dataset(
     """
     cfg_options, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
     if options.epochs is not None or data is not None:
-        fit_schedule(cfg, epoch.num_pictures, world_size, options.epochs)
+        scale_schedule(cfg, epoch.num_pictures, world_size, options.epochs)
         if len(cfg.get('param_scheduler') or ()) != schedules:  # indices have moved
             cfg_options = {
                 key: value for key, value in cfg_options.items() if not key.lstrip('+').startswith('param_scheduler.')

@@ -37,7 +37,7 @@ def has_settings(options: Options) -> bool:
 def apply_settings(cfg: Config, options: Options) -> None:
     """Put the settings of a training into a config, in place, and change all settings that depend on them.
 
-    The schedule does not follow: see `fit_schedule` for `epochs`, and `lr_line` for `batch`.
+    The schedule does not follow: see `scale_schedule` for `epochs`, and `lr_line` for `batch`.
 
     Raises:
         ConfigError: if the config lacks what a setting changes, naming the key, or `cfg_options` have the key.
@@ -172,7 +172,7 @@ def _schedules(cfg: Config) -> list[ConfigDict]:
 # --- the length of a training -----------------------------------------------------------------------------------------
 
 
-def fit_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: Optional[int] = None) -> None:
+def scale_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: Optional[int] = None) -> None:
     """Set the length of a training, in place, and shorten warm-ups to a tenth of it.
 
     Args:
@@ -195,8 +195,8 @@ def fit_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: Op
     loop[length_key] = new
     total = new * iters_per_epoch if by_epoch else new
     length = _Length(factor, new, total, iters_per_epoch, by_epoch)
-    cfg.param_scheduler = [part for part in map(length.fitted, _schedules(cfg)) if part is not None]
-    _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else iters_per_epoch)
+    cfg.param_scheduler = [part for part in map(length.scale, _schedules(cfg)) if part is not None]
+    _scale_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else iters_per_epoch)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
         logger['interval'] = min(logger.get('interval', 10), iters_per_epoch if by_epoch else max(1, new // 10))
@@ -208,7 +208,7 @@ def fit_schedule(cfg: Config, num_pictures: int, world_size: int = 1, epochs: Op
 
 @dataclass
 class _Length:
-    """The length of a training, to which the parts of its schedule are fitted."""
+    """The length of a training, to which the parts of its schedule are scaled."""
 
     factor: float  # to the length in the config
     new: int  # in epochs or, without `by_epoch`, in iterations
@@ -217,7 +217,7 @@ class _Length:
     by_epoch: bool
     moved: dict[int, int] = field(default_factory=dict)  # old and new ends of warm-ups, in iterations
 
-    def fitted(self, schedule: ConfigDict) -> Optional[ConfigDict]:
+    def scale(self, schedule: ConfigDict) -> Optional[ConfigDict]:
         """Return a part of the schedule at its new place, or None for a part without length."""
         schedule = ConfigDict(schedule)
         counts_epochs = schedule.get('by_epoch', True)
@@ -260,26 +260,26 @@ class _Length:
         return schedule if schedule.end else None
 
 
-def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, unit: int) -> None:
+def _scale_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, unit: int) -> None:
     """Shorten the intervals of validations and checkpoints with the training; in a longer one they stay.
 
     Args:
         unit: intervals are multiples of it; in a training by iterations, the iterations of an epoch.
     """
 
-    def fitted(interval: int) -> int:
+    def scaled(interval: int) -> int:
         return min(max(1, round(min(interval, interval * factor) / unit)) * unit, new)
 
     if cfg.get('val_dataloader'):
-        loop.val_interval = fitted(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
+        loop.val_interval = scaled(loop.get('val_interval', 1 if by_epoch else 1000))  # mmengine's defaults
     if 'val_begin' in loop:
         loop.val_begin = max(1, round(loop.val_begin * factor))
     if loop.get('dynamic_intervals'):
-        loop.dynamic_intervals = [(round(at * factor), fitted(every)) for at, every in loop.dynamic_intervals]
+        loop.dynamic_intervals = [(round(at * factor), scaled(every)) for at, every in loop.dynamic_intervals]
     checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint')
     saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
     if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == by_epoch:
-        checkpoint.interval = fitted(saves)
+        checkpoint.interval = scaled(saves)
         if 'save_begin' in checkpoint:
             checkpoint.save_begin = min(round(checkpoint.save_begin * factor), new)
 
@@ -318,13 +318,13 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
             continue
         for key in SIDES:
             if key in part:
-                part[key] = _scaled(part[key], factors)
+                part[key] = _scale_sides(part[key], factors)
         if isinstance(part.get('max_size'), int):  # the longer side
             part['max_size'] = _side(part['max_size'], factors[1])
     test_cfg = model.get('test_cfg')
     if isinstance(test_cfg, dict) and test_cfg.get('mode') == 'slide':
         for key in ('crop_size', 'stride'):
-            test_cfg[key] = _scaled(test_cfg[key], factors)
+            test_cfg[key] = _scale_sides(test_cfg[key], factors)
 
 
 def _is_resize(part: dict[str, Any]) -> bool:
@@ -340,7 +340,7 @@ def _parts(node: Any) -> Iterator[dict[str, Any]]:
     return (part for _, part in parts_of(node, '-'))
 
 
-def _scaled(value: Any, factors: tuple[float, float]) -> Any:
+def _scale_sides(value: Any, factors: tuple[float, float]) -> Any:
     """Scale a side, a pair or a list of pairs by the factors of the short and the long side; a square by the first.
 
     All other values stay.
@@ -353,7 +353,7 @@ def _scaled(value: Any, factors: tuple[float, float]) -> Any:
     kind: Any = type(value)
     if len(value) == 2 and all(isinstance(side, int) for side in value) and value[0] != value[1]:
         return kind(_side(side, short if side == min(value) else long) for side in value)
-    return kind(_scaled(part, factors) for part in value)
+    return kind(_scale_sides(part, factors) for part in value)
 
 
 def _side(side: int, factor: float) -> int:

@@ -16,7 +16,7 @@ from swin_backbone.options import Options
 from swin_backbone.workbench.configs.training_settings import (
     apply_settings,
     enable_auto_scale_lr,
-    fit_schedule,
+    scale_schedule,
     lr_line,
 )
 from swin_backbone.openmmlab.swap.backbone import swap_backbone
@@ -37,7 +37,7 @@ def put(cfg, pictures=100, **settings):
     """Put settings into a config as a job with as many pictures."""
     apply_settings(cfg, Options(**settings))
     if 'epochs' in settings:
-        fit_schedule(cfg, pictures, epochs=settings['epochs'])
+        scale_schedule(cfg, pictures, epochs=settings['epochs'])
     return cfg
 
 
@@ -140,13 +140,13 @@ def test_each_hook_that_names_an_epoch_or_an_iteration_follows():
     hooks = [dict(type='SwitchRecipeHook', schedule=schedule), dict(type='EMAHook', begin_iter=45_000)]
     cfg = read_config(TOOD)  # 12 epochs
     cfg.custom_hooks, cfg.default_hooks.checkpoint.save_begin = copy.deepcopy(hooks), 9
-    fit_schedule(cfg, 100, epochs=3)
+    scale_schedule(cfg, 100, epochs=3)
     assert [step.action_epoch for step in cfg.custom_hooks[0].schedule] == [1, 2]
     assert (cfg.custom_hooks[1].begin_iter, cfg.default_hooks.checkpoint.save_begin) == (45_000, 2)
     by_iteration = read_config(SOLO)
     by_iteration.custom_hooks = [*hooks, dict(type='Own', by_epoch=True)]
     old = by_iteration.train_cfg.max_iters
-    fit_schedule(by_iteration, 100, epochs=1)
+    scale_schedule(by_iteration, 100, epochs=1)
     assert by_iteration.custom_hooks[0] == hooks[0]
     assert by_iteration.custom_hooks[1].begin_iter == round(45_000 * by_iteration.train_cfg.max_iters / old)
     assert by_iteration.custom_hooks[2].by_epoch is True
@@ -229,7 +229,7 @@ def test_other_schedules_of_mmengine_follow():
 def test_few_pictures_shorten_a_warm_up_alone(kind):
     cfg = read_config(RETINANET)
     cfg.param_scheduler[0].type = kind
-    fit_schedule(cfg, 10)
+    scale_schedule(cfg, 10)
     assert cfg.train_cfg == read_config(RETINANET).train_cfg
     assert [one.end for one in cfg.param_scheduler] == [6, 12]
 
