@@ -493,7 +493,7 @@ def test_channels_are_flipped_by_either_name_of_mmsegmentation(name):
 
 
 def test_the_thresholds_of_a_report_are_those_of_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, 'write', lambda graph, out, format, precision, meta, *_: meta)
+    monkeypatch.setattr(export, 'write', lambda *_, meta, **__: meta)
     cfg, checkpoint = Config.fromfile(DETECTION), str(save_random_model(DETECTION, tmp_path))
     report = dict(best=dict(threshold=0.5), classes=[dict(name=name, threshold=None) for name in cfg.metainfo.classes])
     report['classes'][1]['threshold'] = 0.25
