@@ -114,14 +114,14 @@ def test_grounding_dino_of_free_sizes(grounding_dino, tmp_path):
 
 
 def test_texts_are_the_classes_and_the_language_model_stays_outside(grounding_dino, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(export, 'write', lambda *words: seen.extend(words))
+    written = []
+    monkeypatch.setattr(export, 'write', lambda graph, *_, meta, **__: written.extend((graph, meta)))
     checkpoint = str(save_checkpoint(grounding_dino, tmp_path / 'x.pth'))
     export.export_model(
         grounding_dino, checkpoint, tmp_path / 'out', shape=(96, 130), texts=['cat', 'green apple', 'dog']
     )
-    graph, *_ = seen
-    assert seen[4]['classes'] == ['cat', 'green apple', 'dog']
+    graph, meta = written
+    assert meta['classes'] == ['cat', 'green apple', 'dog']
     assert (64, 24) not in [tuple(one.shape) for one in graph.module.parameters()]
 
 
