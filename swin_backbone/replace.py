@@ -30,7 +30,7 @@ class Replacement(NamedTuple):
     Attributes:
         backend: one of `BACKENDS`, besides 'auto' and 'torch'.
         make_plan: `make_plan(module, x, *args)` takes the arguments of the forward, and returns `PlanOrReason`. It does
-            all checks: a plan does not raise.
+            all checks: a plan runs every input that it was made for.
     """
 
     backend: str

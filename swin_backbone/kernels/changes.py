@@ -18,7 +18,7 @@ from ..modes import needs_torch_op
 
 Read = TypeVar('Read')
 Modules = dict[str, Any]  # inside a layer, by name
-PACKAGES = 'swin_backbone', 'torch'  # their classes depend on nothing but their modules
+PACKAGES = 'swin_backbone', 'torch'  # the forward of their classes depends on the module's state alone
 _recorded_methods: dict[Any, dict[str, Any]] = {}  # by class, by name
 
 
@@ -97,7 +97,7 @@ def read_modules(layer: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> Unio
     return modules
 
 
-OF_ALL_MODULES = [*nn.Module().__dict__]  # attributes, the first of every module
+OF_ALL_MODULES = [*nn.Module().__dict__]  # attributes that `nn.Module.__init__` sets: the first ones of a module
 HOOKS = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'
 NAMED = '_parameters', '_buffers', '_modules', *HOOKS  # attributes of a module with names or numbers
 IMMUTABLE = int, float, str, tuple, type(None), torch.dtype, torch.device
@@ -108,7 +108,7 @@ _readings: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Any, Any]]] = Weak
 
 
 def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor) -> Read:
-    """Return `read(module, x)`, which is called again once the module or the shape of `x` has changed.
+    """Return `read(module, x)`, cached until the module, the shape of `x` or autocast changes.
 
     In a graph, with gradients and for a class of a user, which may depend on more than that, every call reads.
 

@@ -31,8 +31,8 @@ from .layers.norm import build_norm
 def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     """Run a block, and store its input alone for backward.
 
-    A plan of a replacement stores the input alone itself. If the forward ran in torch, backward recomputes it in torch,
-    even if the library could run by then, because a mode of torch has ended.
+    A plan of the compiled library does so by itself. If the forward ran in torch, backward recomputes it without the
+    library, even if the library could run by then, because a mode of torch has ended.
     """
     is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
     if is_planned:

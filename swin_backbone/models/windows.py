@@ -1,9 +1,9 @@
 """Windows of a batch of maps: the token at each place, and the mask of attention between places.
 
 A map of H x W tokens is padded with zeros at right and bottom to whole windows. In a shifted block the padded map is
-rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). Here only a map of token numbers
+rolled up and left by the shift; windows then tile it (Liu et al. 2021, section 3.2). Here only a map of token indices
 is padded, rolled and tiled; one `index_select` by the result takes the tokens. A forward in eager mode caches the
-result. A graph computes it, for maps of any size.
+result. Under torch.compile and torch.export the graph computes it, for maps of any size.
 
 Layout: B batch, H W height and width of a map, C channels, T = H*W tokens, L windows of all images, G windows of one
 image, N = Wh*Ww places of a window, Y X height and width of a padded map, S side of a padded map.
@@ -105,7 +105,7 @@ def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
 
 @cached_table
 def find_tokens(windows: Windows, device: torch.device) -> Tensor:
-    """Return the number of the token at each place of one image, from 0 to T - 1, or T at padding: (G * N,)."""
+    """Return the index of the token at each place of one image, from 0 to T - 1, or T at padding: (G * N,)."""
     H, W = windows.height, windows.width
     (rows, columns), (Wh, Ww), (above, left) = windows.grid(), windows.window_size, windows.pad_before
     # Tokens are numbered from -T to -1, and T is added at the end: the zeros of `F.pad` become T.

@@ -83,7 +83,7 @@ class BlockComputation(NamedTuple):
     """A Swin block, V1 or V2, from maps (B, H, W, C) and `BlockWeights` to maps; see `Computation`.
 
     Attributes:
-        dtype: of the matrix products, equal to autocast's dtype.
+        dtype: of torch's linear layers in this call. The products here have the dtype `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         saves: whether the forward saves more than the input for backward, see `saved_blocks.saves_activations`.
         drop_path_2B: the factors of both branches for the images; None: 1.
@@ -176,7 +176,9 @@ class BlockComputation(NamedTuple):
     def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
         """Return bytes for the saved activations of any groups of windows, which depend on the processor.
 
-        The activations of a group of more than 32 windows may not fit.
+        The activations of a group of more than 32 windows may not fit. The terms are those of `Saved` in
+        csrc/block/block_group.h: 4 C + D elements of queries, keys, values, attended and hidden tokens, and C of
+        float32.
         """
         if not self.saves:
             return 0
@@ -223,7 +225,7 @@ def _saved_size(block: Block, groups: int) -> tuple[int, int]:
 
 
 def _groups_in(memory: Tensor) -> Tensor:
-    """Return a view of the number of groups with saved activations, at the start of a block's memory. 0: none."""
+    """Return the header of a block's saved memory: the number of groups whose activations follow. 0: none."""
     return memory[:8].view(torch.int64)
 
 
@@ -246,7 +248,7 @@ class ProjectionComputation(NamedTuple):
         is_merging: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
         eps: of the norm; None: no norm.
         post_norm: whether the norm is behind the projection.
-        dtype: of the matrix products, equal to autocast's dtype.
+        dtype: of torch's linear layers in this call. The products here have the dtype `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         has_gradients: whether autograd records.
     """

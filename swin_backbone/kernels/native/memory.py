@@ -110,7 +110,7 @@ def checked_address(
 
     Args:
         sizes: a tuple, the shape that the library takes.
-        copies: a list for the contiguous copy of a tensor with gaps, which keeps the copy alive. None: gaps are an
+        copies: a list that keeps the contiguous copy of a tensor with other strides alive. None: such a tensor is an
             error.
         allows_gaps: whether the library takes any strides.
 
@@ -208,7 +208,7 @@ def cached_while_unchanged(
     """Return `make()`, from the cache if the settings and all elements of the weights are unchanged.
 
     A tensor's version misses fused optimizers, `.data` and numpy. Therefore every call computes a checksum of the
-    weights, in less than a seventh of the time of packing. `make` checks what it reads: equal weights need no check.
+    weights, in less than a seventh of the time of packing. `make` checks what it reads: a hit needs no check.
 
     Raises:
         Unsupported: if the library cannot read a weight.
