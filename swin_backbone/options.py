@@ -310,7 +310,7 @@ def with_options(names: str) -> Callable[[Function], Function]:
                 raise TypeError(f'{function.__name__}() {error}') from None
             return function(*arguments, **settings)
 
-        indent = re.findall(r'( *)\*\*settings', doc)[0]
+        indent = ' ' * doc.rpartition('**settings')[0].rpartition('\n')[2].count(' ')  # no doc: `python -OO`
         checked.__doc__ = doc.replace('**settings: see the table.', f'\n{indent}'.join(lines))
         checked.__signature__ = whole_signature  # type: ignore[attr-defined]
         return checked  # type: ignore[return-value]

@@ -115,8 +115,9 @@ def parse_args() -> argparse.Namespace:
     from swin_backbone.workbench.export.predictor import is_exported
 
     if is_exported(args.config):
-        if args.weights:
-            parser.error(f'--weights takes a config, got the exported folder {args.config}')
+        for name in ('weights', 'backbone', 'at', 'cfg_options', 'allow_missing'):
+            if getattr(args, name):
+                parser.error(f'--{name.replace("_", "-")} takes a config, got the exported folder {args.config}')
     elif not args.weights:
         parser.error(f'give INPUT... CONFIG --weights CKPT, or INPUT... DIR of tools/export.py, got {args.config}')
     if args.tile is None:

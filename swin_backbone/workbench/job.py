@@ -121,7 +121,8 @@ def _apply_training_options(
     cfg, processes = set_training(combined, options), world_size(options.launcher)
     datasets, lines = BuiltDatasets(cfg), list[str]()
     epoch = Epoch(data.splits['train'].num_pictures) if data else None
-    if options.epochs is not None or options.balance:
+    repeats = data is not None and 'dataset' in cfg.train_dataloader.dataset  # RepeatDataset and other wrappers
+    if repeats or options.epochs is not None or options.balance:
         epoch = count_epoch(datasets, options.balance)
     if epoch is not None:
         scale_schedule_to_dataset(cfg, options, data, epoch, processes)

@@ -172,13 +172,13 @@ class Model:
             ValueError: without a checkpoint, if a path has no pictures, or if `annotations` lack a picture or class.
             OSError: if a picture cannot be read.
         """
-        from .predict.coco_ids import CocoIds
+        from .predict.coco_ids import read_ids
         from .predict.thresholds import score_thr_of
 
         self._require_checkpoint('predict')
         predictor, predictions = self._predictor, []
         thr = score_thr_of(predictor, score_thr)
-        ids = None if annotations is None else CocoIds(str(annotations), predictor.meta['classes'])
+        ids = None if annotations is None else read_ids(str(annotations), predictor)
         for path, frame in _frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.preprocess(frame)])
             predictions.append(Prediction(path, sample, frame, predictor, thr, ids))

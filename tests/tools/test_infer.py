@@ -163,6 +163,23 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     assert [one['isthing'] for one in table['categories']] == [1, 0]
 
 
+def test_a_picture_whose_files_cannot_be_written_is_in_no_table(tmp_path):
+    predictor = SimpleNamespace(scope='mmdet', meta=dict(classes=('a',)), draw=lambda frame, *_: frame.pixels)
+    results = ResultsWriter(tmp_path, predictor, 0.3)
+    (tmp_path / 'overlays').write_text('in the way')
+    medium = media.Medium(tmp_path / 'a.png', 'a', False)
+    with pytest.raises(OSError, match='overlays'):
+        results.write(media.Frame(medium, 0, np.zeros((2, 3, 3), np.uint8), (2, 3)), DetDataSample())
+    assert results.images == results.objects == []
+
+
+@pytest.mark.parametrize('option', [('--backbone', 'swin-t'), ('--cfg-options', 'a=1'), ('--allow-missing',)])
+def test_an_exported_folder_takes_no_option_of_a_config(tmp_path, option):
+    (tmp_path / 'deploy.json').write_text('{}')
+    error = error_of('tools/infer.py', 'a.png', tmp_path, *option, status=2)
+    assert f'{option[0]} takes a config, got the exported folder' in error
+
+
 @pytest.mark.parametrize('classes', [256, 257])
 def test_labels_of_many_classes(classes):
     """A palette has 256 colours: more classes are 16 bits of grey."""

@@ -82,6 +82,16 @@ def test_epochs_begin_with_the_options(record_fault, tmp_path, config, batch, op
     record_fault('bad_commands')
 
 
+@pytest.mark.parametrize(('times', 'end'), [(1, 4), (30, 144)])
+def test_a_schedule_counts_the_repetitions_of_a_data_set(tmp_path, times, end):
+    """Four pictures in 12 epochs: the warm-up is a tenth of the steps."""
+    cfg = read_config(RETINANET)
+    if times > 1:
+        cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=times, dataset=cfg.train_dataloader.dataset)
+    options = Options(data=str(make_own_data(tmp_path / 'own')), batch=1, work_dir=str(tmp_path))
+    assert job.Job(cfg, options).cfg.param_scheduler[0].end == end
+
+
 @pytest.mark.parametrize(('option', 'key'), [('seed', 'randomness.seed'), ('workers', 'train_dataloader.num_workers')])
 def test_zero_is_a_setting(tmp_path, option, key):
     cfg = load_config(FCN, str(tmp_path), {}, 'none', **{option: 0})
@@ -133,6 +143,9 @@ def test_what_amp_refuses(monkeypatch):
     for enable in (amp.enable_amp, amp.enable_amp_of_test):
         with pytest.raises(ValueError, match="'float16' of mixed precision takes a GPU"):
             enable(cfg, 'float16')
+    del cfg.optim_wrapper['type']  # as in mmpretrain's schedules: mmengine's default
+    amp.enable_amp(cfg)
+    assert cfg.optim_wrapper.type == 'Bfloat16OptimWrapper'
     cfg.optim_wrapper.type = 'SomebodysWrapper'
     with pytest.raises(ValueError, match='SomebodysWrapper'):
         amp.enable_amp(cfg)

@@ -16,8 +16,9 @@ def enable_amp(cfg: Config, dtype: str = 'auto') -> None:
         ValueError: if the config has another kind of optimizer wrapper, or for float16 on a CPU.
     """
     of_bfloat16 = Bfloat16OptimWrapper.__name__
-    if cfg.optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper', of_bfloat16):
-        raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={cfg.optim_wrapper.type!r}')
+    kind = cfg.optim_wrapper.get('type', 'OptimWrapper')  # mmengine's default
+    if kind not in ('OptimWrapper', 'AmpOptimWrapper', of_bfloat16):
+        raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={kind!r}')
     if check_amp(dtype, 'cuda' if has_accelerator() else 'cpu') == 'float16':
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')

@@ -56,3 +56,15 @@ class CocoIds:
             other = names.setdefault(self.of(picture), picture)
             if other != picture:
                 raise DataError(f'--annotations: {other} and {picture} are one image of {self.path}')
+
+
+def read_ids(path: str, predictor: Any) -> CocoIds:
+    """Return the ids of a COCO JSON for the results of a detector.
+
+    Raises:
+        ValueError: for another model.
+        DataError: see `CocoIds`.
+    """
+    if predictor.scope != 'mmdet':
+        raise ValueError('--annotations takes a detector: results of other models have no ids')
+    return CocoIds(path, predictor.meta['classes'])

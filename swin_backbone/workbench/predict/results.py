@@ -15,7 +15,7 @@ from mmengine.structures import BaseDataElement
 from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
 from ...whole_files import write_whole
 from ..data.media import Frame, Medium, VideoWriter
-from .coco_ids import CocoIds
+from .coco_ids import CocoIds, read_ids
 from .prediction import Prediction, category_ids_of
 from .predictor import Predictor
 from .thresholds import ScoreThr, score_thr_of
@@ -69,9 +69,7 @@ class ResultsWriter:
         self.is_panoptic = head is not None and (head.test_cfg or {}).get('panoptic_on', True)
         self.ids: Optional[CocoIds] = None
         if annotations is not None:
-            if predictor.scope != 'mmdet':
-                raise ValueError('--annotations takes a detector: results of other models have no ids')
-            self.ids = CocoIds(annotations, predictor.meta['classes'])
+            self.ids = read_ids(annotations, predictor)
         self.video: Optional[tuple[Medium, VideoWriter]] = None
         if save_features:
             predictor.require_backbone()
@@ -124,15 +122,12 @@ class ResultsWriter:
         image_id = len(self.images) + 1 if self.ids is None else self.ids.of(frame.medium.path)
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
         prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
-        self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
-        self.objects += entries_of(prediction, image_id, file_name)
         labels_png = prediction.labels_png(self.first_label)
         if labels_png is not None:
             write_whole(self._path('labels', frame.name, '.png'), labels_png)
         if (panoptic := prediction.segments_png()) is not None:
             segments_png, segments = panoptic
             write_whole(self._path('panoptic', frame.name, '.png'), segments_png)
-            self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
         if self.save_features and prepared is not None:
             np.savez(file := BytesIO(), *self.predictor.features(prepared))
             write_whole(self._path('features', frame.name, '.npz'), file.getvalue())
@@ -144,6 +139,11 @@ class ResultsWriter:
             self.video[1].write(overlay)
         else:
             write_whole(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
+        # Last: a picture whose files cannot be written has no results.
+        self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
+        self.objects += entries_of(prediction, image_id, file_name)
+        if panoptic is not None:
+            self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
 
     def close(self) -> None:
         """Finish the video and write the JSON files."""

@@ -60,16 +60,22 @@ class ValLossHook(Hook):
         if metrics is None or getattr(self, 'loader', None) is None:
             return
         sums: Counter[str] = Counter()
+        outcome: Any = sums
         try:
             with preserve_rng_state(), torch.no_grad():
                 seed_rng(runner.seed, LOSS, runner.rank)
                 for pictures, losses in self._losses(runner):
                     sums.update({NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
         except Exception as error:  # no error here stops a training
-            runner.logger.warning(f'--val-loss has no effect: {sentence_of(error)}')
-            self.loader, sums = None, Counter()
+            outcome = sentence_of(error)
+        outcomes = all_gather_object(outcome)
+        errors = [error for error in outcomes if isinstance(error, str)]
+        if errors:  # of any process: all processes stop together
+            runner.logger.warning(f'--val-loss has no effect: {errors[0]}')
+            self.loader = None
+            return
         totals: Counter[str] = Counter()
-        for part in all_gather_object(sums):
+        for part in outcomes:
             totals.update(part)
         number = totals.pop(NUM_PICTURES, 1)
         means = {f'val_{name}': total / number for name, total in totals.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.dist import broadcast, is_main_process
+from mmengine.dist import all_gather_object, broadcast, is_main_process
 from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
 from mmengine.runner import Runner, ValLoop
 from mmengine.structures import InstanceData
@@ -17,6 +17,8 @@ from ...openmmlab.errors import sentence_of
 from ...whole_files import write_whole
 from ..data.seeds import preserve_rng_state
 from ..resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
+
+ERROR = 'error'  # in place of the metrics of a trial validation
 
 
 def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
@@ -135,15 +137,33 @@ def _named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
 def _trial_metrics(runner: Runner) -> dict[str, float]:
     loader, evaluator = runner.val_loop.dataloader, copy.copy(runner.val_loop.evaluator)
     evaluator.metrics = [_copy_of(metric) for metric in evaluator.metrics]
+    for metric in evaluator.metrics:
+        metric.compute_metrics = partial(_metrics_or_error, metric.compute_metrics)
     runner.model.eval()
+    error = ''
     with preserve_rng_state(), torch.no_grad():
-        batch = loader.collate_fn([loader.dataset[runner.rank % len(loader.dataset)]])
-        samples = runner.model.val_step(batch)
-        for sample in samples:
-            _add_an_object(sample)
-        evaluator.process(data_samples=samples, data_batch=batch)
-        metrics: dict[str, float] = evaluator.evaluate(runner.world_size)
+        try:
+            batch = loader.collate_fn([loader.dataset[runner.rank % len(loader.dataset)]])
+            samples = runner.model.val_step(batch)
+            for sample in samples:
+                _add_an_object(sample)
+            evaluator.process(data_samples=samples, data_batch=batch)
+        except Exception as failure:  # of one process: the others would wait in `evaluate`
+            error = sentence_of(failure)
+        errors = [error for error in all_gather_object(error) if error]
+        metrics: dict[str, float] = {} if errors else evaluator.evaluate(runner.world_size)
+    errors += [str(value) for name, value in metrics.items() if name.rpartition('/')[2] == ERROR]
+    if errors:
+        raise RuntimeError(errors[0])
     return metrics
+
+
+def _metrics_or_error(compute_metrics: Callable[[Any], dict[str, Any]], results: Any) -> dict[str, Any]:
+    """Return the metrics, or an error in place of one: the first process computes, and all others wait for it."""
+    try:
+        return compute_metrics(results)
+    except Exception as error:
+        return {ERROR: sentence_of(error)}
 
 
 def _copy_of(metric: Any) -> Any:

@@ -114,6 +114,12 @@ def test_a_model_without_weights_has_a_module():
         model.predict(noise((64, 96), 1))
 
 
+def test_ids_are_those_of_a_detector(model, tmp_path):
+    if model.cfg.default_scope == 'mmseg':
+        with pytest.raises(ValueError, match='--annotations takes a detector'):
+            model.predict(noise((64, 96), 1), annotations=tmp_path / 'no.json')
+
+
 def test_an_exported_folder_has_the_same_methods(tmp_path):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
     pytest.importorskip('onnx', reason='onnx is not installed')

@@ -1,11 +1,12 @@
 """What ends a training leaves a checkpoint of the last step, and an interrupted validation is repeated."""
 
+import os
 import signal
 
 import pytest
-from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, train_and_say, wait
+from helpers.openmmlab.toy_training import Scores, Toy, config, differing, run, run_ranks, start, train_and_say, wait
 from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
+from mmengine.registry import HOOKS, METRICS, MODELS
 
 RESUMABLE = 75
 EMA = dict(type='EMAHook', momentum=0.1)
@@ -151,3 +152,42 @@ def test_a_wrong_metric_is_known_before_the_first_step(tmp_path, settings, messa
     assert 'Epoch(train)' not in log.read_text()
     assert files(tmp_path) == []
     record_fault('bad_commands')
+
+
+@MODELS.register_module(force=True)
+class PredictsSecond(Toy):
+    """The first prediction of the second process is an error."""
+
+    tried = False
+
+    def val_step(self, data):
+        self.tried, fails = True, not self.tried and os.environ['RANK'] == '1'
+        if fails:
+            raise RuntimeError('no prediction')
+        return super().val_step(data)
+
+
+@METRICS.register_module(force=True)
+class ScoresSecond(Scores):
+    """The first computation of the metrics is an error."""
+
+    tried = False
+
+    def compute_metrics(self, results):
+        type(self).tried, fails = True, not self.tried
+        if fails:
+            raise RuntimeError('no metrics')
+        return super().compute_metrics(results)
+
+
+@pytest.mark.parametrize('kind', ['PredictsSecond', 'ScoresSecond'])
+def test_a_trial_validation_fails_in_all_processes(tmp_path, kind):
+    """A process that fails alone would leave the others waiting."""
+    settings = {**scores(1), **BEST}
+    if kind == 'ScoresSecond':
+        settings['val_evaluator']['type'] = kind
+    else:
+        settings['model__type'] = kind
+    assert run_ranks(config(tmp_path, epochs=1, **settings), log=tmp_path / 'log') == [0, 0]
+    assert 'The validation of one picture failed' in (tmp_path / 'log0').read_text()
+    assert 'best_score_epoch_1.pth' in files(tmp_path)

@@ -22,6 +22,7 @@ from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.seeds import LOSS, seed_rng
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.pictures.curves import read_log
+from swin_backbone.workbench.runner import val_loss
 from swin_backbone.workbench.runner.val_loss import ValLossHook, loss_pipeline
 
 HOOKS.register_module(module=ValLossHook, force=True)  # for configs of toy trainings
@@ -121,6 +122,14 @@ def test_a_model_without_losses_gets_one_warning(tmp_path):
     cfg = toy_training.config(tmp_path / 'no', epochs=1, hooks=[dict(type='ValLossHook')])
     with pytest.raises(ConfigError, match='--val-loss needs val_dataloader'):
         build_runner(cfg).train()
+
+
+def test_an_error_of_another_process_ends_the_losses_here_too(tmp_path, monkeypatch):
+    """A process that goes on alone would wait for the others."""
+    monkeypatch.setattr(val_loss, 'all_gather_object', lambda outcome: [outcome, 'no memory'])
+    runner, metrics = run(tmp_path, 'ValLossHook')
+    assert metrics == [{}, {}]
+    assert Path(runner.logger.log_file).read_text().count('--val-loss has no effect: no memory') == 1
 
 
 def own_training(tmp_path, kind):

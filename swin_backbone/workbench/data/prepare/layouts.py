@@ -4,6 +4,7 @@ Layouts are COCO JSON, YOLO's text files, XML of Pascal VOC and CVAT, labelme's 
 for each class. A missing split into training and validation is drawn.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
@@ -84,7 +85,10 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
         raise DataError(
             f"{one_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
         )
-    for root in [data] if data.is_dir() else [data.parent, data.parent.parent]:  # of annotations/instances_train.json
+    roots, above = [data], data.absolute().parent.parent
+    if not data.is_dir():
+        roots = [data.parent, *[above][: above != Path(above.anchor)]]  # of annotations/instances_train.json
+    for root in roots:
         files, results = list_files(root)
         if pictures := [path for path in files if path.suffix.lower() in PICTURE_SUFFIXES]:
             break
@@ -92,5 +96,5 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
     if annotations is not None:
         ann_root = annotations if annotations.is_dir() else annotations.parent
         ann_files, ann_results = list_files(ann_root)
-        results += ann_results
+        results += [os.path.relpath(ann_root / name, root) for name in ann_results]
     return DataFolder(root, files, pictures, ann_root, ann_files, results, one_file)

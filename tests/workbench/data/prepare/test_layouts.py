@@ -19,6 +19,7 @@ from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.outputs import mark_folder
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
+from swin_backbone.workbench.data.prepare import layouts as folders
 from swin_backbone.workbench.data.prepare.config import set_num_classes
 from swin_backbone.workbench.data.prepare.splits import draw_split
 
@@ -37,6 +38,17 @@ def test_labels_are_found_with_their_names(tmp_path):
     assert sorted(labels_of(cfg)) == ['train_0.png', 'train_1.jpg', 'train_2.jpg', 'train_3.jpg']
     assert '4 pictures in img_dir/train, labels in ann_dir/train' in report
     assert '3: ground, nut, bolt' in report
+
+
+def test_the_pictures_of_a_json_are_below_its_folder_or_beside_it(tmp_path, monkeypatch):
+    """The root of the file system is not searched."""
+    searched = []
+    monkeypatch.setattr(folders, 'list_files', lambda root: (searched.append(root), ([], []))[1])
+    (tmp_path / 'annotations').mkdir()
+    monkeypatch.chdir(tmp_path / 'annotations')
+    for path in ('/top/train.json', 'train.json', tmp_path / 'annotations' / 'train.json'):
+        folders.list_data(Path(path), None)
+    assert searched == [Path('/top'), Path(), tmp_path, tmp_path / 'annotations', tmp_path]
 
 
 @pytest.mark.parametrize('outlines', [False, True])
