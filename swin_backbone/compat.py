@@ -6,10 +6,10 @@ Releases of torch may lack a part: the docstring states the behaviour without it
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
-from threading import Lock
+from threading import Lock, RLock
 from types import ModuleType
 from typing import Any, Optional, TypeVar
 
@@ -182,6 +182,19 @@ def without_cudnn_attention() -> Iterator[None]:
             yield
         finally:
             flags.enable_cudnn_sdp(is_enabled)
+
+
+_torch_rng = RLock()
+
+
+@contextmanager
+def preserve_torch_rng(devices: Iterable[int] = ()) -> Iterator[None]:
+    """Give torch's generators back their state at the end: that of the CPU, and those of CUDA devices.
+
+    They are those of the process, so that threads take turns.
+    """
+    with _torch_rng, torch.random.fork_rng(devices):
+        yield
 
 
 # --- torchvision ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from PIL import Image
 
 from swin_backbone.checkpoints import read_checkpoint, trust_checkpoints
 from swin_backbone.checkpoints.reading import are_checkpoints_trusted
-from swin_backbone.compat import without_cudnn_attention
+from swin_backbone.compat import preserve_torch_rng, without_cudnn_attention
 from swin_backbone.openmmlab.mixed_precision import MixedPrecisionHook
 from swin_backbone.workbench.data.media import read_picture
 from swin_backbone.workbench.data.seeds import preserve_rng_state, seed_rng
@@ -31,12 +31,20 @@ def seeded():
         yield
 
 
+@contextlib.contextmanager
+def seeded_torch():
+    with preserve_torch_rng():
+        torch.manual_seed(threading.get_ident())
+        yield
+
+
 def state_of_generators():
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
 
 SETTINGS = {
     seeded: state_of_generators,
+    seeded_torch: state_of_generators,
     quiet: lambda: (logging.root.manager.disable, len(warnings.filters)),
     silent: lambda: sys.stdout,
     without_cudnn_attention: torch.backends.cuda.cudnn_sdp_enabled,

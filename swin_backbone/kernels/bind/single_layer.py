@@ -6,8 +6,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.random import fork_rng
 
+from ...compat import preserve_torch_rng
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...replace import PlanOrReason, library_disabled
 from ...sizes import Size
@@ -94,7 +94,7 @@ def forward_by_torch(
         forward: a function of the layer and the map; None: the marked forward of the layer's class.
     """
     given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
-    with library_disabled(), fork_rng(devices=[]):
+    with library_disabled(), preserve_torch_rng():
         if random_state is not None:
             torch.set_rng_state(random_state)
         return functional_call(_ReplacedForward(layer, forward), given, (x,), tie_weights=False)

@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.random import fork_rng
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from ...compat import preserve_torch_rng
 from ...modes import without_autocast
 from .. import native
 from ..changes import read_modules
@@ -26,7 +26,7 @@ OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 def try_layer(module: nn.Module, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     """Return the largest difference of outputs and gradients, and why the library cannot be used; None: it can."""
     try:
-        with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
+        with preserve_torch_rng(), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
             return _compare(copy.deepcopy(module), foreign)
     except Unsupported as error:
         return 0.0, str(error)
@@ -111,7 +111,7 @@ def _forward_and_backward(
     module: nn.Module, forward: Callable[..., Any], x: Tensor, *others: Any
 ) -> tuple[Any, list[Tensor]]:
     """Return the output of `forward`, and the gradients of input and parameters."""
-    torch.manual_seed(0)  # of drop path
+    torch.manual_seed(0)  # of drop path: `try_layer` preserves the generator
     x = x.clone().requires_grad_(True)
     module.zero_grad()
     with torch.enable_grad():

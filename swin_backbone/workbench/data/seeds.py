@@ -8,10 +8,11 @@ and the position. A checkpoint holds the seed alone, for any number of workers.
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
 
 import numpy as np
 import torch
+
+from ...compat import preserve_torch_rng
 
 # Uses of random numbers
 STEP, BATCH, ORDER, LOSS = range(4)
@@ -28,14 +29,11 @@ def seed_rng(*position: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-_rng_lock = RLock()
-
-
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
     """Give the generators back their state at the end. They are those of the process: threads take turns."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with _rng_lock, torch.random.fork_rng(devices):
+    with preserve_torch_rng(devices):
         pythons, numpys = random.getstate(), np.random.get_state()
         try:
             yield
