@@ -5,6 +5,7 @@ it. `Job.build_training` changes `job.cfg` in place: the checkpoint to begin wit
 """
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
-from ..openmmlab.config_parts import summarize
+from ..openmmlab.config_parts import parts_of, summarize, type_name
 from ..openmmlab.layers.extension import AccelerateHook
 from ..options import Options
 from .compile import compile_model
@@ -120,9 +121,12 @@ def _apply_training_options(
         return BuiltDatasets(combined), []
     cfg, processes = set_training(combined, options), world_size(options.launcher)
     datasets, lines = BuiltDatasets(cfg), list[str]()
-    epoch = Epoch(data.splits['train'].num_pictures) if data else None
-    repeats = data is not None and 'dataset' in cfg.train_dataloader.dataset  # RepeatDataset and other wrappers
-    if repeats or options.epochs is not None or options.balance:
+    epoch = None
+    if data:
+        parts = [part for _, part in parts_of(cfg.train_dataloader.dataset, 'dataset')]
+        times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
+        epoch = Epoch(data.splits['train'].num_pictures * times)
+    if options.epochs is not None or options.balance:
         epoch = count_epoch(datasets, options.balance)
     if epoch is not None:
         scale_schedule_to_dataset(cfg, options, data, epoch, processes)

@@ -12,6 +12,7 @@ from helpers.openmmlab import toy_training
 from helpers.openmmlab.jobs import build_runner, load_config
 from helpers.openmmlab.own_data import make_own_data
 from mmengine.config import Config
+from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
 from mmengine.structures import InstanceData
 
@@ -144,6 +145,9 @@ def test_what_amp_refuses(monkeypatch):
         with pytest.raises(ValueError, match="'float16' of mixed precision takes a GPU"):
             enable(cfg, 'float16')
     del cfg.optim_wrapper['type']  # as in mmpretrain's schedules: mmengine's default
+    amp.enable_amp(cfg)
+    assert cfg.optim_wrapper.type == 'Bfloat16OptimWrapper'
+    cfg.optim_wrapper.type = OptimWrapper  # as in configs of pure Python
     amp.enable_amp(cfg)
     assert cfg.optim_wrapper.type == 'Bfloat16OptimWrapper'
     cfg.optim_wrapper.type = 'SomebodysWrapper'

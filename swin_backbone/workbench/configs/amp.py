@@ -3,6 +3,7 @@
 from mmengine.config import Config
 
 from ...openmmlab.compat import has_accelerator
+from ...openmmlab.config_parts import type_name
 from ...openmmlab.mixed_precision import Bfloat16OptimWrapper, MixedPrecisionHook, check_amp
 
 
@@ -16,7 +17,7 @@ def enable_amp(cfg: Config, dtype: str = 'auto') -> None:
         ValueError: if the config has another kind of optimizer wrapper, or for float16 on a CPU.
     """
     of_bfloat16 = Bfloat16OptimWrapper.__name__
-    kind = cfg.optim_wrapper.get('type', 'OptimWrapper')  # mmengine's default
+    kind = type_name({'type': 'OptimWrapper', **cfg.optim_wrapper})  # mmengine's default
     if kind not in ('OptimWrapper', 'AmpOptimWrapper', of_bfloat16):
         raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={kind!r}')
     if check_amp(dtype, 'cuda' if has_accelerator() else 'cpu') == 'float16':

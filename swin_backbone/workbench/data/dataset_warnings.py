@@ -50,11 +50,12 @@ def dataset_warnings(dataset: Any, with_masks: bool, is_trained_on: bool) -> Ite
                 yield f'{base.ann_file} has {sentence}'
 
 
-def class_warnings(counts: Mapping[str, int], is_trained_on: bool) -> Faults:
+def class_warnings(counts: Mapping[str, int], is_trained_on: bool, scored: str = 'validation') -> Faults:
     """Return the classes without data and, in a training, rare ones with nearly the name of another.
 
     Args:
         counts: objects, pictures or pixels of each class.
+        scored: the data that give scores, of no training.
     """
     faults = Faults()
     for name, count in counts.items() if any(counts.values()) else ():
@@ -66,7 +67,7 @@ def class_warnings(counts: Mapping[str, int], is_trained_on: bool) -> Faults:
         ]
         nearest = get_close_matches(name, frequent, 1, SIMILAR) if is_trained_on else []
         if not count and not is_trained_on:
-            faults.add('classes without validation data, which have no score', name)
+            faults.add(f'classes without {scored} data, which have no score', name)
         elif not count:
             faults.add('classes without training data', name + (f', nearest {nearest[0]}' if nearest else ''))
         elif nearest:

@@ -94,7 +94,7 @@ class GuardedPipeline:
             if reason and self.skip_unreadable:
                 self._skip(source, reason)
                 return None
-            hint = SKIP_HINT if reason else ''
+            hint = SKIP_HINT if reason and self.notes is None else ''  # tools that list faults go on anyway
             raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
 
     def _note(self, kind: str, note: str) -> None:

@@ -70,7 +70,7 @@ class ValLossHook(Hook):
             outcome = sentence_of(error)
         outcomes = all_gather_object(outcome)
         errors = [error for error in outcomes if isinstance(error, str)]
-        if errors:  # of any process: all processes stop together
+        if errors:  # of any process: all stop together, unless the loss itself waits for other processes
             runner.logger.warning(f'--val-loss has no effect: {errors[0]}')
             self.loader = None
             return

@@ -18,8 +18,6 @@ from ...whole_files import write_whole
 from ..data.seeds import preserve_rng_state
 from ..resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
 
-ERROR = 'error'  # in place of the metrics of a trial validation
-
 
 def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
     """Call a model's `test_step` for the pictures of each shape in turn. Samples have the order of the batch.
@@ -137,10 +135,10 @@ def _named_metrics(runner: Runner) -> Iterator[tuple[str, str]]:
 def _trial_metrics(runner: Runner) -> dict[str, float]:
     loader, evaluator = runner.val_loop.dataloader, copy.copy(runner.val_loop.evaluator)
     evaluator.metrics = [_copy_of(metric) for metric in evaluator.metrics]
+    errors: list[str] = []
     for metric in evaluator.metrics:
-        metric.compute_metrics = partial(_metrics_or_error, metric.compute_metrics)
+        metric.compute_metrics = partial(_metrics_or_none, metric.compute_metrics, errors)
     runner.model.eval()
-    error = ''
     with preserve_rng_state(), torch.no_grad():
         try:
             batch = loader.collate_fn([loader.dataset[runner.rank % len(loader.dataset)]])
@@ -148,22 +146,28 @@ def _trial_metrics(runner: Runner) -> dict[str, float]:
             for sample in samples:
                 _add_an_object(sample)
             evaluator.process(data_samples=samples, data_batch=batch)
-        except Exception as failure:  # of one process: the others would wait in `evaluate`
-            error = sentence_of(failure)
-        errors = [error for error in all_gather_object(error) if error]
-        metrics: dict[str, float] = {} if errors else evaluator.evaluate(runner.world_size)
-    errors += [str(value) for name, value in metrics.items() if name.rpartition('/')[2] == ERROR]
-    if errors:
-        raise RuntimeError(errors[0])
+        except Exception as error:  # of one process: the others would wait in `evaluate`
+            errors.append(sentence_of(error))
+        _raise_together(errors)
+        metrics: dict[str, float] = evaluator.evaluate(runner.world_size)
+        _raise_together(errors)
     return metrics
 
 
-def _metrics_or_error(compute_metrics: Callable[[Any], dict[str, Any]], results: Any) -> dict[str, Any]:
-    """Return the metrics, or an error in place of one: the first process computes, and all others wait for it."""
+def _raise_together(errors: list[str]) -> None:
+    """Raise ValueError in all processes if one of them has errors."""
+    found = [sentence for part in all_gather_object(errors) for sentence in part]
+    if found:
+        raise ValueError(found[0])
+
+
+def _metrics_or_none(compute_metrics: Callable[[Any], dict[str, Any]], errors: list[str], results: Any) -> Any:
+    """Return the metrics, or none after an error: the first process computes, and all others wait for it."""
     try:
         return compute_metrics(results)
     except Exception as error:
-        return {ERROR: sentence_of(error)}
+        errors.append(sentence_of(error))
+        return {}
 
 
 def _copy_of(metric: Any) -> Any:

@@ -150,6 +150,7 @@ def test_unreadable_files_are_named_or_skipped_and_counted(record_fault, own, wo
     (printed,) = check_data(BuiltDatasets(config(words(own)), ()))[0].errors.sentences()
     assert printed.startswith('pictures or labels that cannot be used: 1, as')
     assert message in printed
+    assert 'skip-unreadable' not in printed  # of a training: check_data.py goes on anyway
     with pytest.raises(DataError) as error:
         first_item(words(own))
     text = sentence_of(error.value)

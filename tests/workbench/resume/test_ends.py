@@ -189,5 +189,6 @@ def test_a_trial_validation_fails_in_all_processes(tmp_path, kind):
     else:
         settings['model__type'] = kind
     assert run_ranks(config(tmp_path, epochs=1, **settings), log=tmp_path / 'log') == [0, 0]
-    assert 'The validation of one picture failed' in (tmp_path / 'log0').read_text()
+    reason = 'no prediction' if kind == 'PredictsSecond' else 'no metrics'
+    assert f'RuntimeError: {reason}' in (tmp_path / 'log0').read_text()
     assert 'best_score_epoch_1.pth' in files(tmp_path)

@@ -62,7 +62,8 @@ def write_index(
     for split, part in parts.items():
         splits[split], described = write(folder, index_folder / split, part, records)
         head.append(summary_line(split, *described))
-        faults = class_warnings(splits[split].objects, is_trained_on=split == 'train')
+        scored = 'test' if split == 'test' else 'validation'
+        faults = class_warnings(splits[split].objects, is_trained_on=split == 'train', scored=scored)
         lines += [summary_line('warning', sentence) for sentence in faults.sentences()]
     classes = summary_line('classes', f'{len(records.classes)}: {first_of(records.classes, CLASSES_SHOWN)}')
     return splits, [*head, classes, *lines, *records.lines]

@@ -84,7 +84,8 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
     elif list(names) != list(range(len(names))):
         lines.append(summary_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
     if unused := [name for value, name in names.items() if value not in counts and not _is_void(name)]:
-        lines.append(summary_line('warning', f'no pixel of the classes {first_of(unused)}'))
+        read = ' in the files that were read' if number < len(pairs) else ''
+        lines.append(summary_line('warning', f'no pixel of the classes {first_of(unused)}{read}'))
     return _number(names, source, lines)
 
 

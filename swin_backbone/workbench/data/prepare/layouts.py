@@ -85,16 +85,15 @@ def list_data(data: Path, annotations: Optional[Path]) -> DataFolder:
         raise DataError(
             f"{one_file} is no annotation file: it takes a COCO JSON, YOLO's data.yaml, CVAT's XML, or a folder"
         )
-    roots, above = [data], data.absolute().parent.parent
+    roots = [data]
     if not data.is_dir():
-        roots = [data.parent, *[above][: above != Path(above.anchor)]]  # of annotations/instances_train.json
+        above = Path(os.path.abspath(data)).parent.parent  # of annotations/instances_train.json
+        roots = [data.parent] if above == Path(above.anchor) else [data.parent, above]
     for root in roots:
         files, results = list_files(root)
         if pictures := [path for path in files if path.suffix.lower() in PICTURE_SUFFIXES]:
             break
-    ann_root, ann_files = root, files
-    if annotations is not None:
-        ann_root = annotations if annotations.is_dir() else annotations.parent
-        ann_files, ann_results = list_files(ann_root)
-        results += [os.path.relpath(ann_root / name, root) for name in ann_results]
-    return DataFolder(root, files, pictures, ann_root, ann_files, results, one_file)
+    ann_root = root if annotations is None else annotations if annotations.is_dir() else annotations.parent
+    ann_files, ann_results = (files, []) if ann_root == root else list_files(ann_root)
+    results += [os.path.relpath(ann_root / name, root) for name in ann_results]
+    return DataFolder(root, files, pictures, ann_root, ann_files, [*dict.fromkeys(results)], one_file)

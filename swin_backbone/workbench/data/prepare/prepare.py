@@ -134,7 +134,7 @@ def _digest(folder: DataFolder, scope: str) -> str:
     digest = hashlib.sha256()
     options = scope, str(folder.root), str(folder.ann_root), folder.one_file, folder.names, folder.with_masks
     digest.update(repr((options, folder.skip_unreadable, os.path.abspath(folder.root), folder.results)).encode())
-    for path in sorted(Path(__file__).parent.rglob('*.py')):
+    for path in sorted(Path(__file__).parents[1].rglob('*.py')):  # of workbench/data: readers, checks and warnings
         digest.update(path.read_bytes())
     files = {folder.root / path for path in folder.files} | {folder.ann_root / path for path in folder.ann_files}
     for path in sorted(files | ({folder.one_file} if folder.one_file else set())):

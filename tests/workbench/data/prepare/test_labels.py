@@ -8,6 +8,7 @@ from mmengine.registry import TRANSFORMS
 from PIL import Image
 
 from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.workbench.data.prepare import labels
 
 
 def write_labels(root, values, names=None, size=16):
@@ -70,6 +71,14 @@ def test_void_and_255_are_ignored(by_option, names, values, classes, expected, t
     assert ('no pixel of the classes tree, sky' in report) == ('sky' in classes)
     assert 'black and white' in report or classes != ('background', 'foreground')
     record_fault('bad_data')
+
+
+def test_classes_of_a_sample_may_have_pixels_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(labels, 'MAX_LABELS', 3)
+    root = write_labels(tmp_path / 'own', [0, 1], ['road', 'tree', 'sky'])
+    _, _, report = classes_of(root, tmp_path / 'work', None)
+    assert 'of the values in 3 of ' in report
+    assert 'no pixel of the classes sky in the files that were read' in report
 
 
 def test_a_colour_called_void_is_ignored(tmp_path):

@@ -363,4 +363,5 @@ def test_a_picture_of_two_splits_has_its_objects_in_both(tmp_path, layout):
         assert [item['category_id'] for item in items] == [2] * len(items)
         assert [item['bbox'] for item in items] == [[40, 18, 20, 24]] * len(items)
     assert data.splits['test'].objects == dict(nut=0, bolt=1)
+    assert '  warning     classes without test data, which have no score: 1, as nut' in data.lines
     assert not [text for text in data.lines if 'rotated' in text and '4 boxes' not in text]
