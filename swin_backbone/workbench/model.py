@@ -267,7 +267,7 @@ def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:
     """Return the frame of each picture, with the path of a file, which the predictor loads."""
     import numpy as np
 
-    from .data.media import Frame, Medium, find_media, read_frames
+    from .data.media import find_media, frame_of, read_frames
 
     frames: list[tuple[Optional[str], Any]] = []
     for number, picture in enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures]):
@@ -281,6 +281,5 @@ def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'
             )
         # a copy: a camera may write the next picture into the same array before this one is drawn
-        medium = Medium(Path(f'picture {number}'), f'picture_{number}', False)
-        frames.append((None, Frame(medium, 0, pixels[..., ::-1].copy(), (len(pixels), len(pixels[0])))))
+        frames.append((None, frame_of(pixels[..., ::-1].copy(), Path(f'picture_{number}'))))
     return frames

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.in_process import error_of, run, run_well
 from helpers.openmmlab.layouts import write, write_picture
-from helpers.openmmlab.own_data import make_own_data
+from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random_model
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
@@ -23,6 +23,7 @@ from PIL import Image
 
 from swin_backbone.workbench.data import media
 from swin_backbone.workbench.predict import predictor as inference
+from swin_backbone.workbench.predict.inference import Inference
 from swin_backbone.workbench.predict.prediction import Prediction, category_ids_of
 from swin_backbone.workbench.predict.results import ResultsWriter
 
@@ -100,6 +101,37 @@ def test_cocos_classes_have_cocos_ids():
     assert [ids[name] for name in names] == [1, 90, 92, 133, 149, 181, 184, 200]
     predictor.meta = dict(classes=['nut', 'bolt'], category_ids=[7])  # not of these classes
     assert category_ids_of(predictor) == [1, 2]
+
+
+def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
+    for size in (1, 2):
+        arguments = (pictures / 'a.png', pictures / 'b.jpg', pictures / 'inner/a.png', *trained(DETECTION, checkpoints))
+        run_well('tools/infer.py', *arguments, '--out-dir', tmp_path / str(size), '--batch', size, '--score-thr', 0.05)
+    single, double = (json.loads((tmp_path / size / 'results.json').read_text()) for size in ('1', '2'))
+    assert len(single) == len(double)
+    for a in single:  # nearly equal scores may change places
+        of_picture = [b['bbox'] for b in double if b['image_id'] == a['image_id']]
+        assert any(a['bbox'] == pytest.approx(bbox, abs=0.01) for bbox in of_picture)
+
+
+def test_a_video_is_left_out_from_a_frame_that_cannot_be_written():
+    """Two frames of a batch: the second is not written, and the line stands once."""
+    lines, written = [], []
+
+    def write(frame, *_):
+        written.append(frame.number)
+        raise ValueError('no space for it')
+
+    console = SimpleNamespace(print=lambda text, **_: lines.append(text))
+    progress = SimpleNamespace(console=console, advance=lambda *_: None)
+    predictor = SimpleNamespace(predict=lambda inputs: inputs)
+    medium = media.Medium(Path('clip.mp4'), 'clip', True)
+    inference = Inference(predictor, SimpleNamespace(write=write), progress, 10**6, 2, False)
+    inference.task = 0
+    frames = [media.Frame(medium, number, np.zeros((2, 3, 3), np.uint8), (2, 3)) for number in range(2)]
+    inference.predict([(frame, {}) for frame in frames])
+    assert written == [0]
+    assert lines == ['skipped: clip.mp4: its predictions cannot be drawn or written: no space for it']
 
 
 def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
@@ -190,6 +222,13 @@ def test_labels_of_many_classes(classes):
     image = Image.open(io.BytesIO(Prediction(None, sample, frame, predictor, 0.3).labels_png()))
     assert image.mode == ('P' if classes == 256 else 'I;16')
     assert np.asarray(image).tolist() == [[0, 0, 43, 43, classes - 1, classes - 1]] * 2
+
+
+@pytest.mark.parametrize('words', [detection, segmentation])
+def test_browse_dataset_draws_what_is_trained_on(tmp_path, words):
+    more = ('--not-show', '--output-dir', tmp_path / 'out', '--show-number', 2)
+    assert '2 pictures in' in run_well('tools/browse_dataset.py', *more, *words(make_own_data(tmp_path))).stdout
+    assert len(list((tmp_path / 'out').glob('*.jpg'))) == 2
 
 
 def rotated(root):

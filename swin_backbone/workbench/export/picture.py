@@ -264,15 +264,11 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
 
     Pictures are stretched or, if the config keeps proportions, fitted and padded: by the values of the Pad step, or
     without this step by those of the data preprocessor.
-
-    Raises:
-        ExportError: see `resize_rule`.
     """
     cfg = copy.deepcopy(cfg)
     dataset = cfg.test_dataloader.dataset
-    rule, pad = resize_rule(dataset.pipeline), _step(dataset.pipeline, 'Pad')
-    kinds = [type_name(step) for step in dataset.pipeline]
-    if rule and rule['keep_ratio']:
+    pad, kinds = _step(dataset.pipeline, 'Pad'), [type_name(step) for step in dataset.pipeline]
+    if any(step.get('keep_ratio') for kind, step in zip(kinds, dataset.pipeline) if kind == 'Resize'):
         preprocessor = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor', {})
         size: Any = shape
         # mmseg pads by `test_cfg`, and removes only the padding that it added itself.

@@ -65,7 +65,7 @@ class ExportedPredictor(Predictor):
         palette = self.model.info.get('palette') or distinct_colours(len(self.model.classes))
         self.meta = dict(classes=self.model.classes, palette=list(map(tuple, palette)))  # mmdet cannot draw lists
         self.meta['category_ids'] = self.model.info.get('category_ids', ())
-        with DefaultScope.overwrite_default_scope(self.scope):
+        with self.in_scope():
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 

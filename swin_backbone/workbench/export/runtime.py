@@ -73,8 +73,9 @@ class RuntimeModel:
         self.info = read_manifest(self.folder)
         check_files(self.folder, self.info)
         openers = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
-        if self.info['format'] not in openers:
-            raise RuntimeProblem(f'{MANIFEST}: format takes {" or ".join(openers)}, got {self.info["format"]!r}')
+        if self.info['format'] not in [*openers]:  # a list is no key
+            allowed, place = ' or '.join(openers), self.folder / MANIFEST
+            raise RuntimeProblem(f'{place}: format takes {allowed}, got {self.info["format"]!r}')
         library = _load_library(self.folder / self.info['library']) if 'library' in self.info else None
         self._run = openers[self.info['format']](self.folder / self.info['file'], self.info, device, threads, library)
         self.classes: list[str] = self.info.get('classes', [])

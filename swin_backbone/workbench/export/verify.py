@@ -227,7 +227,7 @@ def _best_matches(
     for index in np.flatnonzero((result['scores'] >= min_score) & has_area):
         same = np.flatnonzero(is_free & (other['labels'] == result['labels'][index]))
         if not len(same):
-            matches.append((0.0, 0.0, float('inf'), False))
+            matches.append((0.0, 0.0, 1.0, False))  # 1: no two scores differ by more
             continue
         (ious,) = bbox_overlaps(result['boxes'][index : index + 1], other['boxes'][same])
         shifts = np.abs(result['boxes'][index] - other['boxes'][same]).max(1)

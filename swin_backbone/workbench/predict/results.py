@@ -122,6 +122,7 @@ class ResultsWriter:
         image_id = len(self.images) + 1 if self.ids is None else self.ids.of(frame.medium.path)
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
         prediction = Prediction(None, sample, frame, self.predictor, self.score_thr, self.ids)
+        entries = entries_of(prediction, image_id, file_name)
         labels_png = prediction.labels_png(self.first_label)
         if labels_png is not None:
             write_whole(self._path('labels', frame.name, '.png'), labels_png)
@@ -141,7 +142,7 @@ class ResultsWriter:
             write_whole(self._path('overlays', frame.name, '.jpg'), cv2.imencode('.jpg', overlay)[1].tobytes())
         # Last: a picture whose files cannot be written has no results.
         self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
-        self.objects += entries_of(prediction, image_id, file_name)
+        self.objects += entries
         if panoptic is not None:
             self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
 

@@ -24,22 +24,25 @@ def read_score_thr(score_thr: Union[ScoreThr, str, Path]) -> ScoreThr:
 
     Raises:
         ValueError: for another number, or a file that is no report of a detector.
+        TypeError: for a threshold of a class that is no number.
     """
     if isinstance(score_thr, dict):
-        return score_thr
+        return {name: _check_threshold(f'score_thr[{name!r}]', value) for name, value in score_thr.items()}
     if not isinstance(score_thr, (str, Path)):
-        number = check_number('score_thr', score_thr)
-        if not 0 <= number <= 1:
-            raise ValueError(refusal('score_thr', 'a number from 0 to 1, or a report.json', score_thr))
-        return number
+        return _check_threshold('score_thr', score_thr)
     path = Path(score_thr, REPORT) if Path(score_thr).is_dir() else Path(score_thr)
     try:
         report = json.loads(path.read_bytes())
         best = report['best']['threshold']
-        return {row['name']: best if row['threshold'] is None else row['threshold'] for row in report['classes']}
+        thresholds = {row['name']: best if row['threshold'] is None else row['threshold'] for row in report['classes']}
+        return {name: _check_threshold(name, value) for name, value in thresholds.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         allowed = 'a number from 0 to 1, or the report.json of a detector'
         raise ValueError(refusal('score_thr', allowed, str(score_thr))) from error
+
+
+def _check_threshold(name: str, value: Any) -> float:
+    return check_number(name, value, 'a number from 0 to 1, or a report.json', lambda number: 0 <= number <= 1)
 
 
 def score_thr_of(predictor: Any, score_thr: Union[ScoreThr, str, Path, None]) -> ScoreThr:

@@ -73,10 +73,10 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     if not isinstance(predictions, list):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
     images, categories, annotations = tables
-    for item in images:
-        _check(labels, item, lambda item: (hash(item['id']), Path(item['file_name'])))
-    for item in categories:
-        _check(labels, item, lambda item: hash((item['id'], item['name'])))
+    for items, name in ((images, 'file_name'), (categories, 'name')):
+        seen: set[Any] = set()
+        for item in items:
+            _check(labels, item, lambda item: _check_entry(item, name, seen))  # noqa: B023 - called in the loop
     known = dict(image_id={item['id'] for item in images}, category_id={item['id'] for item in categories})
     for path, items in ((labels, annotations), (results, predictions)):
         for item in items:
@@ -112,6 +112,15 @@ def _check(path: Path, item: Any, check: Callable[[Any], object]) -> None:
         raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
 
 
+def _check_entry(item: Mapping[str, Any], name: str, seen: set[Any]) -> None:
+    """Check the id of an image or a category, which is added to those seen before, and its name."""
+    if item['id'] in seen:
+        raise ValueError(f'another has the id {item["id"]!r}')
+    seen.add(item['id'])
+    if not isinstance(item[name], str):
+        raise ValueError(f'{name} takes a string, got {item[name]!r}')
+
+
 def _check_ids(item: Mapping[str, Any], known: Mapping[str, set[Any]]) -> None:
     for key, ids in known.items():
         if item[key] not in ids:
@@ -126,8 +135,10 @@ def _read_result(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> Non
 
 def _read_label(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
     _read_shape(item, kinds, truth)
-    area = coco_mask.area(item['segmentation']) if 'segmentation' in kinds else item['bbox'][2] * item['bbox'][3]
-    item['area'] = float(_finite(item.get('area', area)))
+    if 'area' not in item:
+        has_mask = 'segmentation' in kinds
+        item['area'] = coco_mask.area(item['segmentation']) if has_mask else item['bbox'][2] * item['bbox'][3]
+    item['area'] = float(_finite(item['area']))
     item['iscrowd'] = int(bool(item.get('iscrowd', 0)))
 
 
@@ -136,8 +147,8 @@ def _read_shape(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None
     if 'segmentation' in kinds:
         image, mask = truth.imgs[item['image_id']], item['segmentation']
         # An RLE may have the size of its picture where the labels state another
-        size = mask['size'] if isinstance(mask, dict) else (image['height'], image['width'])
-        fault = mask_fault(mask, check_size('size', size))
+        size = check_size('size', mask['size'] if isinstance(mask, dict) else (image['height'], image['width']))
+        fault = mask_fault(mask, size)
         if fault is not None and fault[0] != SHORT_POLYGON:
             raise ValueError(f'its mask {fault[1]}')
         item['segmentation'] = truth.annToRLE(item)
@@ -196,7 +207,10 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
         raise ValueError(f'{results} takes a PNG for each of {labels}, got {f"no {missing[0]}" if names else "none"}')
     files = [path for path in (labels / CLASSES, labels.parent / CLASSES) if path.is_file()]
     if not classes and files:
-        classes = files[0].read_text(encoding='utf-8-sig').rstrip('\n').split('\n')
+        try:
+            classes = files[0].read_text(encoding='utf-8-sig').rstrip('\n').split('\n')
+        except UnicodeDecodeError as error:
+            raise ValueError(f'{files[0]} takes names in UTF-8: {error}') from error
     if not classes:
         largest = max(int(_read_values(folder / name)[0].max()) for name in names for folder in (labels, results))
         classes = [f'class {value}' for value in range(largest + 1)]
@@ -240,7 +254,7 @@ def read_scores(labels: Path, results: Path) -> Scores:
             raise ValueError(f'{labels} takes lines of a file and one of {", ".join(classes)}, got {line}')
         if len(scores.get(line[0], ())) != len(classes):
             raise ValueError(f'{results} takes {len(classes)} scores of {line[0]}, got {scores.get(line[0])}')
-        _check(results, scores[line[0]], _finite)
+        _check(results, [line[0], *scores[line[0]]], lambda row: _finite(row[1:]))
     files = [line[0] for line in truth]
     values = np.array([scores[file] for file in files], float).reshape(-1, len(classes))
     return Scores(files, np.array([classes.index(line[1]) for line in truth], int), values, classes)
@@ -248,7 +262,10 @@ def read_scores(labels: Path, results: Path) -> Scores:
 
 def _read_csv(path: Path) -> list[list[str]]:
     with open(path, newline='', encoding='utf-8-sig', errors='surrogateescape') as file:
-        lines = [line for line in csv.reader(file) if line]
+        try:
+            lines = [line for line in csv.reader(file) if line]
+        except csv.Error as error:  # a quote that is not closed
+            raise ValueError(f'{path} is no CSV: {error}') from error
     if len(lines) < 2:
         raise ValueError(f'{path} takes a head line and a line for each picture, got {len(lines)} lines')
     return lines
@@ -264,7 +281,7 @@ def encode_csv(rows: Iterable[Sequence[Any]]) -> bytes:
 def _load_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'{path} is no JSON: {error}') from error
 
 

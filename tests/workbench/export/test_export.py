@@ -186,6 +186,13 @@ def test_resize_rule_of_a_pipeline():
         kinds, rule = rule_at_one_size(pipeline)
         assert kinds == ['LoadImageFromFile', 'PackDetInputs', 'Letterbox']
         assert rule == dict(scale=[64, 96], keep_ratio=True, pad=True)
+    for resize in (step, dict(step, keep_ratio=False)):  # a part of the model takes any further step
+        steps = [load, resize, dict(type='RandomFlip'), pack]
+        cfg = Config(dict(model=dict(backbone={}), test_dataloader=dict(dataset=dict(pipeline=steps))))
+        kept = picture.at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
+        assert 'RandomFlip' in [one['type'] for one in kept]
+        with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
+            picture.resize_rule(kept)
     with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
         picture.resize_rule([load, step, dict(type='RandomFlip'), pack])
 
@@ -368,6 +375,12 @@ def squares(masks=None):
 def test_objects_with_wrong_masks_do_not_match(masks, precision):
     assert verify.compare(squares(), squares(), precision)['matched'] == 1
     assert verify.compare(squares(masks), squares(), precision)['matched'] < verify.TOLERANCES[precision].objects
+
+
+def test_a_surplus_object_has_a_finite_error():
+    """deploy.json has the figures: JSON has no infinity."""
+    surplus = {name: np.concatenate([values, values[:1]]) for name, values in squares().items()}
+    assert verify.compare(surplus, squares())['score_error'] == 1
 
 
 class File:

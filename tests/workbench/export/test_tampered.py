@@ -60,6 +60,13 @@ def test_a_manifest_that_is_none(record_fault, folder, text):
     refused(folder, record_fault)
 
 
+@pytest.mark.parametrize('value', ['torch', [], None])
+def test_a_format_that_is_none(record_fault, folder, value):
+    info = json.loads((folder / 'deploy.json').read_text())
+    (folder / 'deploy.json').write_text(json.dumps(dict(info, format=value)))
+    assert f'format takes onnx or openvino, got {value!r}' in refused(folder, record_fault)
+
+
 def test_a_file_of_the_model_that_is_damaged(record_fault, folder):
     for path in sorted(folder.glob('model.*')):
         data = path.read_bytes()

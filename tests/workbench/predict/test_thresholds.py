@@ -49,6 +49,14 @@ def test_other_values_are_refused(given):
         read_score_thr(given)
 
 
+@pytest.mark.parametrize('given', [7, float('nan'), 'high', None])
+def test_other_values_of_a_class_are_refused(tmp_path, given):
+    with pytest.raises((ValueError, TypeError), match=r"score_thr\['bolt'\] takes a number from 0 to 1"):
+        read_score_thr(dict(nut=0.5, bolt=given))
+    with pytest.raises(ValueError, match=r'or the report\.json of a detector'):
+        read_score_thr(write_report(tmp_path, best=dict(threshold=given)))
+
+
 def test_a_report_of_a_segmentor_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'or the report\.json of a detector'):
         read_score_thr(write_report(tmp_path, best=None))

@@ -143,6 +143,9 @@ def test_wrong_results_are_named(objects, change, message):
         (lambda coco: coco['annotations'][1].update(category_id=6), 'the labels have no category_id=6'),
         (lambda coco: coco['categories'][1].pop('name'), "it lacks 'name'"),
         (lambda coco: coco['images'][1].update(file_name=None), 'labels.json: '),
+        (lambda coco: coco['images'][1].update(id=coco['images'][0]['id']), 'labels.json: .*another has the id 70'),
+        (lambda coco: coco['categories'][1].update(id=5), 'labels.json: .*another has the id 5'),
+        (lambda coco: coco['categories'][1].update(name=None), 'name takes a string, got None'),
         (lambda coco: coco.update(images=3), 'takes a COCO JSON with lists of images, categories, annotations'),
         (lambda coco: coco['annotations'][1].update(bbox='1 2 3 4'), 'labels.json: '),
         (lambda coco: coco['annotations'].append(3), 'labels.json: 3: '),
@@ -191,6 +194,9 @@ def test_label_pngs(tmp_path, bits):
     (results / '1.png').write_bytes((results / '0.png').read_bytes()[:60])
     with pytest.raises(OSError, match=r'1\.png cannot be read as a PNG'):
         count_label_pixels(labels, results, NAMES)
+    (labels / 'classes.txt').write_bytes('nut\nbo\xeft\n'.encode('latin-1'))
+    with pytest.raises(ValueError, match=r'classes\.txt takes names in UTF-8'):
+        count_label_pixels(labels, results)
     (results / '2.png').unlink()
     with pytest.raises(ValueError, match=r'takes a PNG for each of .*, got no 2\.png'):
         count_label_pixels(labels, results, NAMES)
@@ -205,11 +211,21 @@ def test_csv_files(tmp_path):
     assert [(row['file'], row['score']) for row in report['pictures']] == [('b.jpg', 0.8)]
     for score, message in (('high', "could not convert string to float: 'high'"), ('nan', 'it takes finite numbers')):
         results.write_bytes(encode_csv([('file', *NAMES), ('b.jpg', 0.8, 0.2), ('a,1.jpg', score, 0.4)]))
-        with pytest.raises(ValueError, match=f'results.csv: .*{message}'):
+        with pytest.raises(ValueError, match=f'results.csv: .*a,1.jpg.*{message}'):
             write_report(tmp_path / 'new', labels, results)
+    results.write_text('file,nut,bolt\na,0.5,"' + 'x' * 200_000)
+    with pytest.raises(ValueError, match=r'results\.csv is no CSV'):
+        write_report(tmp_path / 'new', labels, results)
     results.write_bytes(encode_csv([('file', *NAMES), ('b.jpg', 0.8, 0.2)]))
     with pytest.raises(ValueError, match=r'takes 2 scores of a,1\.jpg, got None'):
         write_report(tmp_path / 'new', labels, results)
+
+
+def test_a_json_that_is_too_deep_is_named(objects):
+    labels, results = objects
+    results.write_text('[' * 100_000)
+    with pytest.raises(ValueError, match=r'results\.json is no JSON'):
+        read_evaluations(labels, results)
 
 
 def test_files_of_two_kinds_are_refused(tmp_path, objects):
