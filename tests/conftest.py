@@ -33,6 +33,10 @@ if not torch.cuda.is_available() and find_spec('triton'):
     # The overflow check takes half of the interpreter's time. A GPU has no such check.
     interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 
+if find_spec('yapf'):  # of mmengine
+    # An import of yapf writes a file for all processes and reads it. A worker that starts later finds a whole file.
+    import yapf  # noqa: F401
+
 if find_spec('torchvision'):  # mmdet imports torchvision through mmpretrain
     from swin_backbone.compat import import_torchvision
 
