@@ -2,38 +2,64 @@
 
 import re
 from collections import OrderedDict
-from typing import Any, Optional
+from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoints.adapt import adapt_weights
+from ..checkpoints.adapt import LoadReport, adapt_weights
 from ..checkpoints.recognise import swins_in
 
 
-def take_any_origin(
-    module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: Optional[dict[str, Any]] = None, *_: Any
-) -> None:
-    """Rename the weights of a Swin of any origin, and resize them to `module`; a load_state_dict pre-hook.
+def fit_any_origin(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], LoadReport]:
+    """Rename the weights of a Swin of any origin, and resize them to `module`.
 
-    So a framework's own loader reads the checkpoints of `swin_backbone.load_checkpoint`. Output norms keep their values
-    if the checkpoint has none.
+    Output norms keep their values if the checkpoint has none. Other tensors, and weights under the names of the module,
+    come back as they are.
 
     Args:
         module: a backbone, or a module around a backbone.
-        metadata: of the module; the metadata of a whole state_dict is an attribute.
 
     Raises:
         CheckpointError: (a ValueError) for a Swin of another family, depth or width.
     """
     targets = module.state_dict()
+    if all(key in tensors for key in targets) or not swins_in(tensors):
+        return tensors, LoadReport('state_dict')
+    fitted, report = adapt_weights(module, tensors, 'state_dict')
+    report.log()
+    for key, value in targets.items():
+        if re.search(r'(^|backbone\.)norm\d+\.\w+$', key):
+            fitted.setdefault(key, value)
+    return fitted, report
+
+
+def take_any_origin(
+    module: nn.Module,
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Fit a state_dict by `fit_any_origin`: a pre-hook of `load_state_dict`.
+
+    So a framework's own loader reads the checkpoints of `swin_backbone.load_checkpoint`. A head of another shape is an
+    error, as torch's.
+
+    Args:
+        metadata: of the module; the metadata of a whole state_dict is an attribute.
+    """
     keys = [key for key in state_dict if key.startswith(prefix)]
     tensors: Any = OrderedDict((key.removeprefix(prefix), state_dict[key]) for key in keys)
     tensors._metadata = getattr(state_dict, '_metadata', {'': metadata})  # with the sizes of a backbone
-    if all(key in tensors for key in targets) or not swins_in(tensors):
+    fitted, report = fit_any_origin(module, tensors)
+    if fitted is tensors:
         return
-    fitted, report = adapt_weights(module, tensors, 'state_dict')
-    report.log()
     for name in keys:
         del state_dict[name]
-    norms = {key: value for key, value in targets.items() if re.search(r'(^|backbone\.)norm\d+\.\w+$', key)}
-    state_dict.update({prefix + key: value for key, value in {**norms, **fitted}.items()})
+    state_dict.update({prefix + key: value for key, value in fitted.items()})
+    for name, shape in report.other_shapes.items():
+        expected = tuple(module.state_dict()[name].shape)
+        errors.append(f'size mismatch for {prefix}{name}: {shape} in the checkpoint, {expected} in the model')

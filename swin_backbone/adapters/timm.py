@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, WEIGHT_URLS, Arch
 from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from .any_origin import take_any_origin
+from .any_origin import fit_any_origin, take_any_origin
 
 TIMM_FAMILIES: dict[str, tuple[Any, dict[str, Arch]]] = {
     'swin_backbone': (SwinBackbone, ARCHS),
@@ -179,9 +179,8 @@ class SwinFeatures(FeatureGetterNet):
 
 def _translate_checkpoint(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Translate a checkpoint; timm's `checkpoint_filter_fn`."""
-    state_dict = tensors_of(state_dict)
-    take_any_origin(model, state_dict, '')
-    return state_dict
+    weights, _ = fit_any_origin(model, tensors_of(state_dict))
+    return weights
 
 
 def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:

@@ -30,6 +30,7 @@ from .recognise import (
     find_swin,
     plain_name,
     plain_names,
+    prefix_around,
     swins_in,
     tensors_of,
 )
@@ -93,8 +94,9 @@ class LoadReport:
         warnings = [*self.warnings]
         if self.missing:
             warnings.append(f'Left at their initialisation: {", ".join(self.missing)}{self._other_names(self.missing)}')
-        if self.missing_elsewhere:
-            names = f'{first_of(self.missing_elsewhere)}{self._other_names(self.missing_elsewhere)}'
+        elsewhere = [name for name in self.missing_elsewhere if name not in self.other_shapes]
+        if elsewhere:
+            names = f'{first_of(elsewhere)}{self._other_names(elsewhere)}'
             warnings.append(f'Outside the backbone, not in the checkpoint: {names}')
         for warning in warnings:
             _logger.warning(warning)
@@ -212,18 +214,22 @@ def adapt_weights(
         if has_adapters(tensors):
             tensors = without_base_layer(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
         swins = {}
+        classifier_names = {}  # of a classifier's last norm and head in the model, by the name in the checkpoint
         for owner, (backbone, family) in backbones.items():
             inside = {key.removeprefix(owner): value for key, value in targets.items() if key.startswith(owner)}
-            around = ''.join(owner.rpartition('.')[0].rpartition('.')[:2])  # prefix of the model around the backbone
+            around = prefix_around(owner)
             is_classifier = ends_in_classifier(inside, [key.removeprefix(around) for key in targets])
             weights = find_swin(tensors, prefer=owner, prefix=prefix, keeps_norm=is_classifier, family=family)
             swins[owner] = weights
             _compare_sizes(weights, inside, tensors)
             for key, value in _fit_backbone(weights, inside, backbone, report).items():
                 fitted[owner + key] = value
+            parts = {'head': f'{around}head.fc'}
             if is_classifier:
-                names_here = {'norm': f'{owner}norm{len(backbone.stages) - 1}', 'head': f'{around}head.fc'}
-                fitted.update(_fit_classifier(weights, targets, names_here))
+                parts['norm'] = f'{owner}norm{len(backbone.stages) - 1}'
+            for part, name in parts.items():
+                for key in weights.ignored.get(CLASSIFIER_REASONS[part], []):
+                    classifier_names[key] = f'{name}.{key.rpartition(".")[2]}'
     owner, weights = [*swins.items()][-1]
     report.origin = weights.format.title + (f', prefix {weights.prefix!r}' if weights.prefix else '')
     model_prefix = weights.prefix.removesuffix(owner)  # of the whole model in the checkpoint, such as `model.`
@@ -233,6 +239,7 @@ def adapt_weights(
     for owner, weights in swins.items():
         own = weights.ignored.get(UNKNOWN, [])
         candidates |= {key: owner + key.removeprefix(weights.prefix) for key in own}
+    candidates |= classifier_names
     for key, name in candidates.items():
         value = tensors[key]
         if name not in targets or name in fitted:
@@ -397,22 +404,6 @@ def _fit_backbone(
     _compare_windows(trained, weights, backbone, report)
     if 'absolute_pos_embed' in fitted:
         _compare_maps(weights, backbone, report)
-    return fitted
-
-
-def _fit_classifier(weights: SwinWeights, targets: dict[str, Tensor], owners: dict[str, str]) -> dict[str, Tensor]:
-    """Return the last norm and the head of a classifier under the names of a classifier, and count them as loaded.
-
-    Args:
-        owners: names of the norm and of the head in the model.
-    """
-    fitted = {}
-    for key, value in weights.classifier.items():
-        owner, leaf = key.split('.', 1)
-        name = f'{owners[owner]}.{leaf}'
-        if name in targets and targets[name].shape == value.shape:
-            fitted[name] = value
-            weights.ignored.pop(CLASSIFIER_REASONS[owner], None)
     return fitted
 
 

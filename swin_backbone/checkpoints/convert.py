@@ -151,11 +151,6 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
         window = weights.window_of(key)
         if window is None:
             raise CheckpointError(f'the window of {marker} is no square, or unknown, and the file does not name it')
-        if key in weights.backbone and len(weights.backbone[key]) != num_offsets(window):
-            rows = len(weights.backbone[key])
-            raise CheckpointError(
-                f'{key} has {rows} rows, and is for another window than {window}: the file is damaged'
-            )
         index = relative_position_bias(torch.arange(num_offsets(window))[:, None], window)
         tables[key.replace('_bias_table', '_index')] = index.flatten()
         if weights.format.family == V2:

@@ -102,12 +102,12 @@ MMDET = Format(
     'mmdet or mmseg',
     (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
     merging='channels',
+    spellings=((r'^head\.fc\.', 'head.'),),  # mmpretrain
 )
-MMPRETRAIN = Format(  # the last norm of its classifiers has the name of an output norm
-    'mmpretrain',
-    'mmpretrain',
-    (*_STAGES, ('norm', 'norm{s}'), ('norm', 'norm'), ('head', 'head.fc')),
-    merging='channels',
+MMPRETRAIN = MMDET._replace(  # the last norm of its classifiers has the name of an output norm
+    name='mmpretrain',
+    title='mmpretrain',
+    rows=(*_STAGES, ('norm', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
 )
 OFFICIAL = Format(
     'official',

@@ -212,10 +212,10 @@ class _History:
 
     def original(self) -> Any:
         values, counts = (self.state[name].original() for name in ('_log_history', '_count_history'))
-        mmengines: Any = sys.modules.get('mmengine.logging')
-        if mmengines is None:
+        buffer = getattr(sys.modules.get('mmengine.logging.history_buffer'), 'HistoryBuffer', None)
+        if buffer is None:
             return dict(log_history=values, count_history=counts)
-        return mmengines.HistoryBuffer(values, counts, int(self.state.get('max_length', 1_000_000)))
+        return buffer(values, counts, int(self.state.get('max_length', 1_000_000)))
 
 
 def _no_method(owner: Any, name: Any) -> None:

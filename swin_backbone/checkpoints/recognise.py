@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..sizes import Size
 from .errors import CheckpointError
 from .formats import ALL, BIAS_TABLE, INDEX_TABLES, LOGIT_SCALE, MARKERS, Format, canonical_name, to_canonical
-from .resize import window_of_coordinates, window_of_index, window_of_table
+from .resize import num_offsets, times, window_of_coordinates, window_of_index, window_of_table
 from .state_dict import StoredSizes, stored_sizes
 
 # Entries of a checkpoint with weights. Averaged weights are before them (`state_dict_ema` of timm, `ema` of RT-DETR).
@@ -170,11 +170,12 @@ def find_swin(
         family: family of Swin. Default: any.
 
     Raises:
-        CheckpointError: if no Swin is found, or weights are no floating numbers.
+        CheckpointError: if no Swin is found, weights are no floating numbers, or a bias table is for another window
+            than the file names.
     """
     format, prefix = _choose_swin(tensors, prefer, prefix, family)
-    model_prefix = f'{prefix.rstrip(".").rpartition(".")[0]}.'  # of the model around the backbone, where a head is
-    short = {key: key.removeprefix(prefix if key.startswith(prefix) else model_prefix) for key in tensors}
+    around = prefix_around(prefix)  # where a head is
+    short = {key: key.removeprefix(prefix if key.startswith(prefix) else around) for key in tensors}
     names = {short[key] for key in tensors if key.startswith(prefix)}
     format = _refine(format, names, not keeps_norm and ends_in_classifier(names, set(short.values())))
     weights = SwinWeights(format, prefix)
@@ -203,6 +204,13 @@ def find_swin(
     weights.backbone = to_canonical(weights.backbone, format)
     _flatten_position_map(weights)
     _note_sizes(weights, stored_sizes(getattr(tensors, '_metadata', {}).get(prefix.rstrip('.'))))
+    for key, window in weights.windows.items():
+        table = weights.backbone.get(key)
+        if table is not None and table.dim() and len(table) != num_offsets(window):
+            raise CheckpointError(
+                f'{key} has {len(table)} rows, and the window {times(window)} in the file has {num_offsets(window)}: '
+                'the file is damaged'
+            )
     return weights
 
 
@@ -285,9 +293,21 @@ def _refine(format: Format, backbone_names: set[str], ends_in_classifier: bool) 
     return format
 
 
-def ends_in_classifier(backbone_names: Container[str], all_names: Container[str]) -> bool:
-    """Return whether the last norm in a model of mmpretrain or timm is no output norm: of a classifier or SimMIM."""
-    return 'norm0.weight' not in backbone_names and ('head.fc.weight' in all_names or 'mask_token' in backbone_names)
+def ends_in_classifier(backbone_names: Collection[str], all_names: Container[str]) -> bool:
+    """Return whether the last norm in a model of mmpretrain or timm is no output norm: of a classifier or SimMIM.
+
+    A norm of another stage is an output norm, and then all are.
+    """
+    stages, norms = (
+        {int(match[1]) for match in map(re.compile(rf'{owner}(\d{{1,3}})\.').match, backbone_names) if match}
+        for owner in (r'stages\.', 'norm')
+    )
+    return norms <= {max(stages, default=-1)} and ('head.fc.weight' in all_names or 'mask_token' in backbone_names)
+
+
+def prefix_around(prefix: str) -> str:
+    """Return the prefix of the model around a backbone: `model.` for `model.backbone.`."""
+    return ''.join(prefix.rstrip('.').rpartition('.')[:2])
 
 
 def _flatten_position_map(weights: SwinWeights) -> None:

@@ -25,14 +25,9 @@ def trained_window(table_Rh: Tensor, known: Optional[Size], target: Size) -> Siz
         target: the window of the backbone; assumed if the numbers of rows are equal. Otherwise a square is assumed.
 
     Raises:
-        CheckpointError: if the table is for an unknown rectangle, or not for the known window.
+        CheckpointError: if the table is for an unknown rectangle.
     """
     rows = table_Rh.shape[0]
-    if known and rows != num_offsets(known):
-        raise CheckpointError(
-            f'a relative position bias table has {rows} rows, and the window {times(known)} in the file has '
-            f'{num_offsets(known)}: the file is damaged'
-        )
     window = known or (target if rows == num_offsets(target) else window_of_table(table_Rh))
     if window is None:
         raise CheckpointError(

@@ -15,6 +15,7 @@ from helpers.checkpoints.origins import ORIGINS, official
 from helpers.models.small_models import randomised
 
 from swin_backbone import ARCHS, ARCHS_MLP, ARCHS_V2, SwinBackbone, SwinV2Backbone
+from swin_backbone.adapters.any_origin import fit_any_origin
 from swin_backbone.checkpoints import CheckpointError
 
 pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
@@ -134,6 +135,43 @@ def test_pretrained_for_other_classes_and_channels(timm, tmp_path):
     grey = torch.rand(1, 1, 64, 64)
     assert other(grey).shape == (1, 2)
     torch.testing.assert_close(other.forward_features(grey), source.forward_features(grey.expand(-1, 3, -1, -1)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('path', ['w.pth', None])
+def test_features_of_a_classifier_at_another_window(timm, tmp_path, path):
+    """A state_dict in memory names its rectangular window. timm keeps the tensors of a file alone."""
+    source = small(timm, num_classes=6, window_size=7 if path else (4, 7))
+    for parameter in source.parameters():
+        parameter.normal_()
+    overlay, state = {}, source.state_dict()
+    if path:
+        torch.save(state, tmp_path / path)
+        overlay = dict(file=str(tmp_path / path), num_classes=6)
+    features = timm.create_model(
+        'swin_backbone_nano',
+        features_only=True,
+        window_size=(6, 5),
+        pretrained=bool(path),
+        pretrained_cfg_overlay=overlay,
+    )
+    if not path:
+        features.load_state_dict(fit_any_origin(features, state)[0])
+    for name, value in features.model.backbone.state_dict().items():
+        if name.startswith('norm'):  # the last norm of a classifier is no output norm
+            assert torch.equal(value, torch.full_like(value, name.endswith('weight')))
+        elif not name.endswith('bias_table'):
+            assert torch.equal(value, state[f'backbone.{name}'])
+    name = 'backbone.stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
+    middles = [values[len(values) // 2] for values in (features.model.state_dict()[name], state[name])]  # of offset 0
+    torch.testing.assert_close(*middles)
+
+
+@pytest.mark.parametrize('strict', [True, False])
+def test_a_head_of_another_shape_is_an_error_of_torch(timm, strict):
+    state = official(randomised().state_dict())['model']
+    with pytest.raises(RuntimeError, match=r'size mismatch for head.fc.weight: .*\(1000, 256\).*\(5, 256\)'):
+        small(timm, num_classes=5).load_state_dict(state, strict=strict)
 
 
 def test_wrong_checkpoints(timm, tmp_path):

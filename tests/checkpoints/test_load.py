@@ -22,7 +22,7 @@ from helpers.checkpoints.origins import (
 from helpers.models.small_models import Detector, lines, randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
-from swin_backbone.checkpoints import CheckpointError
+from swin_backbone.checkpoints import FORMATS, CheckpointError
 from swin_backbone.checkpoints.adapt import adapt_weights
 from swin_backbone.models.simmim import SimMIMSwinBackbone
 
@@ -538,16 +538,16 @@ def test_a_subclass_loads_parameters_of_its_own(weights, prefix):
 class Classifier(torch.nn.Module):
     """The names of mmpretrain's and timm's classifiers."""
 
-    def __init__(self, classes=1000):
+    def __init__(self, classes=1000, outputs=(3,)):
         super().__init__()
-        self.backbone = nano(out_indices=(3,))
+        self.backbone = nano(out_indices=outputs)
         self.head = torch.nn.Module()
         self.head.fc = torch.nn.Linear(256, classes)
 
 
 @pytest.mark.parametrize('classes', [1000, 5])
 @pytest.mark.parametrize('save', [official, timm, mmpretrain])
-def test_a_classifier_loads_the_last_norm_and_the_head_of_a_classifier(weights, save, classes):
+def test_a_classifier_loads_the_last_norm_and_the_head_of_a_classifier(weights, log, save, classes):
     torch.save(saved := save(randomised().state_dict()), weights)
     classifier = Classifier(classes)
     report = load_checkpoint(classifier, weights)
@@ -556,9 +556,43 @@ def test_a_classifier_loads_the_last_norm_and_the_head_of_a_classifier(weights, 
     saved = next((saved[name] for name in ('model', 'state_dict') if name in saved), saved)
     norm = saved.get('norm.weight', saved.get('backbone.norm3.weight'))
     assert torch.equal(classifier.backbone.norm3.weight, norm)
+    head = {'head.fc.weight': (1000, 256), 'head.fc.bias': (1000,)}
+    assert report.other_shapes == ({} if classes == 1000 else head)
     if classes == 1000:
         head = saved.get('head.weight', saved.get('head.fc.weight'))
         assert torch.equal(classifier.head.fc.weight, head)
+        assert not report.ignored.keys() & {'classification norm', 'classification head'}
+    else:
+        first, *_, last = lines(log, 'WARNING')
+        assert re.fullmatch(r'head.* has shape \(1000, 256\) in the checkpoint and \(5, 256\) in .*', first)
+        assert 'not in the checkpoint' not in last
+
+
+def test_a_bias_of_another_shape_is_left_alone_and_its_weight_is_loaded(weights):
+    state = official(randomised().state_dict())['model']
+    torch.save({**state, 'head.bias': torch.zeros(7)}, weights)
+    report = load_checkpoint(classifier := Classifier(), weights)
+    assert torch.equal(classifier.head.fc.weight, state['head.weight'])
+    assert report.other_shapes == {'head.fc.bias': (7,)}
+    assert report.ignored['classification head'] == ['head.bias']
+
+
+@pytest.mark.parametrize('outputs', [(2, 3), (2,)])
+def test_a_classifier_of_several_outputs_keeps_their_norms(weights, tmp_path, outputs):
+    source, other = Classifier(outputs=outputs), Classifier(outputs=outputs)
+    for stage in outputs:
+        torch.nn.init.constant_(source.backbone.get_submodule(f'norm{stage}').weight, 2.0 + stage)
+    torch.save(source.state_dict(), weights)
+    convert_checkpoint(weights, tmp_path / 'timm.pth', 'timm')
+    for path in (weights, tmp_path / 'timm.pth'):
+        backbone = nano(out_indices=outputs)
+        assert not load_checkpoint(backbone, path).missing
+        report = load_checkpoint(other, path)
+        assert not report.missing + report.missing_elsewhere
+        assert torch.equal(other.head.fc.weight, source.head.fc.weight)
+        for stage in outputs:
+            for model in (backbone, other.backbone):
+                assert (model.get_submodule(f'norm{stage}').weight == 2.0 + stage).all()
 
 
 @pytest.mark.parametrize('change', [torch.flatten, lambda value: value[:, :-1], lambda value: value[None]])
@@ -608,12 +642,11 @@ def test_a_table_that_is_not_for_the_window_in_the_file_is_damaged(weights, tmp_
     state = randomised().state_dict()
     state[TABLE] = state[TABLE][1:]
     torch.save(state, weights)
-    with pytest.raises(
-        CheckpointError, match=r'table has 168 rows, and is for another window than \(7, 7\): the file is'
-    ):
-        convert_checkpoint(weights, tmp_path / 'out.pth', 'torchvision')
-    with pytest.raises(
-        CheckpointError, match='has 168 rows, and the window 7x7 in the file has 169: the file is damaged'
-    ):
-        load_checkpoint(nano(), weights)
-    record_fault('damages')
+    attempts = [lambda: load_checkpoint(nano(), weights)]
+    attempts += [lambda to=to: convert_checkpoint(weights, tmp_path / 'out.pth', to) for to in FORMATS]
+    for attempt in attempts:
+        with pytest.raises(
+            CheckpointError, match=f'{TABLE} has 168 rows, and the window 7x7 in the file has 169: the file is damaged'
+        ):
+            attempt()
+        record_fault('damages')

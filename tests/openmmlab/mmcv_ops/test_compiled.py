@@ -120,7 +120,7 @@ def _our_operators():
 
 @pytest.mark.usefixtures('_our_operators')
 def test_a_region_of_a_billion_pixels_is_refused_by_torch():
-    """RoIAlign of the library has tests in tests/kernels/native/operators/test_detection.py."""
+    """RoIAlign of the library has tests in tests/kernels/detection/test_regions.py."""
     with computed_by('torch'), pytest.raises(ValueError, match='rois: a region with more than 16777216 samples'):
         mmcv.ops.roi_align(torch.zeros(1, 1, 4, 4), torch.tensor([[0.0, 0, 0, 1e9, 1e9]]), 2)
 
