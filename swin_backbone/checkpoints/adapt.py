@@ -229,7 +229,9 @@ def adapt_weights(
                 parts['norm'] = f'{owner}norm{len(backbone.stages) - 1}'
             for part, name in parts.items():
                 for key in weights.ignored.get(CLASSIFIER_REASONS[part], []):
-                    classifier_names[key] = f'{name}.{key.rpartition(".")[2]}'
+                    full_name = f'{name}.{key.rpartition(".")[2]}'
+                    if full_name in targets:  # otherwise the part may have an equal name in the model
+                        classifier_names[key] = full_name
     owner, weights = [*swins.items()][-1]
     report.origin = weights.format.title + (f', prefix {weights.prefix!r}' if weights.prefix else '')
     model_prefix = weights.prefix.removesuffix(owner)  # of the whole model in the checkpoint, such as `model.`

@@ -568,6 +568,18 @@ def test_a_classifier_loads_the_last_norm_and_the_head_of_a_classifier(weights, 
         assert 'not in the checkpoint' not in last
 
 
+@pytest.mark.parametrize('outputs', [(3,), (2, 3)])
+def test_a_head_of_an_equal_name_is_loaded(weights, outputs):
+    """A linear layer `head` of the model, not timm's and mmpretrain's `head.fc`."""
+    source, other = Classifier(outputs=outputs), Classifier(outputs=outputs)
+    source.head, other.head = torch.nn.Linear(256, 5), torch.nn.Linear(256, 5)
+    torch.save(source.state_dict(), weights)
+    report = load_checkpoint(other, weights)
+    assert torch.equal(other.head.weight, source.head.weight)
+    assert not report.missing + report.missing_elsewhere
+    assert not report.ignored
+
+
 def test_a_bias_of_another_shape_is_left_alone_and_its_weight_is_loaded(weights):
     state = official(randomised().state_dict())['model']
     torch.save({**state, 'head.bias': torch.zeros(7)}, weights)
