@@ -13,7 +13,6 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ..checkpoints.adapt import load_checkpoint
 from ..checkpoints.state_dict import prepare_state_dict, store_sizes
@@ -38,6 +37,8 @@ def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     if is_planned:
         y_BHWC: Tensor = block(x_BHWC)
         return y_BHWC
+    from torch.utils.checkpoint import checkpoint  # before torch 2.7, it imports sympy, which takes half a second
+
     run = block if is_planned is None else partial(_run_in_torch, block)
     return checkpoint(run, x_BHWC, use_reentrant=False)
 
