@@ -11,22 +11,24 @@ from typing import Any, Optional
 
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from ..checkpoints.lora import SCALES
+from ..checkpoints.lora import BASE_LAYER, SCALES, TRAINED, UNTRAINED, scales_in
 from ..models import SwinBackbone
 
 LAYERS = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: qkv, projection, fc1, fc2
 _logger = getLogger(__name__)
-BASE = '.base_layer'  # part of the names of layers with adapters
 
 
 class LoraSwinBackbone(SwinBackbone):
     """A frozen `SwinBackbone` with small trained matrices beside its linear layers.
 
-    The state_dict has the names of `SwinBackbone`, and the matrices. Checkpoints of backbones and of whole models load
-    without matrices, which begin as no change. `get_peft_model_state_dict` of peft returns the matrices alone. torch
-    computes blocks with matrices. The compiled library computes the backbone that `merged` returns.
+    The state_dict has the names of `SwinBackbone`, and the matrices. Weights in it are those without adapters, also of
+    layers whose adapters are merged in place. A module of `modules_to_save` has peft's names, before and after the
+    training. Checkpoints of backbones and of whole models load without matrices, which begin as no change.
+    `get_peft_model_state_dict` of peft returns only what is trained. torch computes blocks with matrices. The compiled
+    library computes the backbone that `merged` returns.
 
     Args:
         lora: arguments of peft's `LoraConfig`, as dict(r=8, lora_alpha=16). `target_modules` is `LAYERS` by default.
@@ -51,31 +53,77 @@ class LoraSwinBackbone(SwinBackbone):
     def merged(self) -> SwinBackbone:
         """Return a plain backbone of equal outputs: the matrices are added to the weights."""
         adapted = copy.deepcopy(self)
-        for layer in adapted.modules():
-            if isinstance(layer, LoraLayer):
-                layer.merge()
+        for name, layer in [*adapted.named_modules()]:
+            if isinstance(layer, (LoraLayer, ModulesToSaveWrapper)):
+                owner, _, child = name.rpartition('.')
+                setattr(adapted.get_submodule(owner), child, _merged_layer(layer))
         plain = SwinBackbone(**{**self.arguments, 'init_cfg': None})
         plain.to(next(self.parameters()))
-        plain.load_state_dict({key: value for key, value in adapted.state_dict().items() if '.lora_' not in key})
+        plain.load_state_dict(adapted.state_dict())
         plain.train(self.training)
         return plain
 
 
+def _merged_layer(layer: Any) -> nn.Module:
+    """Return a plain layer of equal outputs. `layer` changes."""
+    plain: nn.Module
+    if isinstance(layer, ModulesToSaveWrapper):
+        is_off = layer.disable_adapters or not layer.active_adapters
+        plain = layer.original_module if is_off else layer.modules_to_save[layer.active_adapters[0]]
+        return plain
+    if layer.disable_adapters and layer.merged:
+        layer.unmerge()
+    elif not layer.disable_adapters and not layer.merged:
+        layer.merge()
+    plain = layer.base_layer
+    return plain
+
+
 def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
-    metadata[SCALES] = {  # a checkpoint with the scales can be merged
-        name: {
-            adapter: float(layer.scaling[adapter])
-            for adapter in layer.active_adapters
-            if adapter in layer.scaling and adapter not in layer.merged_adapters
-        }
-        for name, layer in layers.items()
-    }
-    for key in [key for key in state_dict if key.startswith(prefix) and BASE in key]:
-        state_dict[key.replace(BASE, '')] = state_dict.pop(key)
+    """Rename weights, undo merges in place, and store the scales of the adapters in use: a hook of `state_dict`."""
+    scales: dict[str, dict[str, float]] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, ModulesToSaveWrapper) and layer.disable_adapters:
+            scales[name] = {}
+        if not isinstance(layer, LoraLayer):
+            continue
+        adapters = [] if layer.disable_adapters else layer.merged_adapters or layer.active_adapters
+        scales[name] = {adapter: float(layer.scaling[adapter]) for adapter in adapters if adapter in layer.scaling}
+        base = f'{prefix}{name}.{BASE_LAYER}.'
+        if layer.merged:
+            layer = copy.deepcopy(layer)
+            layer.unmerge()
+            state_dict.update(layer.base_layer.state_dict(prefix=base))
+        for leaf in layer.base_layer.state_dict():
+            state_dict[f'{prefix}{name}.{leaf}'] = state_dict.pop(base + leaf)
+    metadata[SCALES] = scales  # a checkpoint with the scales can be merged
 
 
-def _from_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    for name in [name for name, _ in module.named_parameters() if BASE in name]:
-        if (plain := prefix + name.replace(BASE, '')) in state_dict:
-            state_dict[prefix + name] = state_dict.pop(plain)
+def _from_plain_names(
+    module: nn.Module, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any], *_: Any
+) -> None:
+    """Rename weights, undo merges in place, and warn of other scales: a pre-hook of `load_state_dict`."""
+    scales, others = scales_in({'': metadata}), []
+    for name, layer in module.named_modules():
+        parts = []
+        if isinstance(layer, LoraLayer):
+            parts = [BASE_LAYER]
+            if layer.merged:
+                layer.unmerge()
+            others += [
+                f'{name}: {scale}, here {layer.scaling[adapter]}'
+                for adapter, scale in scales.get(name, {}).items()
+                if layer.scaling.get(adapter, scale) != scale
+            ]
+        elif isinstance(layer, ModulesToSaveWrapper):
+            parts = [UNTRAINED, *(f'{TRAINED}.{adapter}' for adapter in layer.modules_to_save)]
+        for leaf in layer.get_submodule(parts[0]).state_dict() if parts else ():
+            if (plain := f'{prefix}{name}.{leaf}') in state_dict:
+                value = state_dict.pop(plain)
+                for part in parts:
+                    state_dict.setdefault(f'{prefix}{name}.{part}.{leaf}', value)
+    if others:
+        _logger.warning(
+            f'LoRA: {len(others)} layers have adapters of another scale in the checkpoint ({others[0]}), which changes '
+            'the outputs: set lora_alpha as in the training'
+        )

@@ -17,13 +17,12 @@ from ..checks import first_of
 from ..sizes import Size
 from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, MLP, V2
-from .lora import BASE_LAYER, has_adapters, merge_adapters, without_base_layer
+from .lora import UNTRAINED, has_adapters, merge_adapters, with_plain_names, without_adapters
 from .reading import read_checkpoint
 from .recognise import (
     CLASSIFIER_REASONS,
     OUTSIDE,
     UNKNOWN,
-    WRAPPERS,
     SwinWeights,
     check_floating,
     ends_in_classifier,
@@ -134,8 +133,8 @@ def backbones_of(model: nn.Module) -> dict[str, Backbone]:
 
 
 def _plain_names_of(model: nn.Module) -> dict[str, str]:
-    """Return the names of a model's weights without wrappers, by their names in the model."""
-    return plain_names(model.state_dict(), {*WRAPPERS, BASE_LAYER})
+    """Return the names of a model's weights without wrappers and adapters, by their names in the model."""
+    return plain_names(model.state_dict(), lambda name: without_adapters(plain_name(name)))
 
 
 def load_checkpoint(
@@ -212,7 +211,7 @@ def adapt_weights(
     with naming(checkpoint):
         tensors = tensors_of(loaded)
         if has_adapters(tensors):
-            tensors = without_base_layer(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
+            tensors = with_plain_names(tensors) if has_adapters(state_dict) else merge_adapters(tensors)
         swins = {}
         classifier_names = {}  # of a classifier's last norm and head in the model, by the name in the checkpoint
         for owner, (backbone, family) in backbones.items():
@@ -254,6 +253,10 @@ def adapt_weights(
                 f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(targets[name].shape)} in the '
                 'model: it was not loaded'
             )
+    for name in targets:  # peft keeps a module as it was before the training, beside the trained one
+        trained = name.replace(f'.{UNTRAINED}.', '.')
+        if name not in fitted and trained in fitted:
+            fitted[name] = fitted[trained]
     for weights in swins.values():
         for reason, keys in weights.ignored.items():
             ignored = [key for key in keys if candidates.get(key) not in fitted]

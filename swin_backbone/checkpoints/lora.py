@@ -2,8 +2,9 @@
 
 Matched to peft 0.21. Beside LAYER.base_layer.weight (D, C) are LAYER.lora_A.ADAPTER.weight (r, C) and
 LAYER.lora_B.ADAPTER.weight (D, r). A `LoraSwinBackbone` saves LAYER.weight and the matrices. The layer computes
-weight + scale * lora_B lora_A. The scale is a setting: the metadata of a `LoraSwinBackbone` has it, other files do not.
-A module that is trained whole has MODULE.modules_to_save.ADAPTER.weight beside MODULE.original_module.weight.
+weight + scale * lora_B lora_A. The scale is a setting: the metadata of a `LoraSwinBackbone` has the scales of the
+adapters in use, other files have none. A module that is trained whole has MODULE.modules_to_save.ADAPTER.weight, and as
+MODULE.original_module.weight the weight before the training. A layer or module whose adapters are off has no scales.
 """
 
 import re
@@ -15,23 +16,29 @@ from torch import Tensor
 
 from ..checks import first_of
 from .errors import CheckpointError
+from .recognise import plain_names
 
-BASE_LAYER = 'base_layer'
+BASE_LAYER, TRAINED, UNTRAINED = 'base_layer', 'modules_to_save', 'original_module'  # parts of names
 SCALES = 'swin_backbone.lora'  # key of {layer: {adapter: scale}} in the metadata of a state_dict
 _MATRIX = re.compile(r'(.+)\.lora_([AB])\.([^.]+)\.weight')
-_TRAINED = re.compile(r'(.+)\.modules_to_save\.[^.]+\.(.+)')  # of a module that is trained whole
-_UNTRAINED = '.original_module.'  # the same module before the training
+_TRAINED = re.compile(rf'(.+)\.{TRAINED}\.[^.]+\.(.+)')  # of a module that is trained whole
+_UNTRAINED = re.compile(rf'(.+)\.{UNTRAINED}\.(.+)')
 
 
 def has_adapters(names: Iterable[str]) -> bool:
     """Return whether names are those of a model with adapters of peft."""
-    others = {BASE_LAYER, 'modules_to_save'}
-    return any(part in others or part.startswith('lora_') for name in names for part in name.split('.'))
+    return any(part in (BASE_LAYER, TRAINED) or part.startswith('lora_') for name in names for part in name.split('.'))
 
 
-def without_base_layer(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def without_adapters(name: str) -> str:
+    """Return the name of a weight in a model without adapters. Other weights, as matrices, keep their names."""
+    return _TRAINED.sub(r'\1.\2', name.replace(f'.{BASE_LAYER}.', '.'))
+
+
+def with_plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model with adapters under the names of a `LoraSwinBackbone`."""
-    return _with_metadata({name.replace(f'.{BASE_LAYER}.', '.'): value for name, value in tensors.items()}, tensors)
+    names = plain_names(tensors, without_adapters)
+    return _with_metadata({names[name]: value for name, value in tensors.items()}, tensors)
 
 
 def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -40,17 +47,22 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: if the scale of an adapter is unknown, or the adapter is another than LoRA of a linear layer.
     """
-    scales = _scales(getattr(tensors, '_metadata', {}))
+    scales = scales_in(getattr(tensors, '_metadata', {}))
     merged, matrices, unknown = {}, {}, []
     for name, value in tensors.items():
-        match = _MATRIX.fullmatch(name)
-        if match and match[1] in scales and value.dim() == 2:
-            matrices[match.groups()] = value
-        elif (trained := _TRAINED.fullmatch(name)) and '.'.join(trained.groups()) not in merged:
-            merged['.'.join(trained.groups())] = value
+        matrix = _MATRIX.fullmatch(name)
+        trained, untrained = _TRAINED.fullmatch(name), _UNTRAINED.fullmatch(name)
+        if matrix and matrix[1] in scales and value.dim() == 2:
+            matrices[matrix.groups()] = value
+        elif module := trained or untrained:
+            owner, leaf = module.groups()
+            if (module is untrained) == (owner in scales):  # it computes the outputs
+                if f'{owner}.{leaf}' in merged:  # of another adapter
+                    unknown.append(name)
+                merged[f'{owner}.{leaf}'] = value
         elif has_adapters([name]):
             unknown.append(name)
-        elif _UNTRAINED not in name:
+        else:
             merged[name] = value
     if unknown:
         raise CheckpointError(
@@ -70,11 +82,11 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 or shapes[0] != (b_DR.shape[0], a_RC.shape[1])
             ):
                 raise CheckpointError(f'{layer} has a weight and adapters of shapes {shapes}: the file is damaged')
-            merged[f'{layer}.weight'] = (weight_DC.float() + scale * b_DR.float() @ a_RC.float()).to(weight_DC.dtype)
+            merged[f'{layer}.weight'] = (weight_DC.double() + scale * b_DR.double() @ a_RC.double()).to(weight_DC.dtype)
     return _with_metadata(merged, tensors)
 
 
-def _scales(metadata: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def scales_in(metadata: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the scale of each adapter of each layer, by the layer's name in the checkpoint."""
     scales = {}
     for prefix, entry in metadata.items():

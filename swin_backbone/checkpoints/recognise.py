@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -96,17 +96,17 @@ def _plain_metadata(stored: Any) -> dict[str, dict[str, Any]]:
     return metadata
 
 
-def plain_name(name: str, wrappers: Container[str] = WRAPPERS) -> str:
+def plain_name(name: str) -> str:
     """Return a name without the parts of wrappers."""
-    return '.'.join(part for part in name.split('.') if part not in wrappers)
+    return '.'.join(part for part in name.split('.') if part not in WRAPPERS)
 
 
-def plain_names(names: Iterable[str], wrappers: Container[str] = WRAPPERS) -> dict[str, str]:
-    """Return each name without the parts of wrappers. A name stays whole if its short form is another name."""
+def plain_names(names: Iterable[str], shorten: Callable[[str], str] = plain_name) -> dict[str, str]:
+    """Return the short form of each name. A name stays whole if its short form is another name."""
     names = list(names)
     taken, plain = set(names), {}
     for name in names:
-        shorter = plain_name(name, wrappers)
+        shorter = shorten(name)
         plain[name] = name if shorter in taken else shorter
         taken.add(plain[name])
     return plain

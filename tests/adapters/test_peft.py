@@ -1,6 +1,7 @@
 """peft's LoRA on the backbone: the real package."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -157,17 +158,95 @@ def test_a_plain_model_gets_merged_weights(adapter, tmp_path, lora):
         torch.testing.assert_close(detector.backbone(X), source(X), rtol=1e-3, atol=1e-3)
 
 
+def switch(model, *switches):
+    """Merge adapters in place, or switch them off."""
+    for layer in model.modules():
+        if hasattr(layer, 'enable_adapters'):
+            if 'merged' in switches and hasattr(layer, 'merge'):
+                layer.merge()
+            layer.enable_adapters('off' not in switches)
+
+
+@pytest.mark.parametrize(
+    ('lora', 'switches'),
+    [
+        *((dict(r=4), switches) for switches in ((), ('merged',), ('off',), ('merged', 'off'))),
+        (dict(r=4, modules_to_save=['norm3']), ('off',)),
+        (dict(r=4, use_dora=True), ('merged',)),
+    ],
+)
 @torch.no_grad()
-def test_adapters_that_are_merged_in_place_count_once(adapter, tmp_path):
-    source = lora_swin(adapter)
+def test_adapters_that_are_merged_in_place_or_off(adapter, tmp_path, lora, switches):
+    """A file and `merged` have the outputs of the model. A model gets the weights of a file, merged or not."""
+    source = lora_swin(adapter, lora=lora)
+    for name, parameter in source.named_parameters():
+        if 'modules_to_save' in name:
+            torch.nn.init.normal_(parameter)
+    on = source(X)
+    switch(source, *switches)
+    torch.save(source.state_dict(), tmp_path / 'weights.pth')
     expected = source(X)
-    for layer in source.modules():
-        if hasattr(layer, 'merge'):
-            layer.merge()
-    torch.save(source.state_dict(), tmp_path / 'merged.pth')
-    backbone = SwinBackbone(arch='nano').eval()
-    load_checkpoint(backbone, tmp_path / 'merged.pth')
-    torch.testing.assert_close(backbone(X), expected, rtol=1e-3, atol=1e-3)
+    close = dict(rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(source.merged()(X), expected, **close)
+    if 'use_dora' not in lora:
+        plain = SwinBackbone(arch='nano').eval()
+        load_checkpoint(plain, tmp_path / 'weights.pth')
+        torch.testing.assert_close(plain(X), expected, **close)
+    for target_switches in ((), ('merged',)):
+        one, other = (lora_swin(adapter, seed=1, lora=lora) for _ in 'ab')
+        for model in (one, other):
+            switch(model, *target_switches)
+        load_checkpoint(one, tmp_path / 'weights.pth')
+        other.load_state_dict(torch.load(tmp_path / 'weights.pth'))
+        for model in (one, other):
+            torch.testing.assert_close(model(X), on, **close)
+
+
+@torch.no_grad()
+def test_a_norm_that_is_trained_whole(adapter, tmp_path):
+    """A plain checkpoint is its beginning. peft and this package save the training."""
+    peft = require('peft')
+    published = randomised()
+    torch.save(published.state_dict(), tmp_path / 'plain.pth')
+    lora = dict(r=4, target_modules=LORA, modules_to_save=['norm3'])
+    build = {
+        'backbone': lambda: adapter.LoraSwinBackbone(lora=lora, arch='nano', drop_path_rate=0.0).eval(),
+        'peft': lambda: peft.get_peft_model(SwinBackbone(arch='nano'), peft.LoraConfig(**lora)).eval(),
+    }
+    for kind, make in build.items():
+        model, other = make(), make()
+        report = load_checkpoint(model, tmp_path / 'plain.pth')
+        assert all('.lora_' in name for name in report.missing)
+        torch.testing.assert_close(model(X), published(X), rtol=1e-3, atol=1e-3)
+        assert torch.equal(model.get_submodule('norm3' if kind == 'backbone' else 'base_model.model.norm3')
+                           .original_module.weight, published.norm3.weight)  # fmt: skip
+        torch.nn.init.normal_(next(value for name, value in model.named_parameters() if 'norm3.modules' in name))
+        torch.save(model.state_dict(), tmp_path / 'trained.pth')
+        assert not load_checkpoint(other, tmp_path / 'trained.pth').missing
+        assert_equal_maps(other(X), model(X))
+        if kind == 'backbone':
+            plain = SwinBackbone(arch='nano').eval()
+            load_checkpoint(plain, tmp_path / 'trained.pth')
+            for merged in (plain, model.merged()):
+                torch.testing.assert_close(merged(X), model(X), rtol=1e-3, atol=1e-3)
+            adapters = peft.get_peft_model_state_dict(model)
+            assert torch.equal(adapters['norm3.weight'], plain.norm3.weight)
+            other = make()
+            other.load_state_dict(published.state_dict(), strict=False)
+            peft.set_peft_model_state_dict(other, adapters)
+            assert_equal_maps(other(X), model(X))
+
+
+def test_another_scale_is_a_warning(adapter, tmp_path, caplog):
+    source = lora_swin(adapter, lora=dict(r=4, lora_alpha=16))
+    torch.save(source.state_dict(), tmp_path / 'weights.pth')
+    load_checkpoint(lora_swin(adapter, lora=dict(r=4, lora_alpha=16)), tmp_path / 'weights.pth')
+    assert 'lora_alpha' not in caplog.text
+    load_checkpoint(lora_swin(adapter), tmp_path / 'weights.pth')
+    assert re.search(
+        r'LoRA: 32 layers have adapters of another scale .*\(stages\S+: 4\.0, here 2\.0\), .*: set lora_alpha',
+        caplog.text,
+    )
 
 
 @torch.no_grad()

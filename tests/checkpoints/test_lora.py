@@ -1,5 +1,7 @@
 """Checkpoints with LoRA matrices of peft, under the names that peft gives. tests/adapters/test_peft.py runs peft."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from helpers.models.small_models import Detector, randomised
@@ -43,6 +45,20 @@ def test_matrices_are_merged(tmp_path, weights, prefix):
         load_checkpoint(backbone, path)
         for key, value in merged.items():
             torch.testing.assert_close(backbone.state_dict()[key], value)
+
+
+def test_matrices_are_merged_in_double_precision(weights):
+    state, _ = adapted()
+    double = {key: value.double() / 3 for key, value in state.items()}
+    weights_of = OrderedDict(double)
+    weights_of._metadata = state._metadata
+    torch.save(weights_of, weights)
+    backbone = SwinBackbone(arch='nano').double()
+    load_checkpoint(backbone, weights)
+    layer = 'stages.0.blocks.0.attn.w_msa.proj'
+    b_DR, a_RC = (double[f'{layer}.lora_{letter}.default.weight'] for letter in 'BA')
+    expected = double[f'{layer}.weight'] + SCALE * b_DR @ a_RC
+    torch.testing.assert_close(backbone.get_submodule(layer).weight.data, expected, rtol=1e-14, atol=1e-15)
 
 
 def test_a_norm_that_is_trained_whole_takes_its_place(tmp_path, weights):
