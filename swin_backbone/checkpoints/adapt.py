@@ -34,7 +34,7 @@ from .recognise import (
     tensors_of,
 )
 from .resize import adapt_input_channels, resize_embedding, resize_table, times, trained_window
-from .sizes import swin_sizes
+from .sizes import PROJECTION, swin_sizes
 from .state_dict import SIZES_KEY
 
 _logger = getLogger(__name__)
@@ -306,7 +306,7 @@ def _compare_sizes(weights: SwinWeights, targets: dict[str, Tensor], tensors: di
             if key.startswith(weights.prefix) and '.patch_embed' in f'.{key}'
         ]
         raise CheckpointError(
-            'it has no patch_embed.projection.weight, the one convolution of the patch embedding; it has '
+            f'it has no {PROJECTION}, the one convolution of the patch embedding; it has '
             f'{first_of(stem) or "no patch embedding"}'
         )
     known = tuple(heads or of_model for heads, of_model in zip(in_checkpoint.num_heads, in_model.num_heads))
@@ -390,7 +390,7 @@ def _fit_backbone(
             value, change = resize_table(value, trained[key], target)
         elif key == 'absolute_pos_embed' and value.shape[2:] == shape[2:]:
             value, change = resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
-        elif key == 'patch_embed.projection.weight' and value.dim() == 4:
+        elif key == PROJECTION and value.dim() == 4:
             value, change = adapt_input_channels(value, shape[1])
         if change:
             report.resized[key] = change

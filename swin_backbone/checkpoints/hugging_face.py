@@ -11,7 +11,7 @@ from ..sizes import Size
 from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights
-from .sizes import swin_sizes
+from .sizes import PROJECTION, swin_sizes
 
 CONFIG, WEIGHTS_FILE, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
 INDEX_SUFFIX = '.index.json'  # ending of a file that lists the shards of weights
@@ -76,7 +76,7 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
     tensors = weights.backbone
     is_v2 = weights.format.family == V2
-    projection_DCHW = tensors['patch_embed.projection.weight']
+    projection_DCHW = tensors[PROJECTION]
     width, depths, heads = swin_sizes(tensors, weights.format.family)
     patch = projection_DCHW.shape[2]
     window, last_window = _windows(weights, len(depths), is_v2)

@@ -12,6 +12,7 @@ from torch import Tensor
 from .errors import CheckpointError
 from .formats import MARKERS, MLP, V2
 
+PROJECTION = 'patch_embed.projection.weight'
 _BLOCK_PATTERN = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 
@@ -37,7 +38,7 @@ def swin_sizes(weights: Mapping[str, Tensor], family: str) -> SwinSizes:
         if not num_heads.get(stage):  # of the first block that has the weight
             num_heads[stage] = _heads(weights.get(_BLOCK_PATTERN.sub(match[0], MARKERS[family])), family)
     stages = range(max(depths, default=-1) + 1)
-    projection = weights.get('patch_embed.projection.weight')
+    projection = weights.get(PROJECTION)
     width = 0 if projection is None or projection.dim() != 4 else projection.shape[0]
     return SwinSizes(
         width, tuple(depths.get(stage, 0) for stage in stages), tuple(num_heads.get(stage, 0) for stage in stages)
@@ -65,7 +66,7 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
         depths = (*depths, 1)  # the last stage is missing
     blocks = [f'stages.{stage}.blocks.{block}.' for stage, depth in enumerate(depths) for block in range(depth)]
     mergings = [f'stages.{first + stage}.downsample.' for stage in range(len(depths) - 1)]
-    expected = ['patch_embed.projection.weight']
+    expected = [PROJECTION]
     for match in filter(None, map(_OUTSIDE_STAGES.fullmatch, weights)):
         expected += [f'{match[1]}.weight', f'{match[1]}.bias']
     for owners in (blocks, mergings):
@@ -78,7 +79,7 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
 
 
 def check_shapes(weights: Mapping[str, Tensor]) -> None:
-    """Compare each weight with its bias, the sides of reductions, and the dimensions of a weight in all blocks.
+    """Compare each weight with its bias, the sides of patches and reductions, and the dimensions of a block's weights.
 
     Raises:
         CheckpointError: with the name and shape of the first damaged weight.
@@ -87,8 +88,10 @@ def check_shapes(weights: Mapping[str, Tensor]) -> None:
     for name, weight in weights.items():
         shape, bias = tuple(weight.shape), weights.get(f'{name.removesuffix("weight")}bias')
         is_damaged = bias is not None and bias.shape != shape[:1]
+        if name == PROJECTION:
+            is_damaged |= len(shape) != 4 or shape[2] != shape[3]
         if name.endswith('reduction.weight'):
-            is_damaged = len(shape) != 2 or shape[1] != 2 * shape[0]
+            is_damaged |= len(shape) != 2 or shape[1] != 2 * shape[0]
         if _BLOCK_PATTERN.match(name):
             is_damaged |= dimensions.setdefault(_BLOCK_PATTERN.sub('', name), len(shape)) != len(shape)
         if is_damaged:

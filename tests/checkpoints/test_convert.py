@@ -159,6 +159,8 @@ def first(value):
         ('V1', HEAD, with_nan, 'not finite .*head.weight'),
         ('V1', QKV, first, r'qkv\.bias has shape \(\)'),
         ('V1', 'layers.0.downsample.reduction', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
+        ('V1', 'patch_embed.proj.weight', lambda value: value.flatten(1), r'projection\.weight has shape \(32, 48\)'),
+        ('V2', 'patch_embed.projection.weight', lambda value: value[..., :2], r'projection\.\w+ has .* 4, 2\)'),
         ('V1', 'layers.0.downsample.norm.weight', first, r'norm\.weight has shape \(\)'),
         ('V1', HEAD, lambda value: value[:-1], r'head\.weight has shape'),
         ('V2', V2_SCALE, first, r'logit_scale has shape \(\)'),
