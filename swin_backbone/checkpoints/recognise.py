@@ -177,7 +177,7 @@ def find_swin(
     around = prefix_around(prefix)  # where a head is
     short = {key: key.removeprefix(prefix if key.startswith(prefix) else around) for key in tensors}
     names = {short[key] for key in tensors if key.startswith(prefix)}
-    format = _refine(format, names, not keeps_norm and ends_in_classifier(names, set(short.values())))
+    format = _refine(format, names, set(short.values()), keeps_norm)
     weights = SwinWeights(format, prefix)
     for key, name in short.items():
         renamed, is_inside = canonical_name(name, format) or '', key.startswith(prefix)
@@ -282,13 +282,14 @@ def swins_in(names: Iterable[str]) -> dict[str, Format]:
     return swins or lacking
 
 
-def _refine(format: Format, backbone_names: set[str], ends_in_classifier: bool) -> Format:
+def _refine(format: Format, backbone_names: set[str], all_names: set[str], keeps_norm: bool) -> Format:
     """Tell origins with the same names of blocks apart."""
     others = {other.name: other for other in ALL if other.family == format.family}
     mergings = [key for key in backbone_names if '.downsample.' in key]
-    if format.name == 'official' and mergings and not any(key.startswith('layers.0.') for key in mergings):
+    begins_with_merging = bool(mergings) and not any(key.startswith('layers.0.') for key in mergings)
+    if format.name == 'official' and (begins_with_merging or (not mergings and 'head.fc.weight' in all_names)):
         return others.get('timm', format)
-    if format.name == 'mmdet' and ends_in_classifier:
+    if format.name == 'mmdet' and not keeps_norm and ends_in_classifier(backbone_names, all_names):
         return others.get('mmpretrain', format)
     return format
 

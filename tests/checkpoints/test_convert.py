@@ -9,7 +9,7 @@ import torch
 from helpers.checkpoints.origins import ORIGINS, official, official_backbone
 from helpers.models.small_models import randomised
 
-from swin_backbone import SwinMLPBackbone, SwinV2Backbone, convert_checkpoint
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint
 from swin_backbone.checkpoints import FORMATS, CheckpointError, read_checkpoint
 
 
@@ -43,6 +43,22 @@ def test_there_and_back_gives_the_same_bits(tmp_path, to):
     convert_checkpoint(tmp_path / 'there.safetensors', tmp_path / 'back.pth', 'official')
     same(flat(tmp_path / 'back.pth'), source)
     assert names_in(tmp_path) == {'source.pth', 'there.pth', 'there.safetensors', 'back.pth'}
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_one_stage_of_timm_keeps_its_head(tmp_path, kind):
+    """Without a merging, the head's name tells timm's files."""
+    state = randomised(kind=kind, depths=(2,), num_heads=(2,), strides=(4,), out_indices=(0,)).state_dict()
+    source = {key.replace('norm0', 'norm'): value for key, value in official_backbone(state).items()}
+    source = {key: value for key, value in source.items() if not key.endswith(('_index', '_mask'))}
+    source |= {'head.fc.weight': torch.rand(5, 32), 'head.fc.bias': torch.rand(5)}
+    torch.save(source, tmp_path / 'source.pth')
+    convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'ours.pth', 'mmdet')
+    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'back.pth', 'timm')
+    convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'same.pth', 'timm')
+    same(flat(tmp_path / 'back.pth'), source)
+    same(flat(tmp_path / 'same.pth'), source)
+    assert {'norm.weight', 'head.weight'} <= flat(tmp_path / 'ours.pth').keys()
 
 
 def test_a_missing_folder_is_made_and_one_that_cannot_be_is_said(tmp_path):
