@@ -116,9 +116,15 @@ def test_damaged_shards_are_one_sentence(tmp_path, record_fault, kind):
         (None, 'mmdet', r'a folder without model\.safetensors or pytorch_model\.bin; name a file in it'),
         (lambda: SwinV2Backbone(arch='nano'), 'hf', r'do not say the window, which config\.json needs: write a file'),
         (lambda: SwinBackbone(arch='nano', window_size=(7, 7, 14, 7)), 'hf', 'one square window for all stages'),
+        (lambda: SwinBackbone(arch='nano', patch_norm=False), 'hf', 'no Swin V1 with no norm of patches: write a file'),
+        (
+            lambda: SwinV2Backbone(arch='nano', extra_norm_every_n_blocks=2),
+            'hf',
+            'no Swin V2 with a third norm in a block: write a file',
+        ),
         (lambda: SwinMLPBackbone(arch='nano'), 'hf', 'it holds a Swin-MLP, which hf has not'),
     ],
-    ids=['empty', 'no window', 'windows of stages', 'Swin-MLP'],
+    ids=['empty', 'no window', 'windows of stages', 'no norm of patches', 'a third norm', 'Swin-MLP'],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(tmp_path, record_fault, state, to, message):
     source = tmp_path / 'source'
