@@ -1,4 +1,4 @@
-"""Checks of arguments. Each function returns the checked value, or raises an error "NAME takes X, got Y".
+"""Checks of arguments and files. Each function returns the checked value, or raises an error "NAME takes X, got Y".
 
 A value of a wrong type is a TypeError, a value out of range a ValueError. The module imports no other package.
 """
@@ -16,6 +16,10 @@ Value = TypeVar('Value')
 
 LARGEST_FILE = 2**34  # bytes of a picture or annotation file
 MAX_VALUE = 200  # characters of a value in a message
+
+
+class DataError(ValueError):
+    """Data that cannot be used: one sentence with the name of the file."""
 
 
 def refusal(name: str, allowed: str, value: object) -> str:

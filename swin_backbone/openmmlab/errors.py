@@ -13,18 +13,15 @@ from typing import Any, Optional
 from mmengine.config import Config
 
 from ..checkpoints.errors import CheckpointError
+from ..checks import DataError as DataError
 from .config_parts import parts_of, type_name
 
 IN_WORKER = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters
-WHERE = f'{__name__}.DataError: '
+WHERE = f'{DataError.__module__}.DataError: '
 # mmseg's MaskFormer and Mask2Former heads predict masks of the whole picture for each cut of it.
 SLIDE = "; with mode='whole' in model.test_cfg, tools/infer.py --tile cuts pictures for every head"
 EXAMPLES = 3  # for each kind of fault
-
-
-class DataError(ValueError):
-    """Data that cannot be used: one sentence with the name of the file."""
 
 
 class Faults:

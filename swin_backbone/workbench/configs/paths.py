@@ -1,6 +1,5 @@
 """Checks of the user's folders and files."""
 
-import codecs
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,40 +7,8 @@ from typing import Any, Optional, Union
 
 from mmengine.config import Config
 
-from ...checks import require_file
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError
-
-BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-MAX_TEXT_BYTES = 2**26  # bytes of a file with the labels of one picture, or names
-
-
-def read_file(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """Return the bytes of a regular file.
-
-    Raises:
-        DataError: if there is no such file, with the path.
-    """
-    try:
-        require_file(path, max_bytes)
-        return Path(path).read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
-
-
-def decode(content: bytes) -> str:
-    """Return a text in UTF-8, or in UTF-16 with a byte order mark as Windows's programs write, without the mark."""
-    return content.decode('utf-16' if content.startswith(BYTE_ORDER_MARKS[1:]) else 'utf-8-sig')
-
-
-def read_text(path: Union[str, Path], max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return the text of a regular file: see `decode`. Raises: see `read_file`."""
-    try:
-        return decode(read_file(path, max_bytes))
-    except UnicodeDecodeError as error:
-        raise DataError(f'{path} cannot be read, save it in UTF-8: {error}') from error
-
 
 def dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
     """Return keys and configs of the data sets of 'train', 'val' or 'test', or an empty list for a config without the phase.

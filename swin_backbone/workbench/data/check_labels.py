@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from ...checks import first_of
-from ...openmmlab.errors import DataError
+from ...checks import DataError, first_of
 from .media import check_not_truncated
 
 GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers

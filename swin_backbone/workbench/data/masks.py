@@ -4,21 +4,54 @@ The file imports numpy alone.
 """
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 NO_MASK = 'objects without a segmentation, in a config that trains or tests on masks'
 BAD_POLYGON = 'objects with a polygon that pycocotools cannot draw'
 SHORT_POLYGON = 'objects with a polygon that is not three points or more, an x and a y each'
 BAD_RLE = 'objects with an RLE that pycocotools cannot read'
 
+CODES = bytes(range(ord('0'), ord('0') + 64))  # characters of a compressed RLE: six bits each
+LAST_CODES = CODES[:32]  # the last character of a run length
+LONGEST = 6  # characters of a run length of 30 bits, as an `int` of C takes
+GROUP = 2**20  # characters of RLEs that are decoded together
+
+Fault = Optional[tuple[str, str]]  # the kind of fault of an object's mask, and the reason; None for a good mask
+
 _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 80
 
 
-def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, str]]:
-    """Return the kind of fault of an object's mask, and the reason; None for a good mask.
+def mask_faults(masks: Sequence[tuple[Any, tuple[int, int]]]) -> list[Fault]:
+    """Return `mask_fault` of segmentations with their sizes: in a tenth of the time, if most are compressed RLEs."""
+    is_good, group, characters = np.zeros(len(masks), bool), list[tuple[int, bytes, int]](), 0
+
+    def decode_group() -> None:
+        rows, counts, pixels = zip(*group)
+        runs, begins, is_long = _decode(counts)
+        numbers = np.diff(begins, append=len(runs))
+        has_all_pixels = np.add.reduceat(runs, begins) == pixels
+        is_good[[*rows]] = (
+            has_all_pixels & (np.minimum.reduceat(runs, begins) >= 0) & (numbers <= np.add(pixels, 1)) & ~is_long
+        )
+
+    for row, (segmentation, size) in enumerate(masks):
+        counts = _compressed_counts(segmentation, size)
+        if counts is not None:
+            group.append((row, counts, size[0] * size[1]))
+            characters += len(counts)
+        if characters > GROUP or (group and row == len(masks) - 1):
+            decode_group()
+            group, characters = [], 0
+    return [None if good else mask_fault(*mask) for good, mask in zip(is_good, masks)]
+
+
+def mask_fault(segmentation: Any, size: tuple[int, int]) -> Fault:
+    """Return the fault of an object's mask.
 
     Args:
         segmentation: a list of polygons or an RLE.
@@ -59,9 +92,9 @@ def _polygon_fault(polygon: Any, side: int) -> Optional[str]:
 
 def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
     """Return why an RLE cannot be decoded."""
-    counts, stated = rle.get('counts'), rle.get('size')
-    if not isinstance(stated, (list, tuple)) or set(map(type, stated)) != {int} or list(stated) != list(size):
-        return f'has the size {_shorten.repr(stated)}, its picture is {list(size)} (height, width)'
+    counts = rle.get('counts')
+    if not _has_size(rle, size):
+        return f'has the size {_shorten.repr(rle.get("size"))}, its picture is {list(size)} (height, width)'
     if isinstance(counts, (str, bytes)):
         runs = run_lengths(counts)
         if runs is None:
@@ -76,27 +109,62 @@ def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
     return None
 
 
-def run_lengths(counts: Union[str, bytes], longest: int = 6) -> Optional[list[int]]:
+def _has_size(rle: dict[str, Any], size: tuple[int, int]) -> bool:
+    stated = rle.get('size')
+    return isinstance(stated, (list, tuple)) and set(map(type, stated)) == {int} and list(stated) == list(size)
+
+
+def run_lengths(counts: Union[str, bytes], longest: int = LONGEST) -> Optional[list[int]]:
     """Return the run lengths of a compressed RLE; None for an invalid RLE, or a length of too many characters.
+
+    Args:
+        longest: characters of a length.
+    """
+    data = _to_codes(counts)
+    if data is None:
+        return None
+    runs, _, is_long = _decode([data], longest)
+    lengths: list[int] = runs.tolist()
+    return None if is_long[0] else lengths
+
+
+def _to_codes(counts: Union[str, bytes]) -> Optional[bytes]:
+    """Return the characters of a compressed RLE; None if some are wrong."""
+    data = counts.encode(errors='surrogatepass') if isinstance(counts, str) else counts
+    return data if data and data[-1] in LAST_CODES and not data.translate(None, CODES) else None
+
+
+def _compressed_counts(segmentation: Any, size: tuple[int, int]) -> Optional[bytes]:
+    """Return the characters of a compressed RLE of a size; None for anything else."""
+    if isinstance(segmentation, dict) and _has_size(segmentation, size):
+        counts = segmentation.get('counts')
+        return _to_codes(counts) if isinstance(counts, (str, bytes)) else None
+    return None
+
+
+def _decode(
+    counts: Sequence[bytes], longest: int = LONGEST
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the run lengths of compressed RLEs, one after the other, the begin of each, and whether one is too long.
 
     A length is some characters of five bits, least significant first. A sixth bit marks that another follows; the last
     has the sign. From the fourth on, a length is a difference to the last but one (pycocotools' rleFrString).
 
     Args:
-        longest: characters of a length; by default 30 bits, as in an `int` of C.
+        counts: see `_to_codes`.
+        longest: characters of a length.
     """
-    data = counts.encode(errors='surrogatepass') if isinstance(counts, str) else counts
-    codes = np.frombuffer(data, np.uint8).astype(np.int64) - ord('0')
-    is_last = codes < 32
-    if not len(codes) or codes.min() < 0 or codes.max() > 63 or not is_last[-1]:
-        return None
-    begins = np.flatnonzero(np.append(True, is_last[:-1]))
-    characters = np.diff(np.append(begins, len(codes)))
-    if characters.max() > longest:
-        return None
-    place = np.arange(len(codes)) - begins.repeat(characters)
-    runs = np.add.reduceat((codes & 31) << 5 * place, begins) - ((codes[is_last] >> 4) << 5 * characters)
+    codes = np.frombuffer(b''.join(counts), np.uint8).astype(np.int64) - CODES[0]
+    is_last = codes < len(LAST_CODES)
+    starts = np.append(0, np.flatnonzero(is_last)[:-1] + 1)  # of the run lengths
+    characters = np.diff(starts, append=len(codes))
+    place = np.arange(len(codes)) - starts.repeat(characters)
+    steps = np.add.reduceat((codes & 31) << 5 * place, starts) - ((codes[is_last] >> 4) << 5 * characters)
+    begins = np.searchsorted(starts, np.cumsum([0, *map(len, counts[:-1])]))
+    numbers = np.diff(begins, append=len(steps))
+    index, runs = np.arange(len(steps)) - begins.repeat(numbers), steps.copy()
     for first in (1, 2):
-        runs[first::2] = runs[first::2].cumsum()
-    lengths: list[int] = runs.tolist()
-    return lengths
+        is_kind = (index >= first) & (index % 2 == first % 2)
+        sums = np.where(is_kind, steps, 0).cumsum()
+        runs = np.where(is_kind, sums - sums[begins].repeat(numbers), runs)
+    return runs, begins, np.maximum.reduceat(characters, begins) > longest

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...checks import LARGEST_FILE
 from ...openmmlab.errors import DataError
-from ..configs.paths import read_text
+from ..configs.text_files import read_text
 
 
 class CocoIds:

@@ -19,10 +19,11 @@ from ..configs.paths import tested_set
 from ..data.datasets import base_datasets
 from ..data.load_picture import load_of
 from ..data.media import read_picture
+from ..data.prepare.folder import CLASS_FILES
 from ..pictures.colours import PALETTE_SIZE, distinct_colours, encode_labels
 from ..pictures.curves import read_log
 from ..runner.build import run_loop
-from .files import CLASSES, encode_csv, encode_objects
+from .files import encode_csv, encode_objects
 from .report import NAME, PAGE, read_reports, write_report
 
 TASKS = dict(mmdet='detection', mmseg='segmentation', mmpretrain='classification')
@@ -158,7 +159,8 @@ class _LabelMaps(Hook):
         self.labels, self.results = folder / LABELS, folder / RESULTS
         for part in (self.labels, self.results):
             claim_folder(part, overwrite)
-        write_whole(self.labels / CLASSES, ''.join(f'{name}\n' for name in classes).encode())
+        lines = (f'{value} {name}\n' for value, name in enumerate(classes))  # a name may begin with a number
+        write_whole(self.labels / CLASS_FILES[0], ''.join(lines).encode())
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """See `Hook`."""

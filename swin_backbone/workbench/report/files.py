@@ -11,6 +11,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -21,14 +22,15 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
 from ...checks import check_size
-from ..data.masks import SHORT_POLYGON, mask_fault
+from ..data.check_labels import describe_values
+from ..data.masks import SHORT_POLYGON, Fault, mask_faults
+from ..data.prepare.folder import find_class_file, number_labels, read_class_file
 from .confusion import PixelCounts
 from .detection import Array, Evaluation, evaluate, silent
 
 KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
 IGNORED = -1  # label of pixels that are not counted
 IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
-CLASSES = 'classes.txt'  # a name on each line, in the folder of labels or beside it
 LISTS = ('images', 'categories', 'annotations')  # of a COCO JSON
 COCOEVALS_KEYS = ('ignore', '_ignore')  # which an evaluation adds to annotations
 
@@ -88,10 +90,16 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     kinds = [key for key in ('bbox', 'segmentation') if all(key in item for item in [*predictions, *annotations])]
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
+    sizes: dict[Any, tuple[int, int]] = {}
+    for path, items in ((labels, annotations), (results, predictions)):
+        if 'segmentation' in kinds:
+            _read_masks(path, items, truth, sizes)
+        for item in items:
+            _check(path, item, lambda item: _read_box(item, kinds))
     for item in predictions:
-        _check(results, item, lambda item: _read_result(item, kinds, truth))
+        _check(results, item, _read_scores_of)
     for item in annotations:
-        _check(labels, item, lambda item: _read_label(item, kinds, truth))
+        _check(labels, item, lambda item: _read_label(item, kinds))
     evaluations = []
     for key in kinds:
         params = Params('segm' if key == 'segmentation' else 'bbox')
@@ -127,14 +135,46 @@ def _check_ids(item: Mapping[str, Any], known: Mapping[str, set[Any]]) -> None:
             raise ValueError(f'the labels have no {key}={item[key]!r}')
 
 
-def _read_result(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
-    _read_shape(item, kinds, truth)
+def _read_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, tuple[int, int]]) -> None:
+    """Turn the masks of a file into RLEs.
+
+    Args:
+        sizes: height and width of the masks of each picture, to which those of the file are added. The size of a
+            picture in the labels is that of their polygons alone: RLEs may have another, which the picture has.
+
+    Raises:
+        ValueError: if pycocotools cannot read a mask, or masks of a picture, which are compared, have two sizes.
+    """
+    masks = []
+    for item in items:
+        _check(path, item, lambda item: masks.append((item['segmentation'], _mask_size(item, truth))))
+    for item, (_, size), fault in zip(items, masks, mask_faults(masks)):
+        of_picture = sizes.setdefault(item['image_id'], size)
+        _check(path, item, partial(_read_mask, fault=fault, size=size, of_picture=of_picture, truth=truth))
+
+
+def _mask_size(item: Mapping[str, Any], truth: COCO) -> tuple[int, int]:
+    image, mask = truth.imgs[item['image_id']], item['segmentation']
+    return check_size('size', mask['size'] if isinstance(mask, dict) else (image['height'], image['width']))
+
+
+def _read_mask(
+    item: dict[str, Any], fault: Fault, size: tuple[int, int], of_picture: tuple[int, int], truth: COCO
+) -> None:
+    if fault is not None and fault[0] != SHORT_POLYGON:
+        raise ValueError(f'its mask {fault[1]}')
+    if size != of_picture:
+        name = truth.imgs[item['image_id']]['file_name']
+        raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {of_picture}')
+    item['segmentation'] = truth.annToRLE(item)
+
+
+def _read_scores_of(item: dict[str, Any]) -> None:
     for key in {'score', 'mask_score'} & item.keys() | {'score'}:
         item[key] = float(_finite(item[key]))
 
 
-def _read_label(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
-    _read_shape(item, kinds, truth)
+def _read_label(item: dict[str, Any], kinds: Sequence[str]) -> None:
     if 'area' not in item:
         has_mask = 'segmentation' in kinds
         item['area'] = coco_mask.area(item['segmentation']) if has_mask else item['bbox'][2] * item['bbox'][3]
@@ -142,16 +182,8 @@ def _read_label(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None
     item['iscrowd'] = int(bool(item.get('iscrowd', 0)))
 
 
-def _read_shape(item: dict[str, Any], kinds: Sequence[str], truth: COCO) -> None:
-    """Turn a mask into an RLE, and the numbers of a box into floats. A mask alone gets the box of its pixels."""
-    if 'segmentation' in kinds:
-        image, mask = truth.imgs[item['image_id']], item['segmentation']
-        # An RLE may have the size of its picture where the labels state another
-        size = check_size('size', mask['size'] if isinstance(mask, dict) else (image['height'], image['width']))
-        fault = mask_fault(mask, size)
-        if fault is not None and fault[0] != SHORT_POLYGON:
-            raise ValueError(f'its mask {fault[1]}')
-        item['segmentation'] = truth.annToRLE(item)
+def _read_box(item: dict[str, Any], kinds: Sequence[str]) -> None:
+    """Turn the numbers of a box into floats. A mask alone gets the box of its pixels."""
     box = _finite(item['bbox'] if 'bbox' in kinds else coco_mask.toBbox(item['segmentation']))
     if box.shape != (4,):
         raise ValueError(f'bbox takes x, y, width and height, got {item["bbox"]}')
@@ -196,7 +228,8 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
     """Count the pixels of label PNGs and predicted PNGs, and return the counts and the palette of the labels.
 
     Args:
-        classes: names; None: the names in `CLASSES`, or the values without this file.
+        classes: names; None: those of a file in the folder of labels or beside it, see `find_class_file`, or the values
+            without a file.
 
     Raises:
         ValueError: if a file is missing, has colours, another size, or a value of no class.
@@ -205,12 +238,12 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
     missing = [name for name in names if not (results / name).is_file()]
     if not names or missing:
         raise ValueError(f'{results} takes a PNG for each of {labels}, got {f"no {missing[0]}" if names else "none"}')
-    files = [path for path in (labels / CLASSES, labels.parent / CLASSES) if path.is_file()]
-    if not classes and files:
-        try:
-            classes = files[0].read_text(encoding='utf-8-sig').rstrip('\n').split('\n')
-        except UnicodeDecodeError as error:
-            raise ValueError(f'{files[0]} takes names in UTF-8: {error}') from error
+    file = find_class_file((labels, labels.parent))
+    if not classes and file is not None:
+        numbered = number_labels(read_class_file(file, sparse=True))
+        if [*numbered] != [*range(len(numbered))]:
+            raise ValueError(f'{file} takes names of the values from 0 on, got {describe_values([*numbered])}')
+        classes = [*numbered.values()]
     if not classes:
         largest = max(int(_read_values(folder / name)[0].max()) for name in names for folder in (labels, results))
         classes = [f'class {value}' for value in range(largest + 1)]
@@ -237,7 +270,10 @@ def _read_values(path: Path) -> tuple[Array, Any]:
     except Exception as error:  # Pillow's decoders raise many kinds
         raise OSError(f'{path} cannot be read as a PNG: {error}') from error
     if values.ndim != 2:
-        raise ValueError(f'{path} takes a class for each pixel, got colours: {values.shape}')
+        raise ValueError(
+            f'{path} takes one channel, whose values are the classes, got colours {values.shape}: write labels with a '
+            'palette or in grey, as tools/infer.py does'
+        )
     return np.where(values == ignored, IGNORED, values), palette and np.array(palette).reshape(-1, 3)
 
 
@@ -286,19 +322,18 @@ def _load_json(path: Path) -> Any:
 
 
 def find_pictures(folder: Optional[Path], names: Iterable[str]) -> Iterator[str]:
-    """Return the path of each picture by its name: with any suffix, or without a folder the name itself.
-
-    The folder is listed only for a name that is no file: the folder that all pictures share may be the root.
-    """
-    by_stem: Optional[dict[str, Path]] = None
+    """Return the path of each picture by its name: with any suffix, or without a folder the name itself."""
+    by_stem: dict[Path, dict[str, Path]] = {}  # files by folder; only of names that are no file
     for name in names:
         path = Path(name) if folder is None else folder / name
         if folder is not None and not path.is_file():
-            by_stem = _files_by_stem(folder) if by_stem is None else by_stem
-            path = by_stem.get(name, by_stem.get(Path(name).with_suffix('').as_posix(), path))
+            if path.parent not in by_stem:
+                by_stem[path.parent] = _files_by_stem(path.parent)
+            files = by_stem[path.parent]
+            path = files.get(path.name, files.get(path.stem, path))
         yield str(path)
 
 
 def _files_by_stem(folder: Path) -> dict[str, Path]:
-    files = sorted((path for path in folder.rglob('*') if path.is_file()), reverse=True)  # the first of a stem stays
-    return {path.relative_to(folder).with_suffix('').as_posix(): path for path in files}
+    files = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []  # the first of a stem stays
+    return {path.stem: path for path in files if path.is_file()}

@@ -25,10 +25,11 @@ from mmdet.utils import register_all_modules
 from pycocotools import mask as coco_mask
 
 from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.workbench.data import masks
 from swin_backbone.workbench.data.annotations import check_annotations
 from swin_backbone.workbench.data.check_data import check_data
 from swin_backbone.workbench.data.datasets import BuiltDatasets
-from swin_backbone.workbench.data.masks import SHORT_POLYGON, mask_fault, run_lengths
+from swin_backbone.workbench.data.masks import SHORT_POLYGON, mask_fault, mask_faults, run_lengths
 
 SIZE = (SIDE, SIDE)
 
@@ -257,6 +258,26 @@ def test_pycocotools_takes_every_mask_that_passes(record_fault):
         assert coco_mask.iou([encoded], [encoded], [1]).shape == (1, 1)
         coco_mask.area(encoded), coco_mask.toBbox(encoded)
     record_fault('annotations', number)
+
+
+@pytest.mark.parametrize('group', [1, 500, 2**20])
+def test_masks_that_are_checked_together_have_the_faults_of_each(group, monkeypatch):
+    """A wrong RLE is between good ones; some have run lengths of too many characters."""
+    monkeypatch.setattr(masks, 'GROUP', group)
+    rng = random.Random(7)
+    cases = [random_mask(rng) for _ in range(500)]
+    cases += [(rle('o' * number + '0' + good, (2, 2)), (2, 2)) for number in (5, 6, 12, 13, 30) for good in ('04', '4')]
+    cases += [(rle('04', size), size) for size in ((2, 2), (10**12, 10**12))]
+    rng.shuffle(cases)
+    assert mask_faults(cases) == [mask_fault(*case) for case in cases]
+    assert mask_faults([]) == []
+
+
+def test_compressed_masks_are_decoded_at_once(monkeypatch):
+    decode, decoded = masks._decode, []
+    monkeypatch.setattr(masks, '_decode', lambda *given: decoded.append(given) or decode(*given))
+    assert mask_faults([(rle('04', (2, 2)), (2, 2))] * 50) == [None] * 50
+    assert len(decoded) == 1
 
 
 def random_mask(rng):

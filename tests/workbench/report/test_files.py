@@ -10,8 +10,10 @@ import cv2
 import numpy as np
 import pytest
 from helpers import ROOT
+from helpers.in_process import error_of
 
 pytest.importorskip('jinja2', reason='jinja2 is not installed')
+from pycocotools import mask as coco_mask
 
 from swin_backbone.workbench.report.files import (
     count_label_pixels,
@@ -167,6 +169,26 @@ def test_wrong_labels_are_named(objects, change, message):
         read_evaluations(save(labels, coco), save(results, items))
 
 
+def test_masks_of_two_sizes_in_one_picture_are_named(objects):
+    """COCOeval gives them the IoU -1, and AP was 0. The labels may state another size than all masks have."""
+    labels, results = objects
+    coco, items = json.loads(labels.read_text()), json.loads(results.read_text())
+    for item in (*coco['annotations'], *items):
+        mask = np.zeros((32, 48), np.uint8, order='F')
+        mask[10:20, item['image_id'] % 2 * 10 + 5 : 30] = 1
+        item['segmentation'] = dict(size=[32, 48], counts=coco_mask.encode(mask)['counts'].decode())
+    *_, masks = read_evaluations(save(labels, coco), save(results, items))
+    assert masks.stats[1] > 0.5
+    items[2]['segmentation'] = dict(size=[64, 64], counts=[64 * 64])
+    with pytest.raises(
+        ValueError, match=r'results\.json: .*has \(64, 64\) pixels .*, and other masks of b\.jpg .*\(32, 48\)'
+    ):
+        read_evaluations(labels, save(results, items))
+    coco['annotations'][3]['segmentation'] = square(4, 10)
+    with pytest.raises(ValueError, match=r'labels\.json: .*has \(64, 64\) pixels .*, and other masks of b\.jpg'):
+        read_evaluations(save(labels, coco), results)
+
+
 @pytest.mark.parametrize('bits', [8, 16])
 def test_label_pngs(tmp_path, bits):
     rng, dtype = np.random.default_rng(0), np.uint8 if bits == 8 else np.uint16
@@ -183,10 +205,14 @@ def test_label_pngs(tmp_path, bits):
     counts, _ = count_label_pixels(labels, results, NAMES)
     assert counts.counts.sum() == 3 * 35 * 50
     assert counts.counts[0, 1] == (truth[:, :10] == 0).sum()
-    for number, text in enumerate(('nut\nbolt\n', 'nut\nbolt', '\ufeffnut\r\nbolt\r\n')):
-        (labels / 'classes.txt').write_bytes(text.encode())
+    texts = ('nut\nbolt\n', 'nut\nbolt', '\ufeffnut\r\nbolt\r\n', '1 bolt\n0 nut\n', '__ignore__\n_background_\nbolt')
+    for number, text in enumerate(texts):
+        (labels / 'classes.txt').write_bytes(text.encode('utf-16' if number == 1 else 'utf-8'))
         report = write_report(tmp_path / f'out_{number}', labels, results)
-        assert [row['name'] for row in report['classes']] == NAMES
+        assert [row['name'] for row in report['classes']] == (['_background_', 'bolt'] if '_' in text else NAMES)
+    (labels / 'classes.txt').write_text('0 nut\n128 bolt\n')
+    with pytest.raises(ValueError, match=r'classes\.txt takes names of the values from 0 on, got 0, 128'):
+        count_label_pixels(labels, results)
     assert report['overall']['aAcc'] == pytest.approx(1 - counts.counts[0, 1] / counts.counts.sum())
     cv2.imwrite(str(results / '1.png'), predicted[1] + 2)
     with pytest.raises(ValueError, match=r'1\.png takes the values 0 to 1, got [23]'):
@@ -195,11 +221,33 @@ def test_label_pngs(tmp_path, bits):
     with pytest.raises(OSError, match=r'1\.png cannot be read as a PNG'):
         count_label_pixels(labels, results, NAMES)
     (labels / 'classes.txt').write_bytes('nut\nbo\xeft\n'.encode('latin-1'))
-    with pytest.raises(ValueError, match=r'classes\.txt takes names in UTF-8'):
+    with pytest.raises(ValueError, match=r'classes\.txt cannot be read, save it in UTF-8'):
         count_label_pixels(labels, results)
     (results / '2.png').unlink()
     with pytest.raises(ValueError, match=r'takes a PNG for each of .*, got no 2\.png'):
         count_label_pixels(labels, results, NAMES)
+
+
+def test_colours_of_labels_are_refused_with_a_replacement(tmp_path):
+    for folder in ('labels', 'results'):
+        (tmp_path / folder).mkdir()
+        cv2.imwrite(str(tmp_path / folder / '0.png'), np.zeros((8, 9, 3), np.uint8))
+    with pytest.raises(ValueError, match=r'0\.png takes one channel, .*, got colours \(8, 9, 3\): write labels with'):
+        count_label_pixels(tmp_path / 'labels', tmp_path / 'results')
+
+
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        ('a.py a.pth --pictures P', '--pictures takes --labels and --results'),
+        ('--labels L --results R --amp', '--amp is not used with --labels and --results'),
+        ('--labels L --results R a.py', 'CONFIG is not used with --labels and --results'),
+        ('--labels L --results R --recipe swin', '--recipe is not used with --labels and --results'),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(words, message):
+    """A test has pictures of its own, and files have no model."""
+    assert message in error_of('tools/report.py', *words.split(), '--out-dir', 'out', status=2)
 
 
 def test_csv_files(tmp_path):
@@ -259,15 +307,17 @@ def test_names_in_csv_files_that_are_not_utf_8(tmp_path):
 
 
 def test_a_folder_is_listed_for_names_without_a_suffix_alone(tmp_path, monkeypatch):
-    """Pictures on two disks share the root, whose files were all listed."""
-    listed, rglob = [], Path.rglob
-    monkeypatch.setattr(Path, 'rglob', lambda folder, pattern: listed.append(folder) or rglob(folder, pattern))
+    """The folder of a name is listed, once, and no folder below. Pictures on two disks share the root."""
+    listed, iterdir = [], Path.iterdir
+    monkeypatch.setattr(Path, 'iterdir', lambda folder: listed.append(folder) or iterdir(folder))
+    monkeypatch.setattr(Path, 'rglob', None)
     files = [tmp_path / 'inner' / name for name in ('a.jpg', 'a.png', 'b.png')]
     (tmp_path / 'inner').mkdir()
     for path in files:
         path.touch()
     assert [*find_pictures(tmp_path, ['inner/a.png', 'inner/b.png'])] == [*map(str, files[1:])]
     assert not listed
-    names = ['inner/a', 'inner/b', 'inner/b.jpg', 'inner/c']
-    assert [*find_pictures(tmp_path, names)] == [*map(str, [files[0], files[2], files[2], tmp_path / 'inner/c'])]
-    assert listed == [tmp_path]
+    names = ['inner/a', 'inner/b', 'inner/b.jpg', 'inner/c', 'missing/a.jpg']
+    paths = [files[0], files[2], files[2], tmp_path / 'inner/c', tmp_path / 'missing/a.jpg']
+    assert [*find_pictures(tmp_path, names)] == [*map(str, paths)]
+    assert listed == [tmp_path / 'inner']

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Optional
 
 from ....openmmlab.errors import DataError
-from ...configs.paths import read_text
+from ...configs.text_files import read_text
 from .folder import DataFolder, left_out
 from .records import UNSPLIT, Records, SplitLists
 from .splits import index_tails, match_name, read_split_lists, split_of

@@ -8,16 +8,18 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
-from ....openmmlab.errors import DataError
+from ....checks import DataError
 from ....outputs import RESULTS_MARK
-from ...configs.paths import read_text
+from ...configs.text_files import read_text
 
 CLASS_FILES = ('classes.txt', 'labels.txt', 'class_names.txt', 'obj.names', '_darknet.labels', '_classes.csv')
 NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 HEAD_BYTES = 2**16  # bytes of a file that tell its format
 UNREADABLE = 'pictures that cannot be read, with their objects'
+LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
 CSV_HEAD = 'pixel value'  # begins the _classes.csv of Roboflow
-LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelmap.txt: name:R,G,B:parts:actions
+# A line of CVAT's labelmap.txt: name:R,G,B:parts:actions. Labels of boxes may have no colour
+LABELMAP = re.compile(r'([^:]+):(?:\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*)?:.*')
 
 
 class DataFolder(NamedTuple):
@@ -71,22 +73,13 @@ class DataFolder(NamedTuple):
         """
         if self.names:
             return dict(enumerate(map(str, self.names))), '--classes'
-        for folder in (self.root, self.ann_root, *more):
-            for name in CLASS_FILES:
-                if (folder / name).is_file():
-                    return read_class_file(folder / name, sparse), str(folder / name)
-        return None, ''
+        path = find_class_file((self.root, self.ann_root, *more))
+        return (None, '') if path is None else (read_class_file(path, sparse), str(path))
 
-    def labelmap(self) -> dict[str, int]:
-        """Return the colours (0xRRGGBB) of the classes in CVAT's labelmap.txt, in its order; {} without a file."""
-        for path in self.with_suffix('.txt'):
-            if path.name.lower() == 'labelmap.txt':
-                matches = [match for line in read_text(path).splitlines() if (match := LABELMAP.match(line.strip()))]
-                names, colours = [match[1].strip() for match in matches], [match.groups()[1:] for match in matches]
-                if names:
-                    require_distinct(names, path)
-                return {name: int.from_bytes(map(int, colour), 'big') for name, colour in zip(names, colours)}
-        return {}
+    def labelmap(self) -> dict[str, Optional[int]]:
+        """Return the colours of the classes in the first labelmap.txt: see `read_labelmap`; {} without a file."""
+        path = next((path for path in self.with_suffix('.txt') if path.name.lower() == 'labelmap.txt'), None)
+        return {} if path is None else read_labelmap(path)
 
 
 def numbers_of(text: str) -> Optional[list[float]]:
@@ -127,6 +120,39 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
         folders[:] = sorted(name for name in folders if not name.startswith('.') and name != 'work_dirs')
         files += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
     return sorted(files), results
+
+
+def read_labelmap(path: Path) -> dict[str, Optional[int]]:
+    """Return the colours (0xRRGGBB) of the classes in CVAT's labelmap.txt, in its order; None for a class without one.
+
+    A file without any such line, as TensorFlow's of this name, has no colours.
+
+    Raises:
+        DataError: if the file cannot be read, or has a further line of another form, or a name twice.
+    """
+    lines = [line for line in map(str.strip, read_text(path).splitlines()) if line and not line.startswith('#')]
+    matches = [LABELMAP.fullmatch(line) for line in lines]
+    names, colours = list[str](), list[Optional[int]]()
+    for line, match in zip(lines, matches) if any(matches) else ():
+        red_green_blue = [int(number) for number in match.groups()[1:] if number] if match else []
+        if match is None or max(red_green_blue, default=0) > 255:
+            raise DataError(f"{path} takes lines as 'road:128,64,128::', with numbers up to 255, got {line!r:.80}")
+        names.append(match[1].strip())
+        colours.append(int.from_bytes(red_green_blue, 'big') if red_green_blue else None)
+    if names:
+        require_distinct(names, path)
+    return dict(zip(names, colours))
+
+
+def find_class_file(folders: Iterable[Path]) -> Optional[Path]:
+    """Return the first file with names of classes in folders, or None."""
+    paths = (folder / name for folder in folders for name in CLASS_FILES)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def number_labels(names: dict[int, str]) -> dict[int, str]:
+    """Return the names of classes by the values of label PNGs: a list of labelme counts from -1."""
+    return dict(enumerate(list(names.values())[1:])) if list(names.values())[:2] == LABELME else names
 
 
 def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Optional
 
@@ -11,7 +12,7 @@ from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, left_out, summary_line
+from .folder import DataFolder, left_out, number_labels, summary_line
 from .pairs import LABEL_SUFFIXES, pair_labels
 from .records import UNSPLIT, Label, Records
 from .splits import read_split_lists
@@ -20,7 +21,6 @@ VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel',
 IGNORED_LABEL = 255  # the value of ignored pixels, which mmseg's transforms write too
 MAX_CLASSES = 255  # of 8 bits, beside the ignored value
 VOC_BORDER = 0xE0E0C0  # the colour of Pascal VOC's borders between objects, which are ignored
-LABELME = ['__ignore__', '_background_']  # begin the labels.txt of labelme's examples, and count from -1
 # Names of classes; the class of each value of the files; whether values are colours, 0xRRGGBB; lines of the summary
 Numbered = tuple[list[str], dict[int, int], bool, list[str]]
 MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
@@ -54,15 +54,17 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
     """
     colours = folder.labelmap()
     labels = [folder.ann_root / label for label in pairs.values()]
-    if colours and read_colours(labels[0]) is not None:
-        lines = [summary_line('labels', 'colours of labelmap.txt')]
-        return _number({colour: name for name, colour in colours.items()}, 'labelmap.txt', lines, in_colours=True)
-    counts, number = _count_values(folder, pairs)
+    in_colours = bool(colours) and read_colours(labels[0]) is not None
+    counts, number = _count_values(folder, pairs, in_colours)
+    if in_colours:
+        by_colour = _by_colour(colours)
+        unused = _unused(by_colour, counts, number, len(pairs))
+        lines = [summary_line('labels', 'colours of labelmap.txt'), *unused]
+        return _number(by_colour, 'labelmap.txt', lines, in_colours)
     names, source = folder.class_names(sorted({label.parent for label in labels}), sparse=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
-    if names and list(names.values())[:2] == LABELME:
-        names = dict(enumerate(list(names.values())[1:]))
+    names = names and number_labels(names)
     lines = [summary_line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
     values = sorted(set(counts) - {IGNORED_LABEL})
     if set(counts) == {0, IGNORED_LABEL} and (names is None or list(names) == [0, 1]):
@@ -83,10 +85,25 @@ def _classes_of(folder: DataFolder, pairs: dict[Path, Path]) -> Numbered:
         raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
     elif list(names) != list(range(len(names))):
         lines.append(summary_line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
-    if unused := [name for value, name in names.items() if value not in counts and not _is_void(name)]:
-        read = ' in the files that were read' if number < len(pairs) else ''
-        lines.append(summary_line('warning', f'no pixel of the classes {first_of(unused)}{read}'))
-    return _number(names, source, lines)
+    return _number(names, source, [*lines, *_unused(names, counts, number, len(pairs))])
+
+
+def _by_colour(colours: Mapping[str, Optional[int]]) -> dict[int, str]:
+    """Return the names of colours. Raises DataError if a class has none, or that of another."""
+    names: dict[int, str] = {}
+    for name, colour in colours.items():
+        if colour is None or colour in names:
+            other = 'none' if colour is None else f'that of {names[colour]}'
+            raise DataError(f'labelmap.txt takes a colour of its own for each class, {name} has {other}')
+        names[colour] = name
+    return names
+
+
+def _unused(names: Mapping[int, str], counts: Collection[int], number: int, of: int) -> list[str]:
+    """Return the line of the summary on classes without pixels in `number` of the files; no line without any."""
+    unused = [name for value, name in names.items() if value not in counts and not _is_void(name)]
+    read = ' in the files that were read' if number < of else ''
+    return [summary_line('warning', f'no pixel of the classes {first_of(unused)}{read}')] if unused else []
 
 
 def _number(names: dict[int, str], source: str, lines: list[str], in_colours: bool = False) -> Numbered:
@@ -124,11 +141,11 @@ def _is_void(name: str) -> bool:
     return name.lower().strip('_') in VOID_NAMES
 
 
-def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[int], int]:
-    """Return the number of files with each value, and the number of read files.
+def _count_values(folder: DataFolder, pairs: dict[Path, Path], in_colours: bool) -> tuple[Counter[int], int]:
+    """Return the number of files with each value or colour, and the number of read files.
 
     Raises:
-        DataError: if a file cannot be read, has colours, or differs in size from the picture.
+        DataError: if a file cannot be read or, without `in_colours`, has colours or another size than the picture.
     """
     drawn = sorted(random.Random(0).sample(list(pairs), min(len(pairs), MAX_LABELS)))
     counts: Counter[int] = Counter()
@@ -137,5 +154,7 @@ def _count_values(folder: DataFolder, pairs: dict[Path, Path]) -> tuple[Counter[
             size = picture_size(folder.root / picture)
         except OSError:  # named later, or left out by --skip-unreadable
             continue
-        counts.update(np.unique(read_label(folder.ann_root / pairs[picture], ANY_VALUE, size)).tolist())
+        path = folder.ann_root / pairs[picture]
+        values = read_colours(path) if in_colours else read_label(path, ANY_VALUE, size)
+        counts.update([] if values is None else np.unique(values).tolist())
     return counts, len(drawn)

@@ -8,7 +8,7 @@ from typing import Optional
 from unicodedata import normalize
 
 from ....openmmlab.errors import DataError
-from ...configs.paths import read_text
+from ...configs.text_files import read_text
 from ..media import PICTURE_SUFFIXES
 from .folder import DataFolder, is_yolo, left_out, summary_line
 from .records import Lists, SplitLists

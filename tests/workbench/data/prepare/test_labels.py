@@ -9,6 +9,7 @@ from PIL import Image
 
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.prepare import labels
+from swin_backbone.workbench.data.prepare.folder import read_labelmap
 
 
 def write_labels(root, values, names=None, size=16):
@@ -95,6 +96,47 @@ def test_a_colour_called_void_is_ignored(tmp_path):
     assert cfg.train_dataloader.dataset.metainfo.classes == ('road', 'tree')
     assert labels_of(cfg)['0.jpg'][0].tolist() == [0, 255, 1] * 3
     assert 'void of labelmap.txt' in report
+
+
+def coloured(root, lines, colours):
+    """Write pictures, labels of three colours, and labelmap.txt."""
+    for number in range(5):
+        layouts.write_picture(root / 'images', str(number), np.zeros((8, 9, 3), np.uint8))
+        labels = np.array(colours, np.uint8)[np.arange(72).reshape(8, 9) % len(colours)]
+        (root / 'labels').mkdir(exist_ok=True)
+        Image.fromarray(labels).save(root / 'labels' / f'{number}.png')
+    layouts.write(root / 'labelmap.txt', lines)
+    return root
+
+
+@pytest.mark.parametrize(
+    ('lines', 'message'),
+    [
+        ('road:128,64,128::\ntree:0,255\n', "takes lines as 'road:128,64,128::', .*, got 'tree:0,255'"),
+        ('road:128,64,128::\ntree:0,256,0::\n', "with numbers up to 255, got 'tree:0,256,0::'"),
+        ('road:128,64,128::\ntree:128,64,128::\n', 'a colour of its own for each class, tree has that of road'),
+        ('road:128,64,128::\ntree:::\n', 'a colour of its own for each class, tree has none'),
+        ('road:128,64,128::\nroad:0,255,0::\n', 'got road twice'),
+    ],
+)
+def test_a_class_without_a_colour_of_its_own_is_named(lines, message, tmp_path, record_fault):
+    """Its line was skipped, or the class took the pixels of another."""
+    with pytest.raises(DataError, match=message):
+        fill(LABELS, coloured(tmp_path / 'own', lines, [(128, 64, 128), (0, 255, 0)]), tmp_path / 'work')
+    record_fault('bad_data')
+
+
+def test_classes_of_colours_without_pixels_are_named(tmp_path):
+    lines = '# label:color_rgb:parts:actions\nroad: 128, 64, 128::\nc#:0,255,0:head,body:\nsky:0,0,255::\n'
+    root = coloured(tmp_path / 'own', lines, [(128, 64, 128), (0, 255, 0)])
+    cfg, report = fill(LABELS, root, tmp_path / 'work')
+    assert cfg.train_dataloader.dataset.metainfo.classes == ('road', 'c#', 'sky')
+    assert 'no pixel of the classes sky' in report
+
+
+def test_a_labelmap_of_names_alone_is_another_format(tmp_path):
+    layouts.write(tmp_path / 'labelmap.txt', 'road\ntree\n')
+    assert read_labelmap(tmp_path / 'labelmap.txt') == {}
 
 
 @pytest.mark.parametrize('many', [255, 256, 257, 300])

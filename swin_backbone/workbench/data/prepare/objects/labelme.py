@@ -17,7 +17,7 @@ import numpy as np
 
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
-from ....configs.paths import read_text
+from ....configs.text_files import read_text
 from ..folder import DataFolder, left_out, summary_line
 from ..pairs import Set, pairable_sets, set_of, without_labels
 from ..records import Records

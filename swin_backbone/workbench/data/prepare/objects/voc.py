@@ -9,7 +9,7 @@ from typing import Optional
 from xml.etree import ElementTree
 
 from .....openmmlab.errors import DataError
-from ....configs.paths import MAX_TEXT_BYTES, read_file
+from ....configs.text_files import MAX_TEXT_BYTES, read_file
 from ..folder import DataFolder, left_out, summary_line
 from ..pairs import Set, pairable_sets, set_of, without_labels
 from ..records import Records

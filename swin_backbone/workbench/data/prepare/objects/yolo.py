@@ -14,7 +14,7 @@ import yaml
 from numpy.typing import NDArray
 
 from .....openmmlab.errors import DataError
-from ....configs.paths import read_text
+from ....configs.text_files import read_text
 from ..folder import DataFolder, is_yolo, left_out, numbers_of, require_distinct, summary_line
 from ..pairs import is_label, pairable_sets, set_of
 from ..records import Lists, Records, SplitLists
