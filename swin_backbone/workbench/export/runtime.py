@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 MANIFEST = 'deploy.json'
 ENTRIES = ('format', 'precision', 'task', 'file', 'sha256', 'inputs', 'outputs')  # of every deploy.json
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
+SCORE_THR = 0.3  # lowest score of a printed object, unless deploy.json has another
 CORE_LOCK = Lock()
 TIFF = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')  # how a file begins
 FLAGS = {
@@ -465,12 +466,15 @@ def _node_class() -> Any:
 
 
 def main(folder: str, *paths: str) -> int:
-    """Print objects by picture, or the classes and shares of the pixels.
+    """Print objects by picture, from the thresholds of deploy.json on, or the classes and shares of the pixels.
 
     Returns:
         The exit status: 1 if a picture was skipped.
     """
     model, status = load(folder), 0
+    stored = model.info.get('score_thr')  # a number, or a number for each class
+    default = SCORE_THR if stored is None else stored
+    lowest = stored if isinstance(stored, dict) else dict.fromkeys(model.classes, default)
     for path in paths:
         try:
             pixels = read_pixels(path, model.bands, **model.info.get('preprocessing', {}).get('load', {}))
@@ -480,8 +484,8 @@ def main(folder: str, *paths: str) -> int:
             status = 1
             continue
         if 'boxes' in result:
-            pairs = zip(result['labels'], result['scores'])
-            shown = [f'{model.classes[label]} {score:.2f}' for label, score in pairs if score > 0.3]
+            pairs = ((model.classes[label], score) for label, score in zip(result['labels'], result['scores']))
+            shown = [f'{name} {score:.2f}' for name, score in pairs if score >= lowest[name]]
         else:
             shares = np.bincount(result['labels'].ravel(), minlength=len(model.classes)) / result['labels'].size
             shown = [f'{name} {share:.0%}' for name, share in zip(model.classes, shares) if share >= 0.01]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -114,6 +115,21 @@ def test_its_own_command_line_without_pictures(work):
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
     assert result.stderr.endswith('takes DIR PICTURE...: a folder that tools/export.py made, and pictures\n')
+
+
+@pytest.mark.parametrize(
+    ('stored', 'printed'),
+    [({}, 'nut 0.31, bolt 0.30'), (0.31, 'nut 0.31'), (dict(nut=0.5, bolt=0.2), 'bolt 0.30, bolt 0.20')],
+)
+def test_its_own_command_line_takes_the_threshold_of_the_export(stored, printed, tmp_path, monkeypatch, capsys):
+    """It printed the scores above 0.3."""
+    found = dict(boxes=np.zeros((3, 4)), scores=np.array([0.3125, 0.3, 0.2]), labels=np.array([0, 1, 1]))
+    info = {} if stored == {} else dict(score_thr=stored)
+    model = SimpleNamespace(info=info, classes=['nut', 'bolt'], bands=3, predict=lambda pictures: iter([found]))
+    monkeypatch.setattr(runtime, 'load', lambda folder: model)
+    cv2.imwrite(str(tmp_path / 'a.png'), np.zeros((8, 8, 3), np.uint8))
+    assert runtime.main('DIR', str(tmp_path / 'a.png')) == 0
+    assert capsys.readouterr().out == f'{tmp_path / "a.png"} {printed}\n'
 
 
 TWO_MODELS = """
