@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import fill
@@ -166,6 +166,18 @@ class Parser(argparse.ArgumentParser):
         meant = {word: self._similar_option(word) for word in words if word.startswith('--')}
         hints = [f'{option} in place of {word}' for word, option in meant.items() if option]
         super().error(message + (f'; did you mean {", ".join(hints)}?' if hints else ''))
+
+    def refuse(self, args: argparse.Namespace, names: Collection[str], reason: str) -> None:
+        """Exit with status 2 and a message if an argument is given that would have no effect.
+
+        Args:
+            names: of the arguments in `args`.
+            reason: end of the message, as 'takes --tile'.
+        """
+        for action in self._actions:
+            value = getattr(args, action.dest, None)
+            if action.dest in names and value is not None and value != action.default:
+                self.error(f'{(*action.option_strings, action.dest.upper())[0]} {reason}')
 
     def _similar_option(self, word: str) -> Optional[str]:
         """Return the option that other programs call `word`, or the option with the most similar name."""

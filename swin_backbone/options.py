@@ -12,7 +12,7 @@ import argparse
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -185,9 +185,8 @@ class Options:
         'with --data: names of the classes, as "road,traffic light", if no file below D has them', 'NAMES', type=_names
     )
     at: Optional[str] = _option('with --backbone: the key of the backbone, if the config has several', 'KEY')
-    recipe: str = _option(
+    recipe: Optional[str] = _option(
         "with --backbone: the optimizer of the Swin recipe, or the config's own (default: swin)",
-        default='swin',
         choices=('swin', 'keep'),
     )
     weights: Optional[str] = _option(
@@ -269,6 +268,25 @@ class Options:
 
 
 OPTION_FIELDS = {option.name: option for option in fields(Options)}
+
+
+def refuse_options(options: Options, names: Iterable[str], reason: str) -> None:
+    """Check that options are not set, which would have no effect.
+
+    Args:
+        names: of the options.
+        reason: end of the error, as 'needs --data, which is missing'.
+
+    Raises:
+        ValueError: if one has another value than its default.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value != OPTION_FIELDS[name].default:
+            shown = '' if value is True else f' {value}'
+            raise ValueError(f'--{name.replace("_", "-")}{shown} {reason}')
+
+
 # Arguments of several tools, by their names, with the settings of `add_argument`
 ARGUMENTS: dict[str, dict[str, Any]] = {
     'image': dict(help='a picture'),

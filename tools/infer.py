@@ -57,7 +57,9 @@ from swin_backbone.options import ARGUMENTS, positive, whole
 if TYPE_CHECKING:  # imported in functions, for a quick --help
     from swin_backbone.workbench.predict.predictor import Predictor
 
-TILE_OPTIONS = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
+OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
+OF_SEVERAL = ('batch', 'max_pixels', 'ids_of', 'first_label', 'save_features')
+OF_CONFIG = ('weights', 'backbone', 'at', 'recipe', 'cfg_options', 'allow_missing', 'unsafe_load')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
 
@@ -115,21 +117,17 @@ def parse_args() -> argparse.Namespace:
     from swin_backbone.workbench.export.predictor import is_exported
 
     if is_exported(args.config):
-        for name in ('weights', 'backbone', 'at', 'cfg_options', 'allow_missing'):
-            if getattr(args, name):
-                parser.error(f'--{name.replace("_", "-")} takes a config, got the exported folder {args.config}')
+        parser.refuse(args, OF_CONFIG, f'takes a config, got the exported folder {args.config}')
     elif not args.weights:
         parser.error(f'give INPUT... CONFIG --weights CKPT, or INPUT... DIR of tools/export.py, got {args.config}')
     if args.tile is None:
-        for name in TILE_OPTIONS:
-            if getattr(args, name) is not None and getattr(args, name) is not False:
-                parser.error(f'--{name.replace("_", "-")} takes --tile')
-    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
-        parser.error('--tile takes one PICTURE, --batch 1 and no --max-pixels')
-    elif args.ids_of or args.first_label or args.save_features:
-        parser.error('--tile takes no --annotations, --first-label, --save-features')
-    elif args.merge and (args.shard or args.resume):
-        parser.error('--merge takes neither --shard nor --resume')
+        parser.refuse(args, OF_TILES, 'takes --tile')
+        return args
+    if len(args.inputs) > 1:
+        parser.error(f'--tile takes one PICTURE, got {len(args.inputs)}')
+    parser.refuse(args, OF_SEVERAL, 'is not used with --tile')
+    if args.merge:
+        parser.refuse(args, ('shard', 'resume'), 'is not used with --merge')
     return args
 
 
@@ -239,15 +237,17 @@ def main() -> int:
             inference.run(inputs)
         finally:
             signal.signal(signal.SIGINT, before)
-    seconds, bad = time.monotonic() - begin, len(inference.left_out)
+    seconds, bad = time.monotonic() - begin, {*inference.unreadable, *inference.failed}
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
         for picture in results.objects:
             print(f'{picture["file_name"]}: {picture["class"]} {picture["score"]:.3f}')
     print(
-        f'{len(results.images)} pictures and frames of {len(inputs) - bad} files in {seconds:.1f} s, {seen}'
-        f'{bad} files unreadable; see {args.out_dir}'
+        f'{len(results.images)} pictures and frames of {len(inputs) - len(bad)} files in {seconds:.1f} s, {seen}'
+        f'{len(inference.unreadable)} files unreadable; see {args.out_dir}'
     )
+    if inference.failed:
+        print(f'{len(inference.failed)} files failed in the model, its pipeline or the writing of results')
     if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= PALETTE_SIZE:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if predictor.scope == 'mmdet' and not args.ids_of:

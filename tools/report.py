@@ -27,6 +27,8 @@ from pathlib import Path
 
 from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
 
+OF_FILES = {'labels', 'results', 'pictures', 'compare', 'out_dir', 'overwrite', 'debug'}
+
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, needs_package=lambda args: args.labels is None)
@@ -45,8 +47,12 @@ def parse_args() -> argparse.Namespace:
     files.add_argument('--results', type=Path, metavar='R', help='COCO results, folder of predicted PNGs or CSV')
     files.add_argument('--pictures', type=Path, metavar='P', help='folder of the pictures (default: none is shown)')
     args = parser.parse_args()
-    if (args.labels is None) != (args.results is None) or (args.labels is None) == (args.checkpoint is None):
+    if (args.labels is None) != (args.results is None) or (args.labels is None and args.checkpoint is None):
         parser.error('give CONFIG CKPT, or --labels L --results R')
+    if args.labels is None:
+        parser.refuse(args, ('pictures',), 'takes --labels and --results')
+    else:
+        parser.refuse(args, vars(args).keys() - OF_FILES, 'is not used with --labels and --results')
     return args
 
 

@@ -20,7 +20,7 @@ from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.config_parts import parts_of, summarize, type_name
 from ..openmmlab.layers.extension import AccelerateHook
-from ..options import Options
+from ..options import Options, refuse_options
 from .compile import compile_model
 from .configs.amp import enable_amp_of_test
 from .configs.paths import require_data, tested_set
@@ -64,11 +64,9 @@ class Job:
     def __init__(self, config: Union[str, Config], options: Optional[Options] = None) -> None:
         prepare_process()
         self.options = options = options or Options()
-        if options.at and not options.backbone:
-            raise ValueError(f'--at {options.at} needs --backbone, which is missing')
-        for name in ('annotations', 'classes'):
-            if getattr(options, name) is not None and options.data is None:
-                raise ValueError(f'--{name} {getattr(options, name)} needs --data, which is missing')
+        for name, dependent in (('backbone', ('at', 'recipe')), ('data', ('annotations', 'classes'))):
+            if getattr(options, name) is None:
+                refuse_options(options, dependent, f'needs --{name}, which is missing')
         rank(options.launcher)  # raises if the launcher has not started this process
         base = config if isinstance(config, Config) else read_config(config)
         data: Optional[Dataset] = None
@@ -167,12 +165,12 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
     """
     cfg, options, outputs = copy.deepcopy(job.cfg), job.options, outputs or OutputOptions()
     if is_exported(checkpoint):
-        _require_checkpoint_options(options)
+        _refuse_checkpoint_options(options, checkpoint)
         if outputs.tta:
             raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
         set_exported(cfg, checkpoint, options.device or 'cpu', options.threads)
     else:
-        _require_no_threads(options)
+        _refuse_threads(options)
         device = get_device()
         if options.device not in (None, device, f'{device}:0'):
             raise ValueError(f'--device of a test takes {device}, on which mmengine tests here, got {options.device}')
@@ -234,7 +232,7 @@ def open_predictor(job: Job, checkpoint: Optional[str]) -> Predictor:
     options = job.options
     if checkpoint is not None and is_exported(checkpoint):
         return open_exported(checkpoint, options)
-    _require_no_threads(options)
+    _refuse_threads(options)
     device = options.device or default_device()
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
@@ -260,10 +258,10 @@ def open_exported(folder: str, options: Options, batch: int = 1) -> ExportedPred
         batch: see `ExportedPredictor`.
 
     Raises:
-        ValueError: for `amp`, `compile` and `precision`: an exported model has the precision of its export.
+        ValueError: for an option of a checkpoint, as `amp`.
         RuntimeProblem: see `ExportedPredictor`.
     """
-    _require_checkpoint_options(options)
+    _refuse_checkpoint_options(options, folder)
     device = options.device or 'cpu'
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
@@ -277,15 +275,14 @@ def export(job: Job, checkpoint: str, out: Path, format: str = 'onnx', **setting
     return export_model(job.cfg, checkpoint, out, format, unsafe_load=job.options.unsafe_load, **settings)
 
 
-def _require_checkpoint_options(options: Options) -> None:
-    if options.amp or options.compile or options.precision:
-        names = '--amp, --compile and --precision'
-        raise ValueError(f'{names} take a checkpoint: an exported model has the precision of its export')
+def _refuse_checkpoint_options(options: Options, folder: str) -> None:
+    reason = f'takes a checkpoint, got the exported folder {folder}, which has its own weights and precision'
+    refuse_options(options, ('amp', 'precision', 'compile', 'allow_missing', 'unsafe_load'), reason)
 
 
-def _require_no_threads(options: Options) -> None:
-    if options.threads is not None:
-        raise ValueError('--threads takes an exported model: for a checkpoint, set the variable OMP_NUM_THREADS')
+def _refuse_threads(options: Options) -> None:
+    reason = 'takes an exported model: for a checkpoint, set the variable OMP_NUM_THREADS'
+    refuse_options(options, ('threads',), reason)
 
 
 def _build_runner(job: Job, cfg: Config, needs_all_weights: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-from ..options import Options, with_options
+from ..options import OPTION_FIELDS, Options, refuse_options, with_options
 from .predict.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mmengine.config import Config
     from numpy.typing import NDArray
 
+    from .data.media import Frame, Medium
     from .job import Job
 
 PathLike = Union[str, Path]
@@ -52,8 +54,10 @@ class Model:
         self.cfg: Optional[Config] = None
         self.work_dir: Optional[str] = None
         if is_exported(config):
-            if checkpoint is not None or replace(options, device=None, threads=None) != Options():
-                raise ValueError(f'load({config!r}), an exported folder, takes no further argument but device, threads')
+            if checkpoint is not None:
+                raise ValueError(f'load({config!r}, ...), an exported folder, takes no checkpoint, got {checkpoint!r}')
+            names = [name for name in OPTION_FIELDS if name not in ('device', 'threads')]
+            refuse_options(options, names, f'takes a config, got the exported folder {config}')
             self.checkpoint = config
         else:
             self.cfg = _make_job(config, options).cfg
@@ -82,9 +86,9 @@ class Model:
             OSError: if the picture cannot be read.
         """
         predictor = self._predictor
-        frames = _frames(picture, predictor)
+        frames = list(islice(_iter_frames(picture, predictor), 2))
         if len(frames) != 1:
-            raise ValueError(f'features takes one picture, got {len(frames)}: {picture}')
+            raise ValueError(f'features takes one picture, got several: {picture!r:.200}')
         maps: list[NDArray[Any]] = predictor.features(predictor.preprocess(frames[0][1]))
         return maps
 
@@ -162,6 +166,8 @@ class Model:
     ) -> list[Prediction]:
         """Return the predictions for pictures, as tools/infer.py without files.
 
+        Pictures are read one after the other, and again when a prediction is drawn. Frames of videos stay in memory.
+
         Args:
             pictures: a path of a picture, a folder, a pattern, pixels (H, W, 3) uint8 RGB, or a list of these.
             score_thr: objects with lower scores are left out; or a report.json, with a threshold for each class.
@@ -179,7 +185,7 @@ class Model:
         predictor, predictions = self._predictor, []
         thr = score_thr_of(predictor, score_thr)
         ids = None if annotations is None else read_ids(str(annotations), predictor)
-        for path, frame in _frames(pictures, predictor):
+        for path, frame in _iter_frames(pictures, predictor):
             (sample,) = predictor.predict([predictor.preprocess(frame)])
             predictions.append(Prediction(path, sample, frame, predictor, thr, ids))
         return predictions
@@ -195,9 +201,8 @@ class Model:
         """
         from .job import export
 
-        for name in ('amp', 'precision', 'compile', 'allow_missing'):
-            if getattr(self._options, name):
-                raise ValueError(f'an export takes a model loaded without {name}, which is for tests and predictions')
+        reason = 'is for tests and predictions: an export takes a model loaded without it'
+        refuse_options(self._options, ('amp', 'precision', 'compile', 'allow_missing'), reason)
         return export(self._job('export'), self._require_checkpoint('export'), Path(out), format, **options)
 
     @property
@@ -263,17 +268,23 @@ def _make_job(config: Union[str, Config], options: Options) -> Job:
     return Job(config, options)
 
 
-def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:
-    """Return the frame of each picture, with the path of a file, which the predictor loads."""
+def _iter_frames(pictures: Any, predictor: Any) -> Iterator[tuple[Optional[str], Frame]]:
+    """Return the frames of pictures, each with the path of a file, which the predictor loads.
+
+    Raises:
+        ValueError, TypeError: for a wrong picture, before the first frame.
+    """
     import numpy as np
 
     from .data.media import find_media, frame_of, read_frames
 
-    frames: list[tuple[Optional[str], Any]] = []
+    def frames_of(medium: Medium) -> Iterator[tuple[Optional[str], Frame]]:
+        return ((str(medium.path), frame) for frame in read_frames(medium, load=predictor.load))
+
+    frames: list[Iterable[tuple[Optional[str], Frame]]] = []
     for number, picture in enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures]):
         if isinstance(picture, (str, Path)):
-            for medium in find_media([str(picture)]):
-                frames += [(str(medium.path), frame) for frame in read_frames(medium, load=predictor.load)]
+            frames += map(frames_of, find_media([str(picture)]))
             continue
         pixels = np.asarray(picture)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
@@ -281,5 +292,5 @@ def _frames(pictures: Any, predictor: Any) -> list[tuple[Optional[str], Any]]:
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'
             )
         # a copy: a camera may write the next picture into the same array before this one is drawn
-        frames.append((None, frame_of(pixels[..., ::-1].copy(), Path(f'picture_{number}'))))
-    return frames
+        frames.append([(None, frame_of(pixels[..., ::-1].copy(), Path(f'picture_{number}')))])
+    return chain.from_iterable(frames)

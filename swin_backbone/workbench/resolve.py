@@ -47,7 +47,9 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
     settings = options.cfg_options or {}
     backbone = options.backbone
     cfg: Config = (
-        swap_backbone(config, backbone, at=options.at, recipe=options.recipe) if backbone else copy.deepcopy(config)
+        swap_backbone(config, backbone, at=options.at, recipe=options.recipe or 'swin')
+        if backbone
+        else copy.deepcopy(config)
     )
     if 'type' in (cfg.get('train_cfg') or {}):
         cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it

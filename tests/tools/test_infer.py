@@ -134,6 +134,37 @@ def test_a_video_is_left_out_from_a_frame_that_cannot_be_written():
     assert lines == ['skipped: clip.mp4: its predictions cannot be drawn or written: no space for it']
 
 
+def test_frames_before_one_that_cannot_be_read_are_predicted(monkeypatch):
+    """The last frames of a batch were left out with a video that is cut off, and a failed one counted as unreadable."""
+    medium, bad = (media.Medium(Path(name), name, True) for name in ('clip.mp4', 'bad.mp4'))
+
+    def read(medium, *_):
+        for number in range(3):
+            yield media.Frame(medium, number, np.zeros((2, 3, 3), np.uint8), (2, 3))
+        raise OSError(f'{medium.path} is cut off')
+
+    def predict(frames):
+        if any(frame.medium == bad and frame.number for frame in frames):
+            raise ValueError('too much')
+        return frames
+
+    monkeypatch.setattr('swin_backbone.workbench.predict.inference.read_frames', read)
+    monkeypatch.setattr('swin_backbone.workbench.predict.inference.count_frames', lambda _: 3)
+    lines, written = [], []
+    console = SimpleNamespace(print=lambda text, **_: lines.append(text))
+    progress = SimpleNamespace(console=console, **dict.fromkeys(('add_task', 'update', 'advance'), lambda *_, **__: 0))
+    predictor = SimpleNamespace(load=None, preprocess=lambda frame: frame, predict=predict)
+    results = SimpleNamespace(close=lambda: None, write=lambda frame, *_: written.append(frame.name))
+    inference = Inference(predictor, results, progress, 10**6, 2, False)
+    inference.run([medium, bad])
+    assert written == ['clip.mp4/000000', 'clip.mp4/000001', 'clip.mp4/000002', 'bad.mp4/000000']
+    assert (inference.unreadable, inference.failed) == ({medium}, {bad: 1})
+    assert lines == [
+        'the rest is skipped: clip.mp4 is cut off',
+        'the rest is skipped: bad.mp4: the model fails on it: too much',
+    ]
+
+
 def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
     """With more shards than pictures, some shards are empty."""
     command = ('tools/infer.py', f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints), '--out-dir')
@@ -205,7 +236,10 @@ def test_a_picture_whose_files_cannot_be_written_is_in_no_table(tmp_path):
     assert results.images == results.objects == []
 
 
-@pytest.mark.parametrize('option', [('--backbone', 'swin-t'), ('--cfg-options', 'a=1'), ('--allow-missing',)])
+OF_A_CONFIG = [('--backbone', 'swin-t'), ('--cfg-options', 'a=1'), ('--allow-missing',), ('--unsafe-load',)]
+
+
+@pytest.mark.parametrize('option', [*OF_A_CONFIG, ('--recipe', 'keep'), ('--recipe', 'swin')])
 def test_an_exported_folder_takes_no_option_of_a_config(tmp_path, option):
     (tmp_path / 'deploy.json').write_text('{}')
     error = error_of('tools/infer.py', 'a.png', tmp_path, *option, status=2)
@@ -288,6 +322,9 @@ def test_a_picture_that_fails_in_the_pipeline_is_skipped(record_fault, tmp_path,
     assert result.returncode == 1
     assert f'skipped: {line} of 5000x1 pixels is no input for the test pipeline' in result.stderr
     assert f'skipped: {half} is damaged: image file is truncated' in result.stderr
+    assert '2 pictures and frames of 2 files' in result.stdout
+    assert '1 files unreadable' in result.stdout
+    assert '1 files failed in the model, its pipeline' in result.stdout
     assert '16 bits a channel, of which the upper 8 are used' in result.stderr
     assert {path.name for path in (out / 'overlays').glob('*.jpg')} == {'deep.jpg', 'b.jpg'}
     record_fault('bad_data', 2)

@@ -78,8 +78,8 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
         (['--overlap', '128'], 1, 'overlap takes 0 to half a tile'),
         (['--level', '3'], 1, 'level takes 0 to 0'),
         (['--merge'], 1, 'has 0 of 6 tiles'),
-        (['--merge', '--resume'], 2, '--merge takes neither'),
-        (['--batch', '2'], 2, '--batch 1'),
+        (['--merge', '--resume'], 2, '--resume is not used with --merge'),
+        (['--batch', '2'], 2, '--batch is not used with --tile'),
     ],
 )
 def test_bad_commands(record_fault, tmp_path, files, arguments, status, words):

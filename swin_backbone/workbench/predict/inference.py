@@ -1,5 +1,6 @@
 """Predict for pictures and videos, one after the other, past those that fail."""
 
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -28,7 +29,9 @@ class Inference:
         debug: raise errors of the model.
 
     Attributes:
-        left_out: media that were left out, at least in part.
+        unreadable: media that were left out, at least in part, because they cannot be read.
+        failed: media for which the model, its pipeline or an output failed, with the number of the first such frame.
+            Frames from there on are left out.
         is_stopped: no further frame is read.
     """
 
@@ -43,7 +46,8 @@ class Inference:
     ):
         self.predictor, self.results, self.progress = predictor, results, progress
         self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
-        self.left_out: set[Medium] = set()
+        self.unreadable: set[Medium] = set()
+        self.failed: dict[Medium, int] = {}
         self.is_stopped = False
         self.has_noted_reduction = False  # of bits and bands: one line is for all pictures
 
@@ -73,13 +77,20 @@ class Inference:
                         self.print(f'{medium.path}: {reduction_of(frame)}', 'yellow')
                     if not (medium.is_video or self.has_noted_reduction):
                         self.note_reduction(medium)
-                    yield frame, self.predictor.preprocess(frame)
+                    try:
+                        prepared = self.predictor.preprocess(frame)
+                    except OSError as error:
+                        self.failed[medium] = done
+                        self.leave_out(medium, done, sentence_of(error))
+                        break
+                    yield frame, prepared
                     done += 1
                     if self.is_stopped:
                         return
-                    if medium in self.left_out:  # the rest of a video
+                    if medium in self.failed:  # the rest of a video
                         break
             except OSError as error:
+                self.unreadable.add(medium)
                 self.leave_out(medium, done, sentence_of(error))
 
     def note_reduction(self, medium: Medium) -> None:
@@ -91,7 +102,7 @@ class Inference:
 
     def predict(self, batch: Sequence[Prepared]) -> None:
         """Predict for frames together. If that fails, predict for each alone, to find the bad one."""
-        group = [prepared for prepared in batch if prepared[0].medium not in self.left_out]
+        group = [prepared for prepared in batch if not self.is_left_out(prepared[0])]
         if not group:
             return
         try:
@@ -103,7 +114,7 @@ class Inference:
                 self.predict([prepared])
             return
         for (frame, item), sample in zip(group, samples):
-            if frame.medium in self.left_out:  # since the frame before
+            if self.is_left_out(frame):  # since the frame before
                 continue
             try:
                 self.results.write(frame, sample, item)
@@ -117,11 +128,14 @@ class Inference:
         if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
         reason = sentence_of(error).partition('\n')[0]
+        self.failed[frame.medium] = frame.number
         self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
+
+    def is_left_out(self, frame: Frame) -> bool:
+        return frame.number >= self.failed.get(frame.medium, math.inf)
 
     def leave_out(self, medium: Medium, done: int, reason: str) -> None:
         """Print why the rest of a medium is left out, of which `done` frames are predicted."""
-        self.left_out.add(medium)
         self.print(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
         self.progress.advance(self.task, 0 if medium.is_video else 1)
 

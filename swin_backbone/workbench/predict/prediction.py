@@ -12,13 +12,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.media import Frame, frame_of
 from ..pictures.colours import encode_labels
 from .thresholds import ScoreThr, thresholds_by_label
 
 if TYPE_CHECKING:
     from mmengine.structures import BaseDataElement
 
-    from ..data.media import Frame
     from .coco_ids import CocoIds
     from .predictor import Predictor
 
@@ -41,7 +41,7 @@ class Prediction:
         label_map: (H, W) int64, the class of each pixel; None for a model without these.
         segment_map: (H, W) int64, the `id` of `segments` at each pixel, or 0; None for a model that is not panoptic.
         segments: dicts of id, label, name and area in pixels; empty for a model that is not panoptic.
-        drawn: the picture with the prediction, (H, W, 3) uint8 RGB, drawn at the first access.
+        drawn: the picture with the prediction, (H, W, 3) uint8 RGB, read from its file and drawn at the first access.
         classes: names of all classes, by label.
         score_thr: lowest score of an object, or of the objects of each class by its name.
         sample: the toolbox's data sample, with all scores, on the CPU.
@@ -60,7 +60,8 @@ class Prediction:
         self.classes: tuple[str, ...] = tuple(predictor.meta['classes'])
         self.category_ids = category_ids_of(predictor) if ids is None else ids.categories
         self.image_id: Optional[int] = None if ids is None or path is None else ids.of(Path(path))
-        self._frame, self._predictor = frame, predictor
+        self._predictor, self._size, self._shape = predictor, frame.size, frame.pixels.shape
+        self._frame = frame if path is None or frame.medium.is_video else None  # None: `path` is read again
         self.boxes: NDArray[Any] = np.zeros((0, 4), np.float32)
         self.scores: NDArray[Any] = np.zeros(0, np.float32)
         self.labels: NDArray[Any] = np.zeros(0, np.int64)
@@ -98,9 +99,13 @@ class Prediction:
 
         Args:
             score_thr: lowest score of a drawn object. Default: `score_thr` of the prediction.
+
+        Raises:
+            OSError: if the file of the picture cannot be read any more.
         """
+        frame = self._frame or frame_of(self._predictor.load(Path(str(self.path))), Path(str(self.path)))
         thr = self.score_thr if score_thr is None else score_thr
-        return np.ascontiguousarray(self._predictor.draw(self._frame, self.sample, thr)[..., ::-1])
+        return np.ascontiguousarray(self._predictor.draw(frame, self.sample, thr)[..., ::-1])
 
     def coco(self, image_id: Optional[int] = None) -> list[dict[str, Any]]:
         """Return the objects in COCO's format of results, with masks as RLE.
@@ -116,8 +121,8 @@ class Prediction:
         image_id = self.image_id if image_id is None else image_id
         if image_id is None:
             raise ValueError('coco takes an image_id, or predict(..., annotations=JSON) of a picture in the JSON')
-        height, width = self._frame.size
-        scale = np.array([width, height] * 2) / np.tile(self._frame.pixels.shape[1::-1], 2)
+        height, width = self._size
+        scale = np.array([width, height] * 2) / np.tile(self._shape[1::-1], 2)
         boxes = self.boxes * scale
         results = []
         for index, (label, score) in enumerate(zip(self.labels, self.scores)):
@@ -128,9 +133,9 @@ class Prediction:
                 x1, y1, x2, y2 = map(float, boxes[index])
                 result['bbox'] = [x1, y1, x2 - x1, y2 - y1]
             if self.masks is not None:
-                mask_HW = enlarge(self.masks[index].astype(np.uint8), self._frame.size)
+                mask_HW = enlarge(self.masks[index].astype(np.uint8), self._size)
                 counts = coco_mask.encode(np.asfortranarray(mask_HW))['counts']
-                result['segmentation'] = dict(size=list(self._frame.size), counts=counts.decode('ascii'))
+                result['segmentation'] = dict(size=list(self._size), counts=counts.decode('ascii'))
             results.append(result)
         return results
 
@@ -138,14 +143,14 @@ class Prediction:
         """Return `label_map` as a PNG of the original picture's size, see `encode_labels`; None without one."""
         if self.label_map is None:
             return None
-        labels_HW = enlarge(self.label_map.astype(np.uint16), self._frame.size)
+        labels_HW = enlarge(self.label_map.astype(np.uint16), self._size)
         return encode_labels(labels_HW, self._predictor.meta, first_label)
 
     def segments_png(self) -> Optional[tuple[bytes, list[dict[str, Any]]]]:
         """Return `segment_map` as a PNG of the original picture's size, and `segments`, in COCO's format; or None."""
         if self.segment_map is None:
             return None
-        ids_HW = enlarge(self.segment_map.astype(np.uint16), self._frame.size)
+        ids_HW = enlarge(self.segment_map.astype(np.uint16), self._size)
         areas = np.bincount(ids_HW.ravel())
         segments = [
             dict(id=segment['id'], category_id=self.category_ids[segment['label']], area=int(areas[segment['id']]))
@@ -155,7 +160,7 @@ class Prediction:
         return cv2.imencode('.png', bgr_HW3)[1].tobytes(), segments
 
     def __repr__(self) -> str:
-        height, width = self._frame.size
+        height, width = self._size
         parts = [f'{self.path or "pixels"!s}', f'{width}x{height}']
         if 'pred_score' in self.sample:
             parts.append(f'{self.names[0]} {self.scores[0]:.2f}')

@@ -132,6 +132,12 @@ def test_the_student_of_lad_and_not_its_teacher():
     assert not idle
 
 
+@pytest.mark.parametrize(('name', 'value'), [('recipe', 'keep'), ('recipe', 'swin')])
+def test_a_recipe_without_a_backbone_is_refused(name, value):
+    with pytest.raises(ValueError, match=rf'^--{name} {value} needs --backbone, which is missing'):
+        load_config(DEEPSORT, None, None, 'none', **{name: value})
+
+
 def test_at_without_a_backbone_is_refused():
     with pytest.raises(ValueError, match=r'^--at model.detector.backbone needs --backbone, which is missing'):
         load_config(DEEPSORT, None, None, 'none', at='model.detector.backbone')

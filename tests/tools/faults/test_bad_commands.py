@@ -21,14 +21,22 @@ def test_unknown_keys_and_broken_options_are_refused(record_fault, tmp_path, too
     record_fault('bad_commands', 2)
 
 
-@pytest.mark.parametrize(('tool', 'option'), [('test', '--amp'), ('infer', '--compile'), ('infer', '--precision=int8')])
+OF_A_CHECKPOINT = ['--amp', '--compile', '--precision=int8', '--allow-missing', '--unsafe-load']
+
+
+@pytest.mark.parametrize(
+    ('tool', 'option'), [*(('test', option) for option in OF_A_CHECKPOINT), ('infer', '--compile')]
+)
 def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, tool, option):
     (tmp_path / 'exported').mkdir()
     (tmp_path / 'exported' / 'deploy.json').write_text('{}')
     before = ROOT / 'docs' / 'images' / 'predictions.jpg' if tool == 'infer' else CHECKPOINT
     error = error_of(f'tools/{tool}.py', before, tmp_path / 'exported', option)
-    names = '--amp, --compile and --precision'
-    assert error.endswith(f'{names} take a checkpoint: an exported model has the precision of its export')
+    expected = (
+        f'takes a checkpoint, got the exported folder {tmp_path / "exported"}, which has its own weights and precision'
+    )
+    assert error.endswith(expected)
+    assert option.partition('=')[0] in error
     record_fault('bad_commands')
 
 

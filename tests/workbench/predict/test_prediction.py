@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -68,6 +69,25 @@ def test_the_arrays_are_those_of_the_sample(model, monkeypatch):
     assert repr(p).startswith(f'Prediction(pixels; 96x64; {len(p.scores)} objects: ')
 
 
+def test_pictures_are_read_one_after_the_other(model, tmp_path, monkeypatch):
+    """All were read before the first prediction, and stayed in memory. A wrong one is named before any is read."""
+    calls, pixels = [], noise((64, 96), 1)
+    load_file, predict = Predictor.load, Predictor.predict
+    for name in ('a', 'b'):
+        cv2.imwrite(str(tmp_path / f'{name}.png'), pixels[..., ::-1])
+    monkeypatch.setattr(Predictor, 'load', lambda self, path: calls.append(path.name) or load_file(self, path))
+    monkeypatch.setattr(Predictor, 'predict', lambda self, given: calls.append(len(given)) or predict(self, given))
+    with pytest.raises(TypeError, match='pictures takes paths, or pixels'):
+        model.predict([tmp_path, np.zeros(3)])
+    assert not calls
+    first, _ = model.predict(tmp_path)
+    assert calls == ['a.png', 1, 'b.png', 1]
+    (expected,) = model.predict(pixels)
+    assert (first.drawn == expected.drawn).all()
+    assert calls[5:] == ['a.png']
+    assert not any(value is first.drawn or getattr(value, 'pixels', None) is not None for value in vars(first).values())
+
+
 @pytest.mark.parametrize(
     ('sample', 'words'),
     [
@@ -103,7 +123,7 @@ def test_features_are_the_outputs_of_the_backbone(model):
         assert map_CHW.dtype == np.float32
         assert torch.equal(first, second)  # features sees what predict sees
         assert np.array_equal(map_CHW, first[0].numpy())
-    with pytest.raises(ValueError, match='features takes one picture, got 2'):
+    with pytest.raises(ValueError, match='features takes one picture, got several'):
         model.features([picture, picture])
 
 
@@ -133,8 +153,12 @@ def test_an_exported_folder_has_the_same_methods(tmp_path):
     assert repr(p) == 'Prediction(pixels; 40x24; bright 100%)'
     assert p.score_thr == 0.75
     assert p.drawn.shape == (24, 40, 3)
-    with pytest.raises(ValueError, match='an exported folder, takes no further argument but device'):
-        load(folder, backbone='swin-t')
+    for option in (dict(backbone='swin-t'), dict(recipe='keep'), dict(unsafe_load=True), dict(amp='auto')):
+        name = next(iter(option)).replace('_', '-')
+        with pytest.raises(ValueError, match=f'--{name}.* takes a config, got the exported folder'):
+            load(folder, **option)
+    with pytest.raises(ValueError, match=r"an exported folder, takes no checkpoint, got 'a\.pth'"):
+        load(folder, 'a.pth')
     for action in (model.train, model.test, lambda: model.export(tmp_path / 'again')):
         with pytest.raises(ValueError, match=r'a model needs a config: load\(CONFIG, '):
             action()
