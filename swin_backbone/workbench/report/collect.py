@@ -92,13 +92,15 @@ def report_on_test(
         base = next(base_datasets(runner.test_dataloader.dataset), None)
         load = read_picture if base is None else load_of(base)
         return write_report(
-            folder, labels, results, pictures,
+            folder, labels, results, pictures, classes=keep.classes,
             others=others, overwrite=True, about=about, summarize=differences, load=load,
         )  # fmt: skip
 
 
 class _Objects(Hook):  # `write` of these hooks returns labels, results and the folder of the pictures
     """Keeps the objects of a detector, as mmdet's CocoMetric has got them."""
+
+    classes = None  # in the labels
 
     def __init__(self, runner: Runner, folder: Path, overwrite: bool):
         self.metric = next(metric for metric in runner.test_evaluator.metrics if type(metric).__name__ == 'CocoMetric')
@@ -151,15 +153,15 @@ class _LabelMaps(Hook):
     def __init__(self, runner: Runner, folder: Path, overwrite: bool):
         dataset, metrics = runner.test_dataloader.dataset, runner.test_evaluator.metrics
         self.ignored = next((metric.ignore_index for metric in metrics if hasattr(metric, 'ignore_index')), 255)
-        classes = list(dataset.metainfo['classes'])
-        palette = dataset.metainfo.get('palette') or distinct_colours(len(classes))
-        self.meta = dict(classes=[*classes, 'ignored'], palette=palette)
-        self.ignored_value = 255 if len(classes) < PALETTE_SIZE else 65535
+        self.classes = list(dataset.metainfo['classes'])
+        palette = dataset.metainfo.get('palette') or distinct_colours(len(self.classes))
+        self.meta = dict(classes=[*self.classes, 'ignored'], palette=palette)
+        self.ignored_value = 255 if len(self.classes) < PALETTE_SIZE else 65535
         self.pictures = _common_folder(dataset.get_data_info(index)['img_path'] for index in range(len(dataset)))
         self.labels, self.results = folder / LABELS, folder / RESULTS
         for part in (self.labels, self.results):
             claim_folder(part, overwrite)
-        lines = (f'{value} {name}\n' for value, name in enumerate(classes))  # a name may begin with a number
+        lines = (f'{value} {name}\n' for value, name in enumerate(self.classes))  # a name may begin with a number
         write_whole(self.labels / CLASS_FILES[0], ''.join(lines).encode())
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:

@@ -10,6 +10,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from .detection import Array, Evaluation, evaluate, silent
 KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
 IGNORED = -1  # label of pixels that are not counted
 IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
+ROUNDING = 1e-3  # of scores
 LISTS = ('images', 'categories', 'annotations')  # of a COCO JSON
 COCOEVALS_KEYS = ('ignore', '_ignore')  # which an evaluation adds to annotations
 
@@ -61,8 +63,8 @@ def find_task(labels: Path, results: Path) -> str:
 def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     """Return the evaluations of the boxes and of the masks of COCO results.
 
-    Masks are evaluated if all results and labels have a `segmentation`. A result has a `score`; masks may have a score
-    of their own, `mask_score`.
+    Masks are evaluated if all results and labels have a `segmentation`. A result has a `score` from 0 to 1; masks may
+    have a score of their own, `mask_score`.
 
     Raises:
         ValueError: if a file is not in COCO's form, or the results name pictures or classes that the labels lack.
@@ -87,17 +89,18 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
         item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
     with silent():
         truth.createIndex()
-    kinds = [key for key in ('bbox', 'segmentation') if all(key in item for item in [*predictions, *annotations])]
+    files = ((labels, annotations), (results, predictions))
+    kinds = [key for key in ('bbox', 'segmentation') if all(_have(path, items, key) for path, items in files)]
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
     sizes: dict[Any, tuple[int, int]] = {}
-    for path, items in ((labels, annotations), (results, predictions)):
+    for path, items in files:
         if 'segmentation' in kinds:
             _read_masks(path, items, truth, sizes)
         for item in items:
             _check(path, item, lambda item: _read_box(item, kinds))
     for item in predictions:
-        _check(results, item, _read_scores_of)
+        _check(results, item, _read_result)
     for item in annotations:
         _check(labels, item, lambda item: _read_label(item, kinds))
     evaluations = []
@@ -120,10 +123,25 @@ def _check(path: Path, item: Any, check: Callable[[Any], object]) -> None:
         raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
 
 
+def _have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Return whether the objects of a file have a `bbox` or `segmentation`. [] is none.
+
+    Raises:
+        ValueError: if some have one, and others have none.
+    """
+    lacking = [item for item in items if item.get(key) in (None, [])]
+    if 0 < len(lacking) < len(items):
+        number = f'{len(lacking)} of {len(items)} have none, as {lacking[0]!r:.200}'
+        raise ValueError(f'{path} takes a {key} in each of its objects, or in none: {number}')
+    return not lacking
+
+
 def _check_entry(item: Mapping[str, Any], name: str, seen: set[Any]) -> None:
     """Check the id of an image or a category, which is added to those seen before, and its name."""
     if item['id'] in seen:
         raise ValueError(f'another has the id {item["id"]!r}')
+    if isinstance(item['id'], str) != isinstance(next(iter(seen), item['id']), str):
+        raise ValueError('ids are all numbers or all strings')  # COCOeval sorts them
     seen.add(item['id'])
     if not isinstance(item[name], str):
         raise ValueError(f'{name} takes a string, got {item[name]!r}')
@@ -169,9 +187,11 @@ def _read_mask(
     item['segmentation'] = truth.annToRLE(item)
 
 
-def _read_scores_of(item: dict[str, Any]) -> None:
+def _read_result(item: dict[str, Any]) -> None:
     for key in {'score', 'mask_score'} & item.keys() | {'score'}:
         item[key] = float(_finite(item[key]))
+    if not -ROUNDING <= item['score'] <= 1 + ROUNDING:  # thresholds are from 0 to 1
+        raise ValueError(f'score takes a number from 0 to 1, got {item["score"]}')
 
 
 def _read_label(item: dict[str, Any], kinds: Sequence[str]) -> None:
@@ -179,7 +199,9 @@ def _read_label(item: dict[str, Any], kinds: Sequence[str]) -> None:
         has_mask = 'segmentation' in kinds
         item['area'] = coco_mask.area(item['segmentation']) if has_mask else item['bbox'][2] * item['bbox'][3]
     item['area'] = float(_finite(item['area']))
-    item['iscrowd'] = int(bool(item.get('iscrowd', 0)))
+    if item.setdefault('iscrowd', 0) not in (0, 1):
+        raise ValueError(f'iscrowd takes 0 or 1, got {item["iscrowd"]!r}')
+    item['iscrowd'] = int(item['iscrowd'])
 
 
 def _read_box(item: dict[str, Any], kinds: Sequence[str]) -> None:
@@ -232,13 +254,15 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
             without a file.
 
     Raises:
-        ValueError: if a file is missing, has colours, another size, or a value of no class.
+        ValueError: if a file is missing, has colours, another size, or a value of no class, or if the labels are black
+            and white.
     """
-    names = [path.relative_to(labels) for path in sorted(labels.rglob('*.png'))]
+    names = [path.relative_to(labels) for path in sorted(labels.rglob('*')) if path.suffix.lower() == '.png']
     missing = [name for name in names if not (results / name).is_file()]
     if not names or missing:
         raise ValueError(f'{results} takes a PNG for each of {labels}, got {f"no {missing[0]}" if names else "none"}')
     file = find_class_file((labels, labels.parent))
+    are_named = bool(classes)
     if not classes and file is not None:
         numbered = number_labels(read_class_file(file, sparse=True))
         if [*numbered] != [*range(len(numbered))]:
@@ -247,17 +271,21 @@ def count_label_pixels(labels: Path, results: Path, classes: Optional[Sequence[s
     if not classes:
         largest = max(int(_read_values(folder / name)[0].max()) for name in names for folder in (labels, results))
         classes = [f'class {value}' for value in range(largest + 1)]
-    counts, palette = PixelCounts(classes, IGNORED), None
+    counts, palette, largest, least = PixelCounts(classes, IGNORED), None, 0, 0
     for name in names:
         (label_HW, palette), (predicted_HW, _) = (_read_values(folder / name) for folder in (labels, results))
+        largest, least = max(largest, label_HW.max()), min(least, label_HW.min())
         if label_HW.shape != predicted_HW.shape:
             raise ValueError(f'{results / name} takes {label_HW.shape} pixels, got {predicted_HW.shape}')
         counted = label_HW != IGNORED
         for path, values in ((labels / name, label_HW[counted]), (results / name, predicted_HW[counted])):
             wrong = values[(values < 0) | (values >= len(classes))]
             if wrong.size:
-                raise ValueError(f'{path} takes the values 0 to {len(classes) - 1}, got {wrong[0]}')
+                got = 'that of ignored pixels, 255 or in 16 bits 65535' if wrong[0] == IGNORED else wrong[0]
+                raise ValueError(f'{path} takes the values 0 to {len(classes) - 1}, got {got}')
         counts.add(name.with_suffix('').as_posix(), label_HW, predicted_HW)
+    if not are_named and (largest, least) == (0, IGNORED):
+        raise ValueError(f'{labels} takes labels of several classes, got 0 and ignored pixels (255): write 1 for 255')
     return counts, palette
 
 
@@ -281,10 +309,20 @@ def read_scores(labels: Path, results: Path) -> Scores:
     """Return the labels and scores of two CSV files.
 
     Raises:
-        ValueError: if a picture has no scores, or a label is no column of the results.
+        ValueError: if a picture has no scores, several labels or several rows of scores, or if a label is no column of
+            the results.
     """
-    (_, *truth), (head, *rows) = _read_csv(labels), _read_csv(results)
+    (first, *truth), (head, *rows) = _read_csv(labels), _read_csv(results)
     classes, scores = head[1:], {row[0]: row[1:] for row in rows}
+    of_labels, of_results = ([row[0] for row in table] for table in (truth, rows))
+    for path, names in ((labels, of_labels), (results, of_results), (results, classes)):
+        twice = [name for name, number in Counter(names).items() if number > 1]
+        if twice:
+            raise ValueError(f'{path} takes each picture and each class once, got {twice[0]!r} again')
+    if not classes:
+        raise ValueError(f'{results} takes a head line of file and the classes, with commas, got {head}')
+    if first[0] != 'file' and first[1:2] and first[1] in classes:
+        raise ValueError(f'{labels} takes the head line file,class first, got {first}')
     for line in truth:
         if len(line) < 2 or line[1] not in classes:
             raise ValueError(f'{labels} takes lines of a file and one of {", ".join(classes)}, got {line}')
@@ -325,7 +363,7 @@ def find_pictures(folder: Optional[Path], names: Iterable[str]) -> Iterator[str]
     """Return the path of each picture by its name: with any suffix, or without a folder the name itself."""
     by_stem: dict[Path, dict[str, Path]] = {}  # files by folder; only of names that are no file
     for name in names:
-        path = Path(name) if folder is None else folder / name
+        path = Path(name) if folder is None else folder / name.replace('\\', '/')  # a path of Windows
         if folder is not None and not path.is_file():
             if path.parent not in by_stem:
                 by_stem[path.parent] = _files_by_stem(path.parent)

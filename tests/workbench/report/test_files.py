@@ -120,13 +120,17 @@ def test_masks_alone(objects):
     [
         (dict(image_id=1), 'the labels have no image_id=1'),
         (dict(category_id='nut'), "the labels have no category_id='nut'"),
-        (dict(bbox=..., score=0.5), 'take a bbox or a segmentation'),
+        (dict(bbox=..., score=0.5), r'results\.json takes a bbox in each of its objects, .*: 1 of 4 have none, as '),
+        (dict(segmentation=square(4, 10)), r'results\.json takes a segmentation in each of .*: 3 of 4 have none, as '),
+        (dict(score=87.5), 'score takes a number from 0 to 1, got 87.5'),
+        (dict(score=-3), 'score takes a number from 0 to 1, got -3'),
         (dict(score=...), "it lacks 'score'"),
         (dict(score='high'), "could not convert string to float: 'high'"),
         (dict(score=float('nan')), 'it takes finite numbers, got nan'),
         (dict(bbox=[1, 2, 3]), r'bbox takes x, y, width and height, got \[1, 2, 3\]'),
         (dict(bbox=[1, 2, float('inf'), 4]), 'it takes finite numbers'),
-        (dict(bbox=None), 'it takes finite numbers, got None'),
+        (dict(bbox=None), r'results\.json takes a bbox in each of its objects'),
+        (dict(bbox=[1, 2, None, 4]), 'it takes finite numbers'),
     ],
 )
 def test_wrong_results_are_named(objects, change, message):
@@ -151,6 +155,12 @@ def test_wrong_results_are_named(objects, change, message):
         (lambda coco: coco.update(images=3), 'takes a COCO JSON with lists of images, categories, annotations'),
         (lambda coco: coco['annotations'][1].update(bbox='1 2 3 4'), 'labels.json: '),
         (lambda coco: coco['annotations'].append(3), 'labels.json: 3: '),
+        (lambda coco: coco['annotations'][1].update(iscrowd='0'), "iscrowd takes 0 or 1, got '0'"),
+        (
+            lambda coco: coco['annotations'][1].update(segmentation=[]),
+            'takes a segmentation in each .*: 1 of 4 have none',
+        ),
+        (lambda coco: coco['images'].append(dict(coco['images'][0], id='b')), 'ids are all numbers or all strings'),
         (lambda coco: [image.pop('height') for image in coco['images']], "it lacks 'height'"),
         (lambda coco: coco['annotations'][1].update(segmentation=[[1, 2]]), 'labels.json: '),
         (lambda coco: coco['annotations'][1].update(segmentation=[[1, 2, 1e30, 4, 5, 6]]), 'must be finite'),
@@ -269,6 +279,65 @@ def test_csv_files(tmp_path):
         write_report(tmp_path / 'new', labels, results)
 
 
+@pytest.mark.parametrize(
+    ('labels', 'results', 'message'),
+    [
+        ('a,nut\nb,bolt', 'file,nut,bolt\na,1,0\nb,1,0', r"labels\.csv takes the head line .*, got \['a', 'nut'\]"),
+        ('file,class\na,nut\na,bolt', 'file,nut,bolt\na,1,0', r"labels\.csv takes each picture .*, got 'a' again"),
+        ('file,class\na,nut', 'file,nut,bolt\na,1,0\na,0,1', r"results\.csv takes each picture .*, got 'a' again"),
+        ('file,class\na,nut', 'file,nut,nut\na,1,0', r"results\.csv takes each .* class once, got 'nut' again"),
+        ('file;class\na;nut', 'file;nut;bolt\na;1;0', r"results\.csv .* with commas, got \['file;nut;bolt'\]"),
+    ],
+)
+def test_wrong_csv_files_are_named(labels, results, message, tmp_path):
+    """The first picture was taken for the head line, and of two rows of a picture the last counted."""
+    (tmp_path / 'labels.csv').write_text(labels)
+    (tmp_path / 'results.csv').write_text(results)
+    with pytest.raises(ValueError, match=message):
+        write_report(tmp_path / 'out', tmp_path / 'labels.csv', tmp_path / 'results.csv')
+
+
+def test_a_class_may_be_called_class(tmp_path):
+    (tmp_path / 'labels.csv').write_text('file,class\na,class\n')
+    (tmp_path / 'results.csv').write_text('file,class,nut\na,0.8,0.2\n')
+    assert write_report(tmp_path / 'out', tmp_path / 'labels.csv', tmp_path / 'results.csv')['overall']['top1'] == 1
+
+
+def test_black_and_white_labels_are_refused(tmp_path):
+    """255 is the value of ignored pixels: all pixels that counted were black."""
+    for folder in ('labels', 'results'):
+        (tmp_path / folder).mkdir()
+        cv2.imwrite(str(tmp_path / folder / '0.PNG'), np.eye(8, dtype=np.uint8) * (255 if folder == 'labels' else 1))
+    with pytest.raises(ValueError, match=r'takes labels of several classes, got 0 and ignored pixels .*: write 1 for'):
+        count_label_pixels(tmp_path / 'labels', tmp_path / 'results')
+    counts, _ = count_label_pixels(tmp_path / 'labels', tmp_path / 'results', NAMES)
+    assert counts.counts.sum() == 56
+    cv2.imwrite(str(tmp_path / 'results/0.PNG'), np.full((8, 8), 255, np.uint8))
+    with pytest.raises(ValueError, match=r'0\.PNG takes the values 0 to 1, got that of ignored pixels'):
+        count_label_pixels(tmp_path / 'labels', tmp_path / 'results', NAMES)
+
+
+def test_objects_without_masks_in_one_file_have_a_report_on_boxes(objects):
+    labels, results = objects
+    coco = json.loads(labels.read_text())
+    for item in coco['annotations']:
+        item['segmentation'] = []
+    items = [dict(item, segmentation=square(*item['bbox'][:2])) for item in json.loads(results.read_text())]
+    (evaluation,) = read_evaluations(save(labels, coco), save(results, items))
+    assert evaluation.params.iouType == 'bbox'
+
+
+@pytest.mark.parametrize('lists', [('annotations',), ('predictions',), ('annotations', 'predictions')])
+def test_files_without_objects_have_a_report(objects, lists, tmp_path):
+    labels, results = objects
+    if 'annotations' in lists:
+        save(labels, dict(json.loads(labels.read_text()), annotations=[]))
+    if 'predictions' in lists:
+        save(results, [])
+    report = write_report(tmp_path / 'out', labels, results)
+    assert [row['objects'] for row in report['classes']] == ([0, 0] if 'annotations' in lists else [2, 2])
+
+
 def test_a_json_that_is_too_deep_is_named(objects):
     labels, results = objects
     results.write_text('[' * 100_000)
@@ -317,7 +386,7 @@ def test_a_folder_is_listed_for_names_without_a_suffix_alone(tmp_path, monkeypat
         path.touch()
     assert [*find_pictures(tmp_path, ['inner/a.png', 'inner/b.png'])] == [*map(str, files[1:])]
     assert not listed
-    names = ['inner/a', 'inner/b', 'inner/b.jpg', 'inner/c', 'missing/a.jpg']
-    paths = [files[0], files[2], files[2], tmp_path / 'inner/c', tmp_path / 'missing/a.jpg']
+    names = ['inner/a', 'inner/b', 'inner/b.jpg', 'inner/c', 'missing/a.jpg', r'inner\a.png']
+    paths = [files[0], files[2], files[2], tmp_path / 'inner/c', tmp_path / 'missing/a.jpg', files[1]]
     assert [*find_pictures(tmp_path, names)] == [*map(str, paths)]
     assert listed == [tmp_path / 'inner']
