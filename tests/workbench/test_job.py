@@ -183,7 +183,7 @@ def test_where_weights_come_from(monkeypatch, start, expected):
 
 @pytest.mark.parametrize(('option', 'error'), [
     (dict(device='meta:1'), '--device of a test takes .*, got meta:1'),
-    (dict(threads=2), '--threads takes an exported model'),
+    (dict(threads=2), '--threads 2 takes an exported model'),
 ])  # fmt: skip
 def test_options_of_an_exported_model_with_a_checkpoint(option, error, tmp_path):
     resolved = job.Job(Config(dict(model=dict())), Options(work_dir=tmp_path, **option))
