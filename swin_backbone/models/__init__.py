@@ -10,7 +10,7 @@ from .swin_mlp import SwinMLPBackbone
 from .swin_v2 import SwinV2Backbone
 
 if find_spec('swin_backbone.kernels') is not None:  # replacements of the forwards; without the folder torch computes
-    for package in ('bind', 'triton'):
+    for package in ('swin', 'triton'):
         import_module(f'swin_backbone.kernels.{package}')
 
 __all__ = [

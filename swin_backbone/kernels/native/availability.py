@@ -1,6 +1,6 @@
 """Whether the library computes a call, by the modes of torch, the device, the dtype and the processor.
 
-`size_limits.py` has the sizes, and `bind/` the settings of a layer.
+`size_limits.py` has the sizes, and `swin/` the settings of a layer.
 """
 
 import sys

@@ -11,12 +11,12 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ...kernels.bind.single_layer import norm_values, plan_single_layer
-from ...kernels.bind.swin_layers import BlockPlan
 from ...kernels.changes import is_changed
 from ...kernels.detection.convolution import MIN_CHANNELS
 from ...kernels.native.availability import find_unsupported_dtype
 from ...kernels.native.layers import neighbours_first
+from ...kernels.swin.single_layer import norm_values, plan_single_layer
+from ...kernels.swin.swin_layers import BlockPlan
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
 from ...openmmlab.layers.conv3x3 import is_plain

@@ -1,6 +1,6 @@
 """Graphs and dispatch modes record the library's layers as operators of torch, with the results of eager mode.
 
-tests/models/modes compile whole backbones, and tests/kernels/bind layers of other packages.
+tests/models/modes compile whole backbones, and tests/kernels/swin layers of other packages.
 """
 
 import copy
@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.bind import swin_layers
 from swin_backbone.kernels.native import layers, memory
+from swin_backbone.kernels.swin import swin_layers
 from swin_backbone.models.layers import SwinV2Block
 
 KINDS = [SwinBackbone, SwinV2Backbone]

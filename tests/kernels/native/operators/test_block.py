@@ -16,8 +16,8 @@ from helpers.models.blocks import autocast_to, cases, make_block, output_and_gra
 from hypothesis import assume, given, settings
 
 from swin_backbone import SwinBackbone
-from swin_backbone.kernels.bind import swin_layers
 from swin_backbone.kernels.native.saved_blocks import saves_activations
+from swin_backbone.kernels.swin import swin_layers
 from swin_backbone.models.layers import SwinBlock, SwinV2Block
 
 

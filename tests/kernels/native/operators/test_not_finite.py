@@ -10,7 +10,7 @@ from helpers import reference
 from helpers.models.blocks import autocast_to, make_block, output_and_gradients
 from torch import nn
 
-from swin_backbone.kernels.bind.swin_layers import plan_output_norm
+from swin_backbone.kernels.swin.swin_layers import plan_output_norm
 from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinV2Block
 
 NOT_FINITE = math.nan, math.inf, -math.inf

@@ -12,9 +12,9 @@ from helpers.adapters.acceleration import accelerated, assert_close, results
 from torch import nn
 
 import swin_backbone
-from swin_backbone.kernels.bind import accelerate as swap
-from swin_backbone.kernels.bind import foreign as origins
 from swin_backbone.kernels.native import availability
+from swin_backbone.kernels.swin import accelerate as swap
+from swin_backbone.kernels.swin import foreign as origins
 from swin_backbone.models.layers import SwinBlock
 
 pytestmark = pytest.mark.toolboxes

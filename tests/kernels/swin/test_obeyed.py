@@ -11,8 +11,8 @@ from helpers.models.small_models import randomised
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.bind import swin_layers
 from swin_backbone.kernels.changes import methods_of
+from swin_backbone.kernels.swin import swin_layers
 from swin_backbone.models.layers import PatchEmbed, PatchMerging, SwinBlock
 from swin_backbone.models.layers.swin_block import WindowAttention
 from swin_backbone.models.layers.swin_v2_block import WindowAttentionV2
