@@ -72,14 +72,14 @@ def methods_of(cls: Any) -> frozenset[str]:
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
 
 
-def read_modules(layer: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> Union[Modules, str]:
-    """Return the modules inside a layer by name, level by level; or a sentence that names a changed module.
+def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Union[Modules, str]:
+    """Return the modules inside a layer by name, level by level; or a reason that names a changed module.
 
     Types must match exactly, because a subclass may compute a different result. `_modules` takes a fifth of the time of
     `named_modules`.
 
     Args:
-        kinds: types by name. A module without an entry must be an `nn.Identity`.
+        types: by name. A module without an entry must be an `nn.Identity`.
     """
     modules, parents = {}, [('', layer)]
     for prefix, parent in parents:  # the list grows in the loop
@@ -87,12 +87,12 @@ def read_modules(layer: nn.Module, kinds: Mapping[str, type[nn.Module]]) -> Unio
             if module is None:
                 continue
             name = prefix + name
-            if type(module) is not kinds.get(name, nn.Identity) or is_changed(module):
+            if type(module) is not types.get(name, nn.Identity) or is_changed(module):
                 return f'{name} of {type(layer).__name__} is not as it was built.'
             modules[name] = module
             if module._modules:
                 parents.append((f'{name}.', module))
-    if not modules.keys() >= kinds.keys():
+    if not modules.keys() >= types.keys():
         return f'{type(layer).__name__} lacks a module that it was built with.'
     return modules
 

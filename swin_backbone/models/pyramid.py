@@ -27,11 +27,11 @@ from .layers import PatchEmbed, PatchMerging
 from .layers.norm import build_norm
 
 
-def recompute(block: nn.Module, x_BHWC: Tensor) -> Tensor:
+def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     """Run a block, and store its input alone for backward.
 
-    A plan of the compiled library does so by itself. If the forward ran in torch, backward recomputes it without the
-    library, even if the library could run by then, because a mode of torch has ended.
+    A plan of the compiled library does so by itself. What ran in torch is recomputed in torch, even if the library
+    could run by then, because a mode of torch has ended.
     """
     is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
     if is_planned:
@@ -80,8 +80,8 @@ class SwinStage(nn.Module):
         """
         can_checkpoint = tracer_of(x_BHWC) not in ('torch.export', 'torch.func')  # both refuse checkpoints
         for block in self.blocks:
-            recomputes = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
-            x_BHWC = recompute(block, x_BHWC) if recomputes else block(x_BHWC)
+            is_checkpointed = getattr(block, 'with_cp', False) and torch.is_grad_enabled() and can_checkpoint
+            x_BHWC = checkpoint_block(block, x_BHWC) if is_checkpointed else block(x_BHWC)
         return x_BHWC, self.downsample(x_BHWC) if run_downsample and self.downsample is not None else x_BHWC
 
     @replaceable

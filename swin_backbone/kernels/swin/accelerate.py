@@ -63,19 +63,19 @@ def _accelerate_foreign_layers(model: nn.Module, dry_run: bool) -> list[str]:
     ]
     for (root, origin), blocks in swins.items():
         stages = tuple(sorted(Counter(layers[name].channels for name in blocks).items()))
-        outcomes = defaultdict(list)  # differences, by the kind of a layer and the reason against the library
+        outcomes = defaultdict(list)  # differences, by the label of a layer and the reason against the library
         for name in _layers_of(root, modules, layers):
             module, layer = modules[name], layers[name]
             difference, reason = try_layer(module, layer)
             if reason is None and not dry_run:
-                record_methods([type(module), *layer.kinds.values()])
+                record_methods([type(module), *layer.types.values()])
                 module.__dict__[ACCELERATED] = layer._replace(stages=stages)
                 module.__class__ = _accelerated_class(module.__class__)
-            outcomes[layer.kind, reason].append(difference)
-        for (kind, reason), differences in outcomes.items():
+            outcomes[layer.label, reason].append(difference)
+        for (label, reason), differences in outcomes.items():
             result = f'compiled library, largest difference {max(differences):.1e}'
             swin = f'{root or type(model).__name__} ({origin})'
-            lines.append(f'{swin}: {len(differences)} x {kind}: {f"unchanged: {reason}" if reason else result}')
+            lines.append(f'{swin}: {len(differences)} x {label}: {f"unchanged: {reason}" if reason else result}')
     return lines
 
 

@@ -38,11 +38,11 @@ MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'inpu
 
 
 class ForeignLayer(NamedTuple):
-    """The computation of a layer of another package, and the state of the layer when it was accelerated."""
+    """How the library computes a layer of another package, and the state of the layer when it was accelerated."""
 
-    kind: str  # for the log
+    label: str  # in the log
     run: Callable[[Any, 'ForeignLayer', CallArgs], Any]  # returns the output; None: call the original
-    kinds: dict[str, type[nn.Module]]  # of the modules inside, by name
+    types: dict[str, type[nn.Module]]  # of the modules inside, by name
     settings: dict[str, Any]  # of the modules inside, see `COMPARED_SETTINGS`
     channels: int  # of the input
     origin: Any = None  # of a block: `Origin`
@@ -51,24 +51,24 @@ class ForeignLayer(NamedTuple):
 
 
 def find_candidate_layer(module: Any) -> Optional[ForeignLayer]:
-    """Return the computation of a module that may be a layer of a Swin; None for other modules.
+    """Return how the library computes a module that may be a layer of a Swin; None for other modules.
 
     Every LayerNorm and every module with a convolution `projection` is a candidate, until `accelerate` finds a Swin
     around it.
     """
     arguments, modules = list_arguments(module), modules_inside(module)
-    kinds, settings = {name: type(inside) for name, inside in modules.items()}, _settings(modules)
+    types, settings = {name: type(inside) for name, inside in modules.items()}, _settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
-        return ForeignLayer('merging', run_merging, kinds, settings, module.reduction.in_features // 4)
+        return ForeignLayer('merging', run_merging, types, settings, module.reduction.in_features // 4)
     if isinstance(getattr(module, 'projection', None), nn.Conv2d) and arguments in (['x'], ['pixel_values']):
-        return ForeignLayer('embedding', run_embedding, kinds, settings, module.projection.in_channels)
+        return ForeignLayer('embedding', run_embedding, types, settings, module.projection.in_channels)
     if type(module) is nn.LayerNorm:
-        return ForeignLayer('norm', run_norm, kinds, settings, module.normalized_shape[-1])
+        return ForeignLayer('norm', run_norm, types, settings, module.normalized_shape[-1])
     origin_and_names = find_origin(module)
     if origin_and_names is None:
         return None
     channels = next(len(inside.weight) for inside in modules.values() if isinstance(inside, nn.LayerNorm))
-    return ForeignLayer('block', run_block, kinds, settings, channels, *origin_and_names)
+    return ForeignLayer('block', run_block, types, settings, channels, *origin_and_names)
 
 
 def find_unsupported_call(layer: Any, x: Any) -> Optional[str]:
@@ -76,11 +76,11 @@ def find_unsupported_call(layer: Any, x: Any) -> Optional[str]:
     foreign: ForeignLayer = vars(layer)[ACCELERATED]
     if not isinstance(x, Tensor):
         return f'The first argument is no tensor, but a {type(x).__name__}.'
-    reason, kind = find_unsupported(x, layer), cast(Any, type(layer))
-    modules = reason or read_modules(layer, foreign.kinds)
+    reason, cls = find_unsupported(x, layer), cast(Any, type(layer))
+    modules = reason or read_modules(layer, foreign.types)
     if isinstance(modules, str):
         return modules
-    if hides_methods(layer, kind) or is_patched(getattr(kind, BASE_ATTRIBUTE, kind)):
+    if hides_methods(layer, cls) or is_patched(getattr(cls, BASE_ATTRIBUTE, cls)):
         return 'A method of the layer has changed.'
     if _settings(modules) != foreign.settings:
         return f'One of {", ".join(COMPARED_SETTINGS)} has changed.'
@@ -129,7 +129,7 @@ def run_block(block: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
     if x_BHWC is None or call_args.get('output_attentions') or call_args.get('head_mask') is not None:
         return None
     windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
-    modules: Any = read_modules(block, foreign.kinds)
+    modules: Any = read_modules(block, foreign.types)
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in foreign.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in foreign.names.items()}
     num_offsets = tensors[COORDINATES].numel() // 2 if LOGIT_SCALE in tensors else len(tensors[BIAS_TABLE])

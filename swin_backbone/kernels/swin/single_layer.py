@@ -65,8 +65,8 @@ def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[T
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
 
 
-class _ReplacedForward(nn.Module):
-    """Calls the forward of a layer that the library replaces: not the layer's hooks, nor a user's forward around it."""
+class _OriginalForward(nn.Module):
+    """Calls the forward that the library replaces: neither the layer's hooks nor a user's forward around it."""
 
     def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
         super().__init__()
@@ -98,4 +98,4 @@ def forward_by_torch(
     with library_disabled(), preserve_torch_rng():
         if random_state is not None:
             torch.set_rng_state(random_state)
-        return functional_call(_ReplacedForward(layer, forward), given, (x,), tie_weights=False)
+        return functional_call(_OriginalForward(layer, forward), given, (x,), tie_weights=False)

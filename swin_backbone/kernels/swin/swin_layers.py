@@ -46,22 +46,22 @@ from .single_layer import forward_by_torch
 NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, BIAS_TABLE)]
 NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
 # Types of the modules inside a block, by name.
-KINDS_V1 = {
+TYPES_V1 = {
     **dict.fromkeys(NORMS[:2], nn.LayerNorm),
     **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
     **dict.fromkeys(LINEARS, nn.Linear),
     **{'ffn': nn.Sequential, 'ffn.layers': nn.Sequential, 'ffn.layers.0': nn.Sequential, 'ffn.layers.0.1': nn.GELU},
     **{'ffn.layers.0.2': nn.Dropout, 'ffn.layers.2': nn.Dropout, 'drop_path': DropPath},
 }
-KINDS_V2 = {
-    **KINDS_V1,
+TYPES_V2 = {
+    **TYPES_V1,
     **{'attn.w_msa': WindowAttentionV2, f'{ATTENTION}cpb_mlp': nn.Sequential, f'{ATTENTION}cpb_mlp.1': nn.ReLU},
     **dict.fromkeys([f'{ATTENTION}cpb_mlp.0', f'{ATTENTION}cpb_mlp.2'], nn.Linear),
 }
-KINDS_V2_NORM3 = {**KINDS_V2, 'norm3': nn.LayerNorm}
+TYPES_V2_NORM3 = {**TYPES_V2, 'norm3': nn.LayerNorm}
 PROJECTION_NORM = ['norm.weight', 'norm.bias']
 BLOCKS = SwinBlock, SwinV2Block
-record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *KINDS_V1.values(), *KINDS_V2.values()])
+record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *TYPES_V1.values(), *TYPES_V2.values()])
 
 
 class BlockPlan(NamedTuple):
@@ -114,8 +114,8 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
         stages: channels and blocks of each stage of the backbone; the sizes decide what a training step saves.
     """
     is_v2 = isinstance(block, SwinV2Block)
-    kinds = KINDS_V1 if not is_v2 else KINDS_V2 if block.norm3 is None else KINDS_V2_NORM3
-    modules = read_modules(block, kinds)
+    types = TYPES_V1 if not is_v2 else TYPES_V2 if block.norm3 is None else TYPES_V2_NORM3
+    modules = read_modules(block, types)
     if isinstance(modules, str):
         return modules
     reason = _find_unsupported_setting(block, modules, x_BHWC)
@@ -139,7 +139,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
         h, bias_window = tensors[BIAS_TABLE].shape[-1], attention.window_size
         shapes = [((2 * bias_window[0] - 1) * (2 * bias_window[1] - 1), h)]
     dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
-    eps = tuple(modules[name].eps for name in NORMS if name in kinds)
+    eps = tuple(modules[name].eps for name in NORMS if name in types)
     saves = has_gradients and not getattr(block, 'with_cp', False) and saves_activations(dtype, C, stages)
     window_pair = windows.window_size, bias_window or windows.window_size
     if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
@@ -245,9 +245,9 @@ def _draw_drop_path(rate: float, batch: int) -> Tensor:
 def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, str]:
     """Return the `NativeLayer` of patch embedding or patch merging, or the reason why there is none."""
     is_merging = isinstance(layer, PatchMerging)
-    name, kind = ('reduction', nn.Linear) if is_merging else ('projection', nn.Conv2d)
-    norm_kind = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
-    modules = read_modules(layer, {name: kind, 'norm': norm_kind})
+    name, linear_type = ('reduction', nn.Linear) if is_merging else ('projection', nn.Conv2d)
+    norm_type = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
+    modules = read_modules(layer, {name: linear_type, 'norm': norm_type})
     if isinstance(modules, str):
         return modules
     linear, norm, post_norm = modules[name], modules['norm'], not is_merging or layer.post_norm

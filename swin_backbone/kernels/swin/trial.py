@@ -42,7 +42,7 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     """
     parameters = [*module.parameters()]
     reason = native.find_unsupported(parameters[0])
-    modules = reason or read_modules(module, foreign.kinds)
+    modules = reason or read_modules(module, foreign.types)
     if isinstance(modules, str):
         return 0.0, modules
     for parameter in parameters:
