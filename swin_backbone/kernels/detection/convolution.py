@@ -178,7 +178,7 @@ register_operator(
     Schema(
         ['weight', 'bias'],
         'bool is_trained',
-        lambda _, find_cache, weights, is_trained: (_Convolution(find_cache(weights[0]), is_trained, True), weights),
+        lambda _, find_cache, weights, is_trained: _Convolution(find_cache(weights[0]), is_trained, True),
     ),
 )
 

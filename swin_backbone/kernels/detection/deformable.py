@@ -6,7 +6,7 @@ Layout: B batch, Q queries, S tokens of all maps of an image, h heads, d channel
 from collections.abc import Sequence
 from ctypes import byref
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ...modes import needs_torch_op
 from ..native.computation import MakeWeights, ResultShapes, Weights
 from ..native.library import Deformable
 from ..native.memory import checked_address, empty, libswin
-from ..native.operators import FindCache, Schema, register_operator
+from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
 
@@ -34,11 +34,12 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
         ValueError: if the arguments do not fit.
     """
     values, *others = (x.float().contiguous() for x in (values_BShd, places, weights))
+    shapes_L2 = shapes_L2.contiguous()
     if needs_torch_op():
         y_BQhd = torch.ops.swin_backbone.attend_deformably(values, *others, shapes_L2)[0]
     else:
-        computation, by_torch = _Deformable(shapes_L2.contiguous()), partial(_sample_by_torch, shapes_L2)
-        y_BQhd = run_computation(computation, by_torch, values, *others)
+        by_torch = partial(_sample_by_torch, shapes_L2)
+        y_BQhd = run_computation(_Deformable(), by_torch, values, *others, shapes_L2=shapes_L2)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
 
 
@@ -54,10 +55,8 @@ def takes_attention(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queri
     return is_within('deformable', *sizes) and int(shapes_L2.prod(1).sum()) == S
 
 
-class _Deformable(NamedTuple):
-    """See `native.computation.Computation`."""
-
-    shapes_L2: Tensor
+class _Deformable:
+    """See `native.computation.Computation`. A call has `shapes_L2`, that of `deformable_attention`, contiguous."""
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         (B, _, h, d), (places, weights_BQhLP) = shape, weights
@@ -66,41 +65,47 @@ class _Deformable(NamedTuple):
     def prepare(self, _: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Sequence[Any]:
         return parameters
 
-    def forward(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
-        call, arrays, y_BQhd = self.locate(values, *prepared)
-        libswin().deformable_forward(byref(call), *arrays, checked_address('y', y_BQhd, y_BQhd.shape))
+    def forward(self, values: Tensor, prepared: Sequence[Any], shapes_L2: Tensor) -> Sequence[Tensor]:
+        structure, arrays, y_BQhd = self.locate(values, *prepared, shapes_L2)
+        libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd, y_BQhd.shape))
         return (y_BQhd,)
 
-    def locate(self, values: Tensor, places: Tensor, weights: Tensor) -> tuple[Deformable, list[Optional[int]], Tensor]:
-        """Return the library's description, the addresses of the inputs, and memory for the output."""
+    def locate(
+        self, values: Tensor, places: Tensor, weights: Tensor, shapes_L2: Tensor
+    ) -> tuple[Deformable, list[Optional[int]], Tensor]:
+        """Return the structure of a call, the addresses of the inputs, and memory for the output."""
         (B, S, h, d), (_, Q, _, L, P) = values.shape, weights.shape
         arrays = [
             checked_address('values', values, (B, S, h, d)),
             checked_address('places', places, (B, Q, h, L, P, 2)),
             checked_address('weights', weights, (B, Q, h, L, P)),
         ]
-        shapes = checked_address('shapes', self.shapes_L2, (L, 2), torch.int64)
-        return Deformable(torch.get_num_threads(), B, Q, S, h, d, L, P, shapes), arrays, empty(B, Q, h, d)
+        structure = Deformable(
+            threads=torch.get_num_threads(),
+            batch=B,
+            queries=Q,
+            tokens=S,
+            heads=h,
+            channels=d,
+            levels=L,
+            points=P,
+            shapes=checked_address('shapes', shapes_L2, (L, 2), torch.int64),
+        )
+        return structure, arrays, empty(B, Q, h, d)
 
     def backward(
-        self, grad_BQhd: Tensor, _: Sequence[bool], values: Tensor, prepared: Any, parameters: Any, *saved: Tensor
+        self, grad_BQhd: Tensor, _: Sequence[bool], values: Tensor, prepared: Any, parameters: Any, shapes_L2: Tensor
     ) -> Weights:
         places, weights = parameters
-        call, arrays, y_BQhd = self.locate(values, places, weights)
+        structure, arrays, y_BQhd = self.locate(values, places, weights, shapes_L2)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
-        grad, to = (
-            checked_address('gradient', grad_BQhd, y_BQhd.shape),
-            [checked_address('gradient', g, g.shape) for g in gradients],
-        )
-        libswin().deformable_backward(byref(call), *arrays, grad, *to)
+        grad = checked_address('gradient', grad_BQhd, y_BQhd.shape)
+        grad_addresses = [checked_address('gradient', tensor, tensor.shape) for tensor in gradients]
+        libswin().deformable_backward(byref(structure), *arrays, grad, *grad_addresses)
         return gradients
 
 
-def _make(_: Sequence[int], find_cache: FindCache, tensors: Sequence[Any]) -> tuple[_Deformable, Sequence[Any]]:
-    return _Deformable(tensors[2].contiguous()), tensors[:2]
-
-
-register_operator('attend_deformably', Schema(['places', 'weights', 'shapes'], '', _make))
+register_operator('attend_deformably', Schema(['places', 'weights'], '', lambda *_: _Deformable(), ['shapes_L2']))
 
 
 def _sample_by_torch(shapes_L2: Tensor, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:

@@ -46,11 +46,15 @@ class Computation(Protocol):
             Unsupported: if the library does not take the shape or a weight.
         """
 
-    def forward(self, x: Tensor, prepared: Any) -> Sequence[Tensor]:
-        """Return the output, and tensors for `backward` beside the arguments."""
+    def forward(self, x: Tensor, prepared: Any, *_: Any, **call: Any) -> Sequence[Tensor]:
+        """Return the output, and tensors for `backward` beside the arguments.
+
+        Args:
+            call: arguments of one call, by name. What serves all calls is a field of the class.
+        """
 
     def backward(
-        self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Sequence[Any], *saved: Tensor
+        self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Any, *saved: Any, **call: Any
     ) -> Weights:
         """Return the gradients for `x` and for the computation's weights.
 
@@ -74,5 +78,5 @@ class SwinComputation(Computation, Protocol):
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         """Raise `Unsupported` if the library does not take the weights, for maps of any size. Nothing reads memory."""
 
-    def arguments(self, weights: Weights) -> tuple[Any, ...]:
-        """Return the arguments of the operator of torch after the input: tensors, then settings."""
+    def arguments(self, weights: Weights, *_: Any, **call: Any) -> tuple[Any, ...]:
+        """Return the arguments of the operator of torch after the input: weights, tensors of the call, settings."""

@@ -20,7 +20,7 @@ Counts = tuple[list[int], int]  # of the product with each weight, and of the pr
 
 def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
     """Return the operations of a forward."""
-    computation, weights = schema.make_computation(x, arguments)
+    computation, weights, _ = schema.read_arguments(x, arguments)
     if isinstance(computation, BlockComputation):
         tensors: Any = weights
         w = BlockWeights(*tensors)

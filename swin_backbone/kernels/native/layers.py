@@ -82,12 +82,13 @@ class BlockSettings(NamedTuple):
 class BlockComputation(NamedTuple):
     """A Swin block, V1 or V2, from maps (B, H, W, C) and `BlockWeights` to maps; see `Computation`.
 
+    A call may have `drop_path_2B`, the factors of both branches for the images, and without gradients `out`, memory for
+    the output.
+
     Attributes:
         dtype: of torch's linear layers in this call. The products here have the dtype `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         saves: whether the forward saves more than the input for backward, see `saved_blocks.saves_activations`.
-        drop_path_2B: the factors of both branches for the images; None: 1.
-        out: memory for the output; None: new memory. Must be None with gradients.
         saved_bytes: memory for the saved activations. If they need more, none are saved. None: as much as needed.
     """
 
@@ -96,8 +97,6 @@ class BlockComputation(NamedTuple):
     dtype: torch.dtype
     cache: Cache
     saves: bool = False
-    drop_path_2B: Optional[Tensor] = None
-    out: Optional[Tensor] = None
     saved_bytes: Optional[int] = None
 
     @property
@@ -110,10 +109,10 @@ class BlockComputation(NamedTuple):
         for name, tensor, size in zip(BlockWeights._fields, weights, self.shapes(C)):
             require(name, tensor, size)
 
-    def arguments(self, weights: Weights) -> tuple[Any, ...]:
+    def arguments(self, weights: Weights, drop_path_2B: Optional[Tensor] = None) -> tuple[Any, ...]:
         windows, settings = self.windows, self.settings
         window_args = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
-        return *weights, self.drop_path_2B, *window_args, settings.scale, [*settings.eps], self.dtype, self.saves
+        return *weights, drop_path_2B, *window_args, settings.scale, [*settings.eps], self.dtype, self.saves
 
     def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.max_saved_bytes(shape, *weights))
@@ -127,12 +126,11 @@ class BlockComputation(NamedTuple):
             parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
         padding = PADDING_MASKED if windows.mask_padding else PADDING_ATTENDED if pads_first else PADDING_AFTER_ROLL
-        drop_path = checked_address('drop_path', self.drop_path_2B, (2, shape[0]))
         prepared = Block(
             *(DTYPES.index(GEMM_DTYPES[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
-            *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses, drop_path),
+            *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses),
         )
-        prepared.memory = tensors, self.drop_path_2B
+        prepared.memory = tensors
         return prepared
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
@@ -156,9 +154,12 @@ class BlockComputation(NamedTuple):
         (h, D, *_), N = self.settings, math.prod(self.windows.window_size)
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
-    def forward(self, x_BHWC: Tensor, prepared: Block) -> Sequence[Tensor]:
+    def forward(
+        self, x_BHWC: Tensor, prepared: Block, drop_path_2B: Optional[Tensor] = None, out: Optional[Tensor] = None
+    ) -> Sequence[Tensor]:
         copies: list[Any] = []
-        y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
+        y_BHWC = empty(x_BHWC.shape) if out is None else out
+        prepared.drop_path = checked_address('drop_path', drop_path_2B, (2, len(x_BHWC)))
         saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves else ((), 0, None)
         x, y = checked_address('x', x_BHWC, x_BHWC.shape, copies=copies), checked_address('y', y_BHWC, x_BHWC.shape)
         libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
@@ -193,9 +194,10 @@ class BlockComputation(NamedTuple):
         return bound
 
     def backward(
-        self, grad_BHWC: Tensor, _: Sequence[bool], x_BHWC: Tensor, prepared: Any, weights: Any, *saved: Tensor
+        self, grad_BHWC: Tensor, _: Any, x_BHWC: Tensor, prepared: Any, weights: Any, *saved: Tensor, **call: Any
     ) -> Weights:
         copies: list[Any] = []
+        prepared.drop_path = checked_address('drop_path', call.get('drop_path_2B'), (2, len(x_BHWC)))
         (C, shape), units = (x_BHWC.shape[3], x_BHWC.shape), (1, x_BHWC.shape[3] // self.settings.heads, 1, 1)
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
         groups, saved_ptr = 0, None

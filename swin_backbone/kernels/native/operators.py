@@ -25,22 +25,25 @@ class Schema(NamedTuple):
     """The arguments of an operator of torch after the input.
 
     Attributes:
-        weights: names, in the order of the gradients. Further weights have no gradient.
+        weights: names, in the order of the gradients.
         settings: in torch's language of schemas.
-        make: takes the shape of the input, a function from a weight to a cache of packed weights, and the arguments.
-            Returns the computation, and the weights that have gradients.
+        make: takes the shape of the input, a function from a weight to a cache of packed weights, the weights, and the
+            settings. Returns the computation.
+        call: names of the tensors between weights and settings, see `Computation.forward`. They have no gradients.
     """
 
     weights: Sequence[str]
     settings: str
-    make: Callable[..., tuple[Computation, Weights]]
+    make: Callable[..., Computation]
+    call: Sequence[str] = ()
 
-    def make_computation(
+    def read_arguments(
         self, x: Tensor, arguments: Sequence[Any], find_cache: FindCache = lambda _: {}
-    ) -> tuple[Computation, Weights]:
-        """Return the computation for the arguments after the input, and the weights that have gradients."""
-        count = len(self.weights)
-        return self.make(x.shape, find_cache, arguments[:count], *arguments[count:])
+    ) -> tuple[Computation, Weights, dict[str, Any]]:
+        """Return the computation, the weights and the arguments of the call, of the arguments after the input."""
+        count, first_setting = len(self.weights), len(self.weights) + len(self.call)
+        weights, call = arguments[:count], dict(zip(self.call, arguments[count:]))
+        return self.make(x.shape, find_cache, weights, *arguments[first_setting:]), weights, call
 
 
 def register_operator(name: str, schema: Schema) -> None:
@@ -48,42 +51,43 @@ def register_operator(name: str, schema: Schema) -> None:
 
     The first output is the layer's, of the dtype of `x`. The second is what the backward pass takes.
     """
-    count, full_name, backward_name = len(schema.weights), f'swin_backbone::{name}', f'{name}_backward'
-    arguments = f'Tensor x, {"".join(f"Tensor? {weight}, " for weight in schema.weights)}{schema.settings}'.rstrip(', ')
+    full_name, backward_name, tensors = f'swin_backbone::{name}', f'{name}_backward', [*schema.weights, *schema.call]
+    arguments = f'Tensor x, {"".join(f"Tensor? {tensor}, " for tensor in tensors)}{schema.settings}'.rstrip(', ')
     TORCH_OPS.define(f'{name}({arguments}) -> (Tensor, Tensor)')
     TORCH_OPS.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        computation, weights = schema.make_computation(x, arguments, cache_of_weight)
-        y, *saved = computation.forward(x, computation.prepare(x.shape, weights, as_given))
+        computation, weights, call = schema.read_arguments(x, arguments, cache_of_weight)
+        y, *saved = computation.forward(x, computation.prepare(x.shape, weights, as_given), **call)
         return y, saved[0] if saved else x.new_empty(0, dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
-        computation, weights = schema.make_computation(x, arguments, cache_of_weight)
+        computation, weights, call = schema.read_arguments(x, arguments, cache_of_weight)
         prepared, saved_tensors = computation.prepare(x.shape, weights, as_given), [saved] if len(saved) else []
-        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, *saved_tensors)
-        inputs = [x, *arguments]
+        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, *saved_tensors, **call)
+        inputs: Any = [x, *weights]
         return [g.to(t.dtype).contiguous() if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        computation, weights = schema.make_computation(x, arguments)
+        computation, weights, _ = schema.read_arguments(x, arguments)
         shapes = computation.shapes_of_results(x.shape, *weights)
         return x.new_empty(shapes.output), x.new_empty(shapes.saved_bytes, dtype=torch.uint8)
 
     def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
-        computation, weights = schema.make_computation(x, arguments)
+        computation, weights, _ = schema.read_arguments(x, arguments)
         shapes, inputs = computation.shapes_of_results(x.shape, *weights).gradients, [x, *arguments]
         return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, inputs, needed)]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs[: 1 + count], output[1])
-        ctx.settings = inputs[1 + count :]
+        first_setting = 1 + len(tensors)
+        ctx.save_for_backward(*inputs[:first_setting], output[1])
+        ctx.settings = inputs[first_setting:]
 
     def differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Optional[Tensor], ...]:
-        *tensors, saved = ctx.saved_tensors
+        *inputs, saved = ctx.saved_tensors
         needed = ctx.needs_input_grad
         run = getattr(torch.ops.swin_backbone, backward_name)
-        gradients = run(grad, saved, needed[: 1 + count], *tensors, *ctx.settings)
+        gradients = run(grad, saved, needed[: 1 + len(schema.weights)], *inputs, *ctx.settings)
         missing = [None] * (len(needed) - len(gradients))
         return tuple(gradient if is_needed else None for gradient, is_needed in zip([*gradients, *missing], needed))
 
@@ -102,7 +106,7 @@ def _differentiate_twice(*_: Any) -> Any:
 def _make_block(
     shape: Sequence[int],
     find_cache: FindCache,
-    weights: Weights,
+    weights: Sequence[Any],
     window: Sequence[int],
     shift: Sequence[int],
     mask_padding: bool,
@@ -111,36 +115,35 @@ def _make_block(
     eps: Sequence[float],
     dtype: torch.dtype,
     saves: bool,
-) -> tuple[Computation, Weights]:
-    tensors: Any = weights[:-1]
-    w = BlockWeights(*tensors)
+) -> Computation:
+    w = BlockWeights(*weights)
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
     windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
     settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
-    computation = BlockComputation(settings, windows, dtype, find_cache(w.qkv_weight), saves, weights[-1])
-    return computation._replace(saved_bytes=computation.max_saved_bytes(shape, *w)), w
+    computation = BlockComputation(settings, windows, dtype, find_cache(w.qkv_weight), saves)
+    return computation._replace(saved_bytes=computation.max_saved_bytes(shape, *w))
 
 
 def _make_projection(
     _: Sequence[int],
     find_cache: FindCache,
-    weights: Weights,
+    weights: Sequence[Any],
     merges: bool,
     eps: Optional[float],
     post_norm: bool,
     dtype: torch.dtype,
     has_gradients: bool,
-) -> tuple[Computation, Weights]:
-    tensors: Any = weights
-    return ProjectionComputation(merges, eps, post_norm, dtype, find_cache(tensors[0]), has_gradients), weights
+) -> Computation:
+    return ProjectionComputation(merges, eps, post_norm, dtype, find_cache(weights[0]), has_gradients)
 
 
 SCHEMAS = {
     'block': Schema(
-        [*BlockWeights._fields, 'drop_path_2B'],
+        BlockWeights._fields,
         'int[] window, int[] shift, bool mask_padding, bool pads_first, float scale, float[] eps, ScalarType dtype, '
         'bool saves',
         _make_block,
+        ['drop_path_2B'],
     ),
     'project': Schema(
         ['weight', 'bias', 'norm_weight', 'norm_bias'],
@@ -148,7 +151,7 @@ SCHEMAS = {
         _make_projection,
     ),
     'normalise_output': Schema(
-        ['weight', 'bias'], 'float eps', lambda _, find_cache, weights, eps: (OutputNormComputation(eps), weights)
+        ['weight', 'bias'], 'float eps', lambda _, find_cache, weights, eps: OutputNormComputation(eps)
     ),
 }
 

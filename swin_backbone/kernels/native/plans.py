@@ -38,6 +38,9 @@ class NativeLayer(NamedTuple):
 class LayerPlan(NamedTuple):
     """A computation that is ready to run, with gradients if autograd records; see `replace.Plan`.
 
+    A call takes the arguments of `Computation.forward`, and with gradients `random_state`, the state of torch's
+    generator before numbers were drawn for the call. `by_torch` draws them again.
+
     Attributes:
         prepared: of `Computation.prepare`, for the shape of the input.
         by_torch: `by_torch(x, *parameters)` computes the output in torch operations, for second derivatives and
@@ -52,24 +55,25 @@ class LayerPlan(NamedTuple):
     make_weights: MakeWeights = as_given
     casts_input: bool = True
 
-    def __call__(self, x: Tensor, *_: Any) -> Tensor:
+    def __call__(self, x: Tensor, *_: Any, random_state: Optional[Tensor] = None, **call: Any) -> Tensor:
         x = x.float() if self.casts_input else x
         if torch.is_grad_enabled():
-            y: Tensor = _Function.apply(self, x, *self.parameters)  # type: ignore[no-untyped-call]
+            by_torch = self.by_torch if random_state is None else partial(self.by_torch, random_state=random_state)
+            y: Tensor = _Function.apply((self, by_torch, call), x, *self.parameters)  # type: ignore[no-untyped-call]
             return y
-        output: Tensor = self.computation.forward(x, self.prepared)[0]
+        output: Tensor = self.computation.forward(x, self.prepared, **call)[0]
         return output
 
 
 class OperatorPlan(NamedTuple):
-    """A computation that is ready to run as an operator of torch; see `replace.Plan`."""
+    """A computation that is ready to run as an operator of torch; see `LayerPlan`."""
 
     computation: Any
     weights: Weights
 
-    def __call__(self, x: Tensor, *_: Any) -> Tensor:
+    def __call__(self, x: Tensor, *_: Any, random_state: Optional[Tensor] = None, **call: Any) -> Tensor:
         run = getattr(torch.ops.swin_backbone, self.computation.operator)
-        y: Tensor = run(x.float(), *self.computation.arguments(self.weights))[0]
+        y: Tensor = run(x.float(), *self.computation.arguments(self.weights, **call))[0]
         return y
 
 
@@ -110,50 +114,51 @@ def _register_formulas() -> None:
 
 
 def run_computation(
-    computation: Computation, by_torch: Callable[..., Tensor], x: Tensor, *weights: Optional[Tensor]
+    computation: Computation, by_torch: Callable[..., Tensor], x: Tensor, *weights: Optional[Tensor], **call: Any
 ) -> Tensor:
     """Return the output of a computation, with gradients; or raise `Unsupported`.
 
     Args:
         by_torch: see `LayerPlan`.
         x: in the dtype of the computation.
+        call: see `Computation.forward`.
     """
     prepared = computation.prepare(x.shape, weights, as_given)
-    return LayerPlan(computation, prepared, by_torch, weights, casts_input=False)(x)
+    return LayerPlan(computation, prepared, by_torch, weights, casts_input=False)(x, **call)
 
 
 class _Function(torch.autograd.Function):
     """The forward and backward of a `LayerPlan`."""
 
     @staticmethod
-    def forward(ctx: Any, plan: LayerPlan, x: Tensor, *parameters: Optional[Tensor]) -> Tensor:
-        output, *saved = plan.computation.forward(x, plan.prepared)
+    def forward(ctx: Any, plan_and_call: Any, x: Tensor, *parameters: Optional[Tensor]) -> Tensor:
+        plan, by_torch, call = plan_and_call
+        output, *saved = plan.computation.forward(x, plan.prepared, **call)
         ctx.save_for_backward(x, *parameters, *saved)
-        ctx.plan = plan._replace(prepared=None, parameters=())  # both hold tensors of the forward
+        ctx.kept = plan.computation, plan.make_weights, by_torch, call
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        plan, (needs_x, *needs_parameters) = ctx.plan, ctx.needs_input_grad[1:]
+        (computation, make_weights, by_torch, call), (needs_x, *needs_parameters) = ctx.kept, ctx.needs_input_grad[1:]
         # Hooks of saved tensors may return tensors at any address.
         x, *others = [t if t is None or is_readable(t) else t.clone() for t in ctx.saved_tensors]
         parameters, saved = others[: len(needs_parameters)], others[len(needs_parameters) :]
         grad = grad.resolve_neg().contiguous()
         # The library has no second derivatives (`create_graph=True`), and takes one gradient, not a batch of them.
         if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
-            return None, *_differentiate_torch(plan.by_torch, [x, *parameters], [needs_x, *needs_parameters], grad)
+            return None, *_differentiate_torch(by_torch, [x, *parameters], [needs_x, *needs_parameters], grad)
         # 1. Make the library's weights again, in autograd. 2. The library computes the gradients of input and weights.
         # 3. Autograd computes the gradients of the parameters from those of the weights (the chain rule).
         with torch.enable_grad():
             leaves = [p if p is None else p.detach().requires_grad_(n) for p, n in zip(parameters, needs_parameters)]
-            weights = plan.make_weights(*leaves)
+            weights = make_weights(*leaves)
         detached = [w if w is None else w.detach() for w in weights]
         needs_weights = [w is not None and w.requires_grad for w in weights]
         # `prepared` of the forward is not kept, because it holds packed weights. The cache usually has them.
-        prepared = plan.computation.prepare(x.shape, parameters, plan.make_weights)
-        grad_x, *grad_weights = plan.computation.backward(
-            grad, [needs_x, *needs_weights], x, prepared, detached, *saved
-        )
+        prepared = computation.prepare(x.shape, parameters, make_weights)
+        needed = needs_x, *needs_weights
+        grad_x, *grad_weights = computation.backward(grad, needed, x, prepared, detached, *saved, **call)
         inputs: Any = [leaf for leaf, n in zip(leaves, needs_parameters) if n]
         outputs: Any = [w for w, n in zip(weights, needs_weights) if n]
         grad_outputs = [g for g, n in zip(grad_weights, needs_weights) if n]

@@ -27,7 +27,7 @@ from .block_weights import BIAS_TABLE, COORDINATES, LINEARS, LOGIT_SCALE, NORMS,
 from .foreign_calls import CallArgs, bind_arguments, find_map, list_arguments, modules_inside
 from .origins import POSITION_INDEX, Origin, find_origin
 from .single_layer import forward_by_torch, norm_values
-from .swin_layers import PROJECTION_NORM, norm_layer, with_drop_path
+from .swin_layers import PROJECTION_NORM, norm_layer
 
 ACCELERATED = '_swin_backbone_record'  # the attribute of an accelerated layer
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
@@ -149,7 +149,7 @@ def run_block(block: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
     plan = plan_layer(NativeLayer(computation, by_torch, [*tensors.values()], make_weights), block, x_BHWC.shape)
     random_state = torch.get_rng_state() if torch.is_grad_enabled() and not needs_torch_op() else None
     factors_2B = _drop_path_factors(block, origin, x_BHWC)
-    y_BHWC = with_drop_path(plan, factors_2B, random_state)(x_BHWC)
+    y_BHWC = plan(x_BHWC, random_state=random_state, drop_path_2B=factors_2B)
     y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
     if origin.format.name != 'hf':
         return y

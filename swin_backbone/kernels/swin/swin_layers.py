@@ -26,7 +26,7 @@ from ..native.layers import (
     OutputNormComputation,
     ProjectionComputation,
 )
-from ..native.memory import Unsupported, cache_of, checked_address, describe_unsupported, free_if_elsewhere
+from ..native.memory import Unsupported, cache_of, describe_unsupported, free_if_elsewhere
 from ..native.plans import LayerPlan, NativeLayer, OperatorPlan, plan_layer, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
 from .block_weights import (
@@ -68,7 +68,7 @@ class BlockPlan(NamedTuple):
     """A block that is ready to run; see `replace.Plan`."""
 
     block: Any
-    plan: Union[LayerPlan, OperatorPlan]  # without drop path
+    plan: Union[LayerPlan, OperatorPlan]
 
     def __call__(self, x_BHWC: Tensor, out: Optional[Tensor] = None) -> Tensor:
         """Run the block, see `SwinBlock.forward`.
@@ -76,29 +76,12 @@ class BlockPlan(NamedTuple):
         Args:
             out: memory for the output, without gradients. The memory of the input is allowed.
         """
-        drop_path, plan = self.block.drop_path, self.plan
+        drop_path, call = self.block.drop_path, {} if out is None else {'out': out}
         if drop_path.training and drop_path.drop_prob > 0:
-            is_repeated = torch.is_grad_enabled() and not needs_torch_op()
-            random_state = torch.get_rng_state() if is_repeated else None
-            plan = with_drop_path(plan, _draw_drop_path(drop_path.drop_prob, len(x_BHWC)), random_state)
-        if out is not None:
-            plan = plan._replace(computation=plan.computation._replace(out=out))
-        return plan(x_BHWC)
-
-
-def with_drop_path(plan: Any, factors_2B: Optional[Tensor], random_state: Optional[Tensor]) -> Any:
-    """Return the plan of a block that multiplies the branches by factors.
-
-    Args:
-        random_state: of torch's generator before the factors were drawn; None without gradients.
-    """
-    if factors_2B is None:
-        return plan
-    plan = plan._replace(computation=plan.computation._replace(drop_path_2B=factors_2B))
-    if isinstance(plan, OperatorPlan):
-        return plan
-    plan.prepared.drop_path = checked_address('drop_path', factors_2B, tuple(factors_2B.shape))
-    return plan._replace(by_torch=partial(plan.by_torch, random_state=random_state))
+            if torch.is_grad_enabled() and not needs_torch_op():
+                call['random_state'] = torch.get_rng_state()
+            call['drop_path_2B'] = _draw_drop_path(drop_path.drop_prob, len(x_BHWC))
+        return self.plan(x_BHWC, **call)
 
 
 def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
