@@ -25,7 +25,7 @@ from ..native.size_limits import is_within
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels
-PACKING = 500  # tiles: see `tile_for`
+PACKING = 500  # tiles: see `choose_tile`
 # With fewer, transforming takes more time than the products save.
 MIN_CHANNELS = 32
 MIN_TILES = 32
@@ -53,15 +53,15 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
 def takes_convolution(shape: Sequence[int], N: int) -> bool:
     """Return whether the library takes maps (B, H, W, C) and N output channels, and is faster than torch."""
     B, H, W, C = shape
-    return num_tiles(4, B, H, W) >= MIN_TILES and is_within('convolution', max(TILES), B, H, W, C, N)
+    return count_tiles(4, B, H, W) >= MIN_TILES and is_within('convolution', max(TILES), B, H, W, C, N)
 
 
-def num_tiles(side: int, B: int, H: int, W: int) -> int:
+def count_tiles(side: int, B: int, H: int, W: int) -> int:
     """Return the number of tiles of `side` outputs to cover maps."""
     return B * -(-H // side) * -(-W // side)
 
 
-def tile_for(x_BHWC: Tensor, is_packed: bool) -> int:
+def choose_tile(x_BHWC: Tensor, is_packed: bool) -> int:
     """Return the side of the tiles with the least time.
 
     The time is the products' time. An unpacked weight adds the time of `PACKING` tiles. In float32 the side is 4: 6 has
@@ -70,7 +70,7 @@ def tile_for(x_BHWC: Tensor, is_packed: bool) -> int:
     if x_BHWC.dtype is not torch.bfloat16:
         return 4
     more = 0 if is_packed else PACKING
-    return min(TILES, key=lambda side: POINTS[side] * (num_tiles(side, *x_BHWC.shape[:3]) + more))
+    return min(TILES, key=lambda side: POINTS[side] * (count_tiles(side, *x_BHWC.shape[:3]) + more))
 
 
 def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
@@ -138,7 +138,7 @@ class _Convolution(NamedTuple):
             return (
                 _convolve_by_torch(x_BHWC, weight, bias).to(x_BHWC.dtype).contiguous(),
             )  # autocast may change the dtype
-        tile = tile_for(x_BHWC, self.cache is not None and not self.is_trained)
+        tile = choose_tile(x_BHWC, self.cache is not None and not self.is_trained)
         if self.cache is None:
             packed = pack(weight, tile)
         else:
@@ -152,9 +152,9 @@ class _Convolution(NamedTuple):
         weight, (N, C) = weights[0], weights[0].shape[:2]
         grad_x = grad_weight = grad_bias = None
         if needed[0] and not self.uses_torch(x_BHWC, weight):
-            tile = tile_for(grad_BHWN, False)
-            turned = pack(weight.flip(2, 3).transpose(0, 1), tile)
-            grad_x = convolution(grad_BHWN, turned, tile, None, C)
+            tile = choose_tile(grad_BHWN, False)
+            packed = pack(weight.flip(2, 3).transpose(0, 1), tile)
+            grad_x = convolution(grad_BHWN, packed, tile, None, C)
         by_torch = needed[0] and grad_x is None, *needed[1:3]
         if any(by_torch):
             # torch emulates products of bfloat16 on a processor without bfloat16
@@ -191,23 +191,23 @@ def _convolve_by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     """Return a weight in the order of `convolution` for tiles of the side `tile`: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
-    (N, C), first = weight_NC33.shape[:2], checked_address('weight', weight_N33C, weight_N33C.shape)
+    N, C = weight_NC33.shape[:2]
     packed = empty(POINTS[tile] * N * C)
-    libswin().pack_convolution(
-        first, tile, N, C, torch.get_num_threads(), checked_address('packed weight', packed, packed.shape)
-    )
+    weight_ptr, packed_ptr = checked_address('weight', weight_N33C), checked_address('packed weight', packed)
+    libswin().pack_convolution(weight_ptr, tile, N, C, torch.get_num_threads(), packed_ptr)
     return packed
 
 
 def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], N: int) -> Tensor:
     """Return maps (B, H, W, N) of the dtype of `x_BHWC`."""
-    y_BHWN = empty(*x_BHWC.shape[:3], N, dtype=x_BHWC.dtype)
+    B, H, W, C = x_BHWC.shape
+    y_BHWN = empty(B, H, W, N, dtype=x_BHWC.dtype)
     bias_N = None if bias_N is None else bias_N.float().contiguous()
     structure = Convolution(
-        *(dtype_number('x', x_BHWC.dtype), torch.get_num_threads(), tile, *x_BHWC.shape, N),
-        checked_address('packed', packed, (POINTS[tile] * N * x_BHWC.shape[3],)),
-        checked_address('bias', bias_N, (N,)),
-    )
-    x, y = (checked_address('map', maps, maps.shape, x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
+        dtype=dtype_number('x', x_BHWC.dtype), threads=torch.get_num_threads(), tile=tile,
+        batch=B, height=H, width=W, channels=C, outputs=N,
+        weight=checked_address('packed', packed, (POINTS[tile] * N * C,)), bias=checked_address('bias', bias_N, (N,)),
+    )  # fmt: skip
+    x, y = (checked_address('map', maps, dtype=x_BHWC.dtype) for maps in (x_BHWC, y_BHWN))
     libswin().convolution_forward(byref(structure), x, y)
     return y_BHWN

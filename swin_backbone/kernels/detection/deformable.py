@@ -67,7 +67,7 @@ class _Deformable:
 
     def forward(self, values: Tensor, prepared: Sequence[Any], shapes_L2: Tensor) -> Sequence[Tensor]:
         structure, arrays, y_BQhd = self.locate(values, *prepared, shapes_L2)
-        libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd, y_BQhd.shape))
+        libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd))
         return (y_BQhd,)
 
     def locate(
@@ -81,16 +81,9 @@ class _Deformable:
             checked_address('weights', weights, (B, Q, h, L, P)),
         ]
         structure = Deformable(
-            threads=torch.get_num_threads(),
-            batch=B,
-            queries=Q,
-            tokens=S,
-            heads=h,
-            channels=d,
-            levels=L,
-            points=P,
+            threads=torch.get_num_threads(), batch=B, queries=Q, tokens=S, heads=h, channels=d, levels=L, points=P,
             shapes=checked_address('shapes', shapes_L2, (L, 2), torch.int64),
-        )
+        )  # fmt: skip
         return structure, arrays, empty(B, Q, h, d)
 
     def backward(
@@ -100,7 +93,7 @@ class _Deformable:
         structure, arrays, y_BQhd = self.locate(values, places, weights, shapes_L2)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
         grad = checked_address('gradient', grad_BQhd, y_BQhd.shape)
-        grad_addresses = [checked_address('gradient', tensor, tensor.shape) for tensor in gradients]
+        grad_addresses = [checked_address('gradient', tensor) for tensor in gradients]
         libswin().deformable_backward(byref(structure), *arrays, grad, *grad_addresses)
         return gradients
 

@@ -33,9 +33,9 @@ def roi_align(maps_BCHW: Tensor, rois_R5: Tensor, pooled_RCIJ: Tensor, pooling: 
         ValueError: an argument does not fit.
     """
     maps_BCHW, rois_R5 = _dense(maps_BCHW), rois_R5.float().contiguous()
-    described = _describe(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
+    structure = _structure(maps_BCHW, maps_BCHW.dtype, rois_R5, pooling)
     pooled = checked_address('pooled', pooled_RCIJ, (len(rois_R5), maps_BCHW.shape[1], *pooling.bins), maps_BCHW.dtype)
-    libswin().roi_align_forward(byref(described), _address_of_maps(maps_BCHW), pooled)
+    libswin().roi_align_forward(byref(structure), _address_of_maps(maps_BCHW), pooled)
 
 
 def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: Tensor, pooling: Any) -> None:
@@ -46,9 +46,9 @@ def add_roi_align_gradient(grad_RCIJ: Tensor, rois_R5: Tensor, grad_maps_BCHW: T
     sums_BCHW, grad_RCIJ, rois_R5 = grad_maps_BCHW, grad_RCIJ.contiguous(), rois_R5.float().contiguous()
     if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
         sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
-    described = _describe(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
+    structure = _structure(sums_BCHW, grad_RCIJ.dtype, rois_R5, pooling)
     grad = checked_address('grad', grad_RCIJ, (len(rois_R5), sums_BCHW.shape[1], *pooling.bins), grad_RCIJ.dtype)
-    libswin().roi_align_backward(byref(described), grad, _address_of_maps(sums_BCHW))
+    libswin().roi_align_backward(byref(structure), grad, _address_of_maps(sums_BCHW))
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
 
@@ -82,13 +82,15 @@ def _dense(maps_BCHW: Tensor) -> Tensor:
 def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
     """Return the address of a result of `_dense`."""
     x = maps_BCHW if maps_BCHW.is_contiguous() else maps_BCHW.permute(0, 2, 3, 1)
-    return checked_address('maps', x, x.shape, x.dtype)
+    return checked_address('maps', x, dtype=x.dtype)
 
 
-def _describe(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlign:
-    """Return the library's description. The description holds the address of `rois_R5`: keep `rois_R5` alive."""
-    bins, scale, samples, aligned = pooling
+def _structure(maps_BCHW: Tensor, dtype: torch.dtype, rois_R5: Tensor, pooling: Any) -> RoiAlign:
+    """Return the library's structure. It has the address of `rois_R5`: keep `rois_R5` alive."""
+    (bins, scale, samples, aligned), (B, C, H, W), R = pooling, maps_BCHW.shape, len(rois_R5)
     return RoiAlign(
-        *(dtype_number('maps', dtype), torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
-        *(len(rois_R5), checked_address('rois', rois_R5, (len(rois_R5), 5)), *bins, max(samples, 0), scale, aligned),
-    )
+        dtype=dtype_number('maps', dtype), threads=torch.get_num_threads(),
+        batch=B, channels=C, height=H, width=W, stride=tuple(maps_BCHW.stride()),
+        regions=R, boxes=checked_address('rois', rois_R5, (R, 5)),
+        bins_height=bins[0], bins_width=bins[1], samples=max(samples, 0), scale=scale, aligned=aligned,
+    )  # fmt: skip

@@ -109,8 +109,11 @@ def _is_gemm_correct(dtype: torch.dtype) -> bool:
     image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **of_float32).sin().view(2, 4, 48, 32)
     weight_NCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
     panels, y_BHWN = pack_linear(weight_NCHW, dtype, unit=1), empty(2, 3, 2, 96)
-    images = Images(image_BCHW.data_ptr(), *image_BCHW.shape, tuple(image_BCHW.stride()), 16, 16)
-    projection = Projection(DTYPES.index(GEMM_DTYPES[dtype]), 1, 96, panels.data_ptr(), None, False, 0.0, None, None)
+    images = Images(
+        pixels=image_BCHW.data_ptr(), batch=2, channels=4, height=48, width=32, stride=tuple(image_BCHW.stride()),
+        patch_height=16, patch_width=16,
+    )  # fmt: skip
+    projection = Projection(dtype=DTYPES.index(GEMM_DTYPES[dtype]), threads=1, outputs=96, linear=panels.data_ptr())
     memory.libswin().embed_forward(byref(images), byref(projection), y_BHWN.data_ptr())
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_NCHW.double(), stride=16)
     error = (y_BHWN.permute(0, 3, 1, 2) - expected).square().mean().sqrt() / expected.square().mean().sqrt()

@@ -86,7 +86,7 @@ class BlockComputation(NamedTuple):
     the output.
 
     Attributes:
-        dtype: of torch's linear layers in this call. The products here have the dtype `GEMM_DTYPES[dtype]`.
+        dtype: of linear layers in torch. The products here have the dtype `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         saves: whether the forward saves more than the input for backward, see `saved_blocks.saves_activations`.
         saved_bytes: memory for the saved activations. If they need more, none are saved. None: as much as needed.
@@ -118,23 +118,23 @@ class BlockComputation(NamedTuple):
         return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.max_saved_bytes(shape, *weights))
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Block:
-        (h, D, scale, eps, bias_window, pads_first), windows, C = self.settings, self.windows, shape[3]
-        sizes = *shape, D, h, *windows.window_size, *windows.shift
-        require_sizes('block', self.dtype, *sizes)
+        (h, D, scale, eps, bias_window, pads_first), windows, (B, H, W, C) = self.settings, self.windows, shape
+        (Wh, Ww), (down, right) = windows.window_size, windows.shift
+        require_sizes('block', self.dtype, B, H, W, C, D, h, Wh, Ww, down, right)
         key = self.dtype, C, h, D, windows.window_size, bias_window
-        tensors, addresses = cached_while_unchanged(
-            parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache
-        )
-        padding = PADDING_MASKED if windows.mask_padding else PADDING_ATTENDED if pads_first else PADDING_AFTER_ROLL
+        packed = cached_while_unchanged(parameters, key, lambda: self.pack(C, make_weights(*parameters)), self.cache)
         prepared = Block(
-            *(DTYPES.index(GEMM_DTYPES[self.dtype]), torch.get_num_threads(), *sizes, padding, len(eps) == 3),
-            *(scale, *eps, *[0.0] * (3 - len(eps)), *addresses),
-        )
-        prepared.memory = tensors
+            dtype=DTYPES.index(GEMM_DTYPES[self.dtype]), threads=torch.get_num_threads(),
+            batch=B, height=H, width=W, channels=C, hidden=D, heads=h,
+            window_height=Wh, window_width=Ww, shift_height=down, shift_width=right,
+            padding=PADDING_MASKED if windows.mask_padding else PADDING_ATTENDED if pads_first else PADDING_AFTER_ROLL,
+            scale=scale, has_norm3=len(eps) == 3, **dict(zip(('eps1', 'eps2', 'eps3'), eps)), **packed.addresses,
+        )  # fmt: skip
+        prepared.memory = packed.tensors
         return prepared
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
-        """Return `BlockWeights` in the library's order, from the field `linear` of its structure on."""
+        """Return `BlockWeights` in the library's order."""
         h, gemm_dtype = self.settings.heads, GEMM_DTYPES[self.dtype]
         for name, tensor, shape in zip(BlockWeights._fields, weights, self.shapes(C)):
             checked_address(name, tensor, shape, allows_gaps=True)
@@ -142,12 +142,10 @@ class BlockComputation(NamedTuple):
         vectors = [
             tensor if tensor is None else tensor.clone(memory_format=torch.contiguous_format) for tensor in weights[4:]
         ]
-        linear = tuple(checked_address('packed weight', tensor, tensor.shape, gemm_dtype) for tensor in panels)
-        p = [
-            checked_address(name, tensor, () if tensor is None else tensor.shape)
-            for name, tensor in zip(BlockWeights._fields[4:], vectors)
-        ]
-        return Packed([*panels, *vectors], (linear, tuple(p[:4]), *p[4:]))
+        linear = tuple(checked_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels)
+        bias = tuple(checked_address('bias', tensor) for tensor in vectors[:4])
+        others = {name: checked_address(name, tensor) for name, tensor in zip(VECTORS, vectors[4:])}
+        return Packed([*panels, *vectors], dict(linear=linear, bias=bias, **others))
 
     def shapes(self, C: int) -> Sequence[tuple[int, ...]]:
         """Return the shapes of the tensors of `BlockWeights`."""
@@ -161,7 +159,7 @@ class BlockComputation(NamedTuple):
         y_BHWC = empty(x_BHWC.shape) if out is None else out
         prepared.drop_path = checked_address('drop_path', drop_path_2B, (2, len(x_BHWC)))
         saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves else ((), 0, None)
-        x, y = checked_address('x', x_BHWC, x_BHWC.shape, copies=copies), checked_address('y', y_BHWC, x_BHWC.shape)
+        x, y = checked_address('x', x_BHWC, copies=copies), checked_address('y', y_BHWC, x_BHWC.shape)
         libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
         return y_BHWC, *saved
 
@@ -207,14 +205,13 @@ class BlockComputation(NamedTuple):
             groups = int(_groups_in(memory))
             saved_ptr = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
         grad_x, *grad_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
-        grad_x_ptr, *grad_ptrs = [checked_address('gradient', tensor, tensor.shape) for tensor in results]
-        panels = [
-            checked_address('packed weight', tensor, tensor.shape, GEMM_DTYPES[self.dtype]) for tensor in transposed
-        ]
+        x_ptr, *ptrs = [checked_address('gradient', tensor) for tensor in results]
+        linear, bias, vectors = tuple(ptrs[:4]), tuple(ptrs[4:8]), dict(zip(VECTORS, ptrs[8:]))
+        panels = [checked_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
         libswin().block_backward(
-            *(byref(prepared), (c_void_p * 4)(*panels), checked_address('x', x_BHWC, shape, copies=copies)),
+            *(byref(prepared), (c_void_p * 4)(*panels), checked_address('x', x_BHWC, copies=copies)),
             *(checked_address('gradient', grad_BHWC, shape), saved_ptr, groups),
-            byref(BlockGradients(grad_x_ptr, tuple(grad_ptrs[:4]), tuple(grad_ptrs[4:8]), *grad_ptrs[8:])),
+            byref(BlockGradients(x=x_ptr, linear=linear, bias=bias, **vectors)),
         )
         return grad_x, *grad_weights
 
@@ -237,7 +234,9 @@ def _address_of_saved(memory: Tensor, size: int) -> int:
     return LINE + (first or 0)
 
 
+VECTORS = *BlockWeights._fields[8:14], 'position_bias', 'cosine_scale'  # fields of `Block`
 PROJECTION = 'weight', 'vector', 'vector', 'vector'  # names of a projection's tensors in errors
+PROJECTION_VECTORS = 'bias', 'norm_weight', 'norm_bias'  # fields of `Projection`
 
 
 class ProjectionComputation(NamedTuple):
@@ -250,7 +249,7 @@ class ProjectionComputation(NamedTuple):
         is_merging: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
         eps: of the norm; None: no norm.
         post_norm: whether the norm is behind the projection.
-        dtype: of torch's linear layers in this call. The products here have the dtype `GEMM_DTYPES[dtype]`.
+        dtype: of linear layers in torch. The products here have the dtype `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         has_gradients: whether autograd records.
     """
@@ -292,23 +291,22 @@ class ProjectionComputation(NamedTuple):
         self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights
     ) -> tuple[Any, Any, tuple[int, ...]]:
         """Return the structures of the input and of the layer, and the shape of the output."""
-        N, patch = len(parameters[0]), (2, 2) if self.is_merging else tuple(parameters[0].shape[2:])
+        N, (down, across) = len(parameters[0]), (2, 2) if self.is_merging else parameters[0].shape[2:]
         B, H, W, C = shape if self.is_merging else (shape[0], *shape[2:], shape[1])
-        sizes = (*shape, N) if self.is_merging else (*shape, *patch, N)
+        sizes = (*shape, N) if self.is_merging else (*shape, down, across, N)
         require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, self.has_gradients)
-        tensors, addresses = cached_while_unchanged(
+        packed = cached_while_unchanged(
             parameters, (self.dtype, C, self.post_norm), lambda: self.pack(C, make_weights(*parameters)), self.cache
         )
-        linear, bias, *norm = addresses
         projection = Projection(
-            *(DTYPES.index(GEMM_DTYPES[self.dtype]), torch.get_num_threads(), N, linear, bias),
-            *(self.eps is not None, self.eps or 0.0, *norm),
-        )
-        projection.memory = tensors
-        source: Any = Maps(None, *shape, self.post_norm)
+            dtype=DTYPES.index(GEMM_DTYPES[self.dtype]), threads=torch.get_num_threads(), outputs=N,
+            has_norm=self.eps is not None, eps=self.eps or 0.0, **packed.addresses,
+        )  # fmt: skip
+        projection.memory = packed.tensors
+        source: Any = Maps(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
         if not self.is_merging:
-            source = Images(None, *shape, (0, 0, 0, 0), *patch)
-        return source, projection, (B, -(-H // patch[0]), -(-W // patch[1]), N)
+            source = Images(batch=B, channels=C, height=H, width=W, patch_height=down, patch_width=across)
+        return source, projection, (B, -(-H // down), -(-W // across), N)
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return weight, bias and norm in the library's order."""
@@ -316,22 +314,23 @@ class ProjectionComputation(NamedTuple):
         for name, tensor, shape in zip(PROJECTION, weights, self.shapes(len(weight), C, weight.shape[2:])):
             checked_address(name, tensor, shape, allows_gaps=True)
         panels = self.pack_weight(weight)
-        order = neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
+        copy_norm = neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
         tensors = [
-            tensor if tensor is None else turn(tensor)
-            for turn, tensor in zip((Tensor.clone, order, order), (bias, *norm))
+            tensor if tensor is None else copy(tensor)
+            for copy, tensor in zip((Tensor.clone, copy_norm, copy_norm), (bias, *norm))
         ]
-        p = [checked_address('vector', tensor, () if tensor is None else tensor.shape) for tensor in tensors]
-        return Packed([panels, *tensors], (checked_address('packed weight', panels, panels.shape, panels.dtype), *p))
+        addresses = {name: checked_address('vector', tensor) for name, tensor in zip(PROJECTION_VECTORS, tensors)}
+        addresses['linear'] = checked_address('packed weight', panels, dtype=panels.dtype)
+        return Packed([panels, *tensors], addresses)
 
     def forward(self, x: Tensor, prepared: tuple[Any, Any, tuple[int, ...]]) -> Sequence[Tensor]:
         copies: list[Any] = []
         source, projection, shape = prepared
         y_BHWN = empty(shape)
         if self.is_merging:
-            source.x = checked_address('x', x, x.shape, copies=copies)
+            source.x = checked_address('x', x, copies=copies)
         else:  # an image may have any strides
-            source.pixels, source.stride = checked_address('x', x, x.shape, allows_gaps=True), tuple(x.stride())
+            source.pixels, source.stride = checked_address('x', x, allows_gaps=True), tuple(x.stride())
         forward = libswin().merge_forward if self.is_merging else libswin().embed_forward
         forward(byref(source), byref(projection), checked_address('y', y_BHWN, shape))
         return (y_BHWN,)
@@ -351,24 +350,22 @@ class ProjectionComputation(NamedTuple):
         copies: list[Any] = []
         (source, projection, shape), weight = prepared, weights[0]
         if self.is_merging:
-            source.x = checked_address('x', x, x.shape, copies=copies)
+            source.x = checked_address('x', x, copies=copies)
         else:  # an image may have any strides
-            source.pixels, source.stride = checked_address('x', x, x.shape, allows_gaps=True), tuple(x.stride())
+            source.pixels, source.stride = checked_address('x', x, allows_gaps=True), tuple(x.stride())
         (N, K), needs_grad_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
         normed = 0 if self.eps is None else N if self.post_norm else K
         transposed = self.pack_weight(weight, transposed=True) if needs_grad_x else empty(0)
         grad_x = empty(x.shape) if needs_grad_x else empty(0)  # a norm before the projection needs `grad_x` too
         grad_weight, grad_bias, grad_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
-        grad_ptrs = [
-            checked_address('gradient', tensor, tensor.shape) or None
-            for tensor in (grad_x, grad_weight, grad_bias, *grad_norm)
-        ]
+        gradients = dict(x=grad_x, linear=grad_weight, bias=grad_bias, norm_weight=grad_norm[0], norm_bias=grad_norm[1])
+        addresses = {name: checked_address('gradient', tensor) or None for name, tensor in gradients.items()}
         backward = libswin().merge_backward if self.is_merging else libswin().embed_backward
         backward(
             *(byref(source), byref(projection)),
-            checked_address('packed weight', transposed, transposed.shape, transposed.dtype),
+            checked_address('packed weight', transposed, dtype=transposed.dtype),
             checked_address('gradient', grad_BHWN, shape),
-            byref(ProjectionGradients(*grad_ptrs)),
+            byref(ProjectionGradients(**addresses)),
         )
         if self.is_merging:
             grad_weight = neighbours_last(grad_weight)
@@ -424,7 +421,7 @@ class OutputNormComputation(NamedTuple):
             checked_address('x', x_BHWC, (B, H, W, C), copies=copies),
             checked_address('gradient', grad_BCHW, (B, C, H, W)),
             *(B, H * W, C, prepared[0][0], self.eps, torch.get_num_threads()),
-            *(checked_address('gradient', tensor, tensor.shape) for tensor in gradients),
+            *(checked_address('gradient', tensor) for tensor in gradients),
         )
         return gradients
 

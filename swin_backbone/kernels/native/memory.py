@@ -101,7 +101,7 @@ def describe_unsupported(name: str, tensor: Tensor, sizes: Sequence[int], dtype:
 def checked_address(
     name: str,
     tensor: Optional[Tensor],
-    sizes: Sequence[int],
+    sizes: Optional[Sequence[int]] = None,
     dtype: torch.dtype = float32,
     copies: Optional[list[Any]] = None,
     allows_gaps: bool = False,
@@ -109,7 +109,7 @@ def checked_address(
     """Check a tensor, and return its address; None for None. The library gets no other addresses.
 
     Args:
-        sizes: a tuple, the shape that the library takes.
+        sizes: a tuple, the shape that the library takes; None: any shape.
         copies: a list that keeps the contiguous copy of a tensor with other strides alive. None: such a tensor is an
             error.
         allows_gaps: whether the library takes any strides.
@@ -119,13 +119,13 @@ def checked_address(
     """
     if tensor is None:
         return None
-    if tensor.shape == sizes and tensor.dtype is dtype and is_readable(tensor):
+    if (sizes is None or tensor.shape == sizes) and tensor.dtype is dtype and is_readable(tensor):
         if copies is not None and not tensor.is_contiguous():
             tensor = tensor.contiguous()
             copies.append(tensor)
         if allows_gaps or tensor.is_contiguous():
             return tensor.data_ptr()
-    raise Unsupported(describe_unsupported(name, tensor, sizes, dtype))
+    raise Unsupported(describe_unsupported(name, tensor, tensor.shape if sizes is None else sizes, dtype))
 
 
 def dtype_number(name: str, dtype: torch.dtype) -> int:
@@ -143,10 +143,10 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
         unit: neighbouring columns of a panel.
     """
     dtype, weight_NK = GEMM_DTYPES[dtype], weight.detach().flatten(1).contiguous()
-    (N, K), first = weight_NK.shape, checked_address('weight', weight_NK, weight_NK.shape)
+    (N, K), address = weight_NK.shape, checked_address('weight', weight_NK)
     panels = empty(libswin().packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
-    packed = checked_address('packed weight', panels, panels.shape, dtype)
-    libswin().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), packed)
+    packed = checked_address('packed weight', panels, dtype=dtype)
+    libswin().pack(DTYPES.index(dtype), address, N, K, unit, transposed, torch.get_num_threads(), packed)
     return panels
 
 
@@ -155,7 +155,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     copies: list[Tensor] = []
     count, hashed = len(tensors), c_int64()
     pieces = (c_void_p * count)(
-        *[checked_address('tensor', tensor, tensor.shape, tensor.dtype, copies) for tensor in tensors]
+        *[checked_address('tensor', tensor, dtype=tensor.dtype, copies=copies) for tensor in tensors]
     )
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     libswin().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
@@ -191,11 +191,11 @@ class Packed(NamedTuple):
 
     Attributes:
         tensors: hold the memory.
-        addresses: of the tensors, as fields of a structure of the library.
+        addresses: of the tensors, by field of a structure of the library.
     """
 
     tensors: Sequence[Optional[Tensor]]
-    addresses: Sequence[Any]
+    addresses: dict[str, Any]
 
 
 def cached_while_unchanged(

@@ -46,7 +46,7 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     if isinstance(modules, str):
         return 0.0, modules
     for parameter in parameters:
-        checked_address('parameter', parameter, parameter.shape, allows_gaps=True)
+        checked_address('parameter', parameter, allows_gaps=True)
     generator = torch.Generator().manual_seed(0)
     module.train()
     for owner, name in rates_in(modules, foreign):
