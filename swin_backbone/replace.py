@@ -20,8 +20,8 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 # A call of a marked forward, ready to run: takes the arguments of the forward without the module, and returns the
 # result of the forward.
 Plan = Callable[..., Any]
-# A plan; or the reason why there is none, a sentence; or None: torch's forward runs under every backend.
-PlanOrReason = Union[Plan, str, None]
+Reason = str  # why a backend cannot compute a call, in a sentence
+PlanOrReason = Union[Plan, Reason, None]  # None: torch's forward runs under every backend
 
 
 class Replacement(NamedTuple):

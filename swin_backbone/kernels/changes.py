@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..compat import constant_when_compiled
 from ..modes import needs_torch_op
+from ..replace import Reason
 
 Read = TypeVar('Read')
 Modules = dict[str, Any]  # inside a layer, by name
@@ -72,7 +73,7 @@ def methods_of(cls: Any) -> frozenset[str]:
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
 
 
-def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Union[Modules, str]:
+def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Union[Modules, Reason]:
     """Return the modules inside a layer by name, level by level; or a reason that names a changed module.
 
     Types must match exactly, because a subclass may compute a different result. `_modules` takes a fifth of the time of

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
-from ..native.availability import find_unsupported, find_unsupported_dtype
+from ..native.availability import find_unsupported_dtype
 from ..native.computation import MakeWeights, ResultShapes, Weights
 from ..native.library import GEMM_DTYPES, Convolution
 from ..native.memory import Cache, cached_while_unchanged, checked_address, dtype_number, empty, is_readable, libswin
 from ..native.operators import Schema, register_operator
 from ..native.plans import run_computation
 from ..native.size_limits import is_within
+from . import FLOATS, takes_tensor
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels
@@ -29,7 +30,6 @@ PACKING = 500  # tiles: see `choose_tile`
 # With fewer, transforming takes more time than the products save.
 MIN_CHANNELS = 32
 MIN_TILES = 32
-CAST = {torch.float32, torch.bfloat16, torch.float16}  # by autocast
 
 
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
@@ -43,7 +43,7 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         x_BCHW.dim() == 4
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
-        and find_unsupported(x_BCHW) is None
+        and takes_tensor(x_BCHW)
         and _takes_dtype(_dtype_of(*tensors))
         and all(is_plain_or_fake(t) if needs_torch_op() else is_readable(t) for t in tensors)
         and (needs_torch_op() or takes_convolution((len(x_BCHW), *x_BCHW.shape[2:], C), N))
@@ -76,7 +76,7 @@ def choose_tile(x_BHWC: Tensor, is_packed: bool) -> int:
 def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
     """Return the dtype of torch's convolution of the tensors; None: torch refuses the tensors."""
     dtypes = {t.dtype for t in tensors}
-    if torch.is_autocast_enabled('cpu') and dtypes <= CAST:
+    if torch.is_autocast_enabled('cpu') and dtypes <= {*FLOATS}:
         return torch.get_autocast_dtype('cpu')
     return dtypes.pop() if len(dtypes) == 1 else None
 

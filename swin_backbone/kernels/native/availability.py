@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref
 from functools import lru_cache
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ...compat import changes_functions, constant_when_compiled, has_global_hooks, num_function_modes
 from ...modes import is_plain_or_fake, needs_torch_op, tracer_of
-from ...replace import is_library_disabled
+from ...replace import Reason, is_library_disabled
 from . import memory
 from .library import DTYPES, GEMM_DTYPES, ISA_VARIABLE, Images, Projection, load_library
 from .memory import empty, is_readable, pack_linear
@@ -22,14 +23,13 @@ from .memory import empty, is_readable, pack_linear
 PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the precision of `accelerate`
 
 
-def find_unsupported(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[str]:
-    """Return why the library does not compute with tensors like `x`, in a sentence; None: it does.
+def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Optional[Reason]:
+    """Return why the library does not compute with tensors like `x`; None: it does.
 
     The device, the dtype and the modes of torch decide.
 
     Args:
-        layer: of a Swin: `x` is float32, or under autocast of any floating dtype. None: a neck or head layer; these
-            layers are registered as operators of torch under torch.compile alone.
+        dtypes: of `x`; under autocast, the library takes any floating dtype.
     """
     tracer = tracer_of(x)
     if x.device.type != 'cpu':
@@ -37,10 +37,9 @@ def find_unsupported(x: Tensor, layer: Optional[nn.Module] = None) -> Optional[s
     if tracer not in (None, 'torch.compile', 'torch.export') or (tracer and _is_onnx_export()):
         return f'The compiled library is no part of what {tracer} records.'
     is_autocast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
-    if layer is None and needs_torch_op() and tracer != 'torch.compile':
-        return 'The compiled library has no operator of torch for this computation here.'
-    if layer is not None and x.dtype is not torch.float32 and not is_autocast:
-        return f'The compiled library takes maps of float32, under autocast of a floating dtype, not {x.dtype}.'
+    if x.dtype not in dtypes and not is_autocast:
+        allowed = ', '.join(map(str, dtypes))
+        return f'The compiled library takes {allowed}, or any floating dtype under autocast, not {x.dtype}.'
     if has_global_hooks():
         return 'The compiled library calls no modules, and a hook on all modules is registered.'
     if tracer is None and num_function_modes() and changes_functions():
@@ -69,8 +68,8 @@ def _is_onnx_export() -> bool:
 
 
 @constant_when_compiled
-def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[str]:
-    """Return why the library cannot run in the process or the thread, in a sentence; None: it can."""
+def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[Reason]:
+    """Return why the library cannot run in the process or the thread; None: it can."""
     if needs_onednn and not torch.backends.mkldnn.enabled:
         return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
     if is_library_disabled():
@@ -79,8 +78,8 @@ def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[
 
 
 @lru_cache(maxsize=len(GEMM_DTYPES) + 1)
-def find_unsupported_dtype(dtype: torch.dtype) -> Optional[str]:
-    """Return why the library does not compute in `dtype` here, in a sentence; None: it does.
+def find_unsupported_dtype(dtype: torch.dtype) -> Optional[Reason]:
+    """Return why the library does not compute in `dtype` here; None: it does.
 
     Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
+from ...replace import Reason
 from ..changes import forget_readings
 from .library import DTYPES, GEMM_DTYPES, Library, load_library
 from .size_limits import find_unsupported_size
@@ -78,7 +79,7 @@ def require_sizes(function: str, *sizes: Any) -> None:
 
 
 @constant_when_compiled  # torch.compile cannot catch an error of such a function
-def _find_unsupported_size(function: str, *sizes: Any) -> Optional[str]:
+def _find_unsupported_size(function: str, *sizes: Any) -> Optional[Reason]:
     return find_unsupported_size(function, torch.get_num_threads(), *sizes)
 
 

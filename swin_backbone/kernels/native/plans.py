@@ -6,18 +6,21 @@ A plan calls the library in one `autograd.Function`, or under a graph or a dispa
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import torch
 from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
 from ...modes import is_batched, needs_torch_op
+from ...replace import Reason
 from ..changes import forget_readings, read_once
 from . import operators as operators  # registers the operators of torch
 from .availability import find_unsupported
 from .computation import Computation, MakeWeights, SwinComputation, Weights, as_given
 from .memory import Unsupported, free_if_elsewhere, is_readable
+
+Read, Made = TypeVar('Read'), TypeVar('Made')
 
 
 class NativeLayer(NamedTuple):
@@ -77,26 +80,10 @@ class OperatorPlan(NamedTuple):
         return y
 
 
-def plan_module(
-    read: Callable[..., Union[NativeLayer, str]], module: nn.Module, x: Tensor
-) -> Union[LayerPlan, OperatorPlan, str]:
-    """Return the plan of a module for `x`, or the reason why there is none; see `replace.Replacement`.
-
-    Args:
-        read: `read(module, x)` returns the `NativeLayer`, or the reason why there is none; see `read_once`.
-    """
-    layer_or_reason = find_unsupported(x, module) or read_once(read, module, x)
-    if isinstance(layer_or_reason, str):
-        free_if_elsewhere(module, x)
-        return layer_or_reason
-    try:
-        return plan_layer(layer_or_reason, module, x.shape)
-    except Unsupported as error:
-        forget_readings(module)  # sizes may have changed
-        return str(error)
+NativePlan = Union[LayerPlan, OperatorPlan]
 
 
-def plan_layer(layer: NativeLayer, module: nn.Module, shape: Sequence[int]) -> Union[LayerPlan, OperatorPlan]:
+def plan_layer(layer: NativeLayer, module: nn.Module, shape: Sequence[int]) -> NativePlan:
     """Return the plan of a layer for inputs of a shape; or raise `Unsupported`."""
     computation, by_torch, parameters, make_weights = layer
     if not needs_torch_op():
@@ -106,6 +93,29 @@ def plan_layer(layer: NativeLayer, module: nn.Module, shape: Sequence[int]) -> U
     weights = make_weights(*parameters)
     computation.check(shape, *weights)
     return OperatorPlan(computation, weights)
+
+
+def plan_module(
+    read: Callable[..., Union[Read, Reason]],
+    make_plan: Callable[[Read, nn.Module, Sequence[int]], Made],
+    module: nn.Module,
+    x: Tensor,
+) -> Union[Made, Reason]:
+    """Return the plan of a module for `x`, or the reason why there is none; see `replace.Replacement`.
+
+    Args:
+        read: `read(module, x)` returns what the library computes, or a reason; see `read_once`.
+        make_plan: `make_plan(what_was_read, module, shape)`, like `plan_layer`.
+    """
+    read_or_reason = find_unsupported(x) or read_once(read, module, x)
+    if isinstance(read_or_reason, str):
+        free_if_elsewhere(module, x)
+        return read_or_reason
+    try:
+        return make_plan(read_or_reason, module, x.shape)
+    except Unsupported as error:
+        forget_readings(module)  # sizes may have changed
+        return str(error)
 
 
 @constant_when_compiled

@@ -12,6 +12,7 @@ from typing import Optional
 import torch
 
 from ...compat import constant_when_compiled
+from ...replace import Reason
 
 THREADS = range(1, 1025)
 MAX_TERMS = 2**16  # of a sum in eight bits
@@ -143,8 +144,8 @@ LIMITS: dict[str, Callable[..., Iterable[Row]]] = {
 
 
 @lru_cache(maxsize=1024)
-def find_unsupported_size(function: str, threads: int, *sizes: int) -> Optional[str]:
-    """Return which size the library does not take, in a sentence; None: it takes all.
+def find_unsupported_size(function: str, threads: int, *sizes: int) -> Optional[Reason]:
+    """Return which size the library does not take; None: it takes all.
 
     Args:
         function: a name of `LIMITS`.

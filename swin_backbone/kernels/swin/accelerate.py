@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...models.pyramid import SwinPyramid
+from ...replace import Reason
 from ..changes import record_methods
 from ..native.availability import PRECISION, find_unsupported_dtype
 from .foreign import ACCELERATED, BASE_ATTRIBUTE, ForeignLayer, find_candidate_layer, run_norm, try_native
@@ -91,7 +92,7 @@ def _require_int8(model: nn.Module, precision: str) -> None:
         raise ValueError(f"precision='int8' takes a model on a CPU, got {min(devices)}")
 
 
-def _find_unsupported_int8(layer: Any) -> Optional[str]:
+def _find_unsupported_int8(layer: Any) -> Optional[Reason]:
     """Return why the library does not compute a layer of ours in eight bits; None: it does, or a user's forward."""
     if layer.backend not in ('auto', 'native'):
         return f'The backend is {layer.backend!r}.'

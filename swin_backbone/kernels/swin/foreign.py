@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_canonical
 from ...modes import linear_dtype, needs_torch_op
+from ...replace import Reason
 from ...sizes import Size
 from ..changes import Modules, hides_methods, is_patched, read_modules
 from ..native.availability import dtype_and_gradients, find_unsupported
@@ -71,12 +72,12 @@ def find_candidate_layer(module: Any) -> Optional[ForeignLayer]:
     return ForeignLayer('block', run_block, types, settings, channels, *origin_and_names)
 
 
-def find_unsupported_call(layer: Any, x: Any) -> Optional[str]:
-    """Return why the library does not compute a layer for `x`, in a sentence; None: nothing has changed."""
+def find_unsupported_call(layer: Any, x: Any) -> Optional[Reason]:
+    """Return why the library does not compute a layer for `x`; None: nothing has changed."""
     foreign: ForeignLayer = vars(layer)[ACCELERATED]
     if not isinstance(x, Tensor):
         return f'The first argument is no tensor, but a {type(x).__name__}.'
-    reason, cls = find_unsupported(x, layer), cast(Any, type(layer))
+    reason, cls = find_unsupported(x), cast(Any, type(layer))
     modules = reason or read_modules(layer, foreign.types)
     if isinstance(modules, str):
         return modules

@@ -16,9 +16,10 @@ from ...models.layers import PatchEmbed, PatchMerging
 from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
 from ...modes import needs_torch_op
+from ...replace import Reason
 from ...sizes import Size
-from ..changes import Modules, forget_readings, is_changed, read_modules, read_once, record_methods
-from ..native.availability import dtype_and_gradients, find_unsupported
+from ..changes import Modules, is_changed, read_modules, record_methods
+from ..native.availability import dtype_and_gradients
 from ..native.layers import (
     BlockComputation,
     BlockSettings,
@@ -26,8 +27,8 @@ from ..native.layers import (
     OutputNormComputation,
     ProjectionComputation,
 )
-from ..native.memory import Unsupported, cache_of, describe_unsupported, free_if_elsewhere
-from ..native.plans import LayerPlan, NativeLayer, OperatorPlan, plan_layer, plan_module
+from ..native.memory import Unsupported, cache_of, describe_unsupported
+from ..native.plans import NativeLayer, NativePlan, plan_layer, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
 from .block_weights import (
     ATTENTION,
@@ -68,7 +69,7 @@ class BlockPlan(NamedTuple):
     """A block that is ready to run; see `replace.Plan`."""
 
     block: Any
-    plan: Union[LayerPlan, OperatorPlan]
+    plan: NativePlan
 
     def __call__(self, x_BHWC: Tensor, out: Optional[Tensor] = None) -> Tensor:
         """Run the block, see `SwinBlock.forward`.
@@ -84,13 +85,13 @@ class BlockPlan(NamedTuple):
         return self.plan(x_BHWC, **call)
 
 
-def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, str]:
+def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, Reason]:
     """See `replace.Replacement`."""
-    plan = plan_module(read_block, block, x_BHWC)
+    plan = plan_module(read_block, plan_layer, block, x_BHWC)
     return plan if isinstance(plan, str) else BlockPlan(block, plan)
 
 
-def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Union[NativeLayer, str]:
+def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Union[NativeLayer, Reason]:
     """Return the `NativeLayer` of a block, or the reason why the library does not compute the block.
 
     Args:
@@ -133,8 +134,8 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
     return NativeLayer(computation, partial(forward_by_torch, [*tensors]), [*tensors.values()], make_weights)
 
 
-def _find_unsupported_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[str]:
-    """Return which setting of a block the library lacks, in a sentence; None: it has all."""
+def _find_unsupported_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[Reason]:
+    """Return which setting of a block the library lacks; None: it has all."""
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     if attention.backend not in ('auto', 'native'):
@@ -156,21 +157,19 @@ def _find_unsupported_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> O
     return None
 
 
-def plan_stage(stage: Any, x_BHWC: Tensor, run_downsample: bool = True) -> Union['StagePlan', None]:
+def plan_stage(stage: Any, x_BHWC: Tensor, run_downsample: bool = True) -> Optional['StagePlan']:
     """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
-    layers = find_unsupported(x_BHWC, stage) or read_once(read_stage, stage, x_BHWC)
-    if isinstance(layers, str):
-        free_if_elsewhere(stage, x_BHWC)
-        return None
-    try:
-        plans = [plan_layer(layer, block, x_BHWC.shape) for block, layer in zip(stage.blocks, layers)]
-    except Unsupported:
-        forget_readings(stage)  # sizes may have changed
-        return None
+    plan = plan_module(read_stage, plan_blocks, stage, x_BHWC)
+    return None if isinstance(plan, str) else plan
+
+
+def plan_blocks(layers: Sequence[NativeLayer], stage: Any, shape: Sequence[int]) -> 'StagePlan':
+    """Return the plan of a stage for maps of a shape; or raise `Unsupported`."""
+    plans = [plan_layer(layer, block, shape) for block, layer in zip(stage.blocks, layers)]
     return StagePlan([*map(BlockPlan, stage.blocks, plans)], stage.downsample)
 
 
-def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[NativeLayer], str]:
+def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[NativeLayer], Reason]:
     """Return the `NativeLayer` of each block of a stage, or the reason why the library does not compute one."""
     layers = []
     for block in stage.blocks:
@@ -225,7 +224,7 @@ def _draw_drop_path(rate: float, batch: int) -> Tensor:
     return torch.rand(2, batch, dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
 
 
-def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, str]:
+def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, Reason]:
     """Return the `NativeLayer` of patch embedding or patch merging, or the reason why there is none."""
     is_merging = isinstance(layer, PatchMerging)
     name, linear_type = ('reduction', nn.Linear) if is_merging else ('projection', nn.Conv2d)
@@ -258,15 +257,15 @@ def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, str]:
     return NativeLayer(computation, by_torch, parameters)
 
 
-plan_projection = partial(plan_module, read_projection)
+plan_projection = partial(plan_module, read_projection, plan_layer)
 
 
-def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[LayerPlan, OperatorPlan, str, None]:
+def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[NativePlan, Reason, None]:
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
-    return None if type(norm) is nn.Identity else plan_module(read_output_norm, norm, x_BHWC)
+    return None if type(norm) is nn.Identity else plan_module(read_output_norm, plan_layer, norm, x_BHWC)
 
 
-def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[NativeLayer, str]:
+def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[NativeLayer, Reason]:
     """Return the `NativeLayer` of an output norm, or the reason why there is none."""
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):

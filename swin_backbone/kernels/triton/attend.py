@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ...models.layers.swin_block import WindowAttention
 from ...models.windows import Windows
 from ...modes import linear_dtype
-from ...replace import Plan
+from ...replace import Plan, Reason
 from ..changes import is_changed
 from .planning import find_unsupported_attention
 
 
-def plan_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, str]:
+def plan_attention(attention: Any, x_BHWC: Tensor, windows: Windows) -> Union[Plan, Reason]:
     """See `replace.Replacement`."""
     reason = find_unsupported_attention(attention, x_BHWC, windows)
     return partial(run_attention, attention) if reason is None else reason

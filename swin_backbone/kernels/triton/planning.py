@@ -10,6 +10,7 @@ from torch import Tensor
 from ...compat import allows_tf32, constant_when_compiled
 from ...models.windows import Windows
 from ...modes import linear_dtype, tracer_of
+from ...replace import Reason
 from ...sizes import Size
 from .tiles import INT32_OFFSETS, Tiles, Variant, is_interpreted
 
@@ -23,8 +24,8 @@ FAULTS: dict[Variant, Optional[str]] = {}  # of each tried variant, in a sentenc
 WARNED: set[tuple[Any, ...]] = set()  # device, dtype, head_dim and window_size of variants with a warning
 
 
-def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> Optional[str]:
-    """Return why the Triton kernels do not compute an attention for maps `x`, in a sentence; None: they do.
+def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> Optional[Reason]:
+    """Return why the Triton kernels do not compute an attention for maps `x`; None: they do.
 
     Under 'auto' the kernels compute only on CUDA, and float32 only with TF32: tensor cores have no plain float32. If a
     kernel fails in its trial on a CUDA device, one warning gives the reason. See `replace.Replacement`.
@@ -53,8 +54,8 @@ def find_unsupported_attention(attention: Any, x: Tensor, windows: Windows) -> O
 
 def _find_unsupported_setting(
     tracer: Optional[str], dtype: torch.dtype, window_size: Size, dropout: float
-) -> Optional[str]:
-    """Return why the kernels compute an attention on no GPU, in a sentence; None: they may."""
+) -> Optional[Reason]:
+    """Return why the kernels compute an attention on no GPU; None: they may."""
     if tracer not in (None, 'torch.compile', 'torch.export'):
         return f'The kernel has no version for {tracer}.'
     if dropout:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from mmcv.ops import MultiScaleDeformableAttention as Base
 from torch import Tensor
 
-from ...kernels import native
+from ...kernels.detection import takes_tensor
 from ...kernels.detection.deformable import deformable_attention, takes_attention, takes_layer
 from ...modes import needs_torch_op
 
@@ -34,7 +34,7 @@ class MultiScaleDeformableAttention(Base):
         if (
             reference_points is None
             or spatial_shapes is None
-            or native.find_unsupported(query) is not None
+            or not takes_tensor(query)
             or not self._has_sizes(query, query if value is None else value, spatial_shapes)
         ):
             y = super().forward(
