@@ -1,7 +1,7 @@
 """The facts of a bug report: versions, imports, devices and backends.
 
-A fact that cannot be found is printed as an error, and the next facts follow. Therefore only the standard library is
-imported at the top.
+A fact that cannot be found is printed as an error, and the next facts follow. Therefore no other package is imported
+at the top.
 """
 
 import importlib
@@ -9,13 +9,12 @@ import importlib.metadata
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
-from io import StringIO
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
+from .silence import silent
 from .version import __version__
 
 # Distributions by module. Two installed distributions of one module overwrite each other.
@@ -224,8 +223,7 @@ def _installed(distributions: Iterable[str]) -> list[tuple[str, str]]:
 def _try(find_fact: Callable[..., str], *arguments: Any) -> str:
     """Return a fact, or the error in one line, without the output of imported libraries."""
     try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
-            warnings.simplefilter('ignore')
+        with silent():  # warnings too, which are printed
             return find_fact(*arguments)
     except Exception as error:  # broken installations raise errors of any kind
         lines = str(error).strip().splitlines()

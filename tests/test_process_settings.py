@@ -16,10 +16,10 @@ from swin_backbone.checkpoints import read_checkpoint, trust_checkpoints
 from swin_backbone.checkpoints.reading import are_checkpoints_trusted
 from swin_backbone.compat import preserve_torch_rng, without_cudnn_attention
 from swin_backbone.openmmlab.mixed_precision import MixedPrecisionHook
+from swin_backbone.silence import silent
 from swin_backbone.workbench.data.media import read_picture
 from swin_backbone.workbench.data.seeds import preserve_rng_state, seed_rng
 from swin_backbone.workbench.export.formats import quiet
-from swin_backbone.workbench.report.detection import silent
 from swin_backbone.workbench.resume import loading
 from swin_backbone.workbench.runner.safe_runner import SafeRunner
 
@@ -46,7 +46,7 @@ SETTINGS = {
     seeded: state_of_generators,
     seeded_torch: state_of_generators,
     quiet: lambda: (logging.root.manager.disable, len(warnings.filters)),
-    silent: lambda: sys.stdout,
+    silent: lambda: (sys.stdout, sys.stderr),
     without_cudnn_attention: torch.backends.cuda.cudnn_sdp_enabled,
 }
 

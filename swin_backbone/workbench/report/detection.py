@@ -1,11 +1,8 @@
 """Which predictions of a detector find which objects, and average precision, by pycocotools."""
 
-import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
 from functools import partial
-from threading import RLock
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -16,19 +13,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 from rich.console import Console
 
+from ...silence import silent
+
 FOUND_IOU = 0.5  # a prediction with this IoU, or the next one of iouThrs, finds an object
 Array = NDArray[Any]
 track = partial(rich.progress.track, console=Console(stderr=True))  # shows progress
-
-
-_stdout = RLock()
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Hide what pycocotools prints. The stream of output is a setting of the process: threads take turns."""
-    with _stdout, redirect_stdout(io.StringIO()):
-        yield
 
 
 class Objects(NamedTuple):
@@ -134,7 +123,7 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         of_class = [
             {key: value for key, value in results[row].items() if key != left_out} for row in by_class[category]
         ]
-        with silent():
+        with silent():  # pycocotools prints
             evaluation.cocoDt = truth.loadRes(of_class) if of_class else COCO()
             evaluation.evaluate()
             evaluation.accumulate()

@@ -23,11 +23,12 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import Params
 
 from ...checks import check_size
+from ...silence import silent
 from ..data.check_labels import describe_values
 from ..data.masks import SHORT_POLYGON, Fault, mask_faults
 from ..data.prepare.folder import find_class_file, number_labels, read_class_file
 from .confusion import PixelCounts
-from .detection import Array, Evaluation, evaluate, silent
+from .detection import Array, Evaluation, evaluate
 
 KINDS_OF_FILES = {'.json': 'detection', 'folder': 'segmentation', '.csv': 'classification'}
 IGNORED = -1  # label of pixels that are not counted
@@ -87,7 +88,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
             _check(path, item, lambda item: _check_ids(item, known))
     for number, item in enumerate(annotations, 1):
         item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
-    with silent():
+    with silent():  # pycocotools prints
         truth.createIndex()
     files = ((labels, annotations), (results, predictions))
     kinds = [key for key in ('bbox', 'segmentation') if all(_have(path, items, key) for path, items in files)]
