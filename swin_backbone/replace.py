@@ -51,9 +51,10 @@ def replaceable(forward: Forward) -> Forward:
         for backend, make_plan in replacements:
             if module.backend in (backend, 'auto'):
                 plan = make_plan(module, *others)
-                if isinstance(plan, str) and module.backend == backend:
-                    raise CannotRun(backend, plan)
-                if plan is not None and not isinstance(plan, str):
+                if isinstance(plan, str):
+                    if module.backend == backend:
+                        raise CannotRun(backend, plan)
+                elif plan is not None:
                     return plan(*others)
         return forward(module, *others)
 

@@ -36,14 +36,14 @@ from .memory import (
     Cache,
     Packed,
     Unsupported,
-    aligned,
     cached_while_unchanged,
     checked_address,
     empty,
+    empty_aligned,
     libswin,
     pack_linear,
-    require,
     require_sizes,
+    require_tensor,
 )
 
 
@@ -107,7 +107,7 @@ class BlockComputation(NamedTuple):
         (h, D, *_), C = self.settings, weights[1].shape[0]
         require_sizes('block', self.dtype, 1, 1, 1, C, D, h, *self.windows.window_size, *self.windows.shift)
         for name, tensor, size in zip(BlockWeights._fields, weights, self.shapes(C)):
-            require(name, tensor, size)
+            require_tensor(name, tensor, size)
 
     def arguments(self, weights: Weights, drop_path_2B: Optional[Tensor] = None) -> tuple[Any, ...]:
         windows, settings = self.windows, self.settings
@@ -167,7 +167,7 @@ class BlockComputation(NamedTuple):
         """Return memory for activations, the number of groups of windows that save them, and their address."""
         groups, size = _saved_size(prepared, 0)
         needed = LINE + groups * size
-        memory = aligned(needed if self.saved_bytes is None else self.saved_bytes)
+        memory = empty_aligned(needed if self.saved_bytes is None else self.saved_bytes)
         groups = groups if needed <= len(memory) else 0
         _groups_in(memory).fill_(groups)
         return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
@@ -201,7 +201,7 @@ class BlockComputation(NamedTuple):
         groups, saved_ptr = 0, None
         for memory in saved:
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
-                memory = aligned(memory.nbytes).copy_(memory)
+                memory = empty_aligned(memory.nbytes).copy_(memory)
             groups = int(_groups_in(memory))
             saved_ptr = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
         grad_x, *grad_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
@@ -274,7 +274,7 @@ class ProjectionComputation(NamedTuple):
         sizes = (1, 1, 1, C) if self.is_merging else (1, C, 1, 1, *patch)
         require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, N, self.has_gradients)
         for name, tensor, size in zip(PROJECTION, weights, self.shapes(N, C, patch)):
-            require(name, tensor, size)
+            require_tensor(name, tensor, size)
 
     def arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.is_merging, self.eps, self.post_norm, self.dtype, self.has_gradients
@@ -385,7 +385,7 @@ class OutputNormComputation(NamedTuple):
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         for tensor in weights:
-            require('vector', tensor, (shape[3],))
+            require_tensor('vector', tensor, (shape[3],))
 
     def arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.eps

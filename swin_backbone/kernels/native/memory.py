@@ -61,7 +61,7 @@ def _is_plain(kind: Any) -> bool:
     return changes_nothing and getattr(kind, dispatch) is getattr(Tensor, dispatch)
 
 
-def aligned(size: int) -> Tensor:
+def empty_aligned(size: int) -> Tensor:
     """Return memory of `size` bytes, uint8, that begins at a cache line."""
     memory = empty(size + LINE, dtype=torch.uint8)
     return memory[-memory.data_ptr() % LINE :][:size]
@@ -83,7 +83,7 @@ def _find_unsupported_size(function: str, *sizes: Any) -> Optional[Reason]:
     return find_unsupported_size(function, torch.get_num_threads(), *sizes)
 
 
-def require(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
+def require_tensor(name: str, tensor: Optional[Tensor], sizes: Sequence[int]) -> None:
     """Raise `Unsupported` for a tensor that the library does not take. Nothing reads memory; see `checked_address`."""
     if tensor is not None:
         is_taken = tensor.device.type == 'cpu' and tensor.dtype is float32 and is_plain_or_fake(tensor)

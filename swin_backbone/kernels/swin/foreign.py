@@ -25,7 +25,7 @@ from ..native.memory import Unsupported, cache_of, free_if_elsewhere
 from ..native.plans import NativeLayer, plan_layer
 from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
 from .block_weights import BIAS_TABLE, COORDINATES, LINEARS, LOGIT_SCALE, NORMS, make_block_weights
-from .foreign_calls import CallArgs, bind_arguments, find_map, list_arguments, modules_inside
+from .foreign_calls import CallArgs, bind_arguments, find_map, list_arguments, list_modules
 from .origins import POSITION_INDEX, Origin, find_origin
 from .single_layer import forward_by_torch, norm_values
 from .swin_layers import PROJECTION_NORM, norm_layer
@@ -57,7 +57,7 @@ def find_candidate_layer(module: Any) -> Optional[ForeignLayer]:
     Every LayerNorm and every module with a convolution `projection` is a candidate, until `accelerate` finds a Swin
     around it.
     """
-    arguments, modules = list_arguments(module), modules_inside(module)
+    arguments, modules = list_arguments(module), list_modules(module)
     types, settings = {name: type(inside) for name, inside in modules.items()}, _settings(modules)
     if isinstance(getattr(module, 'reduction', None), nn.Linear) and arguments in MERGINGS:
         return ForeignLayer('merging', run_merging, types, settings, module.reduction.in_features // 4)

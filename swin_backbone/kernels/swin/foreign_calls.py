@@ -23,7 +23,7 @@ def list_arguments(module: Any) -> list[str]:
     return [name for name in _parameters_of(type(module).forward)[0] if name not in OPTIONAL]
 
 
-def modules_inside(layer: nn.Module) -> dict[str, Any]:
+def list_modules(layer: nn.Module) -> dict[str, Any]:
     """Return the modules inside a layer, by name."""
     return {name: module for name, module in layer.named_modules(remove_duplicate=False) if name}
 

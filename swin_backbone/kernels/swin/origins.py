@@ -18,7 +18,7 @@ from ...checkpoints.formats import Format, canonical_name
 from ...models.windows import Windows
 from ...sizes import Size
 from .block_weights import ATTENTION, LINEARS, LOGIT_SCALE, NORMS
-from .foreign_calls import CallArgs, list_arguments, modules_inside
+from .foreign_calls import CallArgs, list_arguments, list_modules
 
 Names = dict[str, str]  # from our names of a block's tensors to the names in the block
 BLOCK, POSITION_INDEX = 'stages.0.blocks.0.', f'{ATTENTION}relative_position_index'  # our names
@@ -126,8 +126,8 @@ def find_origin(block: Any) -> Optional[tuple[Origin, Names]]:
 def _names_in_block(block: nn.Module, origin: Origin) -> Names:
     """Return our name of each tensor of a block, with the name in the block."""
     names: Names = {}
-    for path, one in modules_inside(block).items():
-        for attribute in (*one._parameters, *one._buffers):
+    for path, module in list_modules(block).items():
+        for attribute in (*module._parameters, *module._buffers):
             ours = canonical_name(f'{origin.block}{path}.{attribute}', origin.format)
             if ours:
                 names[ours.removeprefix(BLOCK)] = f'{path}.{attribute}'
