@@ -144,7 +144,7 @@ class _Convolution(NamedTuple):
         else:
             last_C = [weight.permute(0, 2, 3, 1)]
             (packed,) = cached_while_unchanged(last_C, (), lambda: [pack(weight, tile)], self.cache, f'tiles of {tile}')
-        return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
+        return (convolve_packed(x_BHWC, packed, tile, bias, len(weight)),)
 
     def backward(
         self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, _: Any, weights: Sequence[Any], *saved: Tensor
@@ -154,7 +154,7 @@ class _Convolution(NamedTuple):
         if needed[0] and not self.uses_torch(x_BHWC, weight):
             tile = choose_tile(grad_BHWN, False)
             packed = pack(weight.flip(2, 3).transpose(0, 1), tile)
-            grad_x = convolution(grad_BHWN, packed, tile, None, C)
+            grad_x = convolve_packed(grad_BHWN, packed, tile, None, C)
         by_torch = needed[0] and grad_x is None, *needed[1:3]
         if any(by_torch):
             # torch emulates products of bfloat16 on a processor without bfloat16
@@ -189,7 +189,7 @@ def _convolve_by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -
 
 
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:
-    """Return a weight in the order of `convolution` for tiles of the side `tile`: POINTS[tile] N C numbers."""
+    """Return a weight in the order of `convolve_packed` for tiles of the side `tile`: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     N, C = weight_NC33.shape[:2]
     packed = empty(POINTS[tile] * N * C)
@@ -198,7 +198,7 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     return packed
 
 
-def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], N: int) -> Tensor:
+def convolve_packed(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], N: int) -> Tensor:
     """Return maps (B, H, W, N) of the dtype of `x_BHWC`."""
     B, H, W, C = x_BHWC.shape
     y_BHWN = empty(B, H, W, N, dtype=x_BHWC.dtype)

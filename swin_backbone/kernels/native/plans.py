@@ -1,6 +1,7 @@
 """Plans of the library's computations.
 
-A plan calls the library in one `autograd.Function`, or under a graph or a dispatch mode an operator of torch.
+A plan calls the library, with gradients in an `autograd.Function`. In a graph and under a dispatch mode, it calls an
+operator of torch.
 """
 
 from collections.abc import Callable, Sequence

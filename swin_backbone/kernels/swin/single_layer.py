@@ -22,7 +22,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
         precision: see `accelerate`.
         size: (height, width) of the map; None: a small one.
     """
-    kind = _swin_kind(layer)
+    cls = _swin_class(layer)
     modes = [(module, module.training) for module in layer.modules()]
     kept = {name: value for name, value in vars(layer).items() if name == PRECISION}
     try:
@@ -33,7 +33,7 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
             x = torch.zeros(_smallest_shape(layer, size), dtype=torch.float32, device='cpu')
             plans = [
                 replacement.make_plan(layer, x)
-                for replacement in kind.forward.replacements
+                for replacement in cls.forward.replacements
                 if replacement.backend == 'native'
             ]
     except AttributeError:  # of a module of another kind inside
@@ -46,9 +46,9 @@ def plan_single_layer(layer: Any, precision: Optional[str], size: Optional[Size]
     return plans[0] if plans else None
 
 
-def _swin_kind(layer: Any) -> Any:
+def _swin_class(layer: Any) -> Any:
     """Return the class of this package that a layer is of."""
-    return next(kind for kind in type(layer).__mro__ if kind in SWIN_LAYERS)
+    return next(cls for cls in type(layer).__mro__ if cls in SWIN_LAYERS)
 
 
 def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class _OriginalForward(nn.Module):
 
     def __init__(self, layer: nn.Module, forward: Optional[Callable[..., Tensor]] = None):
         super().__init__()
-        self.layer, self.layer_forward = layer, forward or _swin_kind(layer).forward.__wrapped__
+        self.layer, self.layer_forward = layer, forward or _swin_class(layer).forward.__wrapped__
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layer_forward(self.layer, x)
