@@ -126,8 +126,23 @@ def rates_in(modules: Modules, foreign: ForeignLayer) -> list[tuple[Any, str]]:
 
 
 def run_block(block: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
-    x_BHWC, origin = find_map(block, call_args), foreign.origin
-    if x_BHWC is None or call_args.get('output_attentions') or call_args.get('head_mask') is not None:
+    x_BHWC, x = find_map(block, call_args), next(iter(call_args.values()))
+    layer = None if x_BHWC is None else _read_block(block, foreign, call_args, x_BHWC)
+    if x_BHWC is None or layer is None:
+        return None
+    plan = plan_layer(layer, block, x_BHWC.shape)
+    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not needs_torch_op() else None
+    factors_2B = _drop_path_factors(block, foreign.origin, x_BHWC)
+    y = plan(x_BHWC, random_state=random_state, drop_path_2B=factors_2B).view(x.shape).to(x_BHWC.dtype)
+    if foreign.origin.format.name != 'hf':
+        return y
+    return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
+
+
+def _read_block(block: Any, foreign: ForeignLayer, call_args: CallArgs, x_BHWC: Tensor) -> Optional[NativeLayer]:
+    """Return the `NativeLayer` of a block for a call; None: the library does not compute the call."""
+    origin = foreign.origin
+    if call_args.get('output_attentions') or call_args.get('head_mask') is not None:
         return None
     windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
     modules: Any = read_modules(block, foreign.types)
@@ -147,14 +162,7 @@ def run_block(block: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
     computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
     (_, x), *others = call_args.items()
     by_torch = partial(_call_original, [*foreign.names.values()], dict(others), x.shape)
-    plan = plan_layer(NativeLayer(computation, by_torch, [*tensors.values()], make_weights), block, x_BHWC.shape)
-    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not needs_torch_op() else None
-    factors_2B = _drop_path_factors(block, origin, x_BHWC)
-    y_BHWC = plan(x_BHWC, random_state=random_state, drop_path_2B=factors_2B)
-    y = y_BHWC.view(x.shape).to(x_BHWC.dtype)
-    if origin.format.name != 'hf':
-        return y
-    return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
+    return NativeLayer(computation, by_torch, [*tensors.values()], make_weights)
 
 
 def _make_weights(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
