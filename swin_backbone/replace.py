@@ -51,10 +51,9 @@ def replaceable(forward: Forward) -> Forward:
         for backend, make_plan in replacements:
             if module.backend in (backend, 'auto'):
                 plan = make_plan(module, *others)
-                if isinstance(plan, str):
-                    if module.backend == backend:
-                        raise CannotRun(backend, plan)
-                elif plan is not None:
+                if isinstance(plan, str) and module.backend == backend:
+                    raise CannotRun(backend, plan)
+                if plan is not None and not isinstance(plan, str):
                     return plan(*others)
         return forward(module, *others)
 

@@ -66,7 +66,8 @@ class _Deformable:
         return parameters
 
     def forward(self, values: Tensor, prepared: Sequence[Any], shapes_L2: Tensor) -> Sequence[Tensor]:
-        structure, arrays, y_BQhd = self.locate(values, *prepared, shapes_L2)
+        places, weights = prepared
+        structure, arrays, y_BQhd = self.locate(values, places, weights, shapes_L2)
         libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd))
         return (y_BQhd,)
 

@@ -192,10 +192,17 @@ class BlockComputation(NamedTuple):
         return bound
 
     def backward(
-        self, grad_BHWC: Tensor, _: Any, x_BHWC: Tensor, prepared: Any, weights: Any, *saved: Tensor, **call: Any
+        self,
+        grad_BHWC: Tensor,
+        _: Any,
+        x_BHWC: Tensor,
+        prepared: Any,
+        weights: Any,
+        *saved: Tensor,
+        drop_path_2B: Optional[Tensor] = None,
     ) -> Weights:
         copies: list[Any] = []
-        prepared.drop_path = checked_address('drop_path', call.get('drop_path_2B'), (2, len(x_BHWC)))
+        prepared.drop_path = checked_address('drop_path', drop_path_2B, (2, len(x_BHWC)))
         (C, shape), units = (x_BHWC.shape[3], x_BHWC.shape), (1, x_BHWC.shape[3] // self.settings.heads, 1, 1)
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
         groups, saved_ptr = 0, None

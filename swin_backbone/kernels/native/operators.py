@@ -73,7 +73,7 @@ def register_operator(name: str, schema: Schema) -> None:
         shapes = computation.shapes_of_results(x.shape, *weights)
         return x.new_empty(shapes.output), x.new_empty(shapes.saved_bytes, dtype=torch.uint8)
 
-    def fake_backward(_: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
+    def fake_backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
         computation, weights, _ = schema.read_arguments(x, arguments)
         shapes, inputs = computation.shapes_of_results(x.shape, *weights).gradients, [x, *arguments]
         return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, inputs, needed)]

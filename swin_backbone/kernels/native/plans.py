@@ -21,7 +21,8 @@ from .availability import find_unsupported
 from .computation import Computation, MakeWeights, SwinComputation, Weights, as_given
 from .memory import Unsupported, free_if_elsewhere, is_readable
 
-Read, Made = TypeVar('Read'), TypeVar('Made')
+Read = TypeVar('Read')
+Made = TypeVar('Made')
 
 
 class NativeLayer(NamedTuple):
