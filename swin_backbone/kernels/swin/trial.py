@@ -41,7 +41,7 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     and changes.
     """
     parameters = [*module.parameters()]
-    reason = native.find_unsupported(parameters[0])
+    reason = native.find_unsupported(parameters[0], [parameters[0].dtype])  # `checked_address` has a better reason
     modules = reason or read_modules(module, foreign.types)
     if isinstance(modules, str):
         return 0.0, modules
