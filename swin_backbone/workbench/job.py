@@ -175,11 +175,11 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         if options.device not in (None, device, f'{device}:0'):
             raise ValueError(f'--device of a test takes {device}, on which mmengine tests here, got {options.device}')
         set_load_from(cfg, checkpoint)
+    require_data(cfg, ('test',))
     if options.amp:
         enable_amp_of_test(cfg, options.amp)
     if outputs.tta:
         enable_tta(cfg)
-    require_data(cfg, ('test',))
     job.print(f'tested on {tested_set(cfg)}')
     inputs = [checkpoint, *filter(None, [cfg.filename])]
     with write_outputs(cfg, outputs, inputs, is_main_process=not rank(options.launcher)) as hooks:

@@ -191,6 +191,15 @@ def test_options_of_an_exported_model_with_a_checkpoint(option, error, tmp_path)
         pass
 
 
+def test_a_test_needs_data_for_a_test(tmp_path):
+    cfg = read_config(MASK_RCNN)
+    cfg.pop('test_dataloader')
+    resolved = job.Job(cfg, Options(work_dir=tmp_path))
+    outputs = prediction_outputs.OutputOptions(tta=True)
+    with pytest.raises(ValueError, match='no data set in test_dataloader'), job.open_test(resolved, 'a.pth', outputs):
+        pass
+
+
 @pytest.mark.parametrize('amp', [None, 'bfloat16'])
 def test_a_test_leaves_the_config_of_its_job(amp, monkeypatch):
     """Two tests of one job have equal configs."""

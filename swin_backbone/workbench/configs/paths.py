@@ -73,13 +73,17 @@ def require_data(cfg: Config, phases: Sequence[str]) -> None:
     """Raise an error for missing files of data sets, and for wrong classes.
 
     Args:
-        phases: some of 'train', 'val' and 'test'. Data sets with `backend_args` are remote, and not checked.
+        phases: some of 'train', 'val' and 'test'. The config may lack validation, and no other of these. Data sets with
+            `backend_args` are remote, and not checked.
 
     Raises:
         ValueError: naming the key.
     """
     for phase in phases:
-        for where, dataset in dataset_configs(cfg, phase):
+        datasets = dataset_configs(cfg, phase)
+        if not datasets and phase != 'val':
+            raise ValueError(f'the config has no data set in {phase}_dataloader')
+        for where, dataset in datasets:
             classes = (dataset.get('metainfo') or {}).get('classes')
             if isinstance(classes, str) and not os.path.isfile(classes):  # ('person'), which mmengine takes for letters
                 raise ValueError(f'{where}.metainfo.classes takes a list of names, or a file of them, got {classes!r}')

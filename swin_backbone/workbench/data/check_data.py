@@ -65,12 +65,13 @@ def check_data(datasets: BuiltDatasets, max_files: int = 2000, seconds: float = 
         ValueError: if the config has no data, or a file or folder is missing.
     """
     cfg, with_masks = datasets.cfg, datasets.with_masks
-    require_data(cfg, PHASES)
-    if not any(dataset_configs(cfg, phase) for phase in PHASES):
+    phases = [phase for phase in PHASES if dataset_configs(cfg, phase)]
+    if not phases:
         raise ValueError('the config has no data: none of train_dataloader, val_dataloader')
+    require_data(cfg, phases)
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     reports = []
-    for phase in PHASES:
+    for phase in phases:
         sets = dataset_configs(cfg, phase)
         metrics = [
             metric for _, metric in metric_configs(cfg, phase) if annotation_format(registered_class(metric, METRICS))

@@ -29,21 +29,24 @@ EDGES = 'STDCHead'  # with two classes, edge and background
 def put_data(cfg: Config, data: Dataset) -> None:
     """Replace the data sets, evaluators and numbers of classes of a config, in place. No file is read.
 
+    A split without a data loader in the config is left out.
+
     Raises:
         ConfigError: if the config takes data of another kind, with the key.
     """
     scope = cfg.get('default_scope')
     if scope != data.scope:
         raise ConfigError(f'the data are for a config of {data.scope}, got default_scope={scope!r}')
-    sampler = cfg.train_dataloader.get('sampler') or {}
+    sampler = (cfg.get('train_dataloader') or {}).get('sampler') or {}
     preprocessor = str((cfg.model.get('data_preprocessor') or {}).get('type', ''))
     if 'MultiSource' in str(sampler.get('type')) or preprocessor.endswith(SEVERAL):
         raise ConfigError(
             f'--data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
         )
-    if 'test_dataloader' in cfg:
+    if cfg.get('test_dataloader'):
         cfg.test_dataloader = copy.deepcopy(cfg.test_dataloader)  # in many configs it is val_dataloader
     splits = {'test': data.splits['val'], **data.splits}  # without data for a test, the validation data are tested
+    splits = {phase: split for phase, split in splits.items() if cfg.get(f'{phase}_dataloader')}
     dict(mmdet=_put_objects, mmseg=_put_labels, mmpretrain=_put_classes)[scope](cfg, data, splits)
 
 
@@ -58,6 +61,7 @@ def _put_objects(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit])
     _leave_out_semantics(cfg)
     _segment_instances(cfg, len(data.classes))
     metainfo = dict(classes=data.classes, palette=distinct_colours(len(data.classes)))
+    default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
     for phase, split in splits.items():
         _replace_data(
             cfg[f'{phase}_dataloader'],
@@ -67,9 +71,8 @@ def _put_objects(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit])
             data_prefix=dict(img=''),
             metainfo=metainfo,
         )
-    default = dict(metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
-    for phase in EVALUATED:
-        _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=splits[phase].file, backend_args=None)
+        if phase in EVALUATED:
+            _replace_metric(cfg, phase, 'CocoMetric', default, ann_file=split.file, backend_args=None)
     set_num_classes(cfg.model, len(data.classes))
 
 
@@ -113,6 +116,8 @@ def _put_labels(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) 
     for phase, split in splits.items():
         kind = 'mmengine.dataset.BaseDataset'
         _replace_data(cfg[f'{phase}_dataloader'], kind, data_root=data.root, ann_file=split.file, metainfo=metainfo)
+        if phase in EVALUATED:
+            _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED_LABEL)
     for transform in _transforms(cfg):
         if type_name(transform) == 'LoadAnnotations':  # the index has the setting
             transform.pop('reduce_zero_label', None)
@@ -124,8 +129,6 @@ def _put_labels(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit]) 
         for head in heads if isinstance(heads, (list, tuple)) else [heads]:
             inner = head.get('kernel_generate_head', head)  # K-Net takes the value of its inner head
             inner.ignore_index = IGNORED_LABEL
-    for phase in EVALUATED:
-        _replace_metric(cfg, phase, 'IoUMetric', dict(iou_metrics=['mIoU']), ignore_index=IGNORED_LABEL)
     set_num_classes(cfg.model, len(data.classes))
 
 
@@ -141,12 +144,13 @@ def _put_classes(cfg: Config, data: Dataset, splits: Mapping[str, IndexedSplit])
         _replace_data(
             cfg[f'{phase}_dataloader'], 'CustomDataset', data_root=data.root, ann_file=split.file, metainfo=metainfo
         )
-    for phase in EVALUATED:
-        _replace_metric(cfg, phase, 'Accuracy', dict(topk=(1, 5)))
-        metric = cfg[f'{phase}_evaluator']
-        topk = metric.get('topk', 1)
-        topk = topk if isinstance(topk, (list, tuple)) else [topk]
-        metric.topk = tuple(k for k in topk if k < len(data.classes)) or (1,)  # of five classes, the best five are all
+        if phase in EVALUATED:
+            _replace_metric(cfg, phase, 'Accuracy', dict(topk=(1, 5)))
+            metric = cfg[f'{phase}_evaluator']
+            topk = metric.get('topk', 1)
+            topk = topk if isinstance(topk, (list, tuple)) else [topk]
+            # Of five classes, the best five are all
+            metric.topk = tuple(k for k in topk if k < len(data.classes)) or (1,)
     for part in (cfg.model, cfg.get('data_preprocessor')):
         set_num_classes(part, len(data.classes))
 

@@ -60,6 +60,20 @@ def test_a_test_set_of_the_user_is_that_of_the_config(own, tmp_path, test):
     assert any(line.startswith('  test ') for line in data.lines) == test
 
 
+@pytest.mark.parametrize('config', [DETECTION, SEGMENTATION])
+@pytest.mark.parametrize('phases', [('test',), ('val', 'test'), ('train',)])
+def test_a_config_may_lack_a_loader(own, config, phases):
+    cfg = read_config(config)
+    data = prepare(own, None if config is DETECTION else own / 'labels', scope=cfg.default_scope)
+    for phase in phases:
+        for part in ('dataloader', 'evaluator', 'cfg'):
+            cfg.pop(f'{phase}_{part}', None)
+    put_data(cfg, data)
+    for phase in {'train', 'val', 'test'}.difference(phases):
+        assert cfg[f'{phase}_dataloader'].dataset.ann_file == data.splits[phase.replace('test', 'val')].file
+    assert not [key for key in cfg if key.partition('_')[0] in phases]
+
+
 EQUAL = [1.0] * 80
 
 
