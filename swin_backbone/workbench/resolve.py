@@ -30,6 +30,7 @@ from .data.balance import Epoch, apply_balance
 from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
 from .data.prepare.prepare import Dataset
+from .runner.launchers import rank
 
 
 def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
@@ -45,9 +46,9 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         ValueError: for an unknown backbone or key.
     """
     settings = options.cfg_options or {}
-    backbone = options.backbone
+    backbone, is_main_process = options.backbone, not rank(options.launcher)
     cfg: Config = (
-        swap_backbone(config, backbone, at=options.at, recipe=options.recipe or 'swin')
+        swap_backbone(config, backbone, at=options.at, recipe=options.recipe or 'swin', verbose=is_main_process)
         if backbone
         else copy.deepcopy(config)
     )

@@ -18,6 +18,7 @@ from mmengine.structures import InstanceData
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.openmmlab.swap import backbone
 from swin_backbone.options import Options
 from swin_backbone.workbench import job
 from swin_backbone.workbench.configs import amp
@@ -68,6 +69,16 @@ def test_order_of_work_dirs(tmp_path):
     assert load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
     default = load_config(MASK_RCNN, None, None, 'none').work_dir
     assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+def test_one_process_of_a_run_prints_what_changes(rank, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('RANK', str(rank))
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    monkeypatch.setattr(backbone, 'print_log', lambda text, **_: print(text))  # a logger keeps another test's stdout
+    load_config(RETINANET, str(tmp_path), {}, 'pytorch', 'swin-nano', data=make_own_data(tmp_path / 'own'))
+    printed = capsys.readouterr().out
+    assert ['swin-nano into this config' in printed, 'data in ' in printed] == [rank == 0] * 2
 
 
 @pytest.mark.parametrize(('config', 'batch', 'options', 'end'), [
