@@ -20,6 +20,7 @@ from ..configs.paths import dataset_configs
 from ..data.datasets import base_datasets
 from ..data.seeds import LOSS, preserve_rng_state, seed_rng
 from ..pictures.curves import VAL_ITER
+from .validation import collect_error, raise_together
 
 NUM_PICTURES = 'pictures'  # their number, beside sums of losses
 
@@ -60,22 +61,17 @@ class ValLossHook(Hook):
         if metrics is None or getattr(self, 'loader', None) is None:
             return
         sums: Counter[str] = Counter()
-        outcome: Any = sums
         try:
             with preserve_rng_state(), torch.no_grad():
                 seed_rng(runner.seed, LOSS, runner.rank)
                 for pictures, losses in self._losses(runner):
                     sums.update({NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
         except Exception as error:  # no error here stops a training
-            outcome = sentence_of(error)
-        outcomes = all_gather_object(outcome)
-        errors = [error for error in outcomes if isinstance(error, str)]
-        if errors:  # of any process: all stop together, unless the loss itself waits for other processes
-            runner.logger.warning(f'--val-loss has no effect: {errors[0]}')
+            runner.logger.warning(f'--val-loss has no effect: {sentence_of(error)}')
             self.loader = None
             return
         totals: Counter[str] = Counter()
-        for part in outcomes:
+        for part in all_gather_object(sums):
             totals.update(part)
         number = totals.pop(NUM_PICTURES, 1)
         means = {f'val_{name}': total / number for name, total in totals.items()}
@@ -84,22 +80,37 @@ class ValLossHook(Hook):
             runner.message_hub.log_scalars.pop(f'val/{name}', None)  # mmengine would log a mean with earlier values
 
     def _losses(self, runner: Runner) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the number of pictures and the losses of each batch."""
-        model: Any = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        held = [value for part in model.modules() for _, value in walk(vars(part)) if isinstance(value, torch.Tensor)]
-        shared = [
-            value for value in held if isinstance(value, nn.Parameter) or not value.is_leaf
-        ]  # CondInst keeps maps
-        model = copy.deepcopy(model, {id(value): value for value in shared}).eval()
-        for part in model.modules():
-            part.training = hasattr(type(part), 'loss')
-        model.data_preprocessor.batch_augments = None
-        for batch in self.loader or ():
-            data = model.data_preprocessor(batch, True)
-            with runner.optim_wrapper.optim_context(model):
-                losses = model(**data, mode='loss')
-            _, values = model.parse_losses(losses)
-            yield len(data['inputs']), {name: float(value) for name, value in values.items() if 'loss' in name}
+        """Yield the number of pictures and the losses of each batch, of which all processes have as many.
+
+        Processes may wait for each other in the losses, as detectors that share a number of objects do. So they begin a
+        batch together, after each has loaded it.
+        """
+        errors: list[str] = []
+        batches = iter(self.loader or ())
+        with collect_error(errors):
+            model = _model_of_losses(runner.model)
+        for _ in range(len(self.loader or ())):
+            with collect_error(errors):
+                data = model.data_preprocessor(next(batches), True)
+            raise_together(errors)
+            with collect_error(errors):
+                with runner.optim_wrapper.optim_context(model):
+                    losses = model(**data, mode='loss')
+                _, values = model.parse_losses(losses)
+                yield len(data['inputs']), {name: float(value) for name, value in values.items() if 'loss' in name}
+        raise_together(errors)
+
+
+def _model_of_losses(model: Any) -> Any:
+    """Return a copy of a model that shares its parameters: see `ValLossHook`."""
+    model = model.module if is_model_wrapper(model) else model
+    held = [value for part in model.modules() for _, value in walk(vars(part)) if isinstance(value, torch.Tensor)]
+    shared = [value for value in held if isinstance(value, nn.Parameter) or not value.is_leaf]  # CondInst keeps maps
+    model = copy.deepcopy(model, {id(value): value for value in shared}).eval()
+    for part in model.modules():
+        part.training = hasattr(type(part), 'loss')
+    model.data_preprocessor.batch_augments = None
+    return model
 
 
 def loss_pipeline(val: list[dict[str, Any]], train: Any) -> list[dict[str, Any]]:

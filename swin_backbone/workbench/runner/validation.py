@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,22 +141,29 @@ def _trial_metrics(runner: Runner) -> dict[str, float]:
         metric.compute_metrics = partial(_metrics_or_none, metric.compute_metrics, errors)
     runner.model.eval()
     with preserve_rng_state(), torch.no_grad():
-        try:
+        with collect_error(errors):
             batch = loader.collate_fn([loader.dataset[runner.rank % len(loader.dataset)]])
             samples = runner.model.val_step(batch)
             for sample in samples:
                 _add_an_object(sample)
             evaluator.process(data_samples=samples, data_batch=batch)
-        except Exception as error:  # of one process: the others would wait in `evaluate`
-            errors.append(sentence_of(error))
-        _raise_together(errors)
+        raise_together(errors)  # else the other processes wait in `evaluate`
         metrics: dict[str, float] = evaluator.evaluate(runner.world_size)
-        _raise_together(errors)
+        raise_together(errors)
     return metrics
 
 
-def _raise_together(errors: list[str]) -> None:
-    """Raise ValueError in all processes if one of them has errors."""
+@contextmanager
+def collect_error(errors: list[str]) -> Iterator[None]:
+    """Add an error to a list, as a sentence, in place of raising it: see `raise_together`."""
+    try:
+        yield
+    except Exception as error:
+        errors.append(sentence_of(error))
+
+
+def raise_together(errors: list[str]) -> None:
+    """Raise ValueError in all processes of a run if one of them has errors. All processes call this function."""
     found = [sentence for part in all_gather_object(errors) for sentence in part]
     if found:
         raise ValueError(found[0])
@@ -163,11 +171,9 @@ def _raise_together(errors: list[str]) -> None:
 
 def _metrics_or_none(compute_metrics: Callable[[Any], dict[str, Any]], errors: list[str], results: Any) -> Any:
     """Return the metrics, or none after an error: the first process computes, and all others wait for it."""
-    try:
+    with collect_error(errors):
         return compute_metrics(results)
-    except Exception as error:
-        errors.append(sentence_of(error))
-        return {}
+    return {}
 
 
 def _copy_of(metric: Any) -> Any:

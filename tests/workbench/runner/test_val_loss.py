@@ -2,6 +2,8 @@
 
 import copy
 import random
+import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from helpers.openmmlab.toy_training import differing, run_ranks
 from mmengine.config import ConfigDict
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
-from mmengine.registry import HOOKS, MODELS
+from mmengine.registry import DATASETS, HOOKS, MODELS
 
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
@@ -22,7 +24,7 @@ from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.seeds import LOSS, seed_rng
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.pictures.curves import read_log
-from swin_backbone.workbench.runner import val_loss
+from swin_backbone.workbench.runner import validation
 from swin_backbone.workbench.runner.val_loss import ValLossHook, loss_pipeline
 
 HOOKS.register_module(module=ValLossHook, force=True)  # for configs of toy trainings
@@ -126,10 +128,53 @@ def test_a_model_without_losses_gets_one_warning(tmp_path):
 
 def test_an_error_of_another_process_ends_the_losses_here_too(tmp_path, monkeypatch):
     """A process that goes on alone would wait for the others."""
-    monkeypatch.setattr(val_loss, 'all_gather_object', lambda outcome: [outcome, 'no memory'])
+    monkeypatch.setattr(validation, 'all_gather_object', lambda errors: [errors, ['no memory']])
     runner, metrics = run(tmp_path, 'ValLossHook')
     assert metrics == [{}, {}]
     assert Path(runner.logger.log_file).read_text().count('--val-loss has no effect: no memory') == 1
+
+
+READINGS = Counter()  # of each picture
+
+
+@DATASETS.register_module(force=True)
+class BrokenLabels(toy_training.NoisyImages):
+    """The second reading of a picture in a process, that of the losses, is an error."""
+
+    def __getitem__(self, index):
+        READINGS[index] += 1
+        if index == 5 and READINGS[index] > 1:
+            raise OSError(f'label_{index}.png is truncated')
+        return super().__getitem__(index)
+
+
+@MODELS.register_module(force=True)
+class Shares(toy_training.Toy):
+    """The processes share a number in the loss, as mmdet's `reduce_mean`."""
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        losses = super().forward(inputs, data_samples, mode)
+        if mode == 'loss':
+            number = torch.ones(())
+            torch.distributed.all_reduce(number)
+            losses['loss_a'] = losses['loss_a'] / number
+        return losses
+
+
+@HOOKS.register_module(force=True)
+class Limit(Hook):
+    """End a process that waits."""
+
+    def before_train(self, runner):
+        signal.alarm(60)
+
+
+def test_a_wrong_file_of_a_process_stops_no_other_in_a_loss_that_they_share(tmp_path):
+    hooks = [dict(type='ValLossHook'), dict(type='Limit')]
+    cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=hooks, model__type='Shares')
+    cfg.val_dataloader = dict(cfg.val_dataloader, dataset=dict(type='BrokenLabels'))
+    assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log1').read_text()[-3000:]
+    assert (tmp_path / 'log0').read_text().count('--val-loss has no effect: label_5.png is truncated') == 1
 
 
 def own_training(tmp_path, kind):
