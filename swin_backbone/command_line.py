@@ -208,10 +208,7 @@ def make_job(args: argparse.Namespace) -> Any:
 
 def options_of(args: argparse.Namespace) -> Options:
     """Return the options of a command line."""
-    values = {name: value for name, value in vars(args).items() if name in OPTION_FIELDS and value is not None}
-    if 'epochs' not in args:  # a tool that does not train uses `batch` and `shape` itself
-        values = {name: value for name, value in values.items() if name not in ('batch', 'shape')}
-    return Options(**values)
+    return Options(**{name: value for name, value in vars(args).items() if name in OPTION_FIELDS and value is not None})
 
 
 USER_ERRORS = (ValueError, TypeError, OSError)

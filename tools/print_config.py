@@ -32,11 +32,13 @@ def main() -> None:
     args = parse_args()
     from mmengine.fileio import dump
 
+    from swin_backbone.workbench.resolve import resolve_training
+
     with exit_with_message(ANY_ERROR, args.debug), contextlib.redirect_stdout(sys.stderr):
         check_outputs(args.save_path, inputs=[args.config], overwrite=args.overwrite)
         job = make_job(args)
-        job.print(*job.changes)
-        cfg = job.cfg
+        cfg, _, changes = resolve_training(job.cfg, job.options, job.data)
+        job.print(*changes)
         for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)
         text = cfg.pretty_text

@@ -1,11 +1,10 @@
 """What tools/ and `swin_backbone.load` do with a config: train, test, report, predict, export.
 
-`Job` reads the config and the data of a user, and resolves both once (resolve.py). Everything else is a function of
-it. `Job.build_training` changes `job.cfg` in place: the checkpoint to begin with, and mixed precision.
+`Job` reads a config and the data of a user, and combines both (resolve.py). Everything else is a function of it, and
+changes copies of its config.
 """
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,43 +17,39 @@ from mmengine.utils import import_modules_from_strings
 
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
-from ..openmmlab.config_parts import parts_of, summarize, type_name
 from ..openmmlab.layers.extension import AccelerateHook
 from ..options import Options, refuse_options
 from .compile import compile_model
 from .configs.amp import enable_amp_of_test
 from .configs.paths import require_data, tested_set
 from .configs.published import find_weights, set_load_from
-from .configs.training_settings import has_settings, lr_line
 from .data.annotations import uses_masks
-from .data.balance import Epoch, count_epoch
 from .data.datasets import BuiltDatasets
 from .data.prepare.config import class_weights_left_out
 from .data.prepare.prepare import Dataset, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
 from .predict.predictor import Predictor
 from .process import prepare_process
-from .resolve import combine, scale_schedule_to_dataset, set_amp_and_checkpoint, set_training
+from .resolve import combine, resolve_training
 from .runner.build import build_runner, run_loop
-from .runner.launchers import rank, world_size
+from .runner.launchers import rank
 from .runner.prediction_outputs import OutputOptions, enable_tta, write_outputs
 from .runner.safe_runner import SafeRunner, training_lock
 from .runner.val_loss import ValLossHook
 
 
 class Job:
-    """A config and the data of a user, both read and resolved once.
+    """A config and the data of a user, read once.
 
     Args:
         config: a file, `mmdet::...`, `mmseg::...` or `swin_backbone::...`, or a loaded config, which stays unchanged.
         options: of the command.
 
     Attributes:
-        cfg: the resolved config.
+        cfg: the config of `combine`, without settings of a training.
         options: of the command.
         data: of the user; None for those of the config.
-        datasets: the data sets of the config.
-        changes: lines on what the settings of a training change in the config.
+        is_main_process: this process is the first of the run.
 
     Raises:
         ValueError: if the config is missing, or an option does not fit the config.
@@ -67,7 +62,7 @@ class Job:
         for name, dependent in (('backbone', ('at', 'recipe')), ('data', ('annotations', 'classes'))):
             if getattr(options, name) is None:
                 refuse_options(options, dependent, f'needs --{name}, which is missing')
-        rank(options.launcher)  # raises if the launcher has not started this process
+        self.is_main_process = rank(options.launcher) == 0
         base = config if isinstance(config, Config) else read_config(config)
         data: Optional[Dataset] = None
         if options.data is not None:
@@ -81,66 +76,35 @@ class Job:
             )
             self.print(*data.lines)
         self.data = data
-        combined = combine(base, options, data)
+        self.cfg = combine(base, options, data)
         if any(key.lstrip('+').startswith('custom_imports') for key in options.cfg_options or ()):
             # mmengine imports only the modules in the file
-            import_modules_from_strings(**combined.custom_imports)
+            import_modules_from_strings(**self.cfg.custom_imports)
         if data:
-            self.print(*class_weights_left_out(base, combined))
-        self.datasets, self.changes = _apply_training_options(combined, options, data)
-        self.cfg = self.datasets.cfg
+            self.print(*class_weights_left_out(base, self.cfg))
 
     def print(self, *lines: str) -> None:
         """Print lines in the first process of a run."""
-        if any(lines) and not rank(self.options.launcher):
+        if any(lines) and self.is_main_process:
             print(*filter(None, lines), sep='\n', flush=True)
 
     def build_training(self) -> SafeRunner:
-        """Return the runner of a training.
-
-        `weights` of the options are the first weights of the whole model. `resume` is a checkpoint to continue from, or
-        'auto' for the last one in the working folder.
+        """Return the runner of a training: see `resolve_training`.
 
         Raises:
             ValueError: for an error in the config or the data.
         """
-        self.print(*self.changes)
-        cfg, options = self.cfg, self.options
-        set_amp_and_checkpoint(cfg, options)
-        require_data(cfg, ('train', 'val'))
-        return _build_runner(self, cfg, hooks=[ValLossHook()] if options.val_loss else [])
-
-
-def _apply_training_options(
-    combined: Config, options: Options, data: Optional[Dataset]
-) -> tuple[BuiltDatasets, list[str]]:
-    """Return the data sets of a config with the settings of a training, and lines on what these change."""
-    if data is None and not has_settings(options):
-        return BuiltDatasets(combined), []
-    cfg, processes = set_training(combined, options), world_size(options.launcher)
-    datasets, lines = BuiltDatasets(cfg), list[str]()
-    epoch = None
-    if data:
-        parts = [part for _, part in parts_of(cfg.train_dataloader.dataset, 'dataset')]
-        times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
-        epoch = Epoch(data.splits['train'].num_pictures * times)
-    if options.epochs is not None or options.balance:
-        epoch = count_epoch(datasets, options.balance)
-    if epoch is not None:
-        scale_schedule_to_dataset(cfg, options, data, epoch, processes)
-        lines.append(epoch.line)
-    if not options.auto_scale_lr and (options.batch is not None or data):
-        lines.append(lr_line(cfg, processes))
-    changes = summarize(combined, cfg)
-    if changes:
-        lines.append(f'changed settings:\n{changes}')
-    return datasets, lines
+        require_data(self.cfg, ('train', 'val'))
+        training = resolve_training(self.cfg, self.options, self.data)
+        self.print(*training.changes)
+        hooks = [ValLossHook()] if self.options.val_loss else []
+        return _build_runner(training.cfg, self.options, training.datasets, hooks)
 
 
 @contextmanager
 def open_training(job: Job) -> Iterator[SafeRunner]:
     """Yield the runner of a training, alone in its working folder. Errors: see `build_training`, `training_lock`."""
-    with training_lock(job.cfg.work_dir, rank(job.options.launcher)):  # before the first files: log and config
+    with training_lock(job.cfg.work_dir, job.is_main_process):  # before the first files: log and config
         yield job.build_training()
 
 
@@ -182,10 +146,10 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         enable_tta(cfg)
     job.print(f'tested on {tested_set(cfg)}')
     inputs = [checkpoint, *filter(None, [cfg.filename])]
-    with write_outputs(cfg, outputs, inputs, is_main_process=not rank(options.launcher)) as hooks:
+    with write_outputs(cfg, outputs, inputs, is_main_process=job.is_main_process) as hooks:
         if options.precision:
             hooks.append(AccelerateHook(options.precision))
-        yield _build_runner(job, cfg, not options.allow_missing, hooks)
+        yield _build_runner(cfg, options, BuiltDatasets(job.cfg), hooks, not options.allow_missing)
 
 
 def test(job: Job, checkpoint: str) -> dict[str, float]:
@@ -285,9 +249,10 @@ def _refuse_threads(options: Options) -> None:
     refuse_options(options, ('threads',), reason)
 
 
-def _build_runner(job: Job, cfg: Config, needs_all_weights: bool = False, hooks: Sequence[Hook] = ()) -> SafeRunner:
-    options = job.options
-    runner = build_runner(cfg, options.unsafe_load, needs_all_weights, options.skip_unreadable, job.datasets)
+def _build_runner(
+    cfg: Config, options: Options, datasets: BuiltDatasets, hooks: Sequence[Hook], needs_all_weights: bool = False
+) -> SafeRunner:
+    runner = build_runner(cfg, options.unsafe_load, needs_all_weights, options.skip_unreadable, datasets)
     if options.compile:
         compile_model(runner.model)
     for hook in hooks:

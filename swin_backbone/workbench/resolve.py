@@ -1,23 +1,22 @@
-"""Resolve a config: combine it with options and data. No data are read.
+"""Resolve a config: combine it with options and data.
 
-The stages, in this order:
+1. `combine`, for all commands, swaps the backbone, replaces the data, and applies `--cfg-options`, whose keys may be of
+   the new backbone.
+2. `resolve_training`, for a training alone, sets what its options name, scales the schedule to the pictures of an
+   epoch, and sets mixed precision and the checkpoint that the training begins with.
 
-1. `combine` swaps the backbone, replaces the data, and applies `--cfg-options`, whose keys may be of the new backbone.
-2. `set_training` sets what the options of a training name.
-3. `scale_schedule_to_dataset` scales its schedule to the pictures of an epoch, which `count_epoch` counts in the
-   training data set of the config of stage 2.
-4. `set_amp_and_checkpoint` sets, for a training alone, mixed precision and the checkpoint that it begins with.
-
-Stages 2 and 3 apply `--cfg-options` again, so that a key of the user stays, except keys of schedules that stage 3
-replaces. Options of stage 4 come last. The result is a plain config of its toolbox, whose own tools/train.py trains it.
+The second applies `--cfg-options` again after each change, so that a key of the user stays, except keys of schedules
+that a shorter training loses. The result is a plain config of its toolbox, whose own tools/train.py trains it.
 """
 
 import copy
+import math
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config
 
+from ..openmmlab.config_parts import parts_of, summarize, type_name
 from ..openmmlab.errors import ConfigError
 from ..openmmlab.swap.backbone import swap_backbone
 from ..options import Options
@@ -25,12 +24,21 @@ from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, setting_of
 from .configs.paths import dataset_configs
 from .configs.published import set_initial_weights
-from .configs.training_settings import apply_settings, enable_auto_scale_lr, scale_schedule
-from .data.balance import Epoch, apply_balance
+from .configs.training_settings import (
+    apply_settings,
+    enable_auto_scale_lr,
+    has_settings,
+    lr_line,
+    require_no_second_values,
+    scale_schedule,
+    set_workers,
+)
+from .data.balance import Epoch, apply_balance, count_epoch
+from .data.datasets import BuiltDatasets
 from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
 from .data.prepare.prepare import Dataset
-from .runner.launchers import rank
+from .runner.launchers import rank, world_size
 
 
 def combine(config: Config, options: Options, data: Optional[Dataset] = None) -> Config:
@@ -38,13 +46,14 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
 
     Args:
         config: of mmdet, mmseg or mmpretrain.
-        options: `backbone`, `at` and `recipe` of a swap, `cfg_options`, `work_dir` and `launcher`.
+        options: `backbone`, `at` and `recipe` of a swap, `cfg_options`, `workers`, `work_dir` and `launcher`.
         data: takes the place of the config's data sets, evaluators and numbers of classes.
 
     Raises:
         ConfigError: if options contradict the data, or the config cannot take one of these.
         ValueError: for an unknown backbone or key.
     """
+    require_no_second_values(options)
     settings = options.cfg_options or {}
     backbone, is_main_process = options.backbone, not rank(options.launcher)
     cfg: Config = (
@@ -58,6 +67,8 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         put_data(cfg, data)
         for _, dataset in dataset_configs(cfg, 'train'):
             dataset.pop('filter_cfg', None)  # small pictures, and those without objects, are trained on
+    if options.workers is not None:
+        set_workers(cfg, options.workers)
     apply_options(cfg, settings)
     if data is not None:
         _require_agreement(cfg, data, settings)
@@ -78,19 +89,70 @@ def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> N
             raise ConfigError(f'{key} follows from --data, which makes it {expected!r}, got {value!r}')
 
 
-def set_training(config: Config, options: Options) -> Config:
-    """Return a config with the settings of a training, besides its schedule: see `scale_schedule_to_dataset`.
+class Training(NamedTuple):
+    """A resolved training.
+
+    Args:
+        cfg: the config.
+        datasets: the data sets of the config, of which some are built.
+        changes: lines on what the options of the training change.
+    """
+
+    cfg: Config
+    datasets: BuiltDatasets
+    changes: list[str]
+
+
+def resolve_training(config: Config, options: Options, data: Optional[Dataset] = None) -> Training:
+    """Return the training of a config, which stays unchanged. Data sets are read if `epochs` or `balance` needs them.
+
+    Args:
+        config: of `combine`.
+        options: settings of the training, `cfg_options`, `amp`, `weights`, `resume` and `launcher`.
+        data: of the config, if they are of the user.
+
+    Raises:
+        ConfigError: if options contradict each other, or the config cannot take one of these.
+        DataError: for wrong data.
+    """
+    cfg: Config = copy.deepcopy(config)
+    datasets, changes = BuiltDatasets(cfg), list[str]()
+    if data is not None or has_settings(options):
+        set_training(cfg, options)
+        epoch, processes = _epoch_of(datasets, options, data), world_size(options.launcher)
+        if epoch is not None:
+            scale_schedule_to_dataset(cfg, options, data, epoch, processes)
+            changes.append(epoch.line)
+        if not options.auto_scale_lr and (options.batch is not None or data):
+            changes.append(lr_line(cfg, processes))
+        if changed := summarize(config, cfg):
+            changes.append(f'changed settings:\n{changed}')
+    _set_amp_and_checkpoint(cfg, options)
+    return Training(cfg, datasets, changes)
+
+
+def _epoch_of(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[Epoch]:
+    """Return the epoch of a training; None if its schedule and classes stay."""
+    if options.epochs is not None or options.balance:
+        return count_epoch(datasets, options.balance)
+    if data is None:
+        return None
+    parts = [part for _, part in parts_of(datasets.cfg.train_dataloader.dataset, 'dataset')]
+    times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
+    return Epoch(data.splits['train'].num_pictures * times)
+
+
+def set_training(cfg: Config, options: Options) -> None:
+    """Set what the options of a training name, besides its schedule, in place: see `scale_schedule_to_dataset`.
 
     Raises:
         ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take a setting.
     """
-    cfg: Config = copy.deepcopy(config)
     apply_settings(cfg, options)
     if options.auto_scale_lr:
         enable_auto_scale_lr(cfg)
     apply_options(cfg, options.cfg_options or {})
     use_load_picture(cfg)
-    return cfg
 
 
 def scale_schedule_to_dataset(
@@ -123,14 +185,8 @@ def scale_schedule_to_dataset(
         apply_balance(cfg, epoch)  # last, because keys of options refer to the wrapped data set
 
 
-def set_amp_and_checkpoint(cfg: Config, options: Options) -> None:
-    """Set the mixed precision of a training, and the checkpoint that it begins with or continues, in place.
-
-    A test has none of these: see `enable_amp_of_test` and `set_load_from`.
-
-    Raises:
-        ValueError: see `enable_amp` and `find_weights`.
-    """
+def _set_amp_and_checkpoint(cfg: Config, options: Options) -> None:
+    """Set the mixed precision of a training, and the checkpoint that it begins with or continues, in place."""
     if options.amp:
         enable_amp(cfg, options.amp)
     if options.weights is not None:

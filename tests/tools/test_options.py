@@ -13,7 +13,7 @@ from swin_backbone.command_line import Parser, options_of
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options
-from swin_backbone.workbench.configs.training_settings import apply_settings
+from swin_backbone.workbench.configs.training_settings import apply_settings, set_workers
 from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
 # Command lines with the values that help texts name, and the values in Python
@@ -80,13 +80,15 @@ def test_keywords_of_python_are_those_of_the_table():
 def test_seed_and_workers_in_a_config():
     cfg = read_config(DETECTION)
     cfg.train_dataloader.prefetch_factor = 2
-    apply_settings(cfg, Options(seed=7, workers=0))
+    apply_settings(cfg, Options(seed=7))
+    set_workers(cfg, 0)
     assert cfg.randomness == dict(seed=7)
     for phase in ('train', 'val', 'test'):
         loader = cfg[f'{phase}_dataloader']
         assert (loader.num_workers, loader.persistent_workers, 'prefetch_factor' in loader) == (0, False, False)
     cfg.randomness = dict(deterministic=True)
-    apply_settings(cfg, Options(seed=8, workers=3))
+    apply_settings(cfg, Options(seed=8))
+    set_workers(cfg, 3)
     assert cfg.randomness == dict(deterministic=True, seed=8)
     assert cfg.val_dataloader.num_workers == 3
 

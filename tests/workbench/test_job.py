@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.openmmlab import toy_training
-from helpers.openmmlab.jobs import build_runner, load_config
+from helpers.openmmlab.jobs import build_runner, load_config, training_of
 from helpers.openmmlab.own_data import make_own_data
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper
@@ -24,7 +24,6 @@ from swin_backbone.workbench import job
 from swin_backbone.workbench.configs import amp
 from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.workbench.configs.published import find_weights, set_load_from
-from swin_backbone.workbench.configs.training_settings import apply_settings
 from swin_backbone.workbench.export import predictor
 from swin_backbone.workbench.runner import build, prediction_outputs
 
@@ -101,7 +100,7 @@ def test_a_schedule_counts_the_repetitions_of_a_data_set(tmp_path, times, end):
     if times > 1:
         cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=times, dataset=cfg.train_dataloader.dataset)
     options = Options(data=str(make_own_data(tmp_path / 'own')), batch=1, work_dir=str(tmp_path))
-    assert job.Job(cfg, options).cfg.param_scheduler[0].end == end
+    assert training_of(job.Job(cfg, options)).cfg.param_scheduler[0].end == end
 
 
 @pytest.mark.parametrize(('option', 'key'), [('seed', 'randomness.seed'), ('workers', 'train_dataloader.num_workers')])
@@ -112,12 +111,12 @@ def test_zero_is_a_setting(tmp_path, option, key):
 
 @pytest.mark.parametrize('key', [
     'train_cfg.max_iters', '+train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr',
-    '+randomness.seed', 'val_dataloader.num_workers',
+    '+randomness.seed', 'val_dataloader.num_workers', 'work_dir',
 ])  # fmt: skip
 def test_an_option_is_no_second_value_of_a_setting(record_fault, key):
-    options = Options(epochs=3, batch=4, lr=0.1, seed=1, workers=2, cfg_options={key: 1})
+    options = Options(epochs=3, batch=4, lr=0.1, seed=1, workers=2, work_dir='x', cfg_options={key: 1})
     with pytest.raises(ConfigError, match=re.escape(f'and --cfg-options {key} are one setting: leave out one of them')):
-        apply_settings(read_config(FCN), options)
+        job.Job(FCN, options)
     record_fault('bad_commands')
 
 
@@ -169,7 +168,15 @@ def test_what_amp_refuses(monkeypatch):
 def training_with(**options):
     def start(made):
         made.options = Options(**options)
-        made.build_training()
+        return made.build_training()
+
+    return start
+
+
+def changed(change, *more):
+    def start(made):
+        change(made.cfg, *more)
+        return made.cfg
 
     return start
 
@@ -179,17 +186,17 @@ def training_with(**options):
     (training_with(resume='auto'), (True, None)),
     (training_with(resume='epoch_1.pth'), (True, 'epoch_1.pth')),
     (training_with(weights=RECIPE), (False, find_weights(RECIPE))),
-    (lambda made: set_load_from(made.cfg, 'epoch_1.pth'), (False, 'epoch_1.pth')),
-    (lambda made: predictor.set_exported(made.cfg, 'exported'), (False, None)),
+    (changed(set_load_from, 'epoch_1.pth'), (False, 'epoch_1.pth')),
+    (changed(predictor.set_exported, 'exported'), (False, None)),
 ])  # fmt: skip
 def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     info = dict(classes=(), task='maps')
     monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_: SimpleNamespace(info=info))
-    monkeypatch.setattr(job, 'build_runner', lambda *_, **__: None)
-    made = job.Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict())))
-    start(made)
-    assert (made.cfg.resume, made.cfg.load_from) == expected
+    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_: cfg)
+    loader = dict(dataset=dict(type='CocoDataset'))
+    cfg = start(job.Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict(), train_dataloader=loader))))
+    assert (cfg.resume, cfg.load_from) == expected
 
 
 @pytest.mark.parametrize(('option', 'error'), [

@@ -24,6 +24,7 @@ SAME_AS = {
     'lr': ('optim_wrapper.optimizer.lr',),
     'seed': ('randomness', 'randomness.seed'),
     'workers': tuple(f'{phase}_dataloader.num_workers' for phase in ('train', 'val', 'test')),
+    'work_dir': ('work_dir',),
 }
 SIZE_DIVISOR = 32  # pixels: a side that is a multiple stays one
 
@@ -34,18 +35,22 @@ def has_settings(options: Options) -> bool:
     return any(value is not None and value is not False for value in values)  # 0 is a seed
 
 
+def require_no_second_values(options: Options) -> None:
+    """Raise ConfigError if `cfg_options` have a key that another option sets."""
+    for name, keys in SAME_AS.items():
+        twice = [key for key in options.cfg_options or () if key.removeprefix('+') in keys]
+        if twice and getattr(options, name) is not None:
+            raise ConfigError(f'--{name.replace("_", "-")} and --cfg-options {twice[0]} are one setting: leave out one of them')
+
+
 def apply_settings(cfg: Config, options: Options) -> None:
     """Put the settings of a training into a config, in place, and change all settings that depend on them.
 
     The schedule does not follow: see `scale_schedule` for `epochs`, and `lr_line` for `batch`.
 
     Raises:
-        ConfigError: if the config lacks what a setting changes, naming the key, or `cfg_options` have the key.
+        ConfigError: if the config lacks what a setting changes, naming the key.
     """
-    for name, keys in SAME_AS.items():
-        twice = [key for key in options.cfg_options or () if key.removeprefix('+') in keys]
-        if twice and getattr(options, name) is not None:
-            raise ConfigError(f'--{name} and --cfg-options {twice[0]} are one setting: leave out one of them')
     if options.batch is not None:
         loader: Any = cfg.get('train_dataloader')
         if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
@@ -61,13 +66,12 @@ def apply_settings(cfg: Config, options: Options) -> None:
                 part['times'] = 1  # an epoch has each picture once
     if options.seed is not None:
         cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': options.seed}
-    if options.workers is not None:
-        _set_workers(cfg, options.workers)
     if options.patience is not None:
         _set_patience(cfg, options.patience)
 
 
-def _set_workers(cfg: Config, number: int) -> None:
+def set_workers(cfg: Config, number: int) -> None:
+    """Set the number of processes that load pictures, in place."""
     for phase in ('train', 'val', 'test'):
         loader: Any = cfg.get(f'{phase}_dataloader')
         if isinstance(loader, dict):

@@ -213,7 +213,7 @@ class SafeRunner(Runner):
             TrainingStopped: on a full disk, or after too many losses that are not finite.
         """
         try:
-            with training_lock(self.work_dir, self.rank):
+            with training_lock(self.work_dir, self.rank == 0):
                 trained: nn.Module = super().train()
             return trained
         except Exception as error:
@@ -240,18 +240,18 @@ class SafeRunner(Runner):
         return is_between_steps and self.iter > 0 and self.world_size == 1 and (self.model.training or not has_averages)
 
 
-def training_lock(work_dir: str, rank: int = 0) -> AbstractContextManager[None]:
+def training_lock(work_dir: str, is_main_process: bool = True) -> AbstractContextManager[None]:
     """Keep other trainings out of a folder while the context lasts: two would mix their checkpoints.
 
     Tests and other tools take no lock.
 
     Args:
-        rank: rank of this process. Rank 0 holds the lock for all ranks.
+        is_main_process: this process is the first of the run, which holds the lock for all.
 
     Raises:
         FolderInUse: if another process trains in the folder, naming the process.
     """
-    return nullcontext() if rank else folder_lock(work_dir, 'trains in', 'training')
+    return folder_lock(work_dir, 'trains in', 'training') if is_main_process else nullcontext()
 
 
 class LogFile(logging.FileHandler):

@@ -2,6 +2,7 @@
 
 from swin_backbone.options import Options
 from swin_backbone.workbench import job
+from swin_backbone.workbench.resolve import resolve_training
 from swin_backbone.workbench.runner.build import build_runner as build_runner
 
 # Options for a small RetinaNet of mmdet
@@ -12,10 +13,15 @@ SMALL_RETINANET = {
 
 
 def load_config(config, work_dir=None, options=None, launcher='none', backbone=None, **more):
-    """Return the config of a job. `more`: see `Options`."""
+    """Return the config of a training. `more`: see `Options`."""
     given = dict(work_dir=work_dir, cfg_options=options or {}, launcher=launcher, backbone=backbone, **more)
     given = {name: value for name, value in given.items() if value is not None}
-    return job.Job(str(config), Options(**given)).cfg
+    return training_of(job.Job(str(config), Options(**given))).cfg
+
+
+def training_of(made):
+    """Return the resolved training of a job."""
+    return resolve_training(made.cfg, made.options, made.data)
 
 
 def open_predictor(cfg, checkpoint, device='cpu', **more):

@@ -31,7 +31,8 @@ def fill(config, data, work, annotations=None, names=None):
 def resolve(config, options=None, data=None, epoch=None):
     """Return the config of a training, as a job, without counting the pictures of an epoch."""
     options = options or Options()
-    cfg = set_training(combine(config, options, data), options)
+    cfg = combine(config, options, data)
+    set_training(cfg, options)
     if data is not None:
         scale_schedule_to_dataset(cfg, options, data, epoch or Epoch(data.splits['train'].num_pictures))
     return cfg

@@ -45,7 +45,7 @@ def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fau
             pass
     with pytest.raises(FolderInUse, match=who):
         build.run_loop(build_runner(config(tmp_path, epochs=1)), 'train')
-    with training_lock(str(tmp_path), rank=1):  # rank 0 holds the lock
+    with training_lock(str(tmp_path), is_main_process=False):  # another process holds the lock
         pass
     (tmp_path / '.training.txt').unlink()
     with pytest.raises(FolderInUse, match=r'^another process trains in'), training_lock(str(tmp_path)):
