@@ -219,6 +219,11 @@ class Options:
         default=False,
         see='guides/own_data.md',
     )
+    vis: Optional[str] = _option(
+        'write the log for TensorBoard or Weights & Biases too',
+        choices=('tensorboard', 'wandb'),
+        see='explanation/pictures.md',
+    )
     score_thr: Any = _option(
         'leave out boxes with lower scores: 0 to 1, or the report.json of tools/report.py, with a threshold for each '
         'class (default: 0.3)',

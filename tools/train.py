@@ -17,12 +17,9 @@ from swin_backbone.options import ARGUMENTS, TRAINING
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} {TRAINING} data annotations classes weights resume amp compile val_loss work_dir '
+        f'{CONFIG} {TRAINING} data annotations classes weights resume amp compile val_loss vis work_dir '
         'skip_unreadable unsafe_load timeout launcher local_rank',
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
-    )
-    parser.add_argument(
-        '--vis', choices=['tensorboard', 'wandb'], help='write the log for TensorBoard or Weights & Biases too'
     )
     parser.add_argument(
         '--report', action='store_true', help='at the end write report/ into the working folder, as tools/report.py'
@@ -39,15 +36,12 @@ def main() -> None:
     args = parse_args()
     from swin_backbone.options import Options
     from swin_backbone.workbench.configs.paths import require_data
-    from swin_backbone.workbench.configs.visualizer import enable_vis
     from swin_backbone.workbench.job import Job, open_training, report
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
 
     with exit_with_message(RUN_ERRORS, args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
             job = make_job(args)
-            if args.vis:
-                enable_vis(job.cfg, args.vis)
             if args.report:
                 require_data(job.cfg, ('test',))
             runner = stack.enter_context(open_training(job))

@@ -92,7 +92,7 @@ class Model:
         maps: list[NDArray[Any]] = predictor.features(predictor.preprocess(frames[0][1]))
         return maps
 
-    @with_options('epochs batch lr auto_scale_lr balance patience val_loss')
+    @with_options('epochs batch lr auto_scale_lr balance patience val_loss vis')
     def train(
         self,
         epochs: Optional[int] = None,

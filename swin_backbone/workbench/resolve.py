@@ -2,8 +2,8 @@
 
 1. `combine`, for all commands, swaps the backbone, replaces the data, and applies `--cfg-options`, whose keys may be of
    the new backbone.
-2. `resolve_training`, for a training alone, sets what its options name, scales the schedule to the pictures of an
-   epoch, and sets mixed precision and the checkpoint that the training begins with.
+2. `resolve_training`, for a training alone, sets what its options name, and scales the schedule to the pictures of an
+   epoch.
 
 The second applies `--cfg-options` again after each change, so that a key of the user stays, except keys of schedules
 that a shorter training loses. The result is a plain config of its toolbox, whose own tools/train.py trains it.
@@ -33,6 +33,7 @@ from .configs.training_settings import (
     scale_schedule,
     set_workers,
 )
+from .configs.visualizer import enable_vis
 from .data.balance import Epoch, apply_balance, count_epoch
 from .data.datasets import BuiltDatasets
 from .data.load_picture import use_load_picture
@@ -108,7 +109,7 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
 
     Args:
         config: of `combine`.
-        options: settings of the training, `cfg_options`, `amp`, `weights`, `resume` and `launcher`.
+        options: settings of the training, `cfg_options`, `amp`, `weights`, `resume`, `vis` and `launcher`.
         data: of the config, if they are of the user.
 
     Raises:
@@ -127,7 +128,14 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
             changes.append(lr_line(cfg, processes))
         if changed := summarize(config, cfg):
             changes.append(f'changed settings:\n{changed}')
-    _set_amp_and_checkpoint(cfg, options)
+    if options.amp:
+        enable_amp(cfg, options.amp)
+    if options.weights is not None:
+        set_initial_weights(cfg, options.weights)
+    if options.resume is not None:
+        cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)
+    if options.vis:
+        enable_vis(cfg, options.vis)
     return Training(cfg, datasets, changes)
 
 
@@ -183,13 +191,3 @@ def scale_schedule_to_dataset(
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
         apply_balance(cfg, epoch)  # last, because keys of options refer to the wrapped data set
-
-
-def _set_amp_and_checkpoint(cfg: Config, options: Options) -> None:
-    """Set the mixed precision of a training, and the checkpoint that it begins with or continues, in place."""
-    if options.amp:
-        enable_amp(cfg, options.amp)
-    if options.weights is not None:
-        set_initial_weights(cfg, options.weights)
-    if options.resume is not None:
-        cfg.update(resume=True, load_from=None if options.resume == 'auto' else options.resume)

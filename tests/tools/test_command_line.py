@@ -311,7 +311,7 @@ def test_values_that_need_no_import_are_those_of_the_package(monkeypatch):
     (parser,) = parsers(TOOLS / 'convert_checkpoint.py', monkeypatch)
     assert next(action.choices for action in parser._actions if action.dest == 'to') == FORMATS
     (parser,) = parsers(TOOLS / 'train.py', monkeypatch)
-    assert next(action.choices for action in parser._actions if action.dest == 'vis') == list(VIS_BACKENDS)
+    assert next(action.choices for action in parser._actions if action.dest == 'vis') == tuple(VIS_BACKENDS)
     (parser,) = parsers(TOOLS / 'export.py', monkeypatch)
     named = {action.dest: {*re.findall(r'\w+', action.help)} - {'default', 'or'} for action in parser._actions}
     assert (named['format'], named['part']) == ({*MODEL_FILES}, {*PARTS})

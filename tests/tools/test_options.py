@@ -33,7 +33,7 @@ NAMED = {
     '--cfg-options key=a,b': dict(key=['a', 'b']), '--cfg-options +key=value': {'+key': 'value'},
     '--cfg-options a.b=1': {'a.b': 1},
     '--launcher none': 'none', '--launcher pytorch': 'pytorch', '--launcher slurm': 'slurm', '--launcher mpi': 'mpi',
-    '--timeout 30': 30.0, '--dpi 100': 100,
+    '--vis tensorboard': 'tensorboard', '--vis wandb': 'wandb', '--timeout 30': 30.0, '--dpi 100': 100,
 }  # fmt: skip
 
 
