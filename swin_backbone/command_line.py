@@ -105,7 +105,7 @@ OTHER_NAMES = {
     **{'--learning-rate': '--lr', '--conf': '--score-thr', '--threshold': '--score-thr', '--output': '--out-dir'},
     **{'--num-workers': '--workers', '--random-seed': '--seed', '--early-stopping': '--patience'},
 }
-CONFIG = 'config backbone at recipe cfg_options debug'  # for `make_job`
+JOB_OPTIONS = 'config backbone at recipe cfg_options debug'  # for `make_job`
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

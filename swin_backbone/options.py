@@ -299,7 +299,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     'checkpoint': dict(help='path or URL of a checkpoint'),
     **{f'--{name.replace("_", "-")}': option.metadata['settings'] for name, option in OPTION_FIELDS.items()},
 }
-TRAINING = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
+TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
 
 
 def with_options(names: str) -> Callable[[Function], Function]:

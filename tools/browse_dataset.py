@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number, positive
 from swin_backbone.outputs import check_outputs, make_folder
 from swin_backbone.whole_files import write_whole
@@ -26,7 +26,7 @@ READABLE = 224  # least pixels of a side, for a readable class name
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{CONFIG} data annotations classes overwrite skip_unreadable')
+    parser.add(f'{JOB_OPTIONS} data annotations classes overwrite skip_unreadable')
     parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
     parser.add_argument('--not-show', action='store_true', help='open no window')
     parser.add_argument(
@@ -85,7 +85,7 @@ def main() -> int:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             make_folder(args.output_dir)
-        dataset = BuiltDatasets(cfg, fatal_faults=()).of(args.phase)
+        dataset = BuiltDatasets(cfg, fatal_faults=()).build_phase(args.phase)
         guard_dataset(dataset, cfg, args.phase == 'train', args.skip_unreadable)
         for base in base_datasets(dataset):
             base.guard.are_masks_checked = False  # a wrong mask is an error of its picture alone

@@ -10,13 +10,13 @@ import argparse
 
 from rich.console import Console
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number, positive
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{CONFIG} data annotations classes')
+    parser.add(f'{JOB_OPTIONS} data annotations classes')
     parser.add_argument(
         '--max-files',
         type=positive,

@@ -10,13 +10,13 @@ a runtime runs the model, and the outputs are compared with PyTorch. --pictures 
 import argparse
 import json
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint shape precision score_thr out_dir overwrite unsafe_load timeout',
+        f'{JOB_OPTIONS} checkpoint shape precision score_thr out_dir overwrite unsafe_load timeout',
         out_dir=dict(required=True, help='folder to make'),
         precision=dict(
             choices=('fp32', 'fp16', 'bf16', 'int8'), help='default: fp32, and of openvino fp16, for weights'

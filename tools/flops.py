@@ -8,7 +8,7 @@ import json
 
 from rich.console import Console
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.outputs import check_outputs
 from swin_backbone.whole_files import write_whole
 
@@ -16,7 +16,7 @@ from swin_backbone.whole_files import write_whole
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} shape json overwrite',
+        f'{JOB_OPTIONS} shape json overwrite',
         shape=dict(help='height and width in pixels (default: 800 1280 for a detector, 512 2048 for a segmentor)'),
     )
     parser.add_argument('--backbone-only', action='store_true', help='count without neck and heads')

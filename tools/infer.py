@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, options_of, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, options_of, run
 from swin_backbone.options import ARGUMENTS, positive, whole
 
 if TYPE_CHECKING:  # imported in functions, for a quick --help
@@ -67,7 +67,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
     parser.add(
-        f'{CONFIG} annotations batch weights amp precision compile score_thr device threads first_label out_dir '
+        f'{JOB_OPTIONS} annotations batch weights amp precision compile score_thr device threads first_label out_dir '
         'overwrite allow_missing unsafe_load timeout',
         config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
         annotations=dict(dest='ids_of', help='COCO JSON with the ids of pictures and categories for results.json'),

@@ -25,7 +25,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 
 OF_FILES = {'labels', 'results', 'pictures', 'compare', 'out_dir', 'overwrite', 'debug'}
 
@@ -33,8 +33,8 @@ OF_FILES = {'labels', 'results', 'pictures', 'compare', 'out_dir', 'overwrite', 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, needs_package=lambda args: args.labels is None)
     parser.add(
-        f'{CONFIG} checkpoint data workers annotations classes amp precision compile device threads work_dir out_dir '
-        'overwrite skip_unreadable allow_missing unsafe_load',
+        f'{JOB_OPTIONS} checkpoint data workers annotations classes amp precision compile device threads work_dir '
+        'out_dir overwrite skip_unreadable allow_missing unsafe_load',
         config=dict(nargs='?'),
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(help='device of an exported model (default: cpu)'),

@@ -10,14 +10,14 @@ DIR is a folder of tools/export.py. The exported model runs in its runtime, with
 import argparse
 from contextlib import ExitStack
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import number
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} checkpoint data workers annotations classes weights amp precision compile device threads '
+        f'{JOB_OPTIONS} checkpoint data workers annotations classes weights amp precision compile device threads '
         'first_label work_dir out overwrite skip_unreadable allow_missing unsafe_load timeout launcher local_rank',
         checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
         device=dict(help='device of an exported model (default: cpu)'),

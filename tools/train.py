@@ -10,14 +10,14 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, Parser, exit_with_message, make_job, run
-from swin_backbone.options import ARGUMENTS, TRAINING
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.options import ARGUMENTS, TRAINING_OPTIONS
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} {TRAINING} data annotations classes weights resume amp compile val_loss vis work_dir '
+        f'{JOB_OPTIONS} {TRAINING_OPTIONS} data annotations classes weights resume amp compile val_loss vis work_dir '
         'skip_unreadable unsafe_load timeout launcher local_rank',
         weights=dict(help=f'begin with weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )

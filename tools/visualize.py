@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from swin_backbone.command_line import ANY_ERROR, CONFIG, USER_ERRORS, Parser, exit_with_message, make_job, run
+from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, USER_ERRORS, Parser, exit_with_message, make_job, run
 from swin_backbone.options import ShapeAction, positive, whole
 from swin_backbone.outputs import check_outputs
 
@@ -98,7 +98,7 @@ def _command(
 
 def _of_a_model(commands: 'Commands', name: str, draw: 'Draw', what: str, **changes: dict[str, Any]) -> Parser:
     return _command(
-        commands, name, draw, what, f'image {CONFIG} checkpoint device unsafe_load timeout',
+        commands, name, draw, what, f'image {JOB_OPTIONS} checkpoint device unsafe_load timeout',
         device=dict(default='cpu', help='device of the model (default: cpu)'), **changes,
     )  # fmt: skip
 

@@ -34,7 +34,7 @@ from .configs.training_settings import (
     set_workers,
 )
 from .configs.visualizer import enable_vis
-from .data.balance import Epoch, apply_balance, count_epoch
+from .data.balance import EpochPlan, apply_balance, plan_epoch
 from .data.datasets import BuiltDatasets
 from .data.load_picture import use_load_picture
 from .data.prepare.config import put_data
@@ -120,10 +120,10 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     datasets, changes = BuiltDatasets(cfg), list[str]()
     if data is not None or has_settings(options):
         set_training(cfg, options)
-        epoch, processes = _epoch_of(datasets, options, data), world_size(options.launcher)
-        if epoch is not None:
-            scale_schedule_to_dataset(cfg, options, data, epoch, processes)
-            changes.append(epoch.line)
+        plan, processes = _plan_epoch(datasets, options, data), world_size(options.launcher)
+        if plan is not None:
+            apply_epoch_plan(cfg, options, data, plan, processes)
+            changes.append(plan.line)
         if not options.auto_scale_lr and (options.batch is not None or data):
             changes.append(lr_line(cfg, processes))
         if changed := summarize(config, cfg):
@@ -139,19 +139,19 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     return Training(cfg, datasets, changes)
 
 
-def _epoch_of(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[Epoch]:
-    """Return the epoch of a training; None if its schedule and classes stay."""
+def _plan_epoch(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
+    """Return the plan of an epoch; None if its schedule and classes stay."""
     if options.epochs is not None or options.balance:
-        return count_epoch(datasets, options.balance)
+        return plan_epoch(datasets, options.balance)
     if data is None:
         return None
     parts = [part for _, part in parts_of(datasets.cfg.train_dataloader.dataset, 'dataset')]
     times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
-    return Epoch(data.splits['train'].num_pictures * times)
+    return EpochPlan(data.splits['train'].num_pictures * times)
 
 
 def set_training(cfg: Config, options: Options) -> None:
-    """Set what the options of a training name, besides its schedule, in place: see `scale_schedule_to_dataset`.
+    """Set what the options of a training name, besides its schedule, in place: see `apply_epoch_plan`.
 
     Raises:
         ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take a setting.
@@ -163,8 +163,8 @@ def set_training(cfg: Config, options: Options) -> None:
     use_load_picture(cfg)
 
 
-def scale_schedule_to_dataset(
-    cfg: Config, options: Options, data: Optional[Dataset], epoch: Epoch, world_size: int = 1
+def apply_epoch_plan(
+    cfg: Config, options: Options, data: Optional[Dataset], plan: EpochPlan, processes: int = 1
 ) -> None:
     """Scale the schedule of a training to its pictures, and balance its classes, in place.
 
@@ -172,22 +172,22 @@ def scale_schedule_to_dataset(
 
     Args:
         cfg: of `set_training`.
-        epoch: see `count_epoch`.
-        world_size: number of processes of the training.
+        plan: see `plan_epoch`.
+        processes: number of processes of the training.
 
     Raises:
         ConfigError: if the config has no length, or weights of classes beside `balance`.
     """
     cfg_options, schedules = options.cfg_options or {}, len(cfg.get('param_scheduler') or ())
     if options.epochs is not None or data is not None:
-        scale_schedule(cfg, epoch.num_pictures, world_size, options.epochs)
+        scale_schedule(cfg, plan.num_pictures, processes, options.epochs)
         if len(cfg.get('param_scheduler') or ()) != schedules:  # indices have moved
             cfg_options = {
                 key: value for key, value in cfg_options.items() if not key.lstrip('+').startswith('param_scheduler.')
             }
         apply_options(cfg, cfg_options)
     if options.balance:
-        twice = [key for key in cfg_options if 'class_weight' in key] if epoch.weights else []
+        twice = [key for key in cfg_options if 'class_weight' in key] if plan.class_weights else []
         if twice:
             raise ConfigError(f'--balance and --cfg-options {twice[0]} are one setting: leave out one of them')
-        apply_balance(cfg, epoch)  # last, because keys of options refer to the wrapped data set
+        apply_balance(cfg, plan)  # last, because keys of options refer to the wrapped data set

@@ -272,12 +272,12 @@ def through_mmengine(prefix):
     def load(url):
         from mmengine.runner import CheckpointLoader, checkpoint
 
-        from swin_backbone.workbench.resume.loading import read_checkpoints_safely
+        from swin_backbone.workbench.resume.loading import install_checkpoint_loaders
 
         with pytest.MonkeyPatch.context() as patch:
             for models in ('get_external_models', 'get_mmcls_models', 'get_torchvision_models'):
                 patch.setattr(checkpoint, models, lambda: {'swin': url})
-            read_checkpoints_safely()
+            install_checkpoint_loaders()
             return CheckpointLoader.load_checkpoint(f'{prefix}swin' if prefix else url)
 
     return load

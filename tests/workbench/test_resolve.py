@@ -20,7 +20,7 @@ from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
-from swin_backbone.workbench.data.balance import Epoch
+from swin_backbone.workbench.data.balance import EpochPlan
 from swin_backbone.workbench.data.prepare.prepare import prepare
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
@@ -69,7 +69,7 @@ def test_no_file_is_read_and_none_written(own, tmp_path, monkeypatch):
 
 def test_weights_and_balance_are_one_setting(own):
     config, key = read_config(SEGMENTATION), 'model.decode_head.loss_decode.class_weight'
-    epoch, options = Epoch(4, weights=[0.7, 1.8]), Options(balance=True)
+    epoch, options = EpochPlan(4, class_weights=[0.7, 1.8]), Options(balance=True)
     resolved = resolve(config, options, data_for(config, own), epoch)
     assert resolved.model.decode_head.loss_decode.class_weight
     with pytest.raises(ConfigError, match=f'--balance and --cfg-options {key} are one setting'):

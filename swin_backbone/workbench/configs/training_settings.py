@@ -9,7 +9,7 @@ from mmengine.config import Config, ConfigDict
 
 from ...openmmlab.config_parts import type_name, parts_of, walk
 from ...openmmlab.errors import ConfigError
-from ...options import TRAINING, Options
+from ...options import TRAINING_OPTIONS, Options
 from .cfg_options import setting_of
 from .paths import metric_configs
 
@@ -31,7 +31,7 @@ SIZE_DIVISOR = 32  # pixels: a side that is a multiple stays one
 
 def has_settings(options: Options) -> bool:
     """Return whether options change the training of a config."""
-    values = [getattr(options, name) for name in TRAINING.split()]
+    values = [getattr(options, name) for name in TRAINING_OPTIONS.split()]
     return any(value is not None and value is not False for value in values)  # 0 is a seed
 
 

@@ -22,23 +22,23 @@ WEIGHT_OF_ALL = 1.02  # of Paszke et al. 2016, ENet: weights of 1 / log(1.02 + s
 MAX_NAMES = 8
 
 
-class Epoch(NamedTuple):
-    """An epoch of a training, as its schedule and `--balance` need it.
+class EpochPlan(NamedTuple):
+    """What the schedule and the balance of classes of a training follow: the pictures of an epoch.
 
     Args:
         num_pictures: number of pictures, with repetitions.
-        repeated: `oversample_thr` of ClassBalancedDataset by the key of a data set, with `--balance`.
-        weights: of a segmentor's cross entropy by class, with `--balance`.
+        oversample_thrs: of ClassBalancedDataset by the key of a data set, with `--balance`.
+        class_weights: of a segmentor's cross entropy, with `--balance`.
         line: what `--balance` changes.
     """
 
     num_pictures: int
-    repeated: Mapping[str, float] = {}
-    weights: Sequence[float] = ()
+    oversample_thrs: Mapping[str, float] = {}
+    class_weights: Sequence[float] = ()
     line: str = ''
 
 
-def count_epoch(datasets: BuiltDatasets, balance: bool = False) -> Epoch:
+def plan_epoch(datasets: BuiltDatasets, balance: bool = False) -> EpochPlan:
     """Count the pictures of an epoch and, with `balance`, objects or pixels of all classes.
 
     A segmentor's cross entropy gets weights by the pixels of all training labels. Other models see pictures of rare
@@ -48,26 +48,26 @@ def count_epoch(datasets: BuiltDatasets, balance: bool = False) -> Epoch:
         ConfigError: if the loss has no weights, or the data set no classes by picture.
     """
     if not balance:
-        return Epoch(len(datasets.of('train')))
+        return EpochPlan(len(datasets.build_phase('train')))
     if _heads(datasets.cfg)[0]:
         _losses(datasets.cfg)
         weights, line = _weigh_classes(datasets)
-        return Epoch(len(datasets.of('train')), weights=weights, line=line)
+        return EpochPlan(len(datasets.build_phase('train')), class_weights=weights, line=line)
     return _repeat_pictures(datasets)
 
 
-def apply_balance(cfg: Config, epoch: Epoch) -> None:
-    """Balance the classes of a training, in place, by the counts of an epoch."""
-    for loss in _losses(cfg) if epoch.weights else ():
-        loss['class_weight'] = list(epoch.weights)
+def apply_balance(cfg: Config, plan: EpochPlan) -> None:
+    """Balance the classes of a training, in place, by the plan of an epoch."""
+    for loss in _losses(cfg) if plan.class_weights else ():
+        loss['class_weight'] = list(plan.class_weights)
     for where, leaf in dataset_configs(cfg, 'train'):
-        if where in epoch.repeated:
+        if where in plan.oversample_thrs:
             inner = copy.deepcopy(leaf)
             leaf.clear()
-            leaf.update(type='ClassBalancedDataset', oversample_thr=epoch.repeated[where], dataset=inner)
+            leaf.update(type='ClassBalancedDataset', oversample_thr=plan.oversample_thrs[where], dataset=inner)
 
 
-def _repeat_pictures(datasets: BuiltDatasets) -> Epoch:
+def _repeat_pictures(datasets: BuiltDatasets) -> EpochPlan:
     rare: Counter[str] = Counter()
     limits: dict[str, float] = {}
     for where, leaf in dataset_configs(datasets.cfg, 'train'):
@@ -82,15 +82,15 @@ def _repeat_pictures(datasets: BuiltDatasets) -> Epoch:
         names = built.metainfo['classes']
         rare.update({names[label]: number for label, number in pictures.items() if number < limit})
         limits[where] = limit / len(built)
-    before = len(datasets.of('train'))
+    before = len(datasets.build_phase('train'))
     if not rare:
         line = '--balance repeats nothing: every class is in half as many pictures as the median class, or more'
-        return Epoch(before, line=line)
+        return EpochPlan(before, line=line)
     cfg = copy.deepcopy(datasets.cfg)
-    apply_balance(cfg, Epoch(before, limits))
+    apply_balance(cfg, EpochPlan(before, limits))
     after = len(datasets.build('train', cfg.train_dataloader.dataset))
     shown = first_of([f'{name} ({number})' for name, number in rare.most_common()[::-1]], MAX_NAMES)
-    return Epoch(after, limits, line=(
+    return EpochPlan(after, limits, line=(
         f'--balance repeats pictures of classes in less than half as many pictures as the median class: {shown}; '
         f'an epoch has {after:,} pictures in place of {before:,}'
     ))  # fmt: skip
@@ -124,7 +124,7 @@ def _weigh_classes(datasets: BuiltDatasets) -> tuple[list[float], str]:
 
 def _count_pixels(datasets: BuiltDatasets) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the classes, and the pixels of each in all labels of the training, as training loads them."""
-    (base, *more) = base_datasets(datasets.of('train'))
+    (base, *more) = base_datasets(datasets.build_phase('train'))
     names = base.metainfo['classes']
     pixels = np.zeros(len(names), np.int64)
     for dataset in (base, *more):

@@ -34,7 +34,7 @@ class BuiltDatasets:
         self.with_masks = uses_masks(cfg)
         self._built: dict[str, list[tuple[Any, Any]]] = {}  # by phase: configs and data sets
 
-    def of(self, phase: str) -> Any:
+    def build_phase(self, phase: str) -> Any:
         """Return the data set of 'train', 'val' or 'test', with its wrappers.
 
         Raises:
@@ -48,7 +48,7 @@ class BuiltDatasets:
         """Return the data set of a config, with its wrappers. Equal configs of a phase share one.
 
         Raises:
-            DataError: see `of`.
+            DataError: see `build_phase`.
         """
         for known, dataset in self._built.get(phase, ()):
             if known == config:

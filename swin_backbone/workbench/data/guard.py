@@ -41,7 +41,7 @@ def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable:
         if skip_unreadable and not is_training:
             _leave_out_unreadable(base)
         base.guard = GuardedPipeline(base, cfg, is_training and skip_unreadable)
-        base.guard.put_on(base)
+        base.guard.install(base)
 
 
 class GuardedPipeline:
@@ -66,7 +66,7 @@ class GuardedPipeline:
         self.load, self.is_reducing = load_of(dataset), is_reducing(loader_of(dataset))
         self.noted = {kind: torch.zeros(1, dtype=torch.uint8).share_memory_() for kind in (REDUCED_BITS, OTHER_SIZE)}
 
-    def put_on(self, dataset: BaseDataset) -> None:
+    def install(self, dataset: BaseDataset) -> None:
         """Take the place of a data set's pipeline, with its transforms."""
         if dataset.pipeline is not self:
             self.use(dataset.pipeline.transforms)
@@ -163,7 +163,7 @@ class GuardHook(Hook):
     def before_train_epoch(self, runner: Runner) -> None:
         for base in base_datasets(runner.train_dataloader.dataset):
             if hasattr(base, 'guard'):
-                base.guard.put_on(base)
+                base.guard.install(base)
 
     def after_train_epoch(self, runner: Runner) -> None:
         skipped = 0

@@ -29,7 +29,7 @@ from ..data.media import Frame, check_not_truncated, frame_of, reduction_note, s
 from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, dataset_meta_of
-from ..resume.loading import load_from_file_or_address, read_checkpoints_safely
+from ..resume.loading import install_checkpoint_loaders, load_from_file_or_address
 from ..runner.validation import predict_by_shape
 from .thresholds import SCORE_THR, ScoreThr, thresholds_by_label
 
@@ -71,7 +71,7 @@ class Predictor:
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
-        read_checkpoints_safely(unsafe_load)
+        install_checkpoint_loaders(unsafe_load)
         self.amp = amp and check_amp(amp, torch.device(device).type)
         self.score_thr: ScoreThr = SCORE_THR
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)

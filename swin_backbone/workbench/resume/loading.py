@@ -21,8 +21,8 @@ from .exact_resume import ANEW, check_resumable, restore_training_state
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
 
 
-def read_checkpoints_safely(unless: bool = False) -> None:
-    """Replace mmengine's loaders of checkpoints in this process by loaders that execute nothing.
+def install_checkpoint_loaders(unsafe: bool = False) -> None:
+    """Let mmengine load the checkpoints of this process by this package's loaders, which execute nothing.
 
     Covered are `resume` and `load_from` of the Runner, and `init_cfg=dict(type='Pretrained')` of any module. (The OneDL
     release of mmengine falls back to unsafe loading if safe loading fails.) Loaders of 'open-mmlab://', 's3://' and
@@ -30,9 +30,9 @@ def read_checkpoints_safely(unless: bool = False) -> None:
     http addresses. Configs are left out: see `without_code`.
 
     Args:
-        unless: load unsafely, as by --unsafe-load of the tools.
+        unsafe: let pickles run code, as --unsafe-load of the tools.
     """
-    trust_checkpoints(unless)
+    trust_checkpoints(unsafe)
     schemes = ('', 'file://', 'http://', 'https://')
     CheckpointLoader.register_scheme(schemes, load_from_file_or_address, force=True)
     download_by(load_from_file_or_address)

@@ -18,7 +18,7 @@ from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentenc
 from ...outputs import FolderInUse, mark_folder
 from ..configs.check import check_classes
 from ..data.datasets import BuiltDatasets
-from ..resume.loading import read_checkpoints_safely
+from ..resume.loading import install_checkpoint_loaders
 from .launchers import is_lost_peer, set_ranks_from_slurm
 from .safe_runner import SafeRunner, runner_class
 
@@ -43,7 +43,7 @@ def build_runner(
         datasets: data sets of the config; None builds these.
     """
     check_classes(cfg)
-    read_checkpoints_safely(unless=unsafe_load)
+    install_checkpoint_loaders(unsafe=unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
     with _explain_lost_peers():

@@ -47,7 +47,7 @@ class ValLossHook(Hook):
         dataset = copy.deepcopy(loader.dataset)
         for base, (_, cfg) in zip(base_datasets(dataset), dataset_configs(runner.cfg, 'val')):
             base.pipeline = Compose(loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
-            base.guard.put_on(base)
+            base.guard.install(base)
         self.loader: Optional[DataLoader[Any]] = DataLoader(
             dataset,
             1 if runner.cfg.get('default_scope') == 'mmseg' else runner.cfg.train_dataloader.get('batch_size', 1),

@@ -143,7 +143,7 @@ def evaluate(cfg):
 
 def browse(cfg):
     """Return the loaded pictures, or the errors."""
-    dataset = BuiltDatasets(cfg, ()).of('train')
+    dataset = BuiltDatasets(cfg, ()).build_phase('train')
     guard_dataset(dataset, cfg, is_training=True, skip_unreadable=False)
     dataset.pipeline.are_masks_checked = False
     results = []

@@ -11,9 +11,9 @@ from PIL import Image
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
-from swin_backbone.workbench.data.balance import Epoch
+from swin_backbone.workbench.data.balance import EpochPlan
 from swin_backbone.workbench.data.prepare.prepare import prepare
-from swin_backbone.workbench.resolve import combine, scale_schedule_to_dataset, set_training
+from swin_backbone.workbench.resolve import apply_epoch_plan, combine, set_training
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -34,7 +34,7 @@ def resolve(config, options=None, data=None, epoch=None):
     cfg = combine(config, options, data)
     set_training(cfg, options)
     if data is not None:
-        scale_schedule_to_dataset(cfg, options, data, epoch or Epoch(data.splits['train'].num_pictures))
+        apply_epoch_plan(cfg, options, data, epoch or EpochPlan(data.splits['train'].num_pictures))
     return cfg
 
 

@@ -34,7 +34,7 @@ def first_item(words, phase='train', **options):
     """Return the first sample of a data set, without a check of the data before."""
     cfg = config(words)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        dataset = BuiltDatasets(cfg, ()).of(phase)
+        dataset = BuiltDatasets(cfg, ()).build_phase(phase)
         guard_dataset(dataset, cfg, phase == 'train', **{'skip_unreadable': False, **options})
         dataset.pipeline.are_masks_checked = False
         return dataset, dataset[0]

@@ -64,7 +64,7 @@ def test_epochs_count_the_repetitions(rare_bolts, tmp_path):
     dataset = training.cfg.train_dataloader.dataset
     assert (dataset.dataset.type, dataset.times) == ('ClassBalancedDataset', 1)
     assert training.cfg.train_cfg.max_iters == 3 * 4
-    assert len(training.datasets.of('train')) == 13
+    assert len(training.datasets.build_phase('train')) == 13
 
 
 def test_balanced_data_stays(tmp_path):

@@ -51,8 +51,8 @@ def test_a_data_set_in_a_wrapper_is_built_once(tmp_path, parsed, config, wrapper
     parsed.clear()
     datasets = BuiltDatasets(cfg)
     inner = datasets.build('train', cfg.train_dataloader.dataset.dataset)
-    outer = datasets.of('train')
+    outer = datasets.build_phase('train')
     assert type(outer).__name__ == wrapper
     assert list(base_datasets(outer)) == [inner]
-    assert outer is datasets.of('train')
+    assert outer is datasets.build_phase('train')
     assert sum(parsed.values()) == 1

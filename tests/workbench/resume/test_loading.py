@@ -170,7 +170,7 @@ def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, unsafe_lo
         return torch.load(tmp_path / 'weights.pth', weights_only=False)
 
     for _ in range(2):
-        loading.read_checkpoints_safely(unless=unsafe_load)
+        loading.install_checkpoint_loaders(unsafe=unsafe_load)
     if unsafe_load:
         CheckpointLoader.load_checkpoint('elsewhere://weights.pth')
     else:

@@ -21,8 +21,7 @@ LABEL_ENDS = re.compile(
     r'[_.-](gtFine_labelTrainIds|gtFine_labelIds|labelTrainIds|labelIds|labels?|masks?|seg|gt|annotation|L)$', re.I
 )
 PICTURE_ENDS = re.compile(r'[_.-](leftImg8bit|image|img|sat|rgb)$', re.I)
-Set = tuple[str, ...]  # words of folders
-
+FolderWords = tuple[str, ...]  # of a path, beside labels, images, train and so on: images_2021 has 2021
 WORDS = re.compile(r'[a-z]+|[0-9]+')
 ROLES = LABEL_WORDS | PICTURE_WORDS | SPLIT_OF.keys()
 SUFFIX_WORDS = {suffix[1:] for suffix in (*PICTURE_SUFFIXES, *LABEL_SUFFIXES)}
@@ -56,12 +55,12 @@ def pair_labels(
     for path in labels:
         if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
             by_key.setdefault(_key(path, LABEL_ENDS), []).append(path)
-    sets = pairable_sets(pictures, labels)
+    pairable = pairable_words(pictures, labels)
     owners: dict[Path, Path] = {}
     pairs: dict[Path, Path] = {}
     for picture in pictures:
         paths = by_key.get(_key(picture, PICTURE_ENDS), [])
-        paths = [path for path in paths if set_of(path) in sets[set_of(picture)]]
+        paths = [path for path in paths if folder_words(path) in pairable[folder_words(picture)]]
         # Cityscapes: several files for a picture, the classes for training in TrainIds
         paths = [path for path in paths if 'TrainIds' in path.stem] or paths
         if len(paths) > 1:
@@ -72,8 +71,9 @@ def pair_labels(
             )
         if paths:
             pairs[picture] = paths[0]
-    used = {(_key(path, LABEL_ENDS), set_of(path)) for path in owners}  # with Cityscapes's several files of labels
-    unused = [path for key, paths in by_key.items() for path in paths if (key, set_of(path)) not in used]
+    # With Cityscapes's several files of labels
+    used = {(_key(path, LABEL_ENDS), folder_words(path)) for path in owners}
+    unused = [path for key, paths in by_key.items() for path in paths if (key, folder_words(path)) not in used]
     return pairs, [picture for picture in pictures if picture not in pairs], unused
 
 
@@ -100,23 +100,23 @@ def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
     return (folder_split(path) or '', *folders, ends.sub('', path.stem))
 
 
-def set_of(path: Path) -> Set:
-    """Return the words of a path's folders beside labels, images, train and so on: images_2021 has 2021."""
+def folder_words(path: Path) -> FolderWords:
+    """Return the words of a path's folders: see `FolderWords`."""
     folders = [part.lower() for part in path.parent.parts if ROLES & set(words_of(part))]
     return tuple(word for part in folders for word in WORDS.findall(part) if word not in ROLES | SUFFIX_WORDS)
 
 
-def pairable_sets(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[Set, set[Set]]:
-    """Return the sets of labels that the pictures of each set may have.
+def pairable_words(pictures: Iterable[Path], labels: Iterable[Path]) -> dict[FolderWords, set[FolderWords]]:
+    """Return the words of the labels that pictures may have, by the words of the pictures.
 
     Labels with the words of the pictures are theirs. If there are none, pictures may have all labels but those with the
     words of other pictures, and those with another number: label_images_semantic belongs to original_images, and
     labels_2020 not to images_2021.
     """
-    of_pictures, of_labels = set(map(set_of, pictures)), set(map(set_of, labels))
+    of_pictures, of_labels = set(map(folder_words, pictures)), set(map(folder_words, labels))
 
-    def allows(words: Set, others: Set) -> bool:
-        numbers, other_numbers = ([word for word in of_set if word.isdecimal()] for of_set in (words, others))
+    def allows(words: FolderWords, others: FolderWords) -> bool:
+        numbers, other_numbers = ([word for word in of_path if word.isdecimal()] for of_path in (words, others))
         return others not in of_pictures and (not numbers or not other_numbers or numbers == other_numbers)
 
     return {

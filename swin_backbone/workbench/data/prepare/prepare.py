@@ -99,10 +99,10 @@ def prepare(
             f'{VARIABLE} names another folder'
         ) from error
     with FileLock(f'{index_folder}.lock'):
-        dataset = _read(index_folder)
+        dataset = _read_dataset(index_folder)
         if dataset is None:
             _remove_oldest(indices_folder)
-            dataset = _write(index_folder, scope, listed)
+            dataset = _build_index(index_folder, scope, listed)
         os.utime(index_folder)
     return dataset
 
@@ -147,7 +147,7 @@ def _digest(folder: DataFolder, scope: str) -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-def _write(index_folder: Path, scope: str, folder: DataFolder) -> Dataset:
+def _build_index(index_folder: Path, scope: str, folder: DataFolder) -> Dataset:
     """Write an index, and return the data set. After an error there is no index."""
     shutil.rmtree(index_folder, ignore_errors=True)  # of a process that has died
     index_folder.mkdir()
@@ -163,7 +163,7 @@ def _write(index_folder: Path, scope: str, folder: DataFolder) -> Dataset:
     return dataset
 
 
-def _read(index_folder: Path) -> Optional[Dataset]:
+def _read_dataset(index_folder: Path) -> Optional[Dataset]:
     """Return the data set of an index; None without an index, or if its last file is not whole."""
     try:
         content = json.loads((index_folder / DATASET_FILE).read_bytes())

@@ -184,7 +184,7 @@ def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str 
 
 
 def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:
-    """IndexedSplit pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c.
+    """Index pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c.
 
     Accents are one character: archives of macOS have two.
     """

@@ -19,7 +19,7 @@ from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.text_files import read_text
 from ..folder import DataFolder, left_out, summary_line
-from ..pairs import Set, pairable_sets, set_of, without_labels
+from ..pairs import FolderWords, folder_words, pairable_words, without_labels
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
 from .convert import Part, convert_objects, stated_size
@@ -40,11 +40,11 @@ def read(folder: DataFolder) -> Records:
     files = folder.holding('.json', SHAPES)
     pictures = without_labels(folder.pictures)
     tails = index_tails(pictures)
-    sets = pairable_sets(pictures, (file.relative_to(folder.ann_root) for file in files))
+    pairable = pairable_words(pictures, (file.relative_to(folder.ann_root) for file in files))
     parts: dict[Path, Optional[Part]] = {}
     for file in files:
         data = _parse(file)
-        picture = _picture_of(file, data, tails, sets, folder)
+        picture = _picture_of(file, data, tails, pairable, folder)
         if other := parts.get(picture):
             raise DataError(f'{other} and {file} are of the same picture {picture}: see their imagePath')
         parts[picture] = Part(str(file), {name: value for name, value in data.items() if name != 'imageData'})
@@ -81,14 +81,14 @@ def _picture_of(
     file: Path,
     data: Mapping[str, Any],
     tails: Mapping[str, list[Path]],
-    sets: Mapping[Set, set[Set]],
+    pairable: Mapping[FolderWords, set[FolderWords]],
     folder: DataFolder,
 ) -> Path:
     """Return the picture of `imagePath`, which is relative to the file, or else of the file's name."""
     relative, stated = file.relative_to(folder.ann_root), str(data.get('imagePath') or '').replace('\\', '/')
     stated_path = os.path.normpath(relative.parent / stated)
     picture = (match_name(stated_path, tails) if stated else None) or match_name(str(relative.with_suffix('')), tails)
-    if picture is None or ('/' not in stated and set_of(relative) not in sets[set_of(picture)]):
+    if picture is None or ('/' not in stated and folder_words(relative) not in pairable[folder_words(picture)]):
         held = '; imageData has the picture: `labelme_export_json` writes a file of it' if data.get('imageData') else ''
         raise DataError(
             f'{file}: imagePath is {stated!r}, and below {folder.root} is no picture of this name, or several{held}'

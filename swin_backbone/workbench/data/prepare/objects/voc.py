@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from .....openmmlab.errors import DataError
 from ....configs.text_files import MAX_TEXT_BYTES, read_file
 from ..folder import DataFolder, left_out, summary_line
-from ..pairs import Set, pairable_sets, set_of, without_labels
+from ..pairs import FolderWords, folder_words, pairable_words, without_labels
 from ..records import Records
 from ..splits import folder_split, read_split_lists
 from .convert import convert_objects, stated_size
@@ -27,10 +27,10 @@ def read(folder: DataFolder) -> Optional[Records]:
     by_stem: dict[str, list[Path]] = {}
     for picture in pictures:
         by_stem.setdefault(picture.stem, []).append(picture)
-    sets = pairable_sets(pictures, (file.relative_to(folder.ann_root) for file in files))
+    pairable = pairable_words(pictures, (file.relative_to(folder.ann_root) for file in files))
     by_picture: dict[Path, Optional[Path]] = {}
     for file in files:
-        by_picture[_picture_of(file.relative_to(folder.ann_root), by_stem, sets, folder)] = file
+        by_picture[_picture_of(file.relative_to(folder.ann_root), by_stem, pairable, folder)] = file
     numbered, source = folder.class_names()
     if numbered:
         names = list(numbered.values())
@@ -50,11 +50,16 @@ def read(folder: DataFolder) -> Optional[Records]:
     return records
 
 
-def _picture_of(file: Path, by_stem: dict[str, list[Path]], sets: dict[Set, set[Set]], folder: DataFolder) -> Path:
+def _picture_of(
+    file: Path,
+    by_stem: dict[str, list[Path]],
+    pairable: dict[FolderWords, set[FolderWords]],
+    folder: DataFolder,
+) -> Path:
     """Return the picture with the name of an XML file, or the name inside. Of several, split and folder decide."""
     stated = parse_xml(folder.ann_root / file).findtext('filename') if file.stem not in by_stem else None
     pictures = by_stem.get(Path(stated).stem if stated else file.stem, [])
-    pictures = [picture for picture in pictures if set_of(file) in sets[set_of(picture)]]
+    pictures = [picture for picture in pictures if folder_words(file) in pairable[folder_words(picture)]]
     pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
     pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
     if len(pictures) != 1:

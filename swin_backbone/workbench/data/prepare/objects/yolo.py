@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .....openmmlab.errors import DataError
 from ....configs.text_files import read_text
 from ..folder import DataFolder, is_yolo, left_out, numbers_of, require_distinct, summary_line
-from ..pairs import is_label, pairable_sets, set_of
+from ..pairs import folder_words, is_label, pairable_words
 from ..records import Lists, Records, SplitLists
 from ..splits import index_tails, match_lines, read_split_lists, split_of
 from .convert import convert_objects
@@ -143,9 +143,9 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
         for text in texts.values():
             if text.stem in stems:
                 stems[text.stem].append(text.relative_to(folder.ann_root))
-        sets = pairable_sets(files, chain(*stems.values()))
+        pairable = pairable_words(files, chain(*stems.values()))
         for picture in files:
-            several = [text for text in stems[picture.stem] if set_of(text) in sets[set_of(picture)]]
+            several = [text for text in stems[picture.stem] if folder_words(text) in pairable[folder_words(picture)]]
             if len(several) == 1:
                 stems[picture.stem].remove(several[0])
                 files[picture] = folder.ann_root / several[0]
