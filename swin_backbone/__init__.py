@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .openmmlab.mixed_precision import mixed_precision
     from .openmmlab.swap.backbone import swap_backbone
     from .workbench.model import Model, load
-    from .workbench.runner.nan_guard import NonFiniteGuardHook
+    from .workbench.runner.hooks.nan_guard import NonFiniteGuardHook
 
 __all__ = [
     'ARCHS',
@@ -58,7 +58,7 @@ _NAMES = {
     'openmmlab.mixed_precision': ('mixed_precision',),
     'openmmlab.swap.backbone': ('swap_backbone',),
     'workbench.model': ('Model', 'load'),
-    'workbench.runner.nan_guard': ('NonFiniteGuardHook',),
+    'workbench.runner.hooks.nan_guard': ('NonFiniteGuardHook',),
     'openmmlab.layers.roi_extractor': ('SingleRoIExtractor',),
     'openmmlab.layers.uper_head': ('UPerHead',),
     'workbench.data.load_picture': ('LoadPicture',),
@@ -85,7 +85,7 @@ _ADDITIONS = (
     ('mmengine.optim', 'openmmlab.layer_decay'),
     ('mmengine.runner', 'openmmlab.layers.extension'),
     ('mmengine.runner', 'openmmlab.mixed_precision'),
-    ('mmengine.runner', 'workbench.runner.nan_guard'),
+    ('mmengine.runner', 'workbench.runner.hooks.nan_guard'),
 )
 
 

@@ -32,10 +32,10 @@ from .predict.predictor import Predictor
 from .process import prepare_process
 from .resolve import combine, resolve_training
 from .runner.build import build_runner, run_loop
+from .runner.hooks.val_loss import ValLossHook
 from .runner.launchers import rank
 from .runner.prediction_outputs import OutputOptions, enable_tta, write_outputs
 from .runner.safe_runner import SafeRunner, training_lock
-from .runner.val_loss import ValLossHook
 
 
 class Job:

@@ -15,7 +15,7 @@ from yapf.yapflib import yapf_api
 
 from helpers import ROOT
 from swin_backbone.openmmlab.swap import backbone
-from swin_backbone.workbench.runner.curves import CurvesHook
+from swin_backbone.workbench.runner.hooks.curves import CurvesHook
 
 # What takes most of a small training's time, and changes no result
 yapf_api.FormatCode = lambda text, style_config, verify=True: (text, True)  # mmengine's layout of a config

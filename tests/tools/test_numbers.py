@@ -28,8 +28,8 @@ from swin_backbone import accelerate, load
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.annotations import annotation_format, registered_class
 from swin_backbone.workbench.predict.results import ResultsWriter
+from swin_backbone.workbench.runner.hooks.validation import MaskAreasHook
 from swin_backbone.workbench.runner.prediction_outputs import write_coco_results
-from swin_backbone.workbench.runner.validation import MaskAreasHook
 
 
 @pytest.fixture(scope='module')

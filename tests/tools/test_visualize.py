@@ -13,7 +13,7 @@ from helpers.openmmlab.random_models import DETECTION, SEGMENTATION, save_random
 from mmengine.config import Config
 
 from swin_backbone.workbench.configs import visualizer
-from swin_backbone.workbench.runner.curves import CurvesHook
+from swin_backbone.workbench.runner.hooks.curves import CurvesHook
 
 DETECTION_V2 = ROOT / 'configs' / 'demo' / 'mask-rcnn_swinv2-nano_fpn_shapes.py'
 RETINANET = ROOT / 'configs' / 'retinanet' / 'retinanet_swin-t-p4-w7_fpn_1x_coco.py'

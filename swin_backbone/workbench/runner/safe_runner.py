@@ -28,11 +28,11 @@ from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, 
 from ..resume.latest import EPOCHS, newest_whole_checkpoint
 from ..resume.loading import AdaptCheckpointHook
 from ..resume.loops import RepeatValidationHook, make_resumable
-from .curves import CurvesHook
-from .estimate import EstimateHook
-from .nan_guard import NonFiniteGuardHook
-from .signals import SignalHook, init_worker
-from .validation import BroadcastBuffersHook, MaskAreasHook, MetricNamesHook, PredictByShapeHook
+from .hooks.curves import CurvesHook
+from .hooks.estimate import EstimateHook
+from .hooks.nan_guard import NonFiniteGuardHook
+from .hooks.signals import SignalHook, init_worker
+from .hooks.validation import BroadcastBuffersHook, MaskAreasHook, MetricNamesHook, PredictByShapeHook
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
 LONG_RECORDS = (

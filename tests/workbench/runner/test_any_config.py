@@ -14,7 +14,7 @@ from helpers.openmmlab.jobs import build_runner, load_config
 from swin_backbone.openmmlab.config_parts import walk
 from swin_backbone.workbench.configs.amp import enable_amp
 from swin_backbone.workbench.runner import build
-from swin_backbone.workbench.runner.val_loss import ValLossHook
+from swin_backbone.workbench.runner.hooks.val_loss import ValLossHook
 
 pytestmark = pytest.mark.slow
 DETECTORS = [

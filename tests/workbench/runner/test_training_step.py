@@ -38,4 +38,4 @@ def test_waits_are_the_toolboxes(tmp_path, monkeypatch, words, loop, toolbox):
             for module, number in waits.items()
             if number and module.startswith('swin_backbone.') and '.mmcv_ops.' not in module
         }
-        assert ours == {'swin_backbone.workbench.runner.nan_guard': 1}
+        assert ours == {'swin_backbone.workbench.runner.hooks.nan_guard': 1}

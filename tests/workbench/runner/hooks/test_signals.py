@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, train, wait
 
-from swin_backbone.workbench.runner import signals
+from swin_backbone.workbench.runner.hooks import signals
 
 RESUMABLE = 75  # EX_TEMPFAIL, a temporary failure
 EMA = dict(type='EMAHook', momentum=0.1)

@@ -16,7 +16,7 @@ from mmengine.dist import all_reduce, barrier
 from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 
-from ..resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, last_checkpoint_message
+from ...resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, last_checkpoint_message
 
 # EX_TEMPFAIL of sysexits.h: "temporary failure, try again". Shells, Python, torchrun and signals use other values, and
 # a scheduler can requeue by this value.

@@ -14,12 +14,12 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ...openmmlab.config_parts import parts_of, type_name, walk
-from ...openmmlab.errors import ConfigError, sentence_of
-from ..configs.paths import dataset_configs
-from ..data.datasets import base_datasets
-from ..data.seeds import LOSS, preserve_rng_state, seed_rng
-from ..pictures.curves import VAL_ITER
+from ....openmmlab.config_parts import parts_of, type_name, walk
+from ....openmmlab.errors import ConfigError, sentence_of
+from ...configs.paths import dataset_configs
+from ...data.datasets import base_datasets
+from ...data.seeds import LOSS, preserve_rng_state, seed_rng
+from ...pictures.curves import VAL_ITER
 from .validation import collect_error, raise_together
 
 NUM_PICTURES = 'pictures'  # their number, beside sums of losses

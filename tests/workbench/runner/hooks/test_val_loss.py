@@ -24,8 +24,8 @@ from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.data.seeds import LOSS, seed_rng
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.pictures.curves import read_log
-from swin_backbone.workbench.runner import validation
-from swin_backbone.workbench.runner.val_loss import ValLossHook, loss_pipeline
+from swin_backbone.workbench.runner.hooks import validation
+from swin_backbone.workbench.runner.hooks.val_loss import ValLossHook, loss_pipeline
 
 HOOKS.register_module(module=ValLossHook, force=True)  # for configs of toy trainings
 

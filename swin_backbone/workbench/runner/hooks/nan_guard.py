@@ -14,8 +14,8 @@ from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from ...checks import first_of
-from ...openmmlab.errors import TrainingStopped
+from ....checks import first_of
+from ....openmmlab.errors import TrainingStopped
 
 MAX_NAMED = 16  # images in a warning
 
@@ -122,7 +122,7 @@ class NonFiniteGuardHook(Hook):
         )
         if self.skipped_in_a_row >= self.max_in_a_row:
             # Late: checkpoint_hook imports mmcv, whose import imports this file.
-            from ..resume.checkpoint_hook import find_checkpoint_hook, last_checkpoint_message
+            from ...resume.checkpoint_hook import find_checkpoint_hook, last_checkpoint_message
 
             hook = find_checkpoint_hook(runner)
             if hook is not None:

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from swin_backbone.workbench.runner import estimate
-from swin_backbone.workbench.runner.estimate import EstimateHook
+from swin_backbone.workbench.runner.hooks import estimate
+from swin_backbone.workbench.runner.hooks.estimate import EstimateHook
 
 
 def lines_of(monkeypatch, steps, total, peak=3 * 2**30):

@@ -8,8 +8,8 @@ from mmengine.dist import master_only
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from ..pictures.curves import curves_figure, read_log
-from ..pictures.save import save_figure
+from ...pictures.curves import curves_figure, read_log
+from ...pictures.save import save_figure
 
 
 class CurvesHook(Hook):

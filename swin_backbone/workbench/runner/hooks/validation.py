@@ -14,10 +14,10 @@ from mmengine.hooks import CheckpointHook, EarlyStoppingHook, Hook
 from mmengine.runner import Runner, ValLoop
 from mmengine.structures import InstanceData
 
-from ...openmmlab.errors import sentence_of
-from ...whole_files import write_whole
-from ..data.seeds import preserve_rng_state
-from ..resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
+from ....openmmlab.errors import sentence_of
+from ....whole_files import write_whole
+from ...data.seeds import preserve_rng_state
+from ...resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
 
 
 def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:

@@ -1,0 +1,1 @@
+"""The hooks of every training and test: errors, signals, validations, and lines of the log."""
