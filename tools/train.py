@@ -35,7 +35,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     from swin_backbone.options import Options
-    from swin_backbone.workbench.configs.paths import require_data
+    from swin_backbone.workbench.configs.data_parts import require_data
     from swin_backbone.workbench.job import Job, open_training, report
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
 

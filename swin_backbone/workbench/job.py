@@ -21,7 +21,7 @@ from ..openmmlab.layers.extension import AccelerateHook
 from ..options import Options, refuse_options
 from .compile import compile_model
 from .configs.amp import enable_amp_of_test
-from .configs.paths import require_data, tested_set
+from .configs.data_parts import require_data, tested_set
 from .configs.published import find_weights, set_load_from
 from .data.annotations import uses_masks
 from .data.datasets import BuiltDatasets

@@ -22,7 +22,7 @@ from ..openmmlab.swap.backbone import swap_backbone
 from ..options import Options
 from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, setting_of
-from .configs.paths import dataset_configs
+from .configs.data_parts import dataset_configs
 from .configs.published import set_initial_weights
 from .configs.training_settings import (
     apply_settings,

@@ -12,7 +12,7 @@ from mmengine.registry import DATASETS, DefaultScope
 
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import ConfigError
-from .paths import dataset_configs
+from .data_parts import dataset_configs
 
 CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
 SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')  # models with classes of several kinds

@@ -11,7 +11,7 @@ from ...openmmlab.config_parts import type_name, parts_of, walk
 from ...openmmlab.errors import ConfigError
 from ...options import TRAINING_OPTIONS, Options
 from .cfg_options import setting_of
-from .paths import metric_configs
+from .data_parts import metric_configs
 
 WARM_UP_SCHEDULERS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 MAX_WARM_UP_RATIO = 0.1  # of the iterations of a training

@@ -20,7 +20,7 @@ from mmengine.registry import DATASETS, Registry
 from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, first_of
 from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError, Faults
-from ..configs.paths import annotation_file
+from ..configs.data_parts import annotation_file
 from ..configs.text_files import BYTE_ORDER_MARKS, decode, read_file
 from .masks import SHORT_POLYGON, mask_fault
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...checks import first_of
 from ...openmmlab.config_parts import parts_of, type_name
 from ...openmmlab.errors import ConfigError
-from ..configs.paths import dataset_configs
+from ..configs.data_parts import dataset_configs
 from .datasets import BuiltDatasets, base_datasets
 from .load_picture import loads_annotations
 

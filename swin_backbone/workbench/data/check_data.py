@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...openmmlab.errors import DataError, Faults, sentence_of
-from ..configs.paths import annotation_file, dataset_configs, metric_configs, require_data
+from ..configs.data_parts import annotation_file, dataset_configs, metric_configs, require_data
 from .annotations import Annotations, annotation_format, check_annotations, registered_class
 from .dataset_warnings import class_warnings, count_left_out
 from .datasets import BuiltDatasets

@@ -16,7 +16,7 @@ from mmengine.dataset import BaseDataset
 from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError, Faults
-from ..configs.paths import annotation_file
+from ..configs.data_parts import annotation_file
 from .annotations import Annotations, annotation_format, check_annotations
 from .datasets import base_datasets
 from .load_picture import loads_picture

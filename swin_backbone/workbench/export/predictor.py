@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...openmmlab.errors import DataError
 from ...sizes import Size
 from ..configs.check import class_names, compare_classes
-from ..configs.paths import dataset_configs, require_data
+from ..configs.data_parts import dataset_configs, require_data
 from ..configs.published import set_load_from
 from ..data.load_picture import LoadPicture, is_reducing
 from ..data.media import Frame, check_not_truncated, reduction_note

@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from ...openmmlab.config_parts import summarize, type_name
 from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
 from ...whole_files import write_whole
-from ..configs.paths import tested_set
+from ..configs.data_parts import tested_set
 from ..data.datasets import base_datasets
 from ..data.load_picture import load_of
 from ..data.media import read_picture

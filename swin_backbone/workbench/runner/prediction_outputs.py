@@ -16,7 +16,7 @@ from ...openmmlab.config_parts import type_name
 from ...openmmlab.errors import DataError
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import temporary_name
-from ..configs.paths import annotation_file, dataset_configs, metric_configs
+from ..configs.data_parts import annotation_file, dataset_configs, metric_configs
 from ..data.annotations import registered_class
 from ..pictures.colours import distinct_colours, encode_labels
 

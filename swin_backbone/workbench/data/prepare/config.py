@@ -9,7 +9,7 @@ from mmengine.config import Config, ConfigDict
 from ....openmmlab.config_parts import parts_of, type_name, walk
 from ....openmmlab.errors import ConfigError
 from ...configs.cfg_options import setting_of
-from ...configs.paths import metric_configs
+from ...configs.data_parts import metric_configs
 from ...pictures.colours import distinct_colours
 from ..annotations import uses_masks
 from .folder import summary_line

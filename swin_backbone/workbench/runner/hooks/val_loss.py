@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ....openmmlab.config_parts import parts_of, type_name, walk
 from ....openmmlab.errors import ConfigError, sentence_of
-from ...configs.paths import dataset_configs
+from ...configs.data_parts import dataset_configs
 from ...data.datasets import base_datasets
 from ...data.seeds import LOSS, preserve_rng_state, seed_rng
 from ...pictures.curves import VAL_ITER

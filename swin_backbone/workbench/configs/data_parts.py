@@ -1,14 +1,13 @@
-"""Checks of the user's folders and files."""
+"""The data of a config: its data sets and metrics, and their files."""
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from mmengine.config import Config
 
 from ...openmmlab.config_parts import walk
-from ...openmmlab.errors import DataError
+
 
 def dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
     """Return keys and configs of the data sets of 'train', 'val' or 'test', or an empty list for a config without the phase.
