@@ -98,7 +98,7 @@ class Job:
         training = resolve_training(self.cfg, self.options, self.data)
         self.print(*training.changes)
         hooks = [ValLossHook()] if self.options.val_loss else []
-        return _build_runner(training.cfg, self.options, training.datasets, hooks)
+        return _build_runner(training.cfg, self.options, hooks, datasets=training.datasets)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
     with write_outputs(cfg, outputs, inputs, is_main_process=job.is_main_process) as hooks:
         if options.precision:
             hooks.append(AccelerateHook(options.precision))
-        yield _build_runner(cfg, options, BuiltDatasets(job.cfg), hooks, not options.allow_missing)
+        yield _build_runner(cfg, options, hooks, not options.allow_missing)
 
 
 def test(job: Job, checkpoint: str) -> dict[str, float]:
@@ -250,7 +250,11 @@ def _refuse_threads(options: Options) -> None:
 
 
 def _build_runner(
-    cfg: Config, options: Options, datasets: BuiltDatasets, hooks: Sequence[Hook], needs_all_weights: bool = False
+    cfg: Config,
+    options: Options,
+    hooks: Sequence[Hook],
+    needs_all_weights: bool = False,
+    datasets: Optional[BuiltDatasets] = None,
 ) -> SafeRunner:
     runner = build_runner(cfg, options.unsafe_load, needs_all_weights, options.skip_unreadable, datasets)
     if options.compile:

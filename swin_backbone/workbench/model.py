@@ -37,7 +37,7 @@ class Model:
     """A config of mmdet, mmseg or mmpretrain with or without a checkpoint, or an exported folder, made by `load`.
 
     Attributes:
-        cfg: the config of the last training; None for an exported folder alone.
+        cfg: the config of the last training, or of `load` before one; None for an exported folder alone.
         checkpoint: path or URL of the weights, or an exported folder; None without weights.
         work_dir: folder of logs and checkpoints; None without a config.
         module: the torch module of predictions, in eval mode; without a checkpoint, with initial weights. `train`,
