@@ -1,5 +1,7 @@
 """Parsers of the tools, and the exit status of a tool."""
 
+from __future__ import annotations
+
 import argparse
 import io
 import logging
@@ -11,9 +13,12 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from textwrap import fill
 from types import FrameType
-from typing import Any, NoReturn, Optional, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
 from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, import_package
+
+if TYPE_CHECKING:
+    from swin_backbone.workbench.job import Job
 
 BROKEN_PIPE = 128 + 13  # exit status, as for SIGPIPE
 
@@ -192,7 +197,7 @@ def is_config(word: str) -> bool:
     return word.endswith('.py') or '::' in word
 
 
-def make_job(args: argparse.Namespace) -> Any:
+def make_job(args: argparse.Namespace) -> Job:
     """Return the job of a command line: see `workbench.job.Job`.
 
     Raises:

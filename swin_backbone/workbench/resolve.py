@@ -26,7 +26,6 @@ from .configs.data_parts import dataset_configs
 from .configs.published import set_initial_weights
 from .configs.training_settings import (
     apply_settings,
-    enable_auto_scale_lr,
     has_settings,
     lr_line,
     require_no_second_values,
@@ -157,8 +156,6 @@ def set_training(cfg: Config, options: Options) -> None:
         ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take a setting.
     """
     apply_settings(cfg, options)
-    if options.auto_scale_lr:
-        enable_auto_scale_lr(cfg)
     apply_options(cfg, options.cfg_options or {})
     use_load_picture(cfg)
 

@@ -68,6 +68,8 @@ def apply_settings(cfg: Config, options: Options) -> None:
         cfg.randomness = {**(cfg.get('randomness') or {}), 'seed': options.seed}
     if options.patience is not None:
         _set_patience(cfg, options.patience)
+    if options.auto_scale_lr:
+        _enable_auto_scale_lr(cfg)
 
 
 def set_workers(cfg: Config, number: int) -> None:
@@ -135,7 +137,7 @@ def lr_line(cfg: Config, world_size: int = 1) -> str:
     return f'learning rate {optimizer.lr:g}, {real} pictures per step; the config has it for {base}: {hint}'
 
 
-def enable_auto_scale_lr(cfg: Config) -> None:
+def _enable_auto_scale_lr(cfg: Config) -> None:
     """Let mmengine scale the learning rate in proportion to the batch: `--auto-scale-lr` of the toolboxes.
 
     mmengine ignores accumulated gradients, so the base is divided by their number.

@@ -15,7 +15,6 @@ from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.options import Options
 from swin_backbone.workbench.configs.training_settings import (
     apply_settings,
-    enable_auto_scale_lr,
     scale_schedule,
     lr_line,
 )
@@ -192,14 +191,14 @@ def test_a_swap_names_the_batch_of_its_rate(config, rate):
     cfg = read_config(config)
     cfg.auto_scale_lr = dict(base_batch_size=64)  # for the old optimizer
     cfg = swap_backbone(cfg, 'swin-t')
-    enable_auto_scale_lr(cfg)
+    put(cfg, auto_scale_lr=True)
     assert cfg.optim_wrapper.optimizer.lr == rate
     assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)
     cfg.optim_wrapper.accumulative_counts = 8  # mmengine counts the pictures of an iteration
-    enable_auto_scale_lr(cfg)
+    put(cfg, auto_scale_lr=True)
     assert cfg.auto_scale_lr.base_batch_size == 2
     with pytest.raises(ValueError, match='base_batch_size'):
-        enable_auto_scale_lr(read_config(FCN))
+        set_(FCN, auto_scale_lr=True)
 
 
 @pytest.mark.parametrize(('config', 'pictures'), [(RETINANET, 32), (RETINANET, 2), (SEGFORMER, 20)])
