@@ -21,7 +21,7 @@ from ..openmmlab.layers.extension import AccelerateHook
 from ..options import Options, refuse_options
 from .compile import compile_model
 from .configs.amp import enable_amp_of_test
-from .configs.data_parts import require_data, tested_set
+from .configs.data_parts import describe_tested_data, require_data
 from .configs.published import find_weights, set_load_from
 from .data.annotations import uses_masks
 from .data.datasets import BuiltDatasets
@@ -144,7 +144,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
         enable_amp_of_test(cfg, options.amp)
     if outputs.tta:
         enable_tta(cfg)
-    job.print(f'tested on {tested_set(cfg)}')
+    job.print(f'tested on {describe_tested_data(cfg)}')
     inputs = [checkpoint, *filter(None, [cfg.filename])]
     with write_outputs(cfg, outputs, inputs, is_main_process=job.is_main_process) as hooks:
         if options.precision:

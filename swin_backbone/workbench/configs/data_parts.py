@@ -46,7 +46,7 @@ def iter_metric_configs(node: Any, where: str) -> Iterator[tuple[str, dict[str, 
             yield key, part
 
 
-def tested_set(cfg: Config) -> str:
+def describe_tested_data(cfg: Config) -> str:
     """Return which data a config tests on, in words. Scores on the validation set, which chose the checkpoint, are optimistic."""
     test, val, train = (list(_places(cfg, phase)) for phase in ('test', 'val', 'train'))
     name = 'validation' if test == val else 'training' if test == train else 'test'

@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from ...openmmlab.config_parts import summarize, type_name
 from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
 from ...whole_files import write_whole
-from ..configs.data_parts import tested_set
+from ..configs.data_parts import describe_tested_data
 from ..data.datasets import base_datasets
 from ..data.load_picture import load_of
 from ..data.media import read_picture
@@ -79,7 +79,7 @@ def report_on_test(
             title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
             checkpoint=checkpoint,
             tested=len(runner.test_dataloader.dataset),
-            tested_on=tested_set(runner.cfg),
+            tested_on=describe_tested_data(runner.cfg),
             metrics={name: value if np.isfinite(value) else None for name, value in numbers.items()},
             config=json.loads(json.dumps(config, default=repr), parse_constant=str),
         )

@@ -6,7 +6,7 @@ from typing import Optional
 
 from ....openmmlab.errors import DataError
 from ...configs.text_files import read_text
-from .folder import DataFolder, left_out
+from .folder import DataFolder, left_out_lines
 from .records import UNSPLIT, Records, SplitLists
 from .splits import index_tails, match_name, read_split_lists, split_of
 
@@ -39,7 +39,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         return None
     labels = {path: name for part in by_split.values() for path, name in part.items() if name in names}
     others = [path for part in by_split.values() for path in part if path not in labels]
-    lines = left_out('pictures in no folder of a class', others)
+    lines = left_out_lines('pictures in no folder of a class', others)
     layout = 'lists of pictures and classes' if lists else 'a folder for each class'
     return Records(layout, names, {UNSPLIT: labels}, _splits(folder, by_split, labels), lines)
 

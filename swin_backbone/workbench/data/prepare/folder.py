@@ -202,6 +202,6 @@ def summary_line(title: str, *parts: str) -> str:
     return f'  {title:<12}' + ', '.join(filter(None, parts))
 
 
-def left_out(kind: str, paths: Collection[Path]) -> list[str]:
-    """Return the line of the summary on paths of a kind; no line without any."""
+def left_out_lines(kind: str, paths: Collection[Path]) -> list[str]:
+    """Return the line of the summary on paths of a kind that are left out; no line without any."""
     return [summary_line('left out', f'{len(paths)} {kind}, as {min(paths)}')] if paths else []

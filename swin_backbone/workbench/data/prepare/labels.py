@@ -12,7 +12,7 @@ from ....checks import first_of
 from ....openmmlab.errors import DataError
 from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import picture_size
-from .folder import DataFolder, left_out, number_labels, summary_line
+from .folder import DataFolder, left_out_lines, number_labels, summary_line
 from .pairs import LABEL_SUFFIXES, pair_labels
 from .records import UNSPLIT, Label, Records
 from .splits import read_split_lists
@@ -40,7 +40,8 @@ def read(folder: DataFolder) -> Optional[Records]:
     if not pairs:
         return None
     names, classes, in_colours, lines = _classes_of(folder, pairs)
-    lines += left_out('pictures without labels', unlabelled) + left_out('files of labels without a picture', unused)
+    lines += left_out_lines('pictures without labels', unlabelled)
+    lines += left_out_lines('files of labels without a picture', unused)
     lists = read_split_lists(folder, [*pairs, *unlabelled], 'Segmentation')
     part = {picture: Label(label, classes, in_colours) for picture, label in pairs.items()}
     return Records('pictures and labels', names, {UNSPLIT: part}, lists, lines)

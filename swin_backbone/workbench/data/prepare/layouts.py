@@ -44,9 +44,9 @@ def read_data(scope: str, folder: DataFolder) -> Records:
     Raises:
         DataError: if no layout fits.
     """
-    left_out = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
+    not_read = f'; not read, as results of earlier commands: {", ".join(folder.results)}' if folder.results else ''
     if not (folder.pictures or folder.holding('.json', labelme.SHAPES)):  # labelme's files may hold the pictures
-        raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{left_out}')
+        raise DataError(f'there is no picture below {folder.root}, which has {count_suffixes(folder.files)}{not_read}')
     readers, layouts = READERS[scope]
     first_error = None  # a broken file may be beside a whole layout
     for read, (suffix, pattern) in readers.items():
@@ -65,7 +65,7 @@ def read_data(scope: str, folder: DataFolder) -> Records:
             return records
     raise first_error or DataError(
         f'no annotations for a config of {scope} were found in {folder.ann_root}: looked for {layouts}; found '
-        f'{count_suffixes(folder.ann_files)} in {list_folders(folder.ann_files)}{left_out}. datumaro and supervision '
+        f'{count_suffixes(folder.ann_files)} in {list_folders(folder.ann_files)}{not_read}. datumaro and supervision '
         'convert between formats: see docs/guides/own_data.md'
     )
 

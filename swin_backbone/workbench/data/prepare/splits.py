@@ -10,7 +10,7 @@ from unicodedata import normalize
 from ....openmmlab.errors import DataError
 from ...configs.text_files import read_text
 from ..media import PICTURE_SUFFIXES
-from .folder import DataFolder, is_yolo, left_out, summary_line
+from .folder import DataFolder, is_yolo, left_out_lines, summary_line
 from .records import Lists, SplitLists
 
 SPLIT_OF = {  # by the words of names
@@ -114,7 +114,7 @@ def split_pictures(pictures: Sequence[Path], lists: SplitLists) -> tuple[Lists, 
         if 'train' not in listed_pictures:
             by_split['train'] = rest
         else:
-            lines += left_out('pictures that no list names', rest)
+            lines += left_out_lines('pictures that no list names', rest)
         lines.append(summary_line('split', f'by {source}'))
     else:
         for picture in pictures:

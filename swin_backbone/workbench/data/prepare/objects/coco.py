@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from .....openmmlab.errors import DataError, Faults
 from ...annotations import check_annotations, look_through, read_annotations
 from ...media import SKIP_HINT, picture_size
-from ..folder import UNREADABLE, DataFolder, left_out, list_folders, require_distinct, summary_line
+from ..folder import UNREADABLE, DataFolder, left_out_lines, list_folders, require_distinct, summary_line
 from ..pairs import is_label, without_labels
 from ..records import UNSPLIT, Image, Records, SplitLists
 from ..splits import (
@@ -67,7 +67,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         lines.append(summary_line('overruled', f'{source} {SAME}'))
     folders = {picture.parent for picture in listed}
     unnamed = [picture for picture in folder.pictures if picture.parent in folders and picture not in listed]
-    lines += left_out('pictures without an entry in these annotation files', unnamed)
+    lines += left_out_lines('pictures without an entry in these annotation files', unnamed)
     lists = SplitLists()
     if 'val' not in parts:
         parts[UNSPLIT], categories[UNSPLIT] = parts.pop('train'), categories.pop('train')

@@ -12,7 +12,7 @@ import numpy as np
 
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
-from ..folder import DataFolder, left_out, summary_line
+from ..folder import DataFolder, left_out_lines, summary_line
 from ..pairs import without_labels
 from ..records import Lists, Records, SplitLists
 from ..splits import index_tails, match_name, read_split_lists, split_of
@@ -66,7 +66,7 @@ def read(folder: DataFolder) -> Records:
         lambda part, size: read_cvat(part, size, faults),
         lambda used: list(numbered.values() if numbered else names) or sorted(used), faults,
     )  # fmt: skip
-    records.lines.extend(left_out('pictures without an entry', {*pictures} - parts.keys()))
+    records.lines.extend(left_out_lines('pictures without an entry', {*pictures} - parts.keys()))
     records.lines.append(summary_line('', f'from {source or "the labels of the XML"}'))
     return records
 

@@ -18,7 +18,7 @@ import numpy as np
 from .....checks import LARGEST_FILE
 from .....openmmlab.errors import DataError, Faults
 from ....configs.text_files import read_text
-from ..folder import DataFolder, left_out, summary_line
+from ..folder import DataFolder, left_out_lines, summary_line
 from ..pairs import FolderWords, folder_words, pairable_words, without_labels
 from ..records import Records
 from ..splits import index_tails, match_name, read_split_lists
@@ -58,8 +58,8 @@ def read(folder: DataFolder) -> Records:
     records = convert_objects(
         folder, 'labelme JSON', parts, lists, lambda part, size: read_labelme(part, size, faults), classes, faults
     )
-    records.lines.extend(left_out('pictures without a JSON file', {*pictures} - parts.keys()))
-    records.lines.extend(left_out('other JSON files', {*folder.with_suffix('.json')} - {*files}))
+    records.lines.extend(left_out_lines('pictures without a JSON file', {*pictures} - parts.keys()))
+    records.lines.extend(left_out_lines('other JSON files', {*folder.with_suffix('.json')} - {*files}))
     source = f'from {source}' if numbered else 'in the order of the alphabet: there is no classes.txt'
     records.lines.append(summary_line('', source))
     return records

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from .....openmmlab.errors import DataError
 from ....configs.text_files import MAX_TEXT_BYTES, read_file
-from ..folder import DataFolder, left_out, summary_line
+from ..folder import DataFolder, left_out_lines, summary_line
 from ..pairs import FolderWords, folder_words, pairable_words, without_labels
 from ..records import Records
 from ..splits import folder_split, read_split_lists
@@ -45,7 +45,7 @@ def read(folder: DataFolder) -> Optional[Records]:
 
     lists = read_split_lists(folder, pictures, 'Main')
     records = convert_objects(folder, 'Pascal VOC XML', by_picture, lists, read_voc, classes)
-    records.lines.extend(left_out('pictures without an XML file', {*pictures} - by_picture.keys()))
+    records.lines.extend(left_out_lines('pictures without an XML file', {*pictures} - by_picture.keys()))
     records.lines.append(summary_line('', source))
     return records
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .....openmmlab.errors import DataError
 from ....configs.text_files import read_text
-from ..folder import DataFolder, is_yolo, left_out, numbers_of, require_distinct, summary_line
+from ..folder import DataFolder, is_yolo, left_out_lines, numbers_of, require_distinct, summary_line
 from ..pairs import folder_words, is_label, pairable_words
 from ..records import Lists, Records, SplitLists
 from ..splits import index_tails, match_lines, read_split_lists, split_of
@@ -76,7 +76,7 @@ def read(folder: DataFolder) -> Optional[Records]:
         )
     if has_tracks or any(0 < len(text.split()) - 5 - points <= _most_behind(points) for text in chain(*samples)):
         records.lines.append(summary_line('not read', "the numbers behind an object: a score or a track's id"))
-    records.lines.extend(left_out('text files without a picture', unused))
+    records.lines.extend(left_out_lines('text files without a picture', unused))
     records.lines.extend(summary_line('', text) for text in (source, *of_yaml) if text)
     return records
 
