@@ -40,32 +40,29 @@ class SignalHook(Hook):
     """
 
     priority = 'LOWEST'  # after the hooks that save the step
-
-    def __init__(self) -> None:
-        self.save_requested = self.stop_requested = False
-        self.stop_reason = 'A signal to another rank'
-        self.stop_requested_at = 0.0  # seconds
-        self.last_agreement_at = 0.0  # seconds
-        self.last_agreement_iter = self.next_agreement_iter = 0
-        self.process = 0
-        self.earlier_handlers: dict[int, Any] = {}
+    save_requested = stop_requested = False
+    stop_reason = 'A signal to another rank'
+    stop_requested_at = 0.0  # seconds
+    last_agreement_at = 0.0  # seconds
+    last_agreement_iter = next_agreement_iter = 0
+    process = 0
+    earlier_handlers: tuple[tuple[int, Any], ...] = ()  # by signal
 
     def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()
         self.last_agreement_at = time.perf_counter()
         self.last_agreement_iter, self.next_agreement_iter = runner.iter, 0
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
-            for number in ACTIONS:
-                self.earlier_handlers.setdefault(number, signal.signal(number, self._receive))
+            self.earlier_handlers = tuple((number, signal.signal(number, self._receive)) for number in ACTIONS)
 
     def after_train(self, runner: Runner) -> None:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
         """Restore the handlers from before the training."""
-        for number, handler in self.earlier_handlers.items():
+        for number, handler in self.earlier_handlers:
             signal.signal(number, handler)
-        self.earlier_handlers.clear()
+        self.earlier_handlers = ()
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict[str, Any]] = None

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ....openmmlab.config_parts import parts_of, type_name, walk
-from ....openmmlab.errors import ConfigError, sentence_of
+from ....openmmlab.errors import ConfigError, TrainingStopped, sentence_of
 from ...configs.data_parts import dataset_configs
 from ...data.datasets import base_datasets
 from ...data.seeds import LOSS, preserve_rng_state, seed_rng
@@ -35,8 +35,11 @@ class ValLossHook(Hook):
     return other outputs then. Every validation draws the same random numbers, and the training's generators keep
     their state. The mean over the set weighs a batch by its pictures. The batch is that of the training; mmseg's is 1,
     because its pictures keep their shapes. A model that cannot compute the losses gets one warning, and no losses.
+
+    In a run of several processes, an error in the losses of one process ends the training, if they worked before.
     """
 
+    works = False  # the losses of a batch are computed
     priority = 'HIGHEST'  # before the hooks that take metrics, and before EMAHook, which takes the averages away
 
     def before_train(self, runner: Runner) -> None:
@@ -66,7 +69,9 @@ class ValLossHook(Hook):
                 seed_rng(runner.seed, LOSS, runner.rank)
                 for pictures, losses in self._losses(runner):
                     sums.update({NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
-        except Exception as error:  # no error here stops a training
+        except TrainingStopped:
+            raise
+        except Exception as error:  # stops no training
             runner.logger.warning(f'--val-loss has no effect: {sentence_of(error)}')
             self.loader = None
             return
@@ -84,6 +89,10 @@ class ValLossHook(Hook):
 
         Processes may wait for each other in the losses, as detectors that share a number of objects do. So they begin a
         batch together, after each has loaded it.
+
+        Raises:
+            ValueError: in all processes, if one cannot load a batch, or the first losses cannot be computed.
+            TrainingStopped: for later losses of this process, in a run of several.
         """
         errors: list[str] = []
         batches = iter(self.loader or ())
@@ -93,11 +102,19 @@ class ValLossHook(Hook):
             with collect_error(errors):
                 data = model.data_preprocessor(next(batches), True)
             raise_together(errors)
-            with collect_error(errors):
+            try:
                 with runner.optim_wrapper.optim_context(model):
                     losses = model(**data, mode='loss')
                 _, values = model.parse_losses(losses)
                 yield len(data['inputs']), {name: float(value) for name, value in values.items() if 'loss' in name}
+                self.works = True
+            except Exception as error:
+                errors.append(sentence_of(error))
+                if self.works and runner.world_size > 1:  # others may wait for this process
+                    raise TrainingStopped(
+                        f'rank {runner.rank} stops, because it cannot compute --val-loss ({errors[0]}); --resume '
+                        'goes on from the last checkpoint'
+                    ) from error
         raise_together(errors)
 
 

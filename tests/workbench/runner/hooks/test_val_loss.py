@@ -12,7 +12,7 @@ import torch
 from helpers.openmmlab import toy_training
 from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.own_data import SIDE, detection, make_own_data, read_coco, segmentation
-from helpers.openmmlab.toy_training import differing, run_ranks
+from helpers.openmmlab.toy_training import call_in_ranks, differing, run_ranks
 from mmengine.config import ConfigDict
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
@@ -150,11 +150,22 @@ class BrokenLabels(toy_training.NoisyImages):
 
 @MODELS.register_module(force=True)
 class Shares(toy_training.Toy):
-    """The processes share a number in the loss, as mmdet's `reduce_mean`."""
+    """The processes share a number in the loss, as mmdet's `reduce_mean`.
+
+    Args:
+        fails_at: number of the validation's batch whose loss is an error in the second process, counted from 1.
+    """
+
+    def __init__(self, fails_at=-1):
+        super().__init__()
+        self.fails_at, self.batches = fails_at, 0
 
     def forward(self, inputs, data_samples=None, mode='tensor'):
         losses = super().forward(inputs, data_samples, mode)
         if mode == 'loss':
+            self.batches += not torch.is_grad_enabled()
+            if self.batches == self.fails_at and torch.distributed.get_rank() == 1:
+                raise RuntimeError('no memory')
             number = torch.ones(())
             torch.distributed.all_reduce(number)
             losses['loss_a'] = losses['loss_a'] / number
@@ -169,12 +180,26 @@ class Limit(Hook):
         signal.alarm(60)
 
 
-def test_a_wrong_file_of_a_process_stops_no_other_in_a_loss_that_they_share(tmp_path):
+def train_ranks(tmp_path, dataset='NoisyImages', **model):
     hooks = [dict(type='ValLossHook'), dict(type='Limit')]
-    cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=hooks, model__type='Shares')
-    cfg.val_dataloader = dict(cfg.val_dataloader, dataset=dict(type='BrokenLabels'))
-    assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log1').read_text()[-3000:]
-    assert (tmp_path / 'log0').read_text().count('--val-loss has no effect: label_5.png is truncated') == 1
+    cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=hooks)
+    cfg.model = dict(type='Shares', **model)
+    cfg.val_dataloader = dict(cfg.val_dataloader, dataset=dict(type=dataset))
+    cfg.launcher = 'pytorch'
+    codes = call_in_ranks(toy_training.train_and_say, cfg, log=tmp_path / 'log')
+    return codes, *[(tmp_path / f'log{rank}').read_text() for rank in (0, 1)]
+
+
+def test_a_wrong_file_of_a_process_stops_no_other_in_a_loss_that_they_share(tmp_path):
+    codes, log, other = train_ranks(tmp_path, 'BrokenLabels')
+    assert codes == [0, 0], other[-3000:]
+    assert log.count('val_dataloader.dataset: label_5.png is truncated') == 1
+
+
+def test_a_later_error_of_a_process_in_a_loss_that_they_share_ends_the_training(tmp_path):
+    codes, _, other = train_ranks(tmp_path, fails_at=3)
+    assert codes == [1, 1]  # of the second, and of the first, which has lost it
+    assert 'rank 1 stops, because it cannot compute --val-loss (model: RuntimeError: no memory); --resume goes' in other
 
 
 def own_training(tmp_path, kind):
