@@ -91,7 +91,7 @@ def test_names_of_other_programs_are_not_ours():
 @pytest.mark.parametrize(('name', 'words'), [('checkpoint', ['config.py']), ('weights', ['--weights', 'config.py'])])
 def test_swapped_arguments_are_named(name, words):
     parser = command_line.Parser()
-    parser.add(f'{command_line.CONFIG} {name}')
+    parser.add(f'{command_line.JOB_OPTIONS} {name}')
     with pytest.raises(ValueError, match=r'got x\.pth config\.py: arguments swapped\?'):
         command_line.make_job(parser.parse_args(['x.pth', *words]))
 
