@@ -75,6 +75,27 @@ class Evaluation(NamedTuple):
         return shared
 
 
+class _Evaluation(COCOeval):
+    """COCOeval, in a fraction of its time for pictures without an object of the class, where nothing is compared."""
+
+    def computeIoU(self, imgId: Any, catId: Any) -> Any:
+        return super().computeIoU(imgId, catId) if self._gts[imgId, catId] else []
+
+    def evaluateImg(self, imgId: Any, catId: Any, aRng: Any, maxDet: int) -> Any:
+        if self._gts[imgId, catId] or not self._dts[imgId, catId]:
+            return super().evaluateImg(imgId, catId, aRng, maxDet)
+        found = sorted(self._dts[imgId, catId], key=lambda result: -result['score'])[:maxDet]
+        is_other_size = np.array([not aRng[0] <= result['area'] <= aRng[1] for result in found])
+        thresholds = len(self.params.iouThrs)
+        return dict(
+            dtIds=[result['id'] for result in found],
+            dtScores=[result['score'] for result in found],
+            dtMatches=np.zeros((thresholds, len(found))),
+            dtIgnore=is_other_size[None].repeat(thresholds, 0),
+            gtIgnore=np.zeros(0),
+        )
+
+
 def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) -> Evaluation:
     """Evaluate predictions as COCOeval, a class at a time, in a fraction of its memory.
 
@@ -107,7 +128,7 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
     by_class: dict[int, list[int]] = defaultdict(list)
     for index, result in enumerate(results):
         by_class[result['category_id']].append(index)
-    evaluation = COCOeval(iouType=params.iouType)
+    evaluation = _Evaluation(iouType=params.iouType)
     params.iouThrs = np.asarray(params.iouThrs, float)
     evaluation.cocoGt, evaluation.params, at = truth, params, np.abs(params.iouThrs - FOUND_IOU).argmin()
     shape = len(params.iouThrs), len(params.recThrs), len(categories), len(params.areaRng), len(params.maxDets)

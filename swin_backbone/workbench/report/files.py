@@ -110,7 +110,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
         scored = predictions
         if key == 'segmentation':
             scored = [{**item, 'score': item.get('mask_score', item['score'])} for item in predictions]
-        params.maxDets = [1, 10, max([1000, *(len(truth.imgToAnns[number]) for number in truth.imgs)])]
+        params.maxDets = [max([1000, *(len(truth.imgToAnns[number]) for number in truth.imgs)])]
         evaluations.append(evaluate(truth, scored, params))
     return evaluations
 
