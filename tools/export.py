@@ -48,10 +48,12 @@ def main() -> None:
     from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
     with exit_with_message(ANY_ERROR, args.debug):
-        media_files = media.find_media(args.pictures) if args.pictures else []
+        media_files = [medium for medium in media.find_media(args.pictures or []) if not medium.is_video]
+        if args.pictures and not media_files:
+            raise ValueError(f'--pictures takes pictures, got videos alone: {", ".join(args.pictures)}')
         job = make_job(args)
         load = load_settings(job.cfg.test_dataloader.dataset.pipeline)
-        pictures = [load_bands(str(medium.path), load) for medium in media_files if not medium.is_video]
+        pictures = [load_bands(str(medium.path), load) for medium in media_files]
         manifest = export(
             job,
             args.checkpoint,

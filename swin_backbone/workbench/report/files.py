@@ -71,7 +71,7 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
         ValueError: if a file is not in COCO's form, or the results name pictures or classes that the labels lack.
     """
     truth = COCO()
-    truth.dataset, predictions = _load_json(labels), _load_json(results)
+    truth.dataset, predictions = load_json(labels), load_json(results)
     tables: list[Any] = [truth.dataset.get(key) for key in LISTS] if isinstance(truth.dataset, dict) else []
     if not tables or not all(isinstance(table, list) for table in tables):
         raise ValueError(f'{labels} takes a COCO JSON with lists of {", ".join(LISTS)}')
@@ -185,6 +185,8 @@ def _read_mask(
     if size != of_picture:
         name = truth.imgs[item['image_id']]['file_name']
         raise ValueError(f'its mask has {size} pixels (height, width), and other masks of {name} have {of_picture}')
+    for key, side in zip(('height', 'width'), size):  # which pycocotools reads; RLEs need none
+        truth.imgs[item['image_id']].setdefault(key, side)
     item['segmentation'] = truth.annToRLE(item)
 
 
@@ -353,7 +355,8 @@ def encode_csv(rows: Iterable[Sequence[Any]]) -> bytes:
     return text.getvalue().encode(errors='surrogateescape')
 
 
-def _load_json(path: Path) -> Any:
+def load_json(path: Path) -> Any:
+    """Return the contents of a JSON. Raises ValueError with the path for another file."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

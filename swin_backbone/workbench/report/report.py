@@ -13,7 +13,16 @@ from ..pictures.colours import distinct_colours
 from .analyse import detection_report
 from .confusion import WORST, classification_report
 from .detection import track
-from .files import IGNORED, count_label_pixels, find_pictures, find_task, read_evaluations, read_scores, tested_pictures
+from .files import (
+    IGNORED,
+    count_label_pixels,
+    find_pictures,
+    find_task,
+    load_json,
+    read_evaluations,
+    read_scores,
+    tested_pictures,
+)
 from .page import common_kind, main_metric, render
 from .thumbnails import Load, draw, draw_labels
 
@@ -125,7 +134,8 @@ def read_reports(runs: Iterable[AnyPath], task: str) -> dict[str, dict[str, Any]
         path = next((path for path in (run, run / NAME, run / 'report' / NAME) if path.is_file()), None)
         if path is None:
             raise ValueError(f'--compare takes a folder with {NAME} or report/{NAME}, got {str(run)!r}')
-        report = reports[str(run)] = json.loads(path.read_bytes())
-        if report.get('task') != task:
-            raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {report.get("task")}')
+        report = reports[str(run)] = load_json(path)
+        found = report.get('task') if isinstance(report, dict) else None
+        if found != task:
+            raise ValueError(f'--compare takes reports of {task}, got {str(path)!r} of {found}')
     return reports

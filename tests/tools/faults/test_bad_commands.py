@@ -40,6 +40,14 @@ def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, too
     record_fault('bad_commands')
 
 
+def test_an_export_takes_no_videos(record_fault, tmp_path):
+    """They were left out, and pictures of the data set took their place."""
+    (tmp_path / 'clip.mp4').touch()
+    command = 'tools/export.py', SEGMENTATION, CHECKPOINT, '--out-dir', tmp_path / 'out', '--pictures'
+    assert '--pictures takes pictures, got videos alone' in error_of(*command, tmp_path / 'clip.mp4')
+    record_fault('bad_commands')
+
+
 def test_spaces_reach_the_config(own, tmp_path):
     spaced = tmp_path / 'my pictures'
     spaced.symlink_to(own)

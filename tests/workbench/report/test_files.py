@@ -22,7 +22,7 @@ from swin_backbone.workbench.report.files import (
     find_task,
     read_evaluations,
 )
-from swin_backbone.workbench.report.report import write_report
+from swin_backbone.workbench.report.report import read_reports, write_report
 
 NAMES = ['nut', 'bolt']
 # A process in which nothing of torch and the toolboxes can be imported
@@ -189,11 +189,16 @@ def test_masks_of_two_sizes_in_one_picture_are_named(objects):
         item['segmentation'] = dict(size=[32, 48], counts=coco_mask.encode(mask)['counts'].decode())
     *_, masks = read_evaluations(save(labels, coco), save(results, items))
     assert masks.stats[1] > 0.5
+    for image in coco['images']:
+        del image['height'], image['width']
+    *_, without_sizes = read_evaluations(save(labels, coco), results)
+    assert without_sizes.stats == masks.stats
     items[2]['segmentation'] = dict(size=[64, 64], counts=[64 * 64])
     with pytest.raises(
         ValueError, match=r'results\.json: .*has \(64, 64\) pixels .*, and other masks of b\.jpg .*\(32, 48\)'
     ):
         read_evaluations(labels, save(results, items))
+    coco['images'][1].update(height=64, width=64)
     coco['annotations'][3]['segmentation'] = square(4, 10)
     with pytest.raises(ValueError, match=r'labels\.json: .*has \(64, 64\) pixels .*, and other masks of b\.jpg'):
         read_evaluations(save(labels, coco), results)
@@ -343,6 +348,20 @@ def test_a_json_that_is_too_deep_is_named(objects):
     results.write_text('[' * 100_000)
     with pytest.raises(ValueError, match=r'results\.json is no JSON'):
         read_evaluations(labels, results)
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        ('{"task": "detec', r'report\.json is no JSON'),
+        ('[]', 'of None'),
+        ('{"task": "segmentation"}', 'of segmentation'),
+    ],
+)
+def test_a_run_to_compare_is_a_report_of_the_task(content, message, tmp_path):
+    (tmp_path / 'report.json').write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_reports([tmp_path], 'detection')
 
 
 def test_files_of_two_kinds_are_refused(tmp_path, objects):
