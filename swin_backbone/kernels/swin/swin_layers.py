@@ -106,10 +106,10 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
     if reason is not None:
         return reason
     tensors: dict[str, Any] = {}
-    for name, owner, leaf in NAMES_V2 if is_v2 else NAMES_V1:
+    for name, owner, attribute in NAMES_V2 if is_v2 else NAMES_V1:
         module = modules.get(owner)
         parameters = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
-        tensors[name] = parameters[leaf] if leaf in parameters else getattr(module, leaf, None)
+        tensors[name] = parameters[attribute] if attribute in parameters else getattr(module, attribute, None)
     required = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], BIAS_TABLE)
     if any(tensors[name] is None or not tensors[name].dim() for name in required):
         return f'{type(block).__name__} lacks a weight that it was built with.'
@@ -250,7 +250,7 @@ def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, Reason]:
     normed = len(weight) if post_norm else 4 * x.shape[3]
     if eps is not None and norm.normalized_shape != (normed,):
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
-    parameters = weight, linear.bias, *(getattr(norm, leaf, None) for leaf in ('weight', 'bias'))
+    parameters = weight, linear.bias, getattr(norm, 'weight', None), getattr(norm, 'bias', None)
     dtype, has_gradients = dtype_and_gradients(layer, x, *parameters)
     computation = ProjectionComputation(is_merging, eps, post_norm, dtype, cache_of(layer), has_gradients)
     by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *PROJECTION_NORM])
