@@ -76,11 +76,17 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
     tensors = weights.backbone
     is_v2 = weights.format.family == V2
-    if 'patch_embed.norm.weight' not in tensors or any('.norm3.' in name for name in tensors):
-        what = 'a third norm in a block' if 'patch_embed.norm.weight' in tensors else 'no norm of patches'
-        raise CheckpointError(
-            f'transformers has no {weights.format.family} with {what}: write a file (a name that ends in .safetensors)'
-        )
+    unknown_there = {
+        'no norm of patches': 'patch_embed.norm.weight' not in tensors,
+        'a third norm in a block': any('.norm3.' in name for name in tensors),
+        'an absolute position embedding': is_v2 and 'absolute_pos_embed' in tensors,  # its V2 adds one place too many
+    }
+    for part, is_here in unknown_there.items():
+        if is_here:
+            raise CheckpointError(
+                f'transformers computes no {weights.format.family} with {part}: write a file (a name that ends in '
+                '.safetensors)'
+            )
     projection_DCHW = tensors[PROJECTION]
     width, depths, heads = swin_sizes(tensors, weights.format.family)
     patch = projection_DCHW.shape[2]

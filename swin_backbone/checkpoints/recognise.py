@@ -196,7 +196,7 @@ def find_swin(
     all_weights = {**weights.backbone, **weights.classifier}
     check_floating(all_weights)
     for key, value in all_weights.items():
-        if not (value.dim() and value.numel()) and value.is_floating_point():  # a counter has no axis
+        if not (value.dim() and value.numel()) and not key.endswith('.num_batches_tracked'):  # of batch norm
             raise CheckpointError(
                 f'{key} has shape {tuple(value.shape)}, and weights of a Swin have axes and numbers: the file '
                 'is damaged'

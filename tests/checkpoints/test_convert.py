@@ -177,6 +177,8 @@ def first(value):
         ('V1', 'layers.0.downsample.reduction', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
         ('V1', 'patch_embed.proj.weight', lambda value: value.flatten(1), r'projection\.weight has shape \(32, 48\)'),
         ('V2', 'patch_embed.projection.weight', lambda value: value[..., :2], r'projection\.\w+ has .* 4, 2\)'),
+        ('V1', 'layers.1.blocks.0.attn.relative', lambda value: torch.tensor(3), r'bias_table has shape \(\)'),
+        ('V2', 'stages.1.blocks.0.attn.w_msa.qkv', lambda value: torch.tensor(1j), r'qkv\.\w+ has shape \(\)'),
         ('V1', 'layers.0.downsample.norm.weight', first, r'norm\.weight has shape \(\)'),
         ('V1', HEAD, lambda value: value[:-1], r'head\.weight has shape'),
         ('V2', V2_SCALE, first, r'logit_scale has shape \(\)'),

@@ -122,9 +122,14 @@ def test_damaged_shards_are_one_sentence(tmp_path, record_fault, kind):
             'hf',
             'no Swin V2 with a third norm in a block: write a file',
         ),
+        (
+            lambda: SwinV2Backbone(arch='nano', use_abs_pos_embed=True),
+            'hf',
+            'computes no Swin V2 with an absolute position embedding: write a file',
+        ),
         (lambda: SwinMLPBackbone(arch='nano'), 'hf', 'it holds a Swin-MLP, which hf has not'),
     ],
-    ids=['empty', 'no window', 'windows of stages', 'no norm of patches', 'a third norm', 'Swin-MLP'],
+    ids=['empty', 'no window', 'windows of stages', 'no norm of patches', 'a third norm', 'an embedding', 'Swin-MLP'],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(tmp_path, record_fault, state, to, message):
     source = tmp_path / 'source'

@@ -424,7 +424,7 @@ ODD = {
     'meta': (lambda value: value.to('meta'), r'\S+ is on the meta device, without numbers'),
     'no axes': (torch.Tensor.mean, r'\S+ has shape \(\), and weights of a Swin have axes'),
     'no channels': (lambda value: value[:, :0] if value.dim() == 4 else value, r'\S+ has shape \(32, 0, 4, 4\), and'),
-    'no axes, integers': (lambda value: torch.tensor(3), r'it has no patch_embed\.projection\.weight'),
+    'no axes, integers': (lambda value: torch.tensor(3), r'\S+ has shape \(\), and weights of a Swin have axes'),
     'one axis': (torch.Tensor.flatten, r'it has no patch_embed\.projection\.weight'),
     'nothing': (lambda value: value[:0], r'\S+ has shape \(0\S.*, and weights of a Swin have axes and numbers'),
     'an axis more': (lambda value: value[None], r'it has no|has shape'),
