@@ -11,7 +11,7 @@ from ..sizes import Size
 from .errors import CheckpointError, naming
 from .formats import BIAS_TABLE, LOGIT_SCALE, V2
 from .recognise import SwinWeights
-from .sizes import PROJECTION, swin_sizes
+from .sizes import FIRST_LINEAR, PROJECTION, swin_sizes
 
 CONFIG, WEIGHTS_FILE, PICKLE = 'config.json', 'model.safetensors', 'pytorch_model.bin'
 INDEX_SUFFIX = '.index.json'  # ending of a file that lists the shards of weights
@@ -107,7 +107,7 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         depths=list(depths),
         num_heads=list(heads),
         window_size=window,
-        mlp_ratio=tensors['stages.0.blocks.0.ffn.layers.0.0.weight'].shape[0] / width,
+        mlp_ratio=tensors[FIRST_LINEAR].shape[0] / width,
         qkv_bias=any(f'stages.0.blocks.0.attn.w_msa.{bias}' in tensors for bias in ('qkv.bias', 'q_bias')),
         use_absolute_embeddings='absolute_pos_embed' in tensors,
         hidden_act='gelu',

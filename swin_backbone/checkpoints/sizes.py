@@ -13,6 +13,7 @@ from .errors import CheckpointError
 from .formats import MARKERS, MLP, V2
 
 PROJECTION = 'patch_embed.projection.weight'
+FIRST_LINEAR = 'stages.0.blocks.0.ffn.layers.0.0.weight'  # of the MLP
 _BLOCK_PATTERN = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 _OUTSIDE_STAGES = re.compile(r'(patch_embed\.\w+|norm\d*|head)\.(weight|bias)')
 
@@ -66,7 +67,7 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
         depths = (*depths, 1)  # the last stage is missing
     blocks = [f'stages.{stage}.blocks.{block}.' for stage, depth in enumerate(depths) for block in range(depth)]
     mergings = [f'stages.{first + stage}.downsample.' for stage in range(len(depths) - 1)]
-    expected = [PROJECTION]
+    expected = [PROJECTION, FIRST_LINEAR]
     for match in filter(None, map(_OUTSIDE_STAGES.fullmatch, weights)):
         expected += [f'{match[1]}.weight', f'{match[1]}.bias']
     for owners in (blocks, mergings):
@@ -88,6 +89,7 @@ def check_shapes(weights: Mapping[str, Tensor]) -> None:
     for name, weight in weights.items():
         shape, bias = tuple(weight.shape), weights.get(f'{name.removesuffix("weight")}bias')
         is_damaged = bias is not None and bias.shape != shape[:1]
+        is_damaged |= name == 'absolute_pos_embed' and len(shape) != 3
         if name == PROJECTION:
             is_damaged |= len(shape) != 4 or shape[2] != shape[3]
         if name.endswith('reduction.weight'):

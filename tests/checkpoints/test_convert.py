@@ -118,7 +118,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
 
 QKV, HEAD, V2_SCALE = 'layers.1.blocks.1.attn.qkv.bias', 'head.weight', 'stages.1.blocks.0.attn.w_msa.logit_scale'
 STATES = {
-    'V1': lambda: official(randomised(False).state_dict())['model'],
+    'V1': lambda: official(randomised(False, use_abs_pos_embed=True).state_dict())['model'],
     'V2': lambda: SwinV2Backbone(arch='nano', extra_norm_every_n_blocks=2).state_dict(),
     'MLP': lambda: SwinMLPBackbone(arch='nano').state_dict(),
 }
@@ -177,6 +177,7 @@ def first(value):
         ('V1', 'layers.0.downsample.reduction', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
         ('V1', 'patch_embed.proj.weight', lambda value: value.flatten(1), r'projection\.weight has shape \(32, 48\)'),
         ('V2', 'patch_embed.projection.weight', lambda value: value[..., :2], r'projection\.\w+ has .* 4, 2\)'),
+        ('V1', 'absolute_pos_embed', lambda value: value.flatten(1), r'absolute_pos_embed has shape \(1, \d+\)'),
         ('V1', 'layers.1.blocks.0.attn.relative', lambda value: torch.tensor(3), r'bias_table has shape \(\)'),
         ('V2', 'stages.1.blocks.0.attn.w_msa.qkv', lambda value: torch.tensor(1j), r'qkv\.\w+ has shape \(\)'),
         ('V1', 'layers.0.downsample.norm.weight', first, r'norm\.weight has shape \(\)'),

@@ -110,11 +110,20 @@ def test_damaged_shards_are_one_sentence(tmp_path, record_fault, kind):
     record_fault('damages')
 
 
+def without_first_linears():
+    backbone = SwinBackbone(arch='nano')
+    for stage in backbone.stages:
+        for block in stage.blocks:
+            block.ffn.layers[0] = torch.nn.Identity()
+    return backbone
+
+
 @pytest.mark.parametrize(
     ('state', 'to', 'message'),
     [
         (None, 'mmdet', r'a folder without model\.safetensors or pytorch_model\.bin; name a file in it'),
         (lambda: SwinV2Backbone(arch='nano'), 'hf', r'do not say the window, which config\.json needs: write a file'),
+        (without_first_linears, 'hf', r'complete weights; missing: stages\.0\.blocks\.0\.ffn\.layers\.0\.0\.weight'),
         (lambda: SwinBackbone(arch='nano', window_size=(7, 7, 14, 7)), 'hf', 'one square window for all stages'),
         (lambda: SwinBackbone(arch='nano', patch_norm=False), 'hf', 'no Swin V1 with no norm of patches: write a file'),
         (
@@ -129,7 +138,16 @@ def test_damaged_shards_are_one_sentence(tmp_path, record_fault, kind):
         ),
         (lambda: SwinMLPBackbone(arch='nano'), 'hf', 'it holds a Swin-MLP, which hf has not'),
     ],
-    ids=['empty', 'no window', 'windows of stages', 'no norm of patches', 'a third norm', 'an embedding', 'Swin-MLP'],
+    ids=[
+        'empty',
+        'no window',
+        'no first linear',
+        'windows of stages',
+        'no norm of patches',
+        'a third norm',
+        'an embedding',
+        'Swin-MLP',
+    ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(tmp_path, record_fault, state, to, message):
     source = tmp_path / 'source'
