@@ -82,7 +82,7 @@ def linear_dtype(x: Tensor) -> torch.dtype:
 def cached_table(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Cache the tables of a function of sizes, up to `CACHED_BYTES`.
 
-    No table is cached while a graph is traced, or under a transform of `torch.func`, whose wrappers of tensors end with
+    No table is cached while a graph is traced, or under a transform of `torch.func`, whose wrapped tensors end with
     it. A fake tensor has no values, and serves its own fake mode alone. A CUDA graph reads the tables of its capture at
     every replay: they are kept. A table that is built during a capture has no values before a replay, and is not
     cached.

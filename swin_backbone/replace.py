@@ -1,8 +1,9 @@
 """Replacements of a forward: functions that compute an equal result in less time.
 
-`models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call tries
-the replacements of the module's backend in order, and runs the first plan. Without a plan, torch's forward runs under
-'auto', and a named backend raises `CannotRun`. A forward that has no replacement of the named backend runs in torch.
+`models/` marks a forward as replaceable. `kernels/` registers replacements for it, each for one backend. A call asks
+the replacements of the module's backend for a plan, in order, and runs the first. Without a plan, torch's forward runs
+under 'auto', and a named backend raises `CannotRun`. A forward that has no replacement of the named backend runs in
+torch.
 
 Every backend respects what a user has changed on a module: a replacement computes only modules that are as built.
 """
@@ -21,7 +22,7 @@ BACKENDS = ('auto', 'native', 'torch', 'triton')
 # result of the forward.
 Plan = Callable[..., Any]
 Reason = str  # why a backend cannot compute a call, in a sentence
-PlanOrReason = Union[Plan, Reason, None]  # None: torch's forward runs under every backend
+PlanOrReason = Union[Plan, Reason, None]  # None: torch's forward runs, also under a named backend
 
 
 class Replacement(NamedTuple):

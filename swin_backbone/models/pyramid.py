@@ -30,8 +30,8 @@ from .layers.norm import build_norm
 def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     """Run a block, and store its input alone for backward.
 
-    A plan of the compiled library does so by itself. What ran in torch is recomputed in torch, even if the library
-    could run by then, because a mode of torch has ended.
+    The compiled library checkpoints a block itself. A forward in torch is recomputed in torch, also where a mode of
+    torch has ended by then, and the library could compute the block.
     """
     is_planned = None if tracer_of(x_BHWC) else has_plan(block, x_BHWC)  # None: nothing replaces the block
     if is_planned:
@@ -55,7 +55,8 @@ class SwinStage(nn.Module):
     The patch merging runs in `forward`, because FSDP gathers the parameters of a module for its forward alone.
 
     Args:
-        backbone_stages: (channels, blocks) of each stage of the backbone, which decide what blocks store in training.
+        backbone_stages: (channels, blocks) of each stage of the backbone: the library chooses by them which blocks
+            store activations in training.
     """
 
     backend = 'auto'
@@ -98,7 +99,7 @@ class MergingFirstStage(SwinStage):
     """A stage with the patch merging before the blocks."""
 
     def forward(self, x_BHWC: Tensor, run_downsample: bool = True) -> tuple[Tensor, Tensor]:
-        """Return the output of the blocks twice; the patch merging always runs."""
+        """Return the output of the blocks twice: no patch merging follows. `run_downsample` has no effect."""
         return super().forward(self.downsample(x_BHWC), False)
 
 
@@ -172,8 +173,8 @@ class SwinPyramid(nn.Module):
             self.register_parameter('absolute_pos_embed', None)
         self.drop_after_pos = nn.Dropout(drop_rate)
 
-        rates_L = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
-        rates = iter(rates_L.tolist())
+        rates = torch.linspace(0, drop_path_rate, sum(sizes.depths), dtype=torch.float32, device='cpu')
+        drop_path_rates = iter(rates.tolist())
         self.stages: Any = nn.ModuleList()  # of SwinStage
         for stage, (width, depth, num_heads, (Wh, Ww)) in enumerate(zip(*sizes)):
             common = dict(
@@ -188,16 +189,16 @@ class SwinPyramid(nn.Module):
             )
             shifts = (0, 0), (Wh // 2, Ww // 2)  # of even and odd blocks
             blocks = [
-                make_block(stage, index, shift=shifts[index % 2], drop_path_rate=next(rates), **common)
+                make_block(stage, index, shift=shifts[index % 2], drop_path_rate=next(drop_path_rates), **common)
                 for index in range(depth)
             ]
-            next_stage = stage if merging_first else stage + 1  # the stage behind the patch merging
+            merged_stage = stage if merging_first else stage + 1  # after the patch merging
             downsample = None
-            if 0 < next_stage < num_stages:
+            if 0 < merged_stage < num_stages:
                 downsample = PatchMerging(
-                    widths[next_stage - 1],
-                    widths[next_stage],
-                    strides[next_stage],
+                    widths[merged_stage - 1],
+                    widths[merged_stage],
+                    strides[merged_stage],
                     None if merging_norm == 'none' else norm_cfg,
                     post_norm=merging_norm == 'after',
                 )

@@ -36,7 +36,7 @@ class SwinBackbone(SwinPyramid):
         drop_path_rate: stochastic depth of the last block; the rate rises linearly from 0 over all blocks.
         use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
         act_cfg: activation of the MLPs.
-        norm_cfg: all norms. A norm takes the last dimension: each token is normalised by itself.
+        norm_cfg: all norms. A norm is over the channels of each token.
         with_cp: recompute blocks in backward instead of storing activations.
         pretrained: deprecated in mmdet; equal to init_cfg=dict(type='Pretrained', checkpoint=pretrained).
         convert_weights: accepted, but has no effect: official weights are recognised by parameter names.

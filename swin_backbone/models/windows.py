@@ -28,7 +28,7 @@ class Windows(NamedTuple):
         shift: (rows, columns) that the map is rolled up and left; (0, 0) in a block without shift.
         mask_padding: whether padding is a region of its own, which no token attends to. All published weights were
             trained with False.
-        pad_before: (rows, columns) of padding above and left of the map: Swin-MLP shifts its windows so.
+        pad_before: (rows, columns) of padding above and left of the map, by which Swin-MLP shifts its windows.
     """
 
     height: int
@@ -98,8 +98,8 @@ EDGE_WINDOWS = (_ALL, _LAST, _OTHERS), (_ALL, _OTHERS, _LAST), (_ALL, _LAST, _LA
 def edge_masks(window_size: Size, shift: Size, device: torch.device) -> Tensor:
     """Return where attention is masked, for each entry of `EDGE_WINDOWS`: (3, N, N), True in different regions."""
     regions = [torch.arange(side, device=device) >= side - cut for side, cut in zip(window_size, shift)]
-    of_row_N, of_column_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
-    bottom, right = (region_N[:, None] != region_N for region_N in (of_row_N, of_column_N))
+    row_region_N, column_region_N = (region.flatten() for region in torch.meshgrid(*regions, indexing='ij'))
+    bottom, right = (region_N[:, None] != region_N for region_N in (row_region_N, column_region_N))
     return torch.stack([bottom, right, bottom | right])
 
 

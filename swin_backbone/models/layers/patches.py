@@ -96,9 +96,9 @@ class PatchMerging(nn.Module):
     def _concatenate_by_slices(self, x_BHWC: Tensor) -> Tensor:
         """Return neighbourhoods at any stride, (B, ceil(H / stride), ceil(W / stride), 4C)."""
         stride, (_B, H, W, _C) = self.stride, x_BHWC.shape
-        reach_height, reach_width = (H - 1) // stride * stride + 1, (W - 1) // stride * stride + 1  # of a slice
-        x_BHWC = F.pad(x_BHWC, (0, 0, 0, max(0, reach_width + 1 - W), 0, max(0, reach_height + 1 - H)))
+        slice_height, slice_width = (H - 1) // stride * stride + 1, (W - 1) // stride * stride + 1
+        x_BHWC = F.pad(x_BHWC, (0, 0, 0, max(0, slice_width + 1 - W), 0, max(0, slice_height + 1 - H)))
         neighbours = [
-            x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)
+            x_BHWC[:, dy : dy + slice_height : stride, dx : dx + slice_width : stride] for dy in (0, 1) for dx in (0, 1)
         ]
         return torch.stack(neighbours, dim=-1).flatten(3)

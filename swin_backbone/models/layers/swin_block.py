@@ -24,7 +24,7 @@ from .norm import build_activation, build_norm
 
 # Devices where two batched matrix products and a softmax are faster than scaled_dot_product_attention
 MATMUL_ATTENTION_DEVICES = {'cpu'}
-Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # an entry of `EDGE_WINDOWS`, and where it is masked (N, N)
+Edges = list[tuple[tuple[slice, slice, slice], Tensor]]  # (an entry of `EDGE_WINDOWS`, its mask (N, N))
 
 
 class BaseAttention(nn.Module):
@@ -165,10 +165,10 @@ class DropPath(nn.Module):
         """Return a tensor of the shape of `x`, whose first dimension is the batch."""
         if not self.training or self.drop_prob == 0:
             return x
-        share = 1 - self.drop_prob  # of samples that stay
+        keep_prob = 1 - self.drop_prob
         shape = x.shape[0], *(1,) * (x.ndim - 1)
-        stays = (torch.rand(shape, dtype=x.dtype, device=x.device) + share).floor()
-        return x / share * stays
+        kept = (torch.rand(shape, dtype=x.dtype, device=x.device) + keep_prob).floor()  # 1 or 0 for each sample
+        return x / keep_prob * kept
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob}'
@@ -187,7 +187,7 @@ class BaseBlock(nn.Module):
     def windows(self, x_BHWC: Tensor) -> Windows:
         """Return the windows of the maps."""
         H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
-        (Wh, Ww), (down, right) = self.window_size, self.shift  # may be lists, which no cache takes as keys
+        (Wh, Ww), (down, right) = self.window_size, self.shift  # may be lists, which are not hashable
         if self.small_map == 'shrink':  # 'pad' compares no sizes: a comparison is a guard of torch.compile
             (Wh, Ww), (down, right) = fit_window(H, W, (Wh, Ww), (down, right))
         return Windows(H, W, (Wh, Ww), (down, right), self.mask_padding)
