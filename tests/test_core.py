@@ -216,4 +216,4 @@ def test_an_import_loads_few_modules_and_the_log_has_warnings_alone(tmp_path):
     packages = {name.partition('.')[0] for name in loaded} - set(sys.stdlib_module_names)
     assert packages <= {'swin_backbone', 'torch', 'numpy', 'safetensors', 'filelock'}
     assert sum(name.startswith('torch.') for name in loaded) < 100
-    assert not {'torch.func', 'torch.utils.checkpoint'} & set(loaded)  # import sympy before torch 2.7
+    assert 'torch.utils.checkpoint' not in loaded  # with torch 2.6, it imports sympy

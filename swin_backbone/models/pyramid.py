@@ -37,7 +37,7 @@ def checkpoint_block(block: nn.Module, x_BHWC: Tensor) -> Tensor:
     if is_planned:
         y_BHWC: Tensor = block(x_BHWC)
         return y_BHWC
-    from torch.utils.checkpoint import checkpoint  # before torch 2.7, it imports sympy, which takes half a second
+    from torch.utils.checkpoint import checkpoint  # with torch 2.6, it imports sympy, which takes half a second
 
     run = block if is_planned is None else partial(_run_in_torch, block)
     return checkpoint(run, x_BHWC, use_reentrant=False)

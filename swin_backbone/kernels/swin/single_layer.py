@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ...compat import preserve_torch_rng
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
@@ -92,8 +93,6 @@ def forward_by_torch(
         random_state: of torch's generator before the forward that is repeated; None: the layer draws no numbers.
         forward: a function of the layer and the map; None: the marked forward of the layer's class.
     """
-    from torch.func import functional_call  # before torch 2.7, it imports sympy, which takes half a second
-
     given = {f'layer.{name}': tensor for name, tensor in zip(names, tensors) if tensor is not None}
     with library_disabled(), preserve_torch_rng():
         if random_state is not None:
