@@ -3,6 +3,7 @@
 The file imports numpy alone.
 """
 
+import math
 import reprlib
 from collections.abc import Sequence
 from typing import Any, Optional, Union
@@ -18,7 +19,7 @@ BAD_RLE = 'objects with an RLE that pycocotools cannot read'
 CODES = bytes(range(ord('0'), ord('0') + 64))  # characters of a compressed RLE: six bits each
 LAST_CODES = CODES[:32]  # the last character of a run length
 LONGEST = 6  # characters of a run length of 30 bits, as an `int` of C takes
-GROUP = 2**20  # characters of RLEs that are decoded together
+GROUP = 256  # RLEs that are decoded together
 
 Fault = Optional[tuple[str, str]]  # the kind of fault of an object's mask, and the reason; None for a good mask
 
@@ -28,25 +29,13 @@ _shorten.maxstring = _shorten.maxother = 80
 
 def mask_faults(masks: Sequence[tuple[Any, tuple[int, int]]]) -> list[Fault]:
     """Return `mask_fault` of segmentations with their sizes: in a tenth of the time, if most are compressed RLEs."""
-    is_good, group, characters = np.zeros(len(masks), bool), list[tuple[int, bytes, int]](), 0
-
-    def decode_group() -> None:
-        rows, counts, pixels = zip(*group)
-        runs, begins, is_long = _decode(counts)
-        numbers = np.diff(begins, append=len(runs))
-        has_all_pixels = np.add.reduceat(runs, begins) == pixels
-        is_good[[*rows]] = (
-            has_all_pixels & (np.minimum.reduceat(runs, begins) >= 0) & (numbers <= np.add(pixels, 1)) & ~is_long
-        )
-
-    for row, (segmentation, size) in enumerate(masks):
-        counts = _compressed_counts(segmentation, size)
-        if counts is not None:
-            group.append((row, counts, size[0] * size[1]))
-            characters += len(counts)
-        if characters > GROUP or (group and row == len(masks) - 1):
-            decode_group()
-            group, characters = [], 0
+    is_good = np.zeros(len(masks), bool)
+    for begin in range(0, len(masks), GROUP):
+        group = enumerate(masks[begin : begin + GROUP], begin)
+        compressed = {row: counts for row, mask in group if (counts := _compressed_counts(*mask))}
+        if compressed:
+            pixels = [math.prod(masks[row][1]) for row in compressed]
+            is_good[[*compressed]] = _add_up([*compressed.values()], pixels)
     return [None if good else mask_fault(*mask) for good, mask in zip(is_good, masks)]
 
 
@@ -140,6 +129,16 @@ def _compressed_counts(segmentation: Any, size: tuple[int, int]) -> Optional[byt
         counts = segmentation.get('counts')
         return _to_codes(counts) if isinstance(counts, (str, bytes)) else None
     return None
+
+
+def _add_up(counts: Sequence[bytes], pixels: Sequence[int]) -> NDArray[np.bool_]:
+    """Return whether the run lengths of each compressed RLE are possible, and add up to its number of pixels."""
+    runs, begins, is_long = _decode(counts)
+    is_whole = np.add.reduceat(runs, begins) == pixels
+    is_positive = np.minimum.reduceat(runs, begins) >= 0
+    numbers = np.diff(begins, append=len(runs))
+    good: NDArray[np.bool_] = is_whole & is_positive & ~is_long & (numbers <= np.add(pixels, 1))
+    return good
 
 
 def _decode(

@@ -260,7 +260,7 @@ def test_pycocotools_takes_every_mask_that_passes(record_fault):
     record_fault('annotations', number)
 
 
-@pytest.mark.parametrize('group', [1, 500, 2**20])
+@pytest.mark.parametrize('group', [1, 7, 256])
 def test_masks_that_are_checked_together_have_the_faults_of_each(group, monkeypatch):
     """A wrong RLE is between good ones; some have run lengths of too many characters."""
     monkeypatch.setattr(masks, 'GROUP', group)
