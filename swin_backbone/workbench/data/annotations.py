@@ -2,7 +2,7 @@
 
 pycocotools reads and writes outside of its memory if a polygon or an RLE is wrong. COCO's evaluation needs more fields
 than training. Each annotation file is checked once in a process. Of other formats,
-`mask_fault` checks each object's mask when its picture is loaded: see guard.py.
+`mask_faults` checks the masks of a picture when it is loaded: see guard.py.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from ...openmmlab.config_parts import walk
 from ...openmmlab.errors import DataError, Faults
 from ..configs.data_parts import annotation_file
 from ..configs.text_files import BYTE_ORDER_MARKS, decode, read_file
-from .masks import SHORT_POLYGON, mask_fault
+from .masks import SHORT_POLYGON, Fault, mask_faults
 
 NAMES_SHOWN = 10  # in an error
 
@@ -190,7 +190,10 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
     loaded: Counter[Any] = Counter()
     boxes: dict[tuple[Any, ...], Any] = {}
     rles = 0
-    for name, item in _entries('annotations', data['annotations'], errors):
+    entries = _entries('annotations', data['annotations'], errors)
+    mask_sizes = [(item.get('segmentation'), sizes.get(item['image_id'], (1, 1))) for _, item in entries]
+    faults: list[Fault] = mask_faults(mask_sizes) if with_masks else [None] * len(entries)
+    for (name, item), fault in zip(entries, faults):
         image, category = item['image_id'], item['category_id']
         size = sizes.get(image)
         if category not in names:
@@ -217,7 +220,6 @@ def look_through(data: dict[str, list[Any]], has_mark: bool, form: str, with_mas
                 in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
             if item['id'] == 0:
                 warnings.add("objects with the id 0, which COCO's evaluation counts as not found", name)
-            fault = mask_fault(item.get('segmentation'), size) if with_masks else None
             if fault:
                 kind, reason = fault
                 (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')

@@ -22,7 +22,7 @@ from .annotations import annotation_format
 from .check_labels import LabelRule, has_8_bits, read_label
 from .datasets import base_datasets
 from .load_picture import is_reducing, load_of, loader_of
-from .masks import SHORT_POLYGON, mask_fault
+from .masks import SHORT_POLYGON, mask_faults
 from .media import SKIP_HINT, check_not_truncated, picture_size, read_picture, reduction_note
 
 # Kinds of notes
@@ -129,8 +129,8 @@ class GuardedPipeline:
             return
         if 'segments_info' in item:  # the masks are those of a panoptic PNG
             return
-        for index, instance in enumerate(item.get('instances', ())):
-            fault = mask_fault(instance.get('mask'), size)
+        faults = mask_faults([(instance.get('mask'), size) for instance in item.get('instances', ())])
+        for index, fault in enumerate(faults):
             if fault and fault[0] != SHORT_POLYGON:
                 raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
 
