@@ -54,7 +54,7 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         ValueError: for an unknown backbone or key.
     """
     require_no_second_values(options)
-    settings = options.cfg_options or {}
+    cfg_options = options.cfg_options or {}
     backbone, is_main_process = options.backbone, not rank(options.launcher)
     cfg: Config = (
         swap_backbone(config, backbone, at=options.at, recipe=options.recipe or 'swin', verbose=is_main_process)
@@ -69,9 +69,9 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
             dataset.pop('filter_cfg', None)  # small pictures, and those without objects, are trained on
     if options.workers is not None:
         set_workers(cfg, options.workers)
-    apply_options(cfg, settings)
+    apply_options(cfg, cfg_options)
     if data is not None:
-        _require_agreement(cfg, data, settings)
+        _require_agreement(cfg, data, cfg_options)
     use_load_picture(cfg)
     name = Path(config.filename or 'config').stem + (f'_{backbone}' if backbone else '')
     cfg.work_dir = str(options.work_dir or cfg.get('work_dir') or Path('work_dirs', name))
@@ -79,11 +79,11 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
     return cfg
 
 
-def _require_agreement(cfg: Config, data: Dataset, options: dict[str, Any]) -> None:
-    """Raise ConfigError if an option sets a key that the data decide."""
+def _require_agreement(cfg: Config, data: Dataset, cfg_options: dict[str, Any]) -> None:
+    """Raise ConfigError if `cfg_options` set a key that the data decide."""
     again = copy.deepcopy(cfg)
     put_data(again, data)
-    for key in options:
+    for key in cfg_options:
         value, expected = setting_of(cfg, key), setting_of(again, key)
         if expected != value and repr(expected) != repr(value):  # NaN equals no number
             raise ConfigError(f'{key} follows from --data, which makes it {expected!r}, got {value!r}')
