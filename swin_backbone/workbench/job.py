@@ -23,6 +23,7 @@ from .compile import compile_model
 from .configs.amp import enable_amp_of_test
 from .configs.data_parts import describe_tested_data, require_data
 from .configs.published import find_weights, set_load_from
+from .configs.training_settings import require_no_second_values
 from .data.annotations import uses_masks
 from .data.datasets import BuiltDatasets
 from .data.prepare.config import class_weights_left_out
@@ -62,6 +63,7 @@ class Job:
         for name, dependent in (('backbone', ('at', 'recipe')), ('data', ('annotations', 'classes'))):
             if getattr(options, name) is None:
                 refuse_options(options, dependent, f'needs --{name}, which is missing')
+        require_no_second_values(options)
         self.is_main_process = rank(options.launcher) == 0
         base = config if isinstance(config, Config) else read_config(config)
         data: Optional[Dataset] = None

@@ -24,14 +24,7 @@ from .configs.amp import enable_amp
 from .configs.cfg_options import apply_options, setting_of
 from .configs.data_parts import dataset_configs
 from .configs.published import set_initial_weights
-from .configs.training_settings import (
-    apply_settings,
-    has_settings,
-    lr_line,
-    require_no_second_values,
-    scale_schedule,
-    set_workers,
-)
+from .configs.training_settings import apply_settings, has_settings, lr_line, scale_schedule, set_workers
 from .configs.visualizer import enable_vis
 from .data.balance import EpochPlan, apply_balance, plan_epoch
 from .data.datasets import BuiltDatasets
@@ -53,7 +46,6 @@ def combine(config: Config, options: Options, data: Optional[Dataset] = None) ->
         ConfigError: if options contradict the data, or the config cannot take one of these.
         ValueError: for an unknown backbone or key.
     """
-    require_no_second_values(options)
     cfg_options = options.cfg_options or {}
     backbone, is_main_process = options.backbone, not rank(options.launcher)
     cfg: Config = (
