@@ -9,12 +9,14 @@ import copy
 from logging import getLogger
 from typing import Any, Optional
 
+import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from ..checkpoints.lora import BASE_LAYER, SCALES, TRAINED, UNTRAINED, scales_in
+from ..checks import refusal
 from ..models import SwinBackbone
 
 LAYERS = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: qkv, projection, fc1, fc2
@@ -33,14 +35,24 @@ class LoraSwinBackbone(SwinBackbone):
     Args:
         lora: arguments of peft's `LoraConfig`, as dict(r=8, lora_alpha=16). `target_modules` is `LAYERS` by default.
         arguments: of `SwinBackbone`. A checkpoint of `init_cfg` may be of any origin.
+
+    Raises:
+        ValueError: for `init_lora_weights` that change the weights of the backbone, as 'pissa' and 'olora'.
     """
 
     def __init__(self, lora: Optional[dict[str, Any]] = None, **arguments: Any):
         super().__init__(**arguments)
         self.arguments = arguments
+        before = {name: weight.clone() for name, weight in self.state_dict().items() if not weight.is_meta}
         inject_adapter_in_model(LoraConfig(**{'target_modules': LAYERS, **(lora or {})}), self)
         self.register_state_dict_post_hook(_to_plain_names)  # type: ignore[no-untyped-call]  # of torch
         self.register_load_state_dict_pre_hook(_from_plain_names)  # type: ignore[no-untyped-call]
+        after = self.state_dict()
+        if not all(torch.equal(after[name], weight) for name, weight in before.items() if name in after):
+            allowed = (
+                'init_lora_weights that leave the weights of the backbone alone, because a checkpoint replaces them'
+            )
+            raise ValueError(refusal('lora', allowed, lora))
         _logger.info('LoRA: torch computes the blocks, module by module; merged, the compiled library does')
 
     def init_weights(self) -> None:

@@ -17,6 +17,7 @@ CONFIG, WEIGHTS_FILE, PICKLE = 'config.json', 'model.safetensors', 'pytorch_mode
 INDEX_SUFFIX = '.index.json'  # ending of a file that lists the shards of weights
 FILES = (WEIGHTS_FILE, f'{WEIGHTS_FILE}{INDEX_SUFFIX}', PICKLE, f'{PICKLE}{INDEX_SUFFIX}')  # in transformers' order
 _FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
+WRITE_A_FILE = 'write a file (a name that ends in .safetensors)'  # of an error
 
 
 def is_folder(target: Path) -> bool:
@@ -76,17 +77,14 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
         raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
     tensors = weights.backbone
     is_v2 = weights.format.family == V2
-    unknown_there = {
+    not_computed = {
         'no norm of patches': 'patch_embed.norm.weight' not in tensors,
         'a third norm in a block': any('.norm3.' in name for name in tensors),
-        'an absolute position embedding': is_v2 and 'absolute_pos_embed' in tensors,  # its V2 adds one place too many
+        'an absolute position embedding': is_v2 and 'absolute_pos_embed' in tensors,  # with a place too many
     }
-    for part, is_here in unknown_there.items():
+    for part, is_here in not_computed.items():
         if is_here:
-            raise CheckpointError(
-                f'transformers computes no {weights.format.family} with {part}: write a file (a name that ends in '
-                '.safetensors)'
-            )
+            raise CheckpointError(f'transformers computes no {weights.format.family} with {part}: {WRITE_A_FILE}')
     projection_DCHW = tensors[PROJECTION]
     width, depths, heads = swin_sizes(tensors, weights.format.family)
     patch = projection_DCHW.shape[2]
@@ -142,8 +140,8 @@ def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
         window = weights.window_of(key)
         if window is None:
             raise CheckpointError(
-                f'its weights do not say the window, which {CONFIG} needs: write a file (a name that ends in '
-                '.safetensors), and make the model of transformers with a configuration of your own'
+                f'its weights do not say the window, which {CONFIG} needs: {WRITE_A_FILE}, and make the model of '
+                'transformers with a configuration of your own'
             )
         windows.append(window)
     if any(height != width for height, width in windows) or len(set(windows if not is_v2 else windows[:-1])) > 1:

@@ -54,9 +54,10 @@ def merge_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         trained, untrained = _TRAINED.fullmatch(name), _UNTRAINED.fullmatch(name)
         if matrix and matrix[1] in scales and value.dim() == 2:
             matrices[matrix.groups()] = value
-        elif module := trained or untrained:
-            owner, leaf = module.groups()
-            if (module is untrained) == (owner in scales):  # it computes the outputs
+        elif whole := trained or untrained:
+            owner, leaf = whole.groups()
+            adapters_are_off = owner in scales
+            if bool(untrained) == adapters_are_off:  # otherwise the model does not use it
                 if f'{owner}.{leaf}' in merged:  # of another adapter
                     unknown.append(name)
                 merged[f'{owner}.{leaf}'] = value

@@ -237,6 +237,14 @@ def test_a_norm_that_is_trained_whole(adapter, tmp_path):
             assert_equal_maps(other(X), model(X))
 
 
+@pytest.mark.parametrize('start', ['pissa', 'olora'])
+def test_matrices_that_begin_as_a_change_of_the_weights_are_refused(adapter, start):
+    with pytest.raises(ValueError, match=f'lora takes init_lora_weights that leave .*, got .*{start}'):
+        adapter.LoraSwinBackbone(arch='nano', lora=dict(r=4, init_lora_weights=start))
+    for known in (True, 'gaussian'):
+        adapter.LoraSwinBackbone(arch='nano', lora=dict(r=4, init_lora_weights=known))
+
+
 def test_another_scale_is_a_warning(adapter, tmp_path, caplog):
     source = lora_swin(adapter, lora=dict(r=4, lora_alpha=16))
     torch.save(source.state_dict(), tmp_path / 'weights.pth')
