@@ -135,9 +135,10 @@ def _add_up(counts: Sequence[bytes], pixels: Sequence[int]) -> NDArray[np.bool_]
     """Return whether the run lengths of each compressed RLE are possible, and add up to its number of pixels."""
     runs, begins, is_long = _decode(counts)
     is_whole = np.add.reduceat(runs, begins) == pixels
-    is_positive = np.minimum.reduceat(runs, begins) >= 0
+    # No longer than the mask: a sum of longer ones may exceed 64 bits
+    is_possible = (np.minimum.reduceat(runs, begins) >= 0) & (np.maximum.reduceat(runs, begins) <= pixels)
     numbers = np.diff(begins, append=len(runs))
-    good: NDArray[np.bool_] = is_whole & is_positive & ~is_long & (numbers <= np.add(pixels, 1))
+    good: NDArray[np.bool_] = is_whole & is_possible & ~is_long & (numbers <= np.add(pixels, 1))
     return good
 
 
