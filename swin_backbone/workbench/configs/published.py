@@ -31,8 +31,6 @@ def find_weights(weights: str) -> str:
     """
     if '://' in weights or Path(weights).is_file():
         return weights
-    if Path(weights).suffix or '/' in weights:
-        raise ConfigError(f'--weights takes a checkpoint or the name of a published model, got no file {weights!r}')
     names: list[str] = []
     for package in (PACKAGE, *TOOLBOXES):
         configs = configs_of(package)
@@ -46,7 +44,8 @@ def find_weights(weights: str) -> str:
                         return str(model['Weights'])
     near = similar(weights, names)
     raise ConfigError(
-        f'--weights takes the name of a model with published weights, got {weights!r}'
+        f'--weights takes a file, an address or the name of a model with published weights, got {weights!r}, '
+        'which is none of them'
         + (f'; did you mean {", ".join(near)}?' if near else '')
     )
 

@@ -40,10 +40,13 @@ def test_weights_are_a_file_an_address_or_a_name(tmp_path):
     )
     assert ours.endswith('v1.0.2/mask_rcnn_swin_tiny_patch4_window7.pth')
     assert toolboxes.startswith('https://')
-    with pytest.raises(ValueError, match=r"got no file 'b\.pth'"):
-        find_weights('b.pth')
+    for dotted in ('mask-rcnn_regnetx-3.2GF_fpn_1x_coco', 'paa_r50_fpn_1.5x_coco'):
+        assert find_weights(dotted).startswith('https://')
+    for missing in ('b.pth', 'folder/b'):
+        with pytest.raises(ValueError, match=f"--weights takes a file, .*, got '{missing}', which is none of them"):
+            find_weights(missing)
     with pytest.raises(
-        ValueError, match=r"published weights, got 'mask-rcnn_swin-t-p4-w7_fpn_1x'; did you mean mask-rcnn"
+        ValueError, match=r"got 'mask-rcnn_swin-t-p4-w7_fpn_1x', which is none of them; did you mean mask-rcnn"
     ):
         find_weights('mask-rcnn_swin-t-p4-w7_fpn_1x')
 
