@@ -38,7 +38,7 @@ def add_coco_metric(cfg: Config) -> None:
     if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(type_name, evaluators):
         cfg.test_evaluator = [*evaluators, dict(type='CocoMetric')]
         pack = cfg.test_dataloader.dataset.pipeline[-1]
-        pack.meta_keys = tuple({*pack.get('meta_keys', ()), *META_KEYS})
+        pack.meta_keys = tuple(dict.fromkeys([*pack.get('meta_keys', ()), *META_KEYS]))
 
 
 def report_on_test(

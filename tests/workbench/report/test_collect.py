@@ -99,6 +99,15 @@ def test_the_report_has_the_numbers_of_the_evaluator(detector, tmp_path, other):
     assert (tmp_path / 'out/index.html').read_text().count('<image') == drawn > 0
 
 
+def test_the_keys_of_a_picture_are_in_one_order_in_all_processes():
+    """The config is in report.json, and equal tests write equal bytes."""
+    pack = dict(type='PackDetInputs', meta_keys=('flip', 'img_id', 'text'))
+    cfg = Config(dict(default_scope='mmdet', test_evaluator=[], test_dataloader=dict(dataset=dict(pipeline=[pack]))))
+    add_coco_metric(cfg)
+    keys = 'flip', 'img_id', 'text', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'instances'
+    assert cfg.test_dataloader.dataset.pipeline[-1].meta_keys == keys
+
+
 @pytest.mark.parametrize('kind', ['bbox', 'segm'])
 def test_one_kind_alone_is_drawn(detector, tmp_path, kind):
     """Labels as uncompressed RLE stopped the report on boxes. A model of masks alone, as SOLO, has empty boxes."""
