@@ -217,7 +217,10 @@ def _leave_out_unreadable(dataset: BaseDataset) -> None:
         logger = MMLogger.get_current_instance()
         for reason in filter(None, reasons):
             logger.warning(f'skipped: {reason}')
-        logger.warning(f'{len(dataset) - len(readable)} of {len(dataset)} pictures are left out of the evaluation')
+        logger.warning(
+            f'{len(dataset) - len(readable)} of {len(dataset)} pictures are not tested: a metric that reads an '
+            "annotation file itself, as mmdet's CocoMetric, counts their objects as missed"
+        )
         dataset.get_subset_(readable)
 
 

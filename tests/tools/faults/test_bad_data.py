@@ -178,7 +178,7 @@ def test_train_skips_and_counts_unreadable_pictures(record_fault, own, words, tm
     log = log_of(tmp_path / 'work')
     assert f'skipped: {own}/images/train/1.png is damaged' in log
     assert '1 pictures were skipped' in log
-    assert '1 of 2 pictures are left out of the evaluation' in log
+    assert '1 of 2 pictures are not tested: a metric that reads an annotation file itself' in log
     (checkpoint,) = (tmp_path / 'work').glob('*_*.pth')
     arguments = (words(own)[0], checkpoint, *words(own)[1:], '--work-dir', tmp_path / 'work')
     assert f'{own}/images/val/1.png is damaged' in sentence(run('tools/test.py', *arguments))
