@@ -7,6 +7,7 @@ shows loss terms, learning rate and validation metrics.
 """
 
 import argparse
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def main() -> None:
     from swin_backbone.workbench.configs.data_parts import require_data
     from swin_backbone.workbench.job import Job, open_training, report
     from swin_backbone.workbench.runner.build import RUN_ERRORS, run_loop
+    from swin_backbone.workbench.runner.hooks.signals import StoppedBySignal
 
     with exit_with_message(RUN_ERRORS, args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
@@ -45,7 +47,10 @@ def main() -> None:
             if args.report:
                 require_data(job.cfg, ('test',))
             runner = stack.enter_context(open_training(job))
-        run_loop(runner, 'train')
+        try:
+            run_loop(runner, 'train')
+        except StoppedBySignal as stop:
+            sys.exit(stop.status)
         if args.report:
             with exit_with_message(ANY_ERROR, args.debug):
                 if runner.last_checkpoint is None:

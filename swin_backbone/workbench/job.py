@@ -110,13 +110,6 @@ def open_training(job: Job) -> Iterator[SafeRunner]:
         yield job.build_training()
 
 
-def train(job: Job) -> SafeRunner:
-    """Train, and return the runner. Errors: see `open_training` and `run_loop`."""
-    with open_training(job) as runner:
-        run_loop(runner, 'train')
-    return runner
-
-
 @contextmanager
 def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None) -> Iterator[SafeRunner]:
     """Yield the runner of a test, of a copy of `job.cfg`. Its outputs move to their places at the end.

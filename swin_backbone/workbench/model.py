@@ -117,16 +117,20 @@ class Model:
 
         Raises:
             ValueError: for an error in the config or the data.
-            TrainingStopped: if training ends early.
+            TrainingStopped: if training ends early, also by Ctrl-C, after a save. The model has the last checkpoint.
         """
-        from .job import train
+        from .job import open_training
+        from .runner.build import run_loop
 
         self._require_config('train')
         shape, begin = img_scale and img_scale[::-1], dict(resume='auto') if resume else dict(weights=self.checkpoint)
         options = replace(self._options, epochs=epochs, batch=batch, shape=shape, lr=lr, **begin, **settings)
-        runner = train(_make_job(self._config, options))
-        self.cfg, self._opened = runner.cfg, None
-        self.checkpoint = runner.last_checkpoint or self.checkpoint
+        with open_training(_make_job(self._config, options)) as runner:
+            try:
+                run_loop(runner, 'train')
+            finally:
+                self.cfg, self._opened = runner.cfg, None
+                self.checkpoint = runner.last_checkpoint or self.checkpoint
         return self
 
     def test(self) -> dict[str, float]:

@@ -125,6 +125,20 @@ def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, own):
     }
 
 
+@pytest.mark.parametrize('debug', [[], ['--debug']])
+def test_a_training_that_a_signal_stops_exits_with_75(tmp_path, own, debug):
+    """Without a traceback; in Python it is an error, see test_guards.py."""
+    base, *options = detection(own)
+    (tmp_path / 'config.py').write_text(
+        f"_base_ = {str(base)!r}\ncustom_hooks = [dict(type='SendSignal', number=2, after=[1])]\n"
+    )
+    words = [tmp_path / 'config.py', *options, 'train_dataloader.batch_size=1', '--work-dir', tmp_path / 'work', *debug]
+    result = in_process.run('tools/train.py', *words)
+    assert result.returncode == 75
+    assert 'Traceback' not in result.stderr
+    assert (tmp_path / 'work' / 'epoch_0_iter_1.pth').exists()
+
+
 def test_two_processes_test_into_one_folder(tmp_path):
     """Of three pictures, the sampler gives one to both processes."""
     own = make_own_data(tmp_path / 'own')

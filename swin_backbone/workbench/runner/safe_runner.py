@@ -31,7 +31,7 @@ from ..resume.loops import RepeatValidationHook, make_resumable
 from .hooks.curves import CurvesHook
 from .hooks.estimate import EstimateHook
 from .hooks.nan_guard import NonFiniteGuardHook
-from .hooks.signals import SignalHook, init_worker
+from .hooks.signals import SignalHook, StoppedBySignal, init_worker
 from .hooks.validation import BroadcastBuffersHook, MaskAreasHook, MetricNamesHook, PredictByShapeHook
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
@@ -210,12 +210,14 @@ class SafeRunner(Runner):
 
         Raises:
             FolderInUse: if another process trains in the folder.
-            TrainingStopped: on a full disk, or after too many losses that are not finite.
+            TrainingStopped: on a full disk, by a signal, or after too many losses that are not finite.
         """
         try:
             with training_lock(self.work_dir, self.rank == 0):
                 trained: nn.Module = super().train()
             return trained
+        except StoppedBySignal:  # after a save
+            raise
         except Exception as error:
             hook = find_checkpoint_hook(self)
             if isinstance(error, OSError) and error.errno in CANNOT_WRITE:

@@ -30,6 +30,7 @@ from helpers.openmmlab.jobs import build_runner
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab.config_parts import walk
 from swin_backbone.openmmlab.errors import ConfigError, TrainingStopped
+from swin_backbone.workbench.runner.hooks.signals import StoppedBySignal
 
 IMAGES = 16
 
@@ -227,6 +228,8 @@ def start(function, *args, log=os.devnull, **environment):
             try:
                 function(*args)
                 code = 0
+            except StoppedBySignal as stop:
+                code = stop.status
             except SystemExit as stop:
                 code = stop.code if isinstance(stop.code, int) else print(stop.code) or 1
             except BaseException:

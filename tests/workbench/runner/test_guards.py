@@ -14,7 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, MODELS
 
 from swin_backbone import NonFiniteGuardHook, load
-from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.openmmlab.errors import DataError, TrainingStopped
 from swin_backbone.options import Options
 from swin_backbone.workbench.job import Job
 from swin_backbone.workbench.runner.hooks.validation import predict_by_shape
@@ -61,14 +61,17 @@ def options(*hooks):
     return {'model.backbone.init_cfg': None, **more, **loaders}
 
 
-def train(config, data, work_dir, *hooks, resume=False):
-    """Train four steps by `load`, and return the model."""
+def loaded(config, data, work_dir, *hooks):
     forget_instances()
     checkpoint = {'default_hooks.checkpoint.max_keep_ckpts': -1, 'default_hooks.checkpoint.interval': 1}
     given = {**options(*hooks), **checkpoint, **CONFIGS[config][1]}
-    model = load(config, backbone='swin-nano', data=data, work_dir=work_dir, options=given)
+    return load(config, backbone='swin-nano', data=data, work_dir=work_dir, options=given)
+
+
+def train(config, model, resume=False):
+    """Train four steps, and return the last checkpoint."""
     sides = None if 'mmpretrain' in config else (64, 64)  # a classifier's pipeline has no Resize
-    return model.train(epochs=2, batch=2, img_scale=sides, resume=resume)
+    return model.train(epochs=2, batch=2, img_scale=sides, resume=resume).checkpoint
 
 
 @pytest.mark.parametrize(
@@ -80,20 +83,22 @@ def test_each_toolbox_has_the_guards(tmp_path, config, record_fault):
     root = layouts.made(CONFIGS[config][0], tmp_path)
     spoil = dict(type='NotFinite', at=NAN_AT)
     stop = dict(type='SendSignal', number=int(signal.SIGTERM), after=[STOP_AT])
-    whole = train(config, root, tmp_path / 'whole', spoil).checkpoint
+    whole = train(config, loaded(config, root, tmp_path / 'whole', spoil))
     (log,) = (tmp_path / 'whole').glob('*/*.log')
     assert f'Iteration {NAN_AT}: step skipped, number 1 in a row' in log.read_text()
-    with pytest.raises(SystemExit) as stopped:
-        train(config, root, tmp_path / 'cut', spoil, stop)
-    assert stopped.value.code == 75
-    resumed = train(config, root, tmp_path / 'cut', resume=True).checkpoint
+    model = loaded(config, root, tmp_path / 'cut', spoil, stop)
+    with pytest.raises(TrainingStopped, match=f'SIGTERM: training stops after iteration {STOP_AT}'):
+        train(config, model)
+    assert model.checkpoint.endswith(f'iter_{STOP_AT}.pth')
+    assert model.cfg.train_dataloader.batch_size == 2
+    resumed = train(config, loaded(config, root, tmp_path / 'cut'), resume=True)
     assert Path(whole).name == Path(resumed).name
     assert differing(whole, resumed) == []
     assert (tmp_path / 'cut' / '.training.txt').exists()  # test_lock.py: another process is refused
     for picture in root.rglob('*train_0*.jpg'):
         picture.write_bytes(picture.read_bytes()[:400])
     with pytest.raises((DataError, ValueError), match='train_0'):
-        train(config, root, tmp_path / 'bad')
+        train(config, loaded(config, root, tmp_path / 'bad'))
     record_fault('non_finite', 2)
     record_fault('signals')
     record_fault('resumes')

@@ -1,21 +1,21 @@
 """Signals to a training, for example before a cluster takes its machine away.
 
-SIGTERM and SIGINT: finish the step, save, exit with `RESUMABLE`. A second signal stops at once. SIGUSR1: save.
+SIGTERM and SIGINT: finish the step, save, raise StoppedBySignal. A second signal stops at once. SIGUSR1: save.
 """
 
 import os
 import signal
-import sys
 import threading
 import time
 from types import FrameType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import torch
 from mmengine.dist import all_reduce, barrier
 from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import Runner
 
+from ....openmmlab.errors import TrainingStopped
 from ...resume.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, last_checkpoint_message
 
 # EX_TEMPFAIL of sysexits.h: "temporary failure, try again". Shells, Python, torchrun and signals use other values, and
@@ -30,6 +30,18 @@ ACTIONS = {
 }
 REPEATED_S = 1.0  # signals within these seconds count as one: terminal and torchrun both send Ctrl-C
 AGREEMENT_S = 1.0  # seconds between two agreements of ranks in training: over NCCL an agreement waits for the GPU
+
+
+class StoppedBySignal(TrainingStopped):
+    """The end of a training by a signal. The log has the message.
+
+    Args:
+        status: exit status of tools/train.py.
+    """
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
 
 
 class SignalHook(Hook):
@@ -98,7 +110,7 @@ class SignalHook(Hook):
             os.kill(self.process, number)
 
     def _act(self, runner: Runner, iteration: int) -> None:
-        """Save, or save and exit, if a signal to any rank requests it. `iteration` iterations are complete."""
+        """Save, or save and stop, if a signal to any rank requests it. `iteration` iterations are complete."""
         action = STOP if self.stop_requested else SAVE if self.save_requested else NOTHING
         self.save_requested = False  # a later signal saves again
         if runner.world_size > 1:
@@ -110,7 +122,7 @@ class SignalHook(Hook):
             hook.save_now(runner, iteration)
             barrier()  # a launcher ends the saving rank after the exit of another rank
         if action == STOP:
-            self._exit(runner, hook, iteration)
+            self._stop(runner, hook, iteration)
         runner.logger.info(f'SIGUSR1: {last_checkpoint_message(hook)}')
 
     def _agree(self, action: int, iteration: int) -> int:
@@ -124,15 +136,17 @@ class SignalHook(Hook):
             self.next_agreement_iter = iteration + max(1, int(AGREEMENT_S * steps / seconds))
         return int(agreed_action)
 
-    def _exit(self, runner: Runner, hook: Optional[WholeCheckpointHook], iteration: int) -> None:
+    def _stop(self, runner: Runner, hook: Optional[WholeCheckpointHook], iteration: int) -> NoReturn:
         if hook is None:
-            runner.logger.warning(f'{self.stop_reason}: training stops, and saves nothing without a CheckpointHook.')
-            sys.exit(128 + signal.SIGTERM)
-        runner.logger.info(
+            message = f'{self.stop_reason}: training stops, and saves nothing without a CheckpointHook.'
+            runner.logger.warning(message)
+            raise StoppedBySignal(message, 128 + signal.SIGTERM)
+        message = (
             f'{self.stop_reason}: training stops after iteration {iteration} (exit code {RESUMABLE}). '
             f'{last_checkpoint_message(hook)}'
         )
-        sys.exit(RESUMABLE)
+        runner.logger.info(message)
+        raise StoppedBySignal(message, RESUMABLE)
 
 
 def init_worker(worker_init_fn: Optional[Callable[[int], None]], worker_id: int) -> None:
