@@ -6,7 +6,8 @@
    epoch.
 
 The second applies `--cfg-options` again after each change, so that a key of the user stays, except keys of schedules
-that a shorter training loses. The result is a plain config of its toolbox, whose own tools/train.py trains it.
+that a shorter training loses, and the backbone's own weights beside `--weights`. The result is a plain config of its
+toolbox, whose own tools/train.py trains it.
 """
 
 import copy
@@ -96,7 +97,7 @@ class Training(NamedTuple):
 
 
 def resolve_training(config: Config, options: Options, data: Optional[Dataset] = None) -> Training:
-    """Return the training of a config, which stays unchanged. Data sets are read if `epochs` or `balance` needs them.
+    """Return the training of a config, which stays unchanged. Data sets are read if the options need them.
 
     Args:
         config: of `combine`.
@@ -115,7 +116,7 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
         if plan is not None:
             apply_epoch_plan(cfg, options, data, plan, processes)
             changes.append(plan.line)
-        if not options.auto_scale_lr and (options.batch is not None or data):
+        if not options.auto_scale_lr and (options.batch is not None or data is not None):
             changes.append(lr_line(cfg, processes))
         if changed := summarize(config, cfg):
             changes.append(f'changed settings:\n{changed}')
@@ -132,13 +133,14 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
 
 def _plan_epoch(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
     """Return the plan of an epoch; None if its schedule and classes stay."""
-    if options.epochs is not None or options.balance:
-        return plan_epoch(datasets, options.balance)
-    if data is None:
-        return None
-    parts = [part for _, part in parts_of(datasets.cfg.train_dataloader.dataset, 'dataset')]
-    times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
-    return EpochPlan(data.splits['train'].num_pictures * times)
+    if options.epochs is None and not options.balance:
+        if data is None:
+            return None
+        parts = [part for _, part in parts_of(datasets.cfg.train_dataloader.dataset, 'dataset')]
+        if 'ClassBalancedDataset' not in map(type_name, parts):
+            times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
+            return EpochPlan(data.splits['train'].num_pictures * times)
+    return plan_epoch(datasets, options.balance)
 
 
 def set_training(cfg: Config, options: Options) -> None:

@@ -115,6 +115,16 @@ def test_patience_watches_the_metric_of_the_config(best, evaluator, monitor):
     assert cfg.custom_hooks == [dict(type='EarlyStoppingHook', monitor=monitor, patience=4, min_delta=1e-4)]
 
 
+@pytest.mark.parametrize('rule', ['less', ['less', 'greater']])
+def test_patience_has_the_direction_of_the_best_checkpoint(rule):
+    """mmengine cannot infer it for any name, and takes 'accuracy_drop' for an accuracy."""
+    cfg = read_config(DETECTION)
+    cfg.default_hooks.checkpoint.update(save_best=['accuracy_drop', 'mIoU'], rule=rule)
+    cfg.custom_hooks = None
+    apply_settings(cfg, Options(patience=3))
+    assert cfg.custom_hooks[0]['rule'] == 'less'
+
+
 def validations_of(work):
     logs = sorted(work.glob('*/vis_data/scalars.json'))
     rows = [json.loads(line) for log in logs for line in log.read_text().splitlines()]

@@ -103,6 +103,22 @@ def test_a_schedule_counts_the_repetitions_of_a_data_set(tmp_path, times, end):
     assert training_of(job.Job(cfg, options)).cfg.param_scheduler[0].end == end
 
 
+@pytest.mark.parametrize('key', ['load_from', 'resume'])
+def test_a_resume_is_no_second_value_of_a_checkpoint(key):
+    with pytest.raises(ConfigError, match=f'--resume and --cfg-options {key} are one setting'):
+        job.Job(FCN, Options(resume='auto', cfg_options={key: 'a.pth'}))
+
+
+def test_a_schedule_counts_the_pictures_of_a_balanced_data_set(tmp_path):
+    """As of LVIS: its length is known when it is built."""
+    cfg = read_config(RETINANET)
+    dataset = dict(type='ClassBalancedDataset', oversample_thr=4.0, dataset=cfg.train_dataloader.dataset)
+    cfg.train_dataloader.dataset = dataset  # each of four pictures at least twice
+    resolved = training_of(job.Job(cfg, Options(data=str(make_own_data(tmp_path / 'own')), batch=1)))
+    assert len(resolved.datasets.build_phase('train')) >= 8
+    assert resolved.cfg.param_scheduler[0].end == int(1.2 * len(resolved.datasets.build_phase('train')))
+
+
 @pytest.mark.parametrize(('option', 'key'), [('seed', 'randomness.seed'), ('workers', 'train_dataloader.num_workers')])
 def test_zero_is_a_setting(tmp_path, option, key):
     cfg = load_config(FCN, str(tmp_path), {}, 'none', **{option: 0})
@@ -110,11 +126,13 @@ def test_zero_is_a_setting(tmp_path, option, key):
 
 
 @pytest.mark.parametrize('key', [
+    'load_from', '+resume', 'optim_wrapper.type',
     'train_cfg.max_iters', '+train_cfg.max_iters', 'train_dataloader.batch_size', 'optim_wrapper.optimizer.lr',
     '+randomness.seed', 'val_dataloader.num_workers', 'work_dir',
 ])  # fmt: skip
 def test_an_option_is_no_second_value_of_a_setting(record_fault, key):
-    options = Options(epochs=3, batch=4, lr=0.1, seed=1, workers=2, work_dir='x', cfg_options={key: 1})
+    settings = dict(epochs=3, batch=4, lr=0.1, seed=1, workers=2, work_dir='x', amp='auto', weights='a.pth')
+    options = Options(**settings, cfg_options={key: 1})
     with pytest.raises(ConfigError, match=re.escape(f'and --cfg-options {key} are one setting: leave out one of them')):
         job.Job(FCN, options)
     record_fault('bad_commands')

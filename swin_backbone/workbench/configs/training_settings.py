@@ -25,6 +25,9 @@ SAME_AS = {
     'seed': ('randomness', 'randomness.seed'),
     'workers': tuple(f'{phase}_dataloader.num_workers' for phase in ('train', 'val', 'test')),
     'work_dir': ('work_dir',),
+    'amp': ('optim_wrapper.type',),
+    'weights': ('load_from', 'resume'),
+    'resume': ('load_from', 'resume'),
 }
 SIZE_DIVISOR = 32  # pixels: a side that is a multiple stays one
 
@@ -98,20 +101,22 @@ def _set_patience(cfg: Config, validations: int) -> None:
         if type_name(hook) == STOPPING:
             hook['patience'] = validations
             return
-    monitor = _main_metric(cfg)
-    cfg.custom_hooks = [*hooks, dict(type=STOPPING, monitor=monitor, patience=validations, min_delta=LEAST_GAIN)]
+    cfg.custom_hooks = [*hooks, dict(type=STOPPING, patience=validations, min_delta=LEAST_GAIN, **_main_metric(cfg))]
 
 
-def _main_metric(cfg: Config) -> str:
-    """Return the metric of save_best, or the main metric of the first evaluator."""
-    best = ((cfg.get('default_hooks') or {}).get('checkpoint') or {}).get('save_best')
-    best = best[0] if isinstance(best, (list, tuple)) and best else best
+def _main_metric(cfg: Config) -> dict[str, str]:
+    """Return `monitor`, the metric of save_best, with its `rule` if there is one; or the main metric of an evaluator."""
+    checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    best, rule = (
+        value[0] if isinstance(value, (list, tuple)) and value else value
+        for value in (checkpoint.get('save_best'), checkpoint.get('rule'))
+    )
     if isinstance(best, str) and best != 'auto':
-        return best
+        return dict(monitor=best, rule=rule) if rule else dict(monitor=best)
     for _, metric in metric_configs(cfg, 'val'):
         if type_name(metric) in MAIN_METRICS:
             kinds = metric.get('metric', 'bbox')
-            return MAIN_METRICS[type_name(metric)].format('bbox' if 'bbox' in kinds else 'segm')
+            return dict(monitor=MAIN_METRICS[type_name(metric)].format('bbox' if 'bbox' in kinds else 'segm'))
     raise ConfigError(
         '--patience watches a metric of the validation: name it by --cfg-options '
         '+default_hooks.checkpoint.save_best=NAME'
