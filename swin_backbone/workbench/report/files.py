@@ -377,5 +377,8 @@ def find_pictures(folder: Optional[Path], names: Iterable[str]) -> Iterator[str]
 
 
 def _files_by_stem(folder: Path) -> dict[str, Path]:
-    files = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []  # the first of a stem stays
+    try:
+        files = sorted(folder.iterdir(), reverse=True)  # the first of a stem stays
+    except OSError:  # no folder, or one that may not be read: no picture is shown
+        files = []
     return {path.stem: path for path in files if path.is_file()}
