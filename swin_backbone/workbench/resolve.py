@@ -112,7 +112,15 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     datasets, changes = BuiltDatasets(cfg), list[str]()
     if data is not None or has_settings(options):
         set_training(cfg, options)
-        plan, processes = _plan_epoch(datasets, options, data), world_size(options.launcher)
+        plan: Optional[EpochPlan] = None
+        processes, reads_data = world_size(options.launcher), options.epochs is not None or options.balance
+        if data is not None and not reads_data:
+            parts = [part for _, part in parts_of(cfg.train_dataloader.dataset, 'dataset')]
+            times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
+            plan = EpochPlan(data.splits['train'].num_pictures * times)
+            reads_data = 'ClassBalancedDataset' in map(type_name, parts)
+        if reads_data:
+            plan = plan_epoch(datasets, options.balance)
         if plan is not None:
             apply_epoch_plan(cfg, options, data, plan, processes)
             changes.append(plan.line)
@@ -129,18 +137,6 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     if options.vis:
         enable_vis(cfg, options.vis)
     return Training(cfg, datasets, changes)
-
-
-def _plan_epoch(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
-    """Return the plan of an epoch; None if its schedule and classes stay."""
-    if options.epochs is None and not options.balance:
-        if data is None:
-            return None
-        parts = [part for _, part in parts_of(datasets.cfg.train_dataloader.dataset, 'dataset')]
-        if 'ClassBalancedDataset' not in map(type_name, parts):
-            times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
-            return EpochPlan(data.splits['train'].num_pictures * times)
-    return plan_epoch(datasets, options.balance)
 
 
 def set_training(cfg: Config, options: Options) -> None:

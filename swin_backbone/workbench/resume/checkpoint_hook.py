@@ -58,7 +58,9 @@ class WholeCheckpointHook(CheckpointHook):
     filename_tmpl: Any
 
     def __init__(self, **settings: Any) -> None:
-        if not any(map(settings.get, ('file_client_args', 'backend_args'))) and not _is_url(settings.get('out_dir')):
+        if not any(map(settings.get, ('file_client_args', 'backend_args'))) and '://' not in str(
+            settings.get('out_dir')
+        ):
             settings['backend_args'] = dict(backend='whole')
         super().__init__(**settings)
         self.filename_tmpl = _FileNames(self.filename_tmpl)
@@ -68,7 +70,7 @@ class WholeCheckpointHook(CheckpointHook):
         for key in [key for key in info if key.startswith('best_ckpt')]:  # the folder may have moved
             info[key] = os.path.join(self.folder(runner), re.split(r'[/\\]', info[key])[-1])
         super().before_train(runner)
-        if is_main_process() and not _is_url(self.out_dir):
+        if is_main_process() and '://' not in str(self.out_dir):
             for name in ('epoch', 'iter', 'best'):  # of a killed training: the lock excludes another one
                 for partial in Path(self.out_dir).glob(f'{PARTIAL}*-{name}_*.pth'):
                     partial.unlink()
@@ -163,7 +165,3 @@ def unknown_metric(setting: str, name: str, metrics: Iterable[str]) -> ConfigErr
     nearest = get_close_matches(name, metrics, 1)
     hint = f'; did you mean {nearest[0]}?' if nearest else ''
     return ConfigError(f'{setting} takes a metric of the validation, {", ".join(metrics)}, got {name!r}{hint}')
-
-
-def _is_url(folder: Any) -> bool:
-    return '://' in str(folder)
