@@ -408,4 +408,4 @@ def test_a_folder_is_listed_for_names_without_a_suffix_alone(tmp_path, monkeypat
     names = ['inner/a', 'inner/b', 'inner/b.jpg', 'inner/c', 'missing/a.jpg', r'inner\a.png']
     paths = [files[0], files[2], files[2], tmp_path / 'inner/c', tmp_path / 'missing/a.jpg', files[1]]
     assert [*find_pictures(tmp_path, names)] == [*map(str, paths)]
-    assert listed == [tmp_path / 'inner']
+    assert listed == [tmp_path / 'inner', tmp_path / 'missing']
