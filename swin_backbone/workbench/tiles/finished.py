@@ -8,13 +8,15 @@ deleted, and there is the empty file `merged`.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from ...whole_files import write_whole
+
+MERGE_S = 5  # seconds in which another process begins a shard
 
 
 class FinishedTiles:
@@ -35,20 +37,35 @@ class FinishedTiles:
         return self.folder / f'{self._digest}-{index}.tile'
 
     @contextmanager
-    def lock(self, shard: str) -> Iterator[None]:
+    def lock(self, number: int, count: int) -> Iterator[None]:
         """Lock a shard against other processes.
 
+        Args:
+            number, count: of the shard; 0 and 1 for all tiles.
+
         Raises:
-            ValueError: if another process works on the shard.
+            ValueError: if another process works on tiles of the shard, also as part of another division, or merges.
         """
+        with ExitStack() as stack:
+            with self.lock_merge():
+                for path in self.folder.glob('*-of-*.lock'):
+                    other, others = map(int, path.stem.split('-of-'))
+                    if number * others < (other + 1) * count and other * count < (number + 1) * others:
+                        with self._acquire(path):
+                            pass
+                stack.enter_context(self._acquire(self.folder / f'{number}-of-{count}.lock'))
+            yield
+
+    def lock_merge(self) -> AbstractContextManager[Any]:
+        """Return a context in which no other process begins a shard or merges. Raises ValueError if one merges."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f'{shard}.lock'
+        return self._acquire(self.folder / 'merge.lock', MERGE_S)
+
+    def _acquire(self, path: Path, timeout: float = 0) -> AbstractContextManager[Any]:
         try:
-            lock = FileLock(path).acquire(timeout=0)
+            return FileLock(path).acquire(timeout=timeout)
         except Timeout:
             raise ValueError(f'another process works on {path}: wait for it, or end it') from None
-        with lock:
-            yield
 
     def begin(self, tiles: range, resume: bool, overwrite: bool) -> int:
         """Return the number of finished tiles of a shard: 0, or those to continue after if `resume` is set.

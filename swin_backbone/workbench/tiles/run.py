@@ -128,7 +128,7 @@ class TiledInference:
 
         Raises:
             ValueError: for finished tiles of another model or of other settings; for any finished tiles without
-                `resume` and `overwrite`; and if a second process works on the picture.
+                `resume` and `overwrite`; and if another process works on these tiles.
             FileExistsError: if a result would replace a file; see `check_outputs` and `claim_folder`.
             OSError: if the picture cannot be read, or the results cannot be written.
         """
@@ -136,8 +136,8 @@ class TiledInference:
         # A resumed run may have been killed while it was writing results.
         overwrite_results = overwrite or (resume and self.finished_tiles.is_begun())
         self._check(overwrite_results)
-        tiles, name, blank = self.grid.shard(number, count), f'{number}-of-{count}', 0
-        with _name_in_errors(self.finished_tiles.folder), self.finished_tiles.lock(name):
+        tiles, blank = self.grid.shard(number, count), 0
+        with _name_in_errors(self.finished_tiles.folder), self.finished_tiles.lock(number, count):
             if resume and self.finished_tiles.is_merged() and all(path.exists() for path in self.files):
                 return Finished(Progress(len(tiles), len(tiles), 0), self.files)
             done = self.finished_tiles.begin(tiles, resume, overwrite and not resume)
@@ -157,7 +157,7 @@ class TiledInference:
         """
         self._check(overwrite)
         self.finished_tiles.require_all(len(self.grid))
-        with self.finished_tiles.lock('merge'):
+        with self.finished_tiles.lock_merge():
             self.finished_tiles.require_all(len(self.grid))  # another process may have merged in between
             (self._write_labels if self.segments else self._write_objects)()
             self.finished_tiles.mark_merged()

@@ -18,7 +18,7 @@ pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is 
 
 import tifffile
 
-from swin_backbone.workbench.tiles import TiledInference, infer_tiled, writers
+from swin_backbone.workbench.tiles import TiledInference, finished, infer_tiled, writers
 from swin_backbone.workbench.tiles.grid import Grid
 
 SETTINGS = dict(tile=96, overlap=32)
@@ -127,6 +127,36 @@ def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
     job.run(on_progress=lambda progress: again(progress) if progress.done == 3 else None)
     assert len(messages) == 3
     record_fault('tile_manifests', 3)
+
+
+@pytest.mark.parametrize(
+    ('running', 'refused', 'allowed'),
+    [(None, [None, (0, 2), (1, 2), (39, 40)], []), ((1, 2), [None, (1, 2), (2, 3), (3, 4)], [(0, 2), (0, 3), (1, 4)])],
+    ids=['all tiles', 'a half'],
+)
+def test_two_processes_have_no_common_tiles(tmp_path, picture, running, refused, allowed):
+    """Else one merges and deletes the tiles of the other."""
+    shards = []
+
+    def begin_others(progress):
+        if progress.done == 3:
+            for shard in refused:
+                with pytest.raises(ValueError, match='another process works on'):
+                    infer_tiled(Segmentor(), picture, tmp_path, shard=shard, resume=True, **SETTINGS)
+            shards.extend(
+                infer_tiled(Segmentor(), picture, tmp_path, shard=shard, resume=True, **SETTINGS) for shard in allowed
+            )
+
+    finished = infer_tiled(Segmentor(), picture, tmp_path, shard=running, on_progress=begin_others, **SETTINGS)
+    assert len(shards) == len(allowed)
+    assert finished.progress.done == finished.progress.total
+
+
+def test_no_shard_begins_during_a_merge(tmp_path, picture, monkeypatch):
+    monkeypatch.setattr(finished, 'MERGE_S', 0.1)
+    job = TiledInference(Segmentor(), picture, tmp_path, **SETTINGS)
+    with job.finished_tiles.lock_merge(), pytest.raises(ValueError, match=r'another process works on .*merge\.lock'):
+        job.run((0, 2))
 
 
 def test_the_same_command_again_and_resuming_what_is_finished(tmp_path, picture, kind):
