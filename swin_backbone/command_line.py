@@ -6,6 +6,7 @@ import argparse
 import io
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -96,11 +97,11 @@ def _print_no_more() -> None:
 
 
 def _is_stdout_broken() -> bool:
-    try:
-        print(flush=True)
-    except BrokenPipeError:
+    if not hasattr(select, 'poll'):  # Windows
         return True
-    return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))  # errors alone: no reader is left
 
 
 # Options of other programs, and ours

@@ -203,7 +203,7 @@ def test_ctrl_c_is_a_line_whatever_a_library_makes_of_it(record_fault):
     record_fault('ended_tools')
 
 
-def test_another_broken_pipe_is_an_error():
+def test_another_broken_pipe_is_an_error(capfd):
     def main():
         read, write = os.pipe()
         os.close(read)
@@ -212,6 +212,7 @@ def test_another_broken_pipe_is_an_error():
 
     with pytest.raises(BrokenPipeError):
         command_line.run(main)
+    assert capfd.readouterr().out == ''
 
 
 def test_debug_messages_of_toolboxes_are_not_printed(capsys):

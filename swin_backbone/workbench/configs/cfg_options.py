@@ -153,6 +153,6 @@ def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> 
     near = near or [key for key, _ in walk(cfg) if key.endswith(f'.{full}')]  # a key without its beginning
     return (
         f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'
-        + (f'; did you mean {near[0]}?' if near else ';')
-        + f' To add the key, write +{full}=...'
+        + (f'; did you mean {near[0]}? To' if near else '; to')
+        + f' add the key, write +{full}=...'
     )

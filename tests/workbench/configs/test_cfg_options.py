@@ -56,7 +56,7 @@ def test_a_word_that_is_no_option(record_fault, word, message):
         ('model.backbone.drop_path', 'did you mean model.backbone.drop_path_rate?'),
         ('val_evaluator.format', 'did you mean val_evaluator.format_only?'),  # CocoMetric
         ('T_max', "the config has no 'T_max'; did you mean param_scheduler.1.T_max?"),
-        ('=', "the config has no '='; To add the key, write +==..."),
+        ('=', "the config has no '='; to add the key, write +==..."),
         ('param_scheduler.7.end', 'param_scheduler is a list of 2, which takes an index from 0 to 1, got '),
         ('+param_scheduler.end', "from 0 to 1, got 'end'"),
         ('+train_cfg.max_epochs.x', "train_cfg.max_epochs is 16, which has no 'x'"),
