@@ -339,7 +339,7 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
 
 
 def _is_resize(part: dict[str, Any]) -> bool:
-    return str(part.get('type')).endswith('Resize') and isinstance(part.get('scale'), (list, tuple, int))
+    return 'type' in part and type_name(part).endswith('Resize') and isinstance(part.get('scale'), (list, tuple, int))
 
 
 def _pair(scale: Any) -> tuple[int, int]:

@@ -7,14 +7,16 @@ import pytest
 import torch
 from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.toy_training import config, run
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger
-from mmengine.registry import RUNNERS
+from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import Runner
 from mmengine.utils.dl_utils import collect_env
 
 from swin_backbone.compat import import_torchvision
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.workbench.process import leave_out_broken_torchvision
+from swin_backbone.workbench.resume.checkpoint_hook import WholeCheckpointHook
 from swin_backbone.workbench.runner.safe_runner import INTERNAL_RECORDS, LONG_RECORDS, SafeRunner
 
 
@@ -66,6 +68,25 @@ def test_a_runner_type_of_the_user_has_the_guards(tmp_path, record_fault):
     with pytest.raises(ConfigError, match="subclass of mmengine's Runner, got 'FlexibleRunner'"):
         build_runner(config(tmp_path, epochs=1, runner_type='FlexibleRunner'))
     record_fault('bad_commands')
+
+
+@HOOKS.register_module(force=True)
+class FailInValidation(Hook):
+    def after_val_iter(self, runner, *args, **kwargs):
+        raise RuntimeError('of a hook')
+
+
+def test_after_an_error_in_a_validation_the_model_has_its_own_step(tmp_path):
+    runner = build_runner(config(tmp_path, epochs=1, val=1, hooks=[dict(type='FailInValidation')]))
+    with pytest.raises(RuntimeError, match='of a hook'):
+        runner.train()
+    assert 'val_step' not in vars(runner.model)
+
+
+@pytest.mark.parametrize('kind', ['CheckpointHook', 'mmengine.CheckpointHook', CheckpointHook])
+def test_checkpoints_are_whole_however_the_hook_is_named(tmp_path, kind):
+    runner = build_runner(config(tmp_path, epochs=1, default_hooks__checkpoint__type=kind))
+    assert any(isinstance(hook, WholeCheckpointHook) for hook in runner.hooks)
 
 
 @pytest.fixture

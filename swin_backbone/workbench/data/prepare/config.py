@@ -38,8 +38,8 @@ def put_data(cfg: Config, data: Dataset) -> None:
     if scope != data.scope:
         raise ConfigError(f'the data are for a config of {data.scope}, got default_scope={scope!r}')
     sampler = (cfg.get('train_dataloader') or {}).get('sampler') or {}
-    preprocessor = str((cfg.model.get('data_preprocessor') or {}).get('type', ''))
-    if 'MultiSource' in str(sampler.get('type')) or preprocessor.endswith(SEVERAL):
+    preprocessor = cfg.model.get('data_preprocessor') or {}
+    if 'MultiSource' in str(sampler.get('type')) or ('type' in preprocessor and type_name(preprocessor) in SEVERAL):
         raise ConfigError(
             f'--data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
         )
@@ -91,7 +91,7 @@ def _segment_instances(cfg: Config, number: int) -> None:
     """Change a panoptic MaskFormer to segment instances of `number` classes."""
     loads = [step for step in _transforms(cfg) if type_name(step) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
-    is_mask_former = isinstance(fusion, dict) and fusion.get('type') == PANOPTIC
+    is_mask_former = isinstance(fusion, dict) and type_name(fusion) == PANOPTIC
     if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
         raise ConfigError(
             f'the annotations of --data are of objects, and model {cfg.model.type} takes panoptic annotations: take a '
@@ -177,7 +177,8 @@ def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
 
 def _replace_metric(cfg: Config, phase: str, kind: str, default: dict[str, Any], **settings: Any) -> None:
     """Replace an evaluator by a single metric, in place. The config's own metric of this kind keeps its settings."""
-    metric = next((metric for _, metric in metric_configs(cfg, phase) if metric.get('type') == kind), default)
+    metrics = (metric for _, metric in metric_configs(cfg, phase) if 'type' in metric and type_name(metric) == kind)
+    metric = next(metrics, default)
     cfg[f'{phase}_evaluator'] = ConfigDict({**metric, 'type': kind, **settings})
 
 
@@ -193,8 +194,9 @@ def set_num_classes(model: Any, number: int) -> None:
     """
 
     def enters(name: str, part: Any) -> bool:
-        is_fixed = isinstance(part, dict) and ('language_model' in part or part.get('type') == EDGES)
-        return name not in FIXED_CLASSES and not is_fixed
+        if name in FIXED_CLASSES or not isinstance(part, dict):
+            return name not in FIXED_CLASSES
+        return 'language_model' not in part and not ('type' in part and type_name(part) == EDGES)
 
     numbers: dict[str, int] = {}  # before, by key
     for key, part in walk([model], enters=enters):

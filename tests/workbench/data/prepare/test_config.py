@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, make_own_data, read_coco, write_coco
+from mmdet.evaluation import CocoMetric
 from mmengine.config import Config
+from mmseg.models import STDCHead
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
@@ -27,6 +29,21 @@ def test_detection_follows_the_data(own):
         f'images/val/{image["file_name"]}' for image in coco['images']
     ]
     assert 'own_data' not in cfg
+
+
+@pytest.mark.parametrize('kind', ['CocoMetric', 'mmdet.CocoMetric', CocoMetric])
+def test_a_metric_keeps_its_settings_however_its_class_is_named(own, kind):
+    cfg = read_config(DETECTION)
+    cfg.val_evaluator = dict(type='Evaluator', metrics=[dict(type=kind, ann_file='a.json', classwise=True)])
+    put_data(cfg, prepare(own))
+    assert (cfg.val_evaluator.type, cfg.val_evaluator.classwise) == ('CocoMetric', True)
+
+
+@pytest.mark.parametrize('kind', ['STDCHead', 'mmseg.STDCHead', STDCHead])
+def test_a_head_of_edges_keeps_its_two_classes(kind):
+    model = dict(auxiliary_head=dict(type=kind, num_classes=2), decode_head=dict(num_classes=19))
+    set_num_classes(model, 4)
+    assert (model['auxiliary_head']['num_classes'], model['decode_head']['num_classes']) == (2, 4)
 
 
 def test_the_data_must_be_for_the_toolbox(own):
