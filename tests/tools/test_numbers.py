@@ -199,6 +199,16 @@ def test_pycocotools_finds_the_printed_ap_in_the_files(tmp_path):
         require_printed(printed, tmp_path / 'truth.json', json.loads((tmp_path / f'res.{kind}.json').read_text()), kind)
 
 
+def test_a_file_of_another_name_stays(tmp_path, monkeypatch):
+    """A metric without outfile_prefix writes no file."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / 'None.segm.json'
+    file.write_text('[{"bbox": [0, 0, 1, 1]}]')
+    evaluator = SimpleNamespace(metrics=[SimpleNamespace(outfile_prefix=None), SimpleNamespace()])
+    MaskAreasHook().after_test_epoch(SimpleNamespace(test_loop=SimpleNamespace(evaluator=evaluator)))
+    assert 'bbox' in file.read_text()
+
+
 def require_printed(printed, truth, objects, kind):
     """Compare the figures of a test, also by size, with those of pycocotools."""
     api = COCO(str(truth))

@@ -48,6 +48,7 @@ INTERNAL_RECORDS = (
     'Distributed training is not used, all SyncBatchNorm',
 )
 MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
+CHECKPOINT_HOOKS = ('CheckpointHook', 'mmengine.CheckpointHook', CheckpointHook)  # mmengine's own, in a config
 
 
 class SafeRunner(Runner):
@@ -75,7 +76,7 @@ class SafeRunner(Runner):
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
         hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-        if isinstance(checkpoint, dict) and checkpoint['type'] in ('CheckpointHook', CheckpointHook):
+        if isinstance(checkpoint, dict) and checkpoint['type'] in CHECKPOINT_HOOKS:
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 
@@ -196,13 +197,13 @@ class SafeRunner(Runner):
         return getattr(find_checkpoint_hook(self), 'saved_path', None)
 
     def test(self) -> dict[str, float]:
-        """Test, as mmengine. Mixed precision ends with the test, also after an error."""
+        """Test, as mmengine. Mixed precision and a replaced step end with the test, also after an error."""
         try:
             metrics: dict[str, float] = super().test()
             return metrics
         finally:
             for hook in self.hooks:
-                if isinstance(hook, MixedPrecisionHook):
+                if isinstance(hook, (MixedPrecisionHook, PredictByShapeHook)):
                     hook.close()
 
     def train(self) -> nn.Module:
@@ -234,6 +235,8 @@ class SafeRunner(Runner):
             for hook in self.hooks:
                 if isinstance(hook, SignalHook):
                     hook.restore_handlers()
+                elif isinstance(hook, PredictByShapeHook):
+                    hook.close()
 
     def _is_between_steps(self) -> bool:
         """Return whether the model is between two steps and has no averaged weights, in the only process."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from mmengine.dist import all_gather_object, broadcast, is_main_process
@@ -62,26 +62,36 @@ class PredictByShapeHook(Hook):
     The step is replaced on the model of the runner, for the time of the loop: any loop of a config calls it there.
     """
 
+    restore: Optional[Callable[[], None]] = None  # the model's own step, during a loop
+
     def before_val_epoch(self, runner: Runner) -> None:
         self._replace(runner.model, 'val_step')
 
     def after_val_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        self._restore(runner.model, 'val_step')
+        self.close()
 
     def before_test_epoch(self, runner: Runner) -> None:
         self._replace(runner.model, 'test_step')
 
     def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
-        self._restore(runner.model, 'test_step')
+        self.close()
+
+    def close(self) -> None:
+        """Give the model its own step back, also after an error in the loop."""
+        if self.restore is not None:
+            self.restore()
+            self.restore = None
 
     def _replace(self, model: Any, name: str) -> None:
-        self.before = vars(model).get(name)  # a method that a user has set on the instance
-        setattr(model, name, partial(predict_by_shape, getattr(model, name)))
+        before = vars(model).get(name)  # a method that a user has set on the instance
 
-    def _restore(self, model: Any, name: str) -> None:
-        vars(model).pop(name, None)
-        if self.before is not None:
-            setattr(model, name, self.before)
+        def restore() -> None:
+            vars(model).pop(name, None)
+            if before is not None:
+                setattr(model, name, before)
+
+        self.restore = restore
+        setattr(model, name, partial(predict_by_shape, getattr(model, name)))
 
 
 class MetricNamesHook(Hook):
@@ -225,8 +235,9 @@ class MaskAreasHook(Hook):
 
     def _remove_boxes(self, loop: Any) -> None:
         for metric in getattr(getattr(loop, 'evaluator', None), 'metrics', ()):  # not in every foreign loop
-            path = Path(f'{getattr(metric, "outfile_prefix", None)}.segm.json')
-            if is_main_process() and path.is_file():
+            prefix = getattr(metric, 'outfile_prefix', None)
+            path = Path(f'{prefix}.segm.json')
+            if prefix is not None and is_main_process() and path.is_file():
                 objects = json.loads(path.read_bytes())
                 for item in objects:
                     item.pop('bbox', None)
