@@ -169,6 +169,8 @@ def report(
     """
     from .report.collect import add_coco_metric, report_on_test  # of the extra `pictures`
 
+    job = copy.copy(job)
+    job.cfg = copy.deepcopy(job.cfg)
     add_coco_metric(job.cfg)
     with open_test(job, checkpoint) as runner:
         numbers = report_on_test(runner, out_dir, checkpoint, compare, overwrite)

@@ -1,6 +1,7 @@
 """Configs, and changes of tools/train.py and tools/test.py to configs."""
 
 import ast
+import copy
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from swin_backbone.workbench.configs import amp
 from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.workbench.configs.published import find_weights, set_load_from
 from swin_backbone.workbench.export import predictor
+from swin_backbone.workbench.predict.predictor import Predictor
+from swin_backbone.workbench.report import collect
 from swin_backbone.workbench.runner import build, prediction_outputs
 
 CONFIGS = ROOT / 'configs'
@@ -32,8 +35,7 @@ RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 MASK_RCNN = str(CONFIGS / 'mask_rcnn' / f'{RECIPE}.py')
 FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
-
-
+DEMO = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
 OWN_SEGMENTOR = 'swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py'
 PUBLISHED = [
     ('mmdet', 'swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', ('neck', 'rpn_head', 'roi_head')),
@@ -248,6 +250,44 @@ def test_a_test_leaves_the_config_of_its_job(amp, monkeypatch):
             configs.append(cfg.to_dict())
         assert tested.cfg.to_dict() == before
     assert configs[0] == configs[1] != before
+
+
+def test_a_report_leaves_the_config_of_its_job(monkeypatch):
+    """A CocoMetric is added to a copy."""
+    reported = []
+    monkeypatch.setattr(job, 'require_data', lambda *_: None)
+    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_: cfg)
+    monkeypatch.setattr(collect, 'report_on_test', lambda cfg, *_: reported.append(cfg) or {})
+    cfg = read_config(MASK_RCNN)
+    cfg.test_evaluator = dict(type='VOCMetric')
+    tested = job.Job(cfg)
+    before = tested.cfg.to_dict()
+    job.report(tested, 'epoch_1.pth', 'report')
+    assert [metric['type'] for metric in reported[0].test_evaluator] == ['VOCMetric', 'CocoMetric']
+    assert tested.cfg.to_dict() == before
+
+
+def test_a_test_of_several_data_sets():
+    """Its metrics, views and predictions are those of the data sets in the wrapper."""
+    cfg = read_config(DEMO)
+    classes, dataset = cfg.test_dataloader.dataset.metainfo.classes, cfg.test_dataloader.dataset
+    cfg.test_dataloader.dataset = dict(type='ConcatDataset', datasets=[dataset, copy.deepcopy(dataset)])
+    cfg.test_evaluator = dict(type='Evaluator', metrics=[dict(type='VOCMetric')])
+    before = cfg.to_dict()
+    assert tuple(Predictor(cfg, None, 'cpu').meta['classes']) == tuple(classes)
+    assert cfg.to_dict() == before
+    collect.add_coco_metric(cfg)
+    assert [metric['type'] for metric in cfg.test_evaluator] == ['VOCMetric', 'CocoMetric']
+    assert all('instances' in tested.pipeline[-1].meta_keys for tested in cfg.test_dataloader.dataset.datasets)
+    prediction_outputs.enable_tta(cfg)
+    assert all(tested.pipeline[-1].type == 'TestTimeAug' for tested in cfg.test_dataloader.dataset.datasets)
+
+
+def test_a_prediction_needs_the_pipeline_of_a_test():
+    cfg = read_config(DEMO)
+    cfg.pop('test_dataloader')
+    with pytest.raises(ValueError, match='the config has no data set in test_dataloader'):
+        Predictor(cfg, None, 'cpu')
 
 
 @pytest.mark.parametrize('name', [MASK_RCNN, 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py'])

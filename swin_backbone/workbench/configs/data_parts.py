@@ -21,6 +21,18 @@ def dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]
     return list(iter_dataset_configs(loader.get('dataset'), f'{phase}_dataloader.dataset'))
 
 
+def tested_dataset(cfg: Config) -> Any:
+    """Return the config of the first data set of the test, without its wrappers, as a part of `cfg`.
+
+    Raises:
+        ValueError: for a config without a data set for the test.
+    """
+    datasets = dataset_configs(cfg, 'test')
+    if not datasets:
+        raise ValueError('the config has no data set in test_dataloader, whose pipeline prepares the pictures')
+    return datasets[0][1]
+
+
 def iter_dataset_configs(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield keys and configs of the data sets in a part of a config, without their wrappers.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mmengine.config import Config
+from mmengine.dataset import Compose
 from numpy.typing import NDArray
 
 from ...checks import first_of
@@ -128,10 +129,10 @@ def _count_pixels(datasets: BuiltDatasets) -> tuple[tuple[str, ...], NDArray[np.
     names = base.metainfo['classes']
     pixels = np.zeros(len(names), np.int64)
     for dataset in (base, *more):
-        (load,) = [step for step in dataset.pipeline.transforms if loads_annotations(step)]
+        loads = [step for step in dataset.pipeline.transforms if loads_annotations(step)]
 
-        def count(index: int, dataset: Any = dataset, load: Any = load) -> NDArray[np.int64]:
-            labels = load.transform(dataset.get_data_info(index))['gt_seg_map']
+        def count(index: int, dataset: Any = dataset, loads: Any = loads) -> NDArray[np.int64]:
+            labels = Compose(loads)(dataset.get_data_info(index))['gt_seg_map']
             counts: NDArray[np.int64] = np.bincount(labels.ravel(), minlength=len(names))[: len(names)]
             return counts
 

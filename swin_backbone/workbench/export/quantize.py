@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
 
+from ..configs.data_parts import tested_dataset
 from ..data.media import frame_of
 from ..predict.predictor import Predictor
 from .formats import quiet
@@ -38,7 +39,7 @@ def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[A
         settings = (cfg.get(f'{phase}_dataloader') or {}).get('dataset')
         while settings is not None and 'dataset' in settings:  # repeated, or mixed
             settings = settings['dataset']
-        load = load_settings(cfg.test_dataloader.dataset.pipeline)
+        load = load_settings(tested_dataset(cfg).pipeline)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
         for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
@@ -71,7 +72,7 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, predictor
             H, W = graph.inputs[0].shape[2:]
             images = [np.ascontiguousarray(image[..., :H, :W]) for image in images]
         return [[image] for image in images]
-    rule = resize_rule(cfg.test_dataloader.dataset.pipeline)
+    rule = resize_rule(tested_dataset(cfg).pipeline)
     pictures = [picture if picture.shape[2] == 3 else picture.astype(np.float32) for picture in pictures]
     return [[resize(picture, rule)[None], np.array(picture.shape[:2], np.int64)] for picture in pictures]
 

@@ -1,5 +1,6 @@
 """Predict pictures with a trained detector, segmentor or classifier, and draw the predictions."""
 
+import copy
 import hashlib
 import math
 import threading
@@ -14,7 +15,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
+from mmengine.registry import MODELS, VISUALIZERS, DefaultScope
 from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from ...acceleration import accelerate
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...sizes import Size
 from ..configs.check import compare_classes
+from ..configs.data_parts import tested_dataset
+from ..data.annotations import registered_class
 from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, use_load_picture
 from ..data.media import Frame, check_not_truncated, frame_of, reduction_note, shown
 from ..pictures.attention import find_backbone, strides_of
@@ -71,6 +74,7 @@ class Predictor:
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
+        cfg = copy.deepcopy(cfg)  # which stays unchanged
         install_checkpoint_loaders(unsafe_load)
         self.amp = amp and check_amp(amp, torch.device(device).type)
         self.score_thr: ScoreThr = SCORE_THR
@@ -252,7 +256,7 @@ def _build_model(cfg: Config, checkpoint: Optional[str], loaded: dict[str, Any],
 def _split_pipeline(cfg: Config) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the steps of the test pipeline that load a file, and the steps of pixels; no step loads annotations."""
     use_load_picture(cfg)
-    steps = [step for step in cfg.test_dataloader.dataset.pipeline if not loads_annotations(step)]
+    steps = [step for step in tested_dataset(cfg).pipeline if not loads_annotations(step)]
     count = next((index + 1 for index, step in enumerate(steps) if loads_picture(step)), 0)
     return steps[:count], steps[count:]
 
@@ -261,12 +265,10 @@ def _dataset_meta(loaded: dict[str, Any], cfg: Config) -> dict[str, Any]:
     """Return classes and colours of the checkpoint or, without them, of the config's data set."""
     meta = dataset_meta_of(loaded)
     if 'classes' not in meta:
-        dataset = cfg.test_dataloader.dataset
-        with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-            cls = registry.get(dataset.type)
-        meta = dict(getattr(cls, 'METAINFO', {}), **dataset.get('metainfo', {}))
+        dataset = tested_dataset(cfg)
+        meta = dict(getattr(registered_class(dataset), 'METAINFO', {}), **dataset.get('metainfo', {}))
     if 'classes' not in meta:
-        raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo has the classes')
+        raise ValueError('neither the checkpoint nor the metainfo of the data set in test_dataloader has the classes')
     ids = (loaded.get('meta') or {}).get('category_ids')
     if isinstance(ids, list):
         meta['category_ids'] = ids

@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from ...openmmlab.config_parts import summarize, type_name
 from ...outputs import check_outputs, claim_folder, folder_lock, make_folder
 from ...whole_files import write_whole
-from ..configs.data_parts import describe_tested_data
+from ..configs.data_parts import dataset_configs, describe_tested_data, metric_configs
 from ..data.datasets import base_datasets
 from ..data.load_picture import load_of
 from ..data.media import read_picture
@@ -34,11 +34,12 @@ LABELS, RESULTS = 'labels', 'results'  # names of files and folders
 
 def add_coco_metric(cfg: Config) -> None:
     """Add a CocoMetric to the test of a detector whose config has none, in place."""
-    evaluators = cfg.test_evaluator if isinstance(cfg.test_evaluator, (list, tuple)) else [cfg.test_evaluator]
-    if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(type_name, evaluators):
-        cfg.test_evaluator = [*evaluators, dict(type='CocoMetric')]
-        pack = cfg.test_dataloader.dataset.pipeline[-1]
-        pack.meta_keys = tuple(dict.fromkeys([*pack.get('meta_keys', ()), *META_KEYS]))
+    metrics = [metric for _, metric in metric_configs(cfg, 'test')]
+    if cfg.get('default_scope') == 'mmdet' and 'CocoMetric' not in map(type_name, metrics):
+        cfg.test_evaluator = [*metrics, dict(type='CocoMetric')]
+        for _, dataset in dataset_configs(cfg, 'test'):
+            pack = dataset['pipeline'][-1]
+            pack.meta_keys = tuple(dict.fromkeys([*pack.get('meta_keys', ()), *META_KEYS]))
 
 
 def report_on_test(

@@ -16,7 +16,7 @@ from ...openmmlab.config_parts import type_name
 from ...openmmlab.errors import DataError
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import temporary_name
-from ..configs.data_parts import annotation_file, dataset_configs, metric_configs
+from ..configs.data_parts import annotation_file, dataset_configs, metric_configs, tested_dataset
 from ..data.annotations import registered_class
 from ..pictures.colours import distinct_colours, encode_labels
 
@@ -148,13 +148,14 @@ def enable_tta(cfg: Config) -> None:
     if 'tta_pipeline' not in cfg or 'tta_model' not in cfg:
         if scope not in ('mmdet', 'mmpretrain'):
             raise ValueError('--tta needs tta_model and tta_pipeline in the config')
-        pack = dict(cfg.test_dataloader.dataset.pipeline[-1])
+        pipeline = tested_dataset(cfg).pipeline
+        pack = dict(pipeline[-1])
         if scope == 'mmdet':
             pack['meta_keys'] = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
             pack['meta_keys'] += ('flip', 'flip_direction')
         flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         augmentation = dict(type='TestTimeAug', transforms=[flips, [pack]])
-        cfg.tta_pipeline = [*cfg.test_dataloader.dataset.pipeline[:-1], augmentation]
+        cfg.tta_pipeline = [*pipeline[:-1], augmentation]
         nms = dict(type='nms', iou_threshold=0.5)
         cfg.tta_model = (
             dict(type='DetTTAModel', tta_cfg=dict(nms=nms, max_per_img=100))
@@ -166,7 +167,8 @@ def enable_tta(cfg: Config) -> None:
 
         cfg.tta_model.type = MaskTTAModel.__name__
     cfg.model = dict(cfg.tta_model, module=cfg.model)
-    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+    for _, dataset in dataset_configs(cfg, 'test'):
+        dataset['pipeline'] = cfg.tta_pipeline
 
 
 def write_coco_results(cfg: Config, prefix: Path) -> None:

@@ -96,6 +96,21 @@ def test_labels_are_counted_as_training_loads_them(tmp_path):
     assert training_of(job).cfg.model.decode_head.loss_decode.class_weight[0] == 1
 
 
+def test_labels_of_several_steps_are_counted(tmp_path):
+    def load_twice(cfg):
+        pipeline = cfg.train_dataloader.dataset.pipeline
+        pipeline.insert(1, dict(pipeline[1]))
+
+    words = segmentation(make_own_data(tmp_path))
+    weights = [
+        training_of(
+            job_of(tmp_path, words, change, Options(balance=True))
+        ).cfg.model.decode_head.loss_decode.class_weight
+        for change in (lambda cfg: None, load_twice)
+    ]
+    assert weights[0] == weights[1]
+
+
 @pytest.mark.parametrize('change', [dict(type='LovaszLoss'), dict(use_sigmoid=True)])
 def test_a_loss_without_weights_is_named(tmp_path, change):
     def edit(cfg):
