@@ -99,7 +99,7 @@ def test_labels_are_counted_as_training_loads_them(tmp_path):
 def test_labels_of_several_steps_are_counted(tmp_path):
     def load_twice(cfg):
         pipeline = cfg.train_dataloader.dataset.pipeline
-        pipeline.insert(1, dict(pipeline[1]))
+        pipeline.insert(-1, dict(pipeline[1]))
 
     words = segmentation(make_own_data(tmp_path))
     weights = [
