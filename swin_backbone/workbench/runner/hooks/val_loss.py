@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 import torch
-from mmengine.dataset import Compose, DefaultSampler
+from mmengine.dataset import Compose
 from mmengine.dist import all_gather_object
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
@@ -34,12 +34,15 @@ class ValLossHook(Hook):
     batch norm are as in validation. Modules with a method `loss` are in training mode, because detectors and heads
     return other outputs then. Every validation draws the same random numbers, and the training's generators keep
     their state. The mean over the set weighs a batch by its pictures. The batch is that of the training; mmseg's is 1,
-    because its pictures keep their shapes. A model that cannot compute the losses gets one warning, and no losses.
+    because its pictures keep their shapes. A model that cannot compute the losses gets one warning, and no losses, as
+    does a data set whose config has no pipeline.
 
     In a run of several processes, an error in the losses of one process ends the training, if they worked before.
     """
 
     works = False  # the losses of a batch are computed
+    loader: Optional[DataLoader[Any]] = None
+    num_pictures = 0  # of this process
     priority = 'HIGHEST'  # before the hooks that take metrics, and before EMAHook, which takes the averages away
 
     def before_train(self, runner: Runner) -> None:
@@ -48,20 +51,32 @@ class ValLossHook(Hook):
             raise ConfigError('--val-loss needs val_dataloader, and the config has none')
         loader = runner.val_dataloader
         dataset = copy.deepcopy(loader.dataset)
-        for base, (_, cfg) in zip(base_datasets(dataset), dataset_configs(runner.cfg, 'val')):
+        for base, (where, cfg) in zip(base_datasets(dataset), dataset_configs(runner.cfg, 'val')):
+            if not cfg.get('pipeline'):
+                self._give_up(runner, f'{where} has no pipeline in the config')
+                return
             base.pipeline = Compose(loss_pipeline(cfg['pipeline'], runner.cfg.train_dataloader.dataset))
             base.guard.install(base)
-        self.loader: Optional[DataLoader[Any]] = DataLoader(
+        is_mmseg = runner.cfg.get('default_scope') == 'mmseg'
+        batch = 1 if is_mmseg else runner.cfg.train_dataloader.get('batch_size', 1)
+        indices = list(range(runner.rank, len(dataset), runner.world_size))
+        batches = [indices[start : start + batch] for start in range(0, len(indices), batch)]
+        num_batches = len(range(0, len(dataset), batch * runner.world_size))  # of the first process
+        self.num_pictures = len(indices)
+        self.loader = DataLoader(
             dataset,
-            1 if runner.cfg.get('default_scope') == 'mmseg' else runner.cfg.train_dataloader.get('batch_size', 1),
-            sampler=DefaultSampler(dataset, shuffle=False, seed=0),
+            batch_sampler=batches + [[0]] * (num_batches - len(batches)),  # a further batch does not count
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             worker_init_fn=loader.worker_init_fn,
         )
 
+    def _give_up(self, runner: Runner, reason: str) -> None:
+        runner.logger.warning(f'--val-loss has no effect: {reason}')
+        self.loader = None
+
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
-        if metrics is None or getattr(self, 'loader', None) is None:
+        if metrics is None or self.loader is None:
             return
         sums: Counter[str] = Counter()
         try:
@@ -72,8 +87,7 @@ class ValLossHook(Hook):
         except TrainingStopped:
             raise
         except Exception as error:  # stops no training
-            runner.logger.warning(f'--val-loss has no effect: {sentence_of(error)}')
-            self.loader = None
+            self._give_up(runner, sentence_of(error))
             return
         totals: Counter[str] = Counter()
         for part in all_gather_object(sums):
@@ -95,7 +109,7 @@ class ValLossHook(Hook):
             TrainingStopped: for later losses of this process, in a run of several.
         """
         errors: list[str] = []
-        batches = iter(self.loader or ())
+        batches, left = iter(self.loader or ()), self.num_pictures
         with collect_error(errors):
             model = _model_of_losses(runner.model)
         for _ in range(len(self.loader or ())):
@@ -106,7 +120,9 @@ class ValLossHook(Hook):
                 with runner.optim_wrapper.optim_context(model):
                     losses = model(**data, mode='loss')
                 _, values = model.parse_losses(losses)
-                yield len(data['inputs']), {name: float(value) for name, value in values.items() if 'loss' in name}
+                pictures = min(len(data['inputs']), left)
+                left -= pictures
+                yield pictures, {name: float(value) for name, value in values.items() if 'loss' in name}
                 self.works = True
             except Exception as error:
                 errors.append(sentence_of(error))

@@ -14,6 +14,7 @@ from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.own_data import SIDE, detection, make_own_data, read_coco, segmentation
 from helpers.openmmlab.toy_training import call_in_ranks, differing, run_ranks
 from mmengine.config import ConfigDict
+from mmengine.dataset import BaseDataset
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.registry import DATASETS, HOOKS, MODELS
@@ -108,6 +109,37 @@ def test_the_mean_weighs_batches_by_their_pictures(tmp_path, ranks):
         cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='ValLossHook')], **more)
         assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log0').read_text()[-3000:]
         assert read_log(tmp_path).losses['val_loss'][0][1] == 7.5
+
+
+def test_each_picture_counts_once_in_processes_that_have_different_numbers(tmp_path):
+    """13 pictures in batches of 6: the second process has one batch, and loads another for the sake of the first."""
+    more = dict(model__type='Mean', train_dataloader__batch_size=6, val_dataloader__dataset__images=13)
+    cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='ValLossHook')], **more)
+    assert run_ranks(cfg, log=tmp_path / 'log') == [0, 0], (tmp_path / 'log0').read_text()[-3000:]
+    assert read_log(tmp_path).losses['val_loss'][0][1] == 6
+
+
+@DATASETS.register_module(force=True)
+class OwnPipeline(BaseDataset):
+    """A data set whose class has the pipeline, and the config none."""
+
+    def __init__(self):
+        self.pictures = toy_training.NoisyImages()
+        super().__init__(pipeline=[lambda item: self.pictures[item['number']]], serialize_data=False)
+
+    def load_data_list(self):
+        return [dict(number=number) for number in range(4)]
+
+
+def test_a_data_set_without_a_pipeline_in_its_config_gets_one_warning(tmp_path):
+    cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='ValLossHook'), dict(type='Draws')])
+    Draws.metrics = None
+    cfg.val_dataloader.dataset = dict(type='OwnPipeline')
+    runner = build_runner(cfg)
+    runner.train()
+    assert Draws.metrics == [{}]
+    log = Path(runner.logger.log_file).read_text()
+    assert log.count('--val-loss has no effect: val_dataloader.dataset has no pipeline in the config') == 1
 
 
 def test_a_model_without_losses_gets_one_warning(tmp_path):
