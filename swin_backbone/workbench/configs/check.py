@@ -15,7 +15,7 @@ from ...openmmlab.errors import ConfigError
 from .data_parts import dataset_configs
 
 CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
-SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')  # models with classes of several kinds
+SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head')  # models with classes of several kinds
 
 
 def check_classes(cfg: Config) -> None:
@@ -33,13 +33,20 @@ def compare_classes(cfg: Config, classes: Sequence[str], where: str) -> None:
         ConfigError: with the key, the value and the allowed values.
     """
     model = cfg.get('model') or {}
-    if not classes or any(name in model for name in SEVERAL_CLASSES):
+    if not classes or 'language_model' in model:
         return
+    heads = () if any(name in model for name in SEVERAL_CLASSES) else CLASS_HEADS
     for key, head in walk(model, 'model'):
         name = re.sub(r'(\.\d+)+$', '', key).rpartition('.')[2]  # without indices of lists
-        if name in CLASS_HEADS and isinstance(head, dict) and head.get('num_classes', len(classes)) != len(classes):
-            number = head['num_classes']
-            raise ConfigError(f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}')
+        is_solo = key == 'model.mask_head' and 'bbox_head' not in model  # elsewhere, unused masks do no harm
+        numbers = ['num_classes'] if name in heads or is_solo else ['num_things_classes', 'num_stuff_classes']
+        if not isinstance(head, dict) or not all(isinstance(head.get(number), int) for number in numbers):
+            continue
+        if sum(head[number] for number in numbers) != len(classes):
+            raise ConfigError(
+                f'{key}.{" + ".join(numbers)} takes {len(classes)}, the classes of {where}, got '
+                f'{" + ".join(str(head[number]) for number in numbers)}'
+            )
 
 
 def class_names(dataset: dict[str, Any]) -> Sequence[str]:
@@ -47,5 +54,6 @@ def class_names(dataset: dict[str, Any]) -> Sequence[str]:
     metainfo = dataset.get('metainfo')
     classes = metainfo.get('classes') if isinstance(metainfo, dict) else None
     if classes is None:
-        classes = getattr(DATASETS.get(dataset.get('type')), 'METAINFO', {}).get('classes')
+        kind = dataset.get('type')
+        classes = getattr(DATASETS.get(kind) if isinstance(kind, str) else kind, 'METAINFO', {}).get('classes')
     return classes if isinstance(classes, (list, tuple)) else ()

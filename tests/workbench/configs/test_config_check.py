@@ -1,17 +1,16 @@
 """Classes that do not fit the data are named by key, all legal settings pass, and names of configs have suggestions."""
 
 import pytest
-
-
-from helpers.openmmlab.jobs import load_config
 from helpers import ROOT
+from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import detection_of, make_own_data
+from mmengine.config import Config
 
-from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.configs.check import check_classes
 from swin_backbone.openmmlab import config_files
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
+from swin_backbone.workbench.configs.cfg_options import parse_options
+from swin_backbone.workbench.configs.check import check_classes, class_names, compare_classes
 
 DETECTOR = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTOR = 'swin_backbone::demo/swin-nano_upernet_shapes.py'
@@ -25,6 +24,40 @@ def test_a_number_of_classes_that_does_not_fit_is_named(record_fault, config, he
     with pytest.raises(ConfigError, match=rf'^model\.{head}\.num_classes takes {number}, the classes of .*, got 7$'):
         check_classes(cfg)
     record_fault('bad_commands')
+
+
+@pytest.mark.parametrize(
+    ('model', 'message'),
+    [
+        (dict(mask_head=dict(type='SOLOHead', num_classes=80)), r'model\.mask_head\.num_classes takes 2, .*, got 80$'),
+        (
+            dict(panoptic_head=dict(num_things_classes=80, num_stuff_classes=0), panoptic_fusion_head=dict()),
+            r'model\.panoptic_head\.num_things_classes \+ num_stuff_classes takes 2, .*, got 80 \+ 0$',
+        ),
+    ],
+    ids=['SOLO', 'Mask2Former'],
+)
+def test_the_classes_of_models_without_a_head_of_boxes(model, message):
+    with pytest.raises(ConfigError, match=message):
+        compare_classes(Config(dict(model=model)), ('nut', 'bolt'), 'train_dataloader.dataset')
+
+
+@pytest.mark.parametrize(
+    'model',
+    [
+        dict(mask_head=dict(num_classes=80), bbox_head=dict(num_classes=2)),  # YOLACT
+        dict(panoptic_head=dict(num_things_classes=1, num_stuff_classes=1), panoptic_fusion_head=dict()),
+        dict(panoptic_fusion_head=dict(), roi_head=dict(bbox_head=dict(num_classes=1))),  # of the things
+        dict(language_model=dict(), bbox_head=dict(num_classes=256)),
+    ],
+)
+def test_classes_that_a_model_may_have(model):
+    compare_classes(Config(dict(model=model)), ('nut', 'bolt'), 'train_dataloader.dataset')
+
+
+def test_a_data_set_named_by_its_class_has_the_classes_of_the_class():
+    nuts = type('Nuts', (), dict(METAINFO=dict(classes=('nut', 'bolt'))))
+    assert class_names(dict(type=nuts)) == ('nut', 'bolt')
 
 
 @pytest.mark.parametrize(('option', 'made'), [('model.roi_head.bbox_head.num_classes=7', 2),
