@@ -189,7 +189,7 @@ def shard(index, folder):
     from swin_backbone.workbench.tiles.finished import FinishedTiles
 
     finished = FinishedTiles(folder, dict(tile=512))
-    with finished.lock(f'{index}-of-{NUMBER}'):
+    with finished.lock(index, NUMBER):
         finished.begin(range(index, 10 * NUMBER, NUMBER), False, False)
         for tile in range(index, 10 * NUMBER, NUMBER):
             write_whole(finished.tile(tile), b'tile')
