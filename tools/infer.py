@@ -145,7 +145,8 @@ def make_predictor(args: argparse.Namespace) -> 'Predictor':
 
     if args.weights is None:
         return open_exported(args.config, options_of(args), args.batch)
-    return open_predictor(make_job(args), args.weights)
+    of_no_training = argparse.Namespace(**{**vars(args), 'batch': None})  # --batch is that of the predictions
+    return open_predictor(make_job(of_no_training), args.weights)
 
 
 def infer_tiles(args: argparse.Namespace) -> int:
