@@ -19,7 +19,7 @@ from ..replace import Reason
 
 Read = TypeVar('Read')
 Modules = dict[str, Any]  # inside a layer, by name
-PACKAGES = 'swin_backbone', 'torch'  # the forward of their classes depends on the module's state alone
+PACKAGES = 'swin_backbone', 'torch'  # the forward of a class of theirs depends on the module alone
 _recorded_methods: dict[Any, dict[str, Any]] = {}  # by class, by name
 
 
@@ -39,7 +39,7 @@ def is_changed(module: nn.Module) -> bool:
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     cls: Any = type(module)
     is_compiled = module._compiled_call_impl is not None  # by `module.compile()`
-    return bool(hooks) or is_compiled or hides_methods(module, cls) or is_patched(cls)
+    return bool(hooks) or is_compiled or shadows_methods(module, cls) or is_patched(cls)
 
 
 @constant_when_compiled
@@ -53,8 +53,8 @@ def is_patched(cls: Any) -> bool:
     return any(getattr(cls, name, None) is not method for name, method in _recorded_methods.get(cls, {}).items())
 
 
-def hides_methods(module: nn.Module, cls: Any) -> bool:
-    """Return whether an attribute of a module hides a method of the class that a call may run."""
+def shadows_methods(module: nn.Module, cls: Any) -> bool:
+    """Return whether an instance attribute shadows a method of the class that a call may run."""
     if torch.compiler.is_dynamo_compiling():  # traces neither `isdisjoint` nor a cache; `getattr` is a guard
         return any(getattr(module, name) is None or name in module.__dict__ for name in _methods_when_compiled(cls))
     return not module.__dict__.keys().isdisjoint(methods_of(cls))
@@ -67,7 +67,7 @@ def _methods_when_compiled(cls: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def methods_of(cls: Any) -> frozenset[str]:
-    """Return the names of the methods of a class that a call may run. An instance's attribute of the name hides one."""
+    """Return the names of the methods of a class that a call may run. An instance attribute of the name shadows one."""
     bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
     names = {name for base in bases for name, value in vars(base).items() if callable(value)}
     return frozenset({'_call_impl', 'forward', *(name for name in names if not name.startswith('__'))})
@@ -98,7 +98,7 @@ def read_modules(layer: nn.Module, types: Mapping[str, type[nn.Module]]) -> Unio
     return modules
 
 
-OF_ALL_MODULES = [*nn.Module().__dict__]  # attributes that `nn.Module.__init__` sets: the first ones of a module
+MODULE_ATTRIBUTES = [*nn.Module().__dict__]  # attributes that `nn.Module.__init__` sets: the first ones of a module
 HOOKS = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks'
 NAMED = '_parameters', '_buffers', '_modules', *HOOKS  # attributes of a module with names or numbers
 IMMUTABLE = int, float, str, tuple, type(None), torch.dtype, torch.device
@@ -111,7 +111,7 @@ _readings: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Any, Any]]] = Weak
 def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor) -> Read:
     """Return `read(module, x)`, cached until the module, the shape of `x` or autocast changes.
 
-    In a graph, with gradients and for a class of a user, which may depend on more than that, every call reads.
+    In a graph, with gradients, and for a class of a user, whose forward may depend on other state, every call reads.
 
     Args:
         read: depends on the module, the shape of `x` and autocast alone. The result may refer to the module's tensors,
@@ -122,8 +122,8 @@ def read_once(read: Callable[[Any, Tensor], Read], module: nn.Module, x: Tensor)
     if torch.is_grad_enabled():
         forget_readings(module)  # frees replaced tensors
         return read(module, x)
-    state, (known, results) = list_state(module), _readings.get(module, ((), {}))
-    if len(known) != len(state) or not all(map(is_, known, state)):
+    state, (old_state, results) = list_state(module), _readings.get(module, ((), {}))
+    if len(old_state) != len(state) or not all(map(is_, old_state, state)):
         results = {}
         if _has_complete_state(module):
             _readings[module] = state, results
@@ -142,7 +142,7 @@ def list_state(layer: nn.Module) -> list[Any]:
     A module has a class with methods, a mode, attributes, tensors, modules and hooks. The order of names is part of it.
     """
     state: list[Any] = []
-    modules, seen, classes, count = [layer], {layer}, dict[Any, bool](), len(OF_ALL_MODULES)
+    modules, seen, classes, count = [layer], {layer}, dict[Any, bool](), len(MODULE_ATTRIBUTES)
     for module in modules:  # the list grows in the loop
         cls, attributes = type(module), module.__dict__
         classes[cls] = True
@@ -170,10 +170,10 @@ def _has_complete_state(layer: nn.Module) -> bool:
     """Return whether `list_state` shows every change of a layer: no attribute changes in place, or is skipped."""
     if type(layer).__module__.partition('.')[0] not in PACKAGES:
         return False
-    count = len(OF_ALL_MODULES)
+    count = len(MODULE_ATTRIBUTES)
     for module in layer.modules():
         names, values = [*module.__dict__], [*module.__dict__.values()]
-        if names[:count] != OF_ALL_MODULES or not all(isinstance(value, IMMUTABLE) for value in values[count:]):
+        if names[:count] != MODULE_ATTRIBUTES or not all(isinstance(value, IMMUTABLE) for value in values[count:]):
             return False
     return True
 

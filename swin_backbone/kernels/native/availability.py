@@ -24,7 +24,7 @@ PRECISION = '_swin_backbone_precision'  # the attribute of a layer with the prec
 
 
 def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Optional[Reason]:
-    """Return why the library does not compute with tensors like `x`; None: it does.
+    """Return why the library does not take `x`; None: it does.
 
     The device, the dtype and the modes of torch decide.
 
@@ -35,7 +35,7 @@ def find_unsupported(x: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)
     if x.device.type != 'cpu':
         return f'The compiled library is for CPUs, not {x.device.type}.'
     if tracer not in (None, 'torch.compile', 'torch.export') or (tracer and _is_onnx_export()):
-        return f'The compiled library is no part of what {tracer} records.'
+        return f'{tracer} cannot record the compiled library.'
     is_autocast = torch.is_autocast_enabled('cpu') and x.is_floating_point()
     if x.dtype not in dtypes and not is_autocast:
         allowed = ', '.join(map(str, dtypes))
@@ -71,7 +71,7 @@ def _is_onnx_export() -> bool:
 def _find_unsupported_state(dtype: torch.dtype, needs_onednn: bool) -> Optional[Reason]:
     """Return why the library cannot run in the process or the thread; None: it can."""
     if needs_onednn and not torch.backends.mkldnn.enabled:
-        return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
+        return 'torch.backends.mkldnn is switched off, which switches the compiled library off too.'
     if is_library_disabled():
         return 'The compiled library is disabled in this thread, while torch recomputes a forward.'
     return find_unsupported_dtype(dtype)

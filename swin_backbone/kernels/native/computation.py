@@ -40,7 +40,7 @@ class Computation(Protocol):
         Args:
             shape: of the input.
             parameters: of the module.
-            make_weights: returns the computation's weights of the parameters.
+            make_weights: maps the parameters to the computation's weights.
 
         Raises:
             Unsupported: if the library does not take the shape or a weight.

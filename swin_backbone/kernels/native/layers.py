@@ -86,10 +86,10 @@ class BlockComputation(NamedTuple):
     the output.
 
     Attributes:
-        dtype: of linear layers in torch. The products here have the dtype `GEMM_DTYPES[dtype]`.
+        dtype: in which torch would compute linear layers. The library computes them in `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         saves: whether the forward saves more than the input for backward, see `saved_blocks.saves_activations`.
-        saved_bytes: memory for the saved activations. If they need more, none are saved. None: as much as needed.
+        saved_bytes: capacity for the saved activations. If they need more, none are saved. None: no limit.
     """
 
     settings: BlockSettings
@@ -173,7 +173,7 @@ class BlockComputation(NamedTuple):
         return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
 
     def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
-        """Return bytes for the saved activations of any groups of windows, which depend on the processor.
+        """Return bytes for the saved activations in the worst grouping of windows. The processor decides the groups.
 
         The activations of a group of more than 32 windows may not fit. The terms are those of `Saved` in
         csrc/block/block_group.h: 4 C + D elements of queries, keys, values, attended and hidden tokens, and C of
@@ -256,7 +256,7 @@ class ProjectionComputation(NamedTuple):
         is_merging: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
         eps: of the norm; None: no norm.
         post_norm: whether the norm is behind the projection.
-        dtype: of linear layers in torch. The products here have the dtype `GEMM_DTYPES[dtype]`.
+        dtype: in which torch would compute linear layers. The library computes them in `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         has_gradients: whether autograd records.
     """

@@ -24,7 +24,7 @@ from .library import DTYPES, GEMM_DTYPES, Library, load_library
 from .size_limits import find_unsupported_size
 
 Made = TypeVar('Made')
-# By role: a key, and what `make` returned, up to date if the key is unchanged; see `cached_while_unchanged`
+# {role: (key, what `make` returned)}, see `cached_while_unchanged`
 Cache = dict[str, tuple[Any, Any]]
 LINE = 64  # bytes of a cache line
 float32 = torch.float32
@@ -116,7 +116,7 @@ def checked_address(
         allows_gaps: whether the library takes any strides.
 
     Raises:
-        Unsupported: for another shape, dtype or memory.
+        Unsupported: if the shape, dtype or memory is not the required one.
     """
     if tensor is None:
         return None
@@ -141,7 +141,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
 
     Args:
         dtype: of the products, equal to autocast's dtype. Products of float16 are computed in float32.
-        unit: neighbouring columns of a panel.
+        unit: outputs that stay together, see swin_pack in csrc/swin.h.
     """
     dtype, weight_NK = GEMM_DTYPES[dtype], weight.detach().flatten(1).contiguous()
     (N, K), address = weight_NK.shape, checked_address('weight', weight_NK)
@@ -168,7 +168,7 @@ _caches_of_weights: WeakKeyDictionary[torch.UntypedStorage, dict[int, Cache]] = 
 
 
 def cache_of_weight(weight: Tensor) -> Cache:
-    """Return the tensors made from a weight and its neighbours. They are freed with the memory of the weight."""
+    """Return the tensors made from a weight and others of its block. They are freed with the memory of the weight."""
     return _caches_of_weights.setdefault(weight.untyped_storage(), {}).setdefault(int(weight.storage_offset()), {})
 
 
@@ -181,7 +181,7 @@ def cache_of(module: nn.Module) -> Cache:
 
 
 def free_if_elsewhere(module: nn.Module, x: Tensor) -> None:
-    """Free the tensors made from a module's weights, if the map `x` is on another device, and so are the weights."""
+    """Free the tensors made from a module's weights, if the map `x` is not on the CPU."""
     if x.device.type != 'cpu' and not torch.compiler.is_compiling():
         forget_readings(module)  # they refer to the cache
         _caches.pop(module, None)
@@ -206,7 +206,7 @@ def cached_while_unchanged(
     cache: Cache,
     role: str = 'packed',
 ) -> Made:
-    """Return `make()`, from the cache if the settings and all elements of the weights are unchanged.
+    """Return the cached result of `make()`, or a new one if a setting or an element of a weight has changed.
 
     A tensor's version misses fused optimizers, `.data` and numpy. Therefore every call computes a checksum of the
     weights, in less than a seventh of the time of packing. `make` checks what it reads: a hit needs no check.

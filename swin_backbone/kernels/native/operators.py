@@ -40,7 +40,7 @@ class Schema(NamedTuple):
     def read_arguments(
         self, x: Tensor, arguments: Sequence[Any], find_cache: FindCache = lambda _: {}
     ) -> tuple[Computation, Weights, dict[str, Any]]:
-        """Return the computation, the weights and the arguments of the call, of the arguments after the input."""
+        """Return the computation, the weights and the arguments of the call: the arguments after the input, split."""
         count, first_setting = len(self.weights), len(self.weights) + len(self.call)
         weights, call = arguments[:count], dict(zip(self.call, arguments[count:]))
         return self.make(x.shape, find_cache, weights, *arguments[first_setting:]), weights, call

@@ -184,7 +184,7 @@ def _differentiate_torch(
     """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views exclude the path of a weight through the input, where two layers share the weight.
+        # Gradients are for views: `x` may depend on a weight too, where two layers share it.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
         y = _outside_vmap(function, *views) if is_batched(grad) else function(*views)
         y = y.view(grad.shape)  # some layers return tokens without the shape of the map

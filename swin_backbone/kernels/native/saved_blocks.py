@@ -11,13 +11,13 @@ import torch
 from ...compat import constant_when_compiled
 from .library import GEMM_DTYPES, load_library
 
-# Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX: 330
+# FLOPs of a core per byte of memory traffic. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX: 330
 # GFLOP/s of float32 and 610 of bfloat16, and 4 GB/s.
 AMX = {torch.float32: 80, torch.bfloat16: 170}
 VECTORS = {torch.float32: 20, torch.bfloat16: 40}
 RECOMPUTED = 16  # operations for a token, times C squared: qkv, proj, fc1
 SAVED = 9  # numbers for a token, times C: qkv, attended tokens, tokens after attention, hidden tokens
-# The part of all blocks' activations that fits in half the memory of mmdet's Swin, beside the inputs of the blocks.
+# Share of all blocks' activations that fits in half the memory of mmdet's Swin, beside the inputs of the blocks.
 # Measured at 512x512 in float32: 0.58 of Swin-T's activations take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
 FITS_IN_HALF = 0.65
 Stages = tuple[tuple[int, int], ...]  # channels and blocks of each stage
@@ -48,7 +48,7 @@ def choose_saved_blocks(dtype: torch.dtype, stages: Stages = SWIN_T_STAGES) -> S
     """Return the blocks that save activations in training, by the processor and by memory.
 
     Saving writes and reads 9 C numbers for a token. Computing again takes 16 C^2 operations. The faster choice is
-    taken, within half the memory of mmdet's Swin. The widest blocks are first, with the largest gain of time for a
+    taken, within half the memory of mmdet's Swin. The widest blocks are first: they save the most time per
     byte. In numbers of 2 bytes, the activations of all blocks fit in half the memory.
 
     Args:

@@ -1,4 +1,4 @@
-"""The sizes that csrc/swin.h allows, in one table. A row is what a number is, the number, and the allowed numbers.
+"""The sizes that csrc/swin.h allows, in one table. A row is (description, value, allowed values).
 
 A test compares the table with the library's errors. The memory of a process is no limit here.
 

@@ -16,18 +16,21 @@ from ...positions import log_spaced_coordinates, relative_position_bias
 from ...sizes import Size
 from ..native.layers import BlockWeights
 
-ATTENTION = 'attn.w_msa.'
+ATTENTION_PREFIX = 'attn.w_msa.'
 # Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
-LINEARS, NORMS = (f'{ATTENTION}qkv', f'{ATTENTION}proj', 'ffn.layers.0.0', 'ffn.layers.1'), ('norm1', 'norm2', 'norm3')
+LINEARS, NORMS = (
+    (f'{ATTENTION_PREFIX}qkv', f'{ATTENTION_PREFIX}proj', 'ffn.layers.0.0', 'ffn.layers.1'),
+    ('norm1', 'norm2', 'norm3'),
+)
 NAMES = [
     *(f'{name}.{leaf}' for leaf in ('weight', 'bias') for name in LINEARS),
     *(f'{name}.{leaf}' for name in NORMS for leaf in ('weight', 'bias')),
 ]
 FIELDS = dict(zip(BlockWeights._fields, NAMES))
-BIAS_TABLE, LOGIT_SCALE = f'{ATTENTION}relative_position_bias_table', f'{ATTENTION}logit_scale'
-CPB = [f'{ATTENTION}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
-COORDINATES = f'{ATTENTION}relative_coords_table'  # of V2 in other packages
-QKV_BIASES = [f'{ATTENTION}{name}' for name in ('q_bias', 'v_bias')]
+BIAS_TABLE, LOGIT_SCALE = f'{ATTENTION_PREFIX}relative_position_bias_table', f'{ATTENTION_PREFIX}logit_scale'
+CPB = [f'{ATTENTION_PREFIX}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
+COORDINATES = f'{ATTENTION_PREFIX}relative_coords_table'  # of V2 in other packages
+QKV_BIASES = [f'{ATTENTION_PREFIX}{name}' for name in ('q_bias', 'v_bias')]
 
 
 def make_block_weights(w: Mapping[str, Any], window_size: Size, bias_window: Size) -> BlockWeights:
@@ -64,7 +67,7 @@ def _continuous_table(w: Mapping[str, Any], coordinates: Tensor) -> Tensor:
 
 def _qkv_bias(w: Mapping[str, Any]) -> Optional[Tensor]:
     """Return the bias (3C,) of query, key and value of Swin V2. The bias of the key is 0."""
-    bias_3C, (q_bias, v_bias) = w.get(f'{ATTENTION}qkv.bias'), (w.get(name) for name in QKV_BIASES)
+    bias_3C, (q_bias, v_bias) = w.get(f'{ATTENTION_PREFIX}qkv.bias'), (w.get(name) for name in QKV_BIASES)
     if bias_3C is not None:
         kept = bias_3C.new_tensor([[1.0], [0.0], [1.0]])
         return (bias_3C.unflatten(0, (3, -1)) * kept).flatten()

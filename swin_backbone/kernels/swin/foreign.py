@@ -18,7 +18,7 @@ from ...checkpoints.formats import Format, columns_to_channels, to_canonical
 from ...modes import linear_dtype, needs_torch_op
 from ...replace import Reason
 from ...sizes import Size
-from ..changes import Modules, hides_methods, is_patched, read_modules
+from ..changes import Modules, is_patched, read_modules, shadows_methods
 from ..native.availability import dtype_and_gradients, find_unsupported
 from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation
 from ..native.memory import Unsupported, cache_of, free_if_elsewhere
@@ -32,7 +32,7 @@ from .swin_layers import PROJECTION_NORM, norm_layer
 
 ACCELERATED = '_swin_backbone_record'  # the attribute of an accelerated layer
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
-# Compared at each call: of an activation, of mmcv's FFN, and of attention of transformers
+# Attributes that are compared at each call: of activations, mmcv's FFN and transformers' attention
 COMPARED_SETTINGS = 'approximate', 'add_identity', 'scaling'
 RATES = 'attn_drop_prob', 'attention_dropout', 'dropout'  # of attention layers
 MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'input_dimensions'])
@@ -81,7 +81,7 @@ def find_unsupported_call(layer: Any, x: Any) -> Optional[Reason]:
     modules = reason or read_modules(layer, foreign.types)
     if isinstance(modules, str):
         return modules
-    if hides_methods(layer, cls) or is_patched(getattr(cls, BASE_ATTRIBUTE, cls)):
+    if shadows_methods(layer, cls) or is_patched(getattr(cls, BASE_ATTRIBUTE, cls)):
         return 'A method of the layer has changed.'
     if _settings(modules) != foreign.settings:
         return f'One of {", ".join(COMPARED_SETTINGS)} has changed.'

@@ -62,7 +62,7 @@ def _smallest_shape(layer: Any, size: Optional[Size]) -> tuple[int, ...]:
 
 
 def norm_values(norm: Optional[nn.Module]) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
-    """Return weight, bias and eps of a norm; three times None for `nn.Identity` and None."""
+    """Return weight, bias and eps of a norm; (None, None, None) for `nn.Identity` and None."""
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
 
 

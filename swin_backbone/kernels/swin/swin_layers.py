@@ -31,7 +31,7 @@ from ..native.memory import Unsupported, cache_of, describe_unsupported
 from ..native.plans import NativeLayer, NativePlan, plan_layer, plan_module
 from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
 from .block_weights import (
-    ATTENTION,
+    ATTENTION_PREFIX,
     BIAS_TABLE,
     CPB,
     LINEARS,
@@ -49,15 +49,19 @@ NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB,
 # Types of the modules inside a block, by name.
 TYPES_V1 = {
     **dict.fromkeys(NORMS[:2], nn.LayerNorm),
-    **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION}proj_drop': nn.Dropout},
+    **{'attn': ShiftedWindowAttention, 'attn.w_msa': WindowAttention, f'{ATTENTION_PREFIX}proj_drop': nn.Dropout},
     **dict.fromkeys(LINEARS, nn.Linear),
     **{'ffn': nn.Sequential, 'ffn.layers': nn.Sequential, 'ffn.layers.0': nn.Sequential, 'ffn.layers.0.1': nn.GELU},
     **{'ffn.layers.0.2': nn.Dropout, 'ffn.layers.2': nn.Dropout, 'drop_path': DropPath},
 }
 TYPES_V2 = {
     **TYPES_V1,
-    **{'attn.w_msa': WindowAttentionV2, f'{ATTENTION}cpb_mlp': nn.Sequential, f'{ATTENTION}cpb_mlp.1': nn.ReLU},
-    **dict.fromkeys([f'{ATTENTION}cpb_mlp.0', f'{ATTENTION}cpb_mlp.2'], nn.Linear),
+    **{
+        'attn.w_msa': WindowAttentionV2,
+        f'{ATTENTION_PREFIX}cpb_mlp': nn.Sequential,
+        f'{ATTENTION_PREFIX}cpb_mlp.1': nn.ReLU,
+    },
+    **dict.fromkeys([f'{ATTENTION_PREFIX}cpb_mlp.0', f'{ATTENTION_PREFIX}cpb_mlp.2'], nn.Linear),
 }
 TYPES_V2_NORM3 = {**TYPES_V2, 'norm3': nn.LayerNorm}
 PROJECTION_NORM = ['norm.weight', 'norm.bias']
@@ -108,7 +112,7 @@ def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Un
     tensors: dict[str, Any] = {}
     for name, owner, attribute in NAMES_V2 if is_v2 else NAMES_V1:
         module = modules.get(owner)
-        parameters = {} if module is None else module._parameters  # a lookup here takes a fifth of the time of getattr
+        parameters = {} if module is None else module._parameters  # five times faster than getattr
         tensors[name] = parameters[attribute] if attribute in parameters else getattr(module, attribute, None)
     required = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], BIAS_TABLE)
     if any(tensors[name] is None or not tensors[name].dim() for name in required):
@@ -204,7 +208,7 @@ class StagePlan(NamedTuple):
 def _make_weights(
     names: Sequence[str], shapes: Sequence[tuple[int, ...]], window_pair: tuple[Size, Size], *tensors: Any
 ) -> BlockWeights:
-    """Return the library's weights from the tensors of a block; or raise `Unsupported`: `.data` may be anything.
+    """Return the library's weights from the tensors of a block. Raises `Unsupported`: a user may have replaced `.data`.
 
     Args:
         shapes: of the tensors that are not weights of the library themselves.

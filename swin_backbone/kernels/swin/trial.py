@@ -65,8 +65,8 @@ def _compare(module: Any, foreign: ForeignLayer) -> tuple[float, Optional[str]]:
     is_tensor = [isinstance(tensor, Tensor) for tensor in outputs]
     if structure != our_structure or is_tensor != [isinstance(tensor, Tensor) for tensor in our_outputs]:
         return 0.0, f'The output is {our_structure}, and the original returns {structure}.'
-    # A difference is relative to the largest number of its tensor, but at least to a tenth of the largest gradient:
-    # the true gradient of a key's bias is 0.
+    # Differences are divided by the largest number of their tensor, those of gradients at least by a tenth of the
+    # largest gradient: the true gradient of a key's bias is 0.
     least = max(float(gradient.abs().max()) for gradient in gradients) / 10
     difference = max(_relative(a, b) for a, b, is_compared in zip(our_outputs, outputs, is_tensor) if is_compared)
     gradient_difference = max(_relative(a, b, least) for a, b in zip(our_gradients, gradients))
