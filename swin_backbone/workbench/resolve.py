@@ -111,6 +111,8 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     cfg: Config = copy.deepcopy(config)
     datasets, changes = BuiltDatasets(cfg), list[str]()
     if data is not None or has_settings(options):
+        if not dataset_configs(cfg, 'train'):
+            raise ConfigError('the config has no data set in train_dataloader')
         set_training(cfg, options)
         plan: Optional[EpochPlan] = None
         processes, reads_data = world_size(options.launcher), options.epochs is not None or options.balance

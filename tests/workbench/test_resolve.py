@@ -22,6 +22,7 @@ from swin_backbone.options import Options
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import EpochPlan
 from swin_backbone.workbench.data.prepare.prepare import prepare
+from swin_backbone.workbench.resolve import combine, resolve_training
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASK2FORMER = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
@@ -53,6 +54,15 @@ def test_a_config_is_resolved_once_and_for_all(own, name):
     assert resolve(config, swapping, data).to_dict() == resolved.to_dict()
     assert resolve(resolved).to_dict() == resolved.to_dict()
     assert resolve(resolved, options, data).to_dict() == resolved.to_dict()
+
+
+@pytest.mark.parametrize('with_data', [True, False])
+def test_settings_of_a_training_need_one(own, with_data):
+    config = read_config(DETECTION)
+    config.pop('train_dataloader')
+    data, options = data_for(config, own) if with_data else None, Options(epochs=None if with_data else 2)
+    with pytest.raises(ConfigError, match='the config has no data set in train_dataloader'):
+        resolve_training(combine(config, options, data), options, data)
 
 
 def test_no_file_is_read_and_none_written(own, tmp_path, monkeypatch):
