@@ -41,6 +41,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    from swin_backbone.workbench.configs.data_parts import tested_dataset
     from swin_backbone.workbench.data import media
     from swin_backbone.workbench.export.picture import load_bands, load_settings
     from swin_backbone.workbench.export.verify import outcome
@@ -52,7 +53,7 @@ def main() -> None:
         if args.pictures and not media_files:
             raise ValueError(f'--pictures takes pictures, got videos alone: {", ".join(args.pictures)}')
         job = make_job(args)
-        load = load_settings(job.cfg.test_dataloader.dataset.pipeline)
+        load = load_settings(tested_dataset(job.cfg).pipeline)
         pictures = [load_bands(str(medium.path), load) for medium in media_files]
         manifest = export(
             job,

@@ -60,6 +60,7 @@ def take_any_origin(
     for name in keys:
         del state_dict[name]
     state_dict.update({prefix + key: value for key, value in fitted.items()})
+    targets = module.state_dict() if report.other_shapes else {}
     for name, shape in report.other_shapes.items():
-        expected = tuple(module.state_dict()[name].shape)
+        expected = tuple(targets[name].shape)
         errors.append(f'size mismatch for {prefix}{name}: {shape} in the checkpoint, {expected} in the model')

@@ -7,6 +7,8 @@ import pytest
 from helpers.in_process import ROOT, error_of, run_well
 from helpers.openmmlab.own_data import DETECTION, SEGMENTATION, detection, segmentation
 
+from swin_backbone.openmmlab.config_files import read_config
+
 CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any existing file
 
 
@@ -46,6 +48,16 @@ def test_an_export_takes_no_videos(record_fault, tmp_path):
     command = 'tools/export.py', SEGMENTATION, CHECKPOINT, '--out-dir', tmp_path / 'out', '--pictures'
     assert '--pictures takes pictures, got videos alone' in error_of(*command, tmp_path / 'clip.mp4')
     record_fault('bad_commands')
+
+
+def test_an_export_of_a_test_of_several_data_sets_reads_pictures(tmp_path):
+    """By the pipeline of the first. Then the missing checkpoint is an error."""
+    cfg = read_config(SEGMENTATION)
+    cfg.test_dataloader.dataset = dict(type='ConcatDataset', datasets=[cfg.test_dataloader.dataset])
+    cfg.dump(tmp_path / 'several.py')
+    picture = ROOT / 'docs' / 'images' / 'predictions.jpg'
+    command = 'tools/export.py', tmp_path / 'several.py', tmp_path / 'absent.pth', '--out-dir', tmp_path / 'out'
+    assert 'absent.pth' in error_of(*command, '--pictures', picture)
 
 
 def test_spaces_reach_the_config(own, tmp_path):
