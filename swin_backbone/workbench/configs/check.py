@@ -1,6 +1,7 @@
 """Compare the classes of a model with the classes of its data.
 
-A training with a wrong number of classes can run without an error. The toolboxes report other wrong settings themselves.
+A training with a wrong number of classes can run without an error. The toolboxes report other wrong settings
+themselves.
 """
 
 import re

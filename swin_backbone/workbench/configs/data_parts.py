@@ -10,7 +10,7 @@ from ...openmmlab.config_parts import walk
 
 
 def dataset_configs(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return keys and configs of the data sets of 'train', 'val' or 'test', or an empty list for a config without the phase.
+    """Return keys and configs of the data sets of 'train', 'val' or 'test'; an empty list without the phase's loader.
 
     Raises:
         ValueError: if a key has no data set, naming the key.
@@ -59,7 +59,10 @@ def iter_metric_configs(node: Any, where: str) -> Iterator[tuple[str, dict[str, 
 
 
 def describe_tested_data(cfg: Config) -> str:
-    """Return which data a config tests on, in words. Scores on the validation set, which chose the checkpoint, are optimistic."""
+    """Return which data a config tests on, in words.
+
+    Scores on the validation set, which chose the checkpoint, are optimistic.
+    """
     test, val, train = (list(_places(cfg, phase)) for phase in ('test', 'val', 'train'))
     name = 'validation' if test == val else 'training' if test == train else 'test'
     return f'the {name} set, {", ".join(test)}'

@@ -7,8 +7,8 @@ from typing import Any, Optional
 from mmengine.config import Config
 from mmengine.fileio import load
 
-from ...openmmlab.errors import ConfigError
 from ...openmmlab.config_files import PACKAGE, TOOLBOXES, configs_of, similar
+from ...openmmlab.errors import ConfigError
 
 
 def set_load_from(cfg: Config, checkpoint: Optional[str]) -> None:
@@ -45,8 +45,7 @@ def find_weights(weights: str) -> str:
     near = similar(weights, names)
     raise ConfigError(
         f'--weights takes a file, an address or the name of a model with published weights, got {weights!r}, '
-        'which is none of them'
-        + (f'; did you mean {", ".join(near)}?' if near else '')
+        'which is none of them' + (f'; did you mean {", ".join(near)}?' if near else '')
     )
 
 

@@ -1,4 +1,4 @@
-"""--epochs, --batch, --shape, --lr, --patience, --seed and --workers, and all settings of a config that depend on these."""
+"""--epochs, --batch, --shape, --lr, --patience, --seed, --workers, and settings of a config that depend on these."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ...openmmlab.config_parts import type_name, parts_of, walk
+from ...openmmlab.config_parts import parts_of, type_name, walk
 from ...openmmlab.errors import ConfigError
 from ...options import TRAINING_OPTIONS, Options
 from .cfg_options import setting_of
@@ -43,7 +43,9 @@ def require_no_second_values(options: Options) -> None:
     for name, keys in SAME_AS.items():
         twice = [key for key in options.cfg_options or () if key.removeprefix('+') in keys]
         if twice and getattr(options, name) is not None:
-            raise ConfigError(f'--{name.replace("_", "-")} and --cfg-options {twice[0]} are one setting: leave out one of them')
+            raise ConfigError(
+                f'--{name.replace("_", "-")} and --cfg-options {twice[0]} are one setting: leave out one of them'
+            )
 
 
 def apply_settings(cfg: Config, options: Options) -> None:
@@ -105,7 +107,7 @@ def _set_patience(cfg: Config, validations: int) -> None:
 
 
 def _main_metric(cfg: Config) -> dict[str, str]:
-    """Return `monitor`, the metric of save_best, with its `rule` if there is one; or the main metric of an evaluator."""
+    """Return `monitor`: the metric of save_best, with its `rule` if there is one, or an evaluator's main metric."""
     checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     best, rule = (
         value[0] if isinstance(value, (list, tuple)) and value else value

@@ -4,9 +4,8 @@ import pytest
 from helpers import ROOT
 from mmengine.config import Config, DictAction
 
-from swin_backbone.workbench.configs.cfg_options import apply_options, parse_options, setting_of
 from swin_backbone.openmmlab.config_files import read_config
-
+from swin_backbone.workbench.configs.cfg_options import apply_options, parse_options, setting_of
 
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_own.py'
 

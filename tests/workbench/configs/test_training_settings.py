@@ -9,16 +9,15 @@ from mmengine.optim import LinearLR
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn, optim
 
-
-from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.swap.backbone import swap_backbone
 from swin_backbone.options import Options
+from swin_backbone.workbench.configs.cfg_options import setting_of
 from swin_backbone.workbench.configs.training_settings import (
     apply_settings,
-    scale_schedule,
     lr_line,
+    scale_schedule,
 )
-from swin_backbone.openmmlab.swap.backbone import swap_backbone
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 YOLOX = 'mmdet::yolox/yolox_tiny_8xb8-300e_coco.py'
