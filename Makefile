@@ -66,7 +66,7 @@ extra_stamps = $(addprefix $(STAMP)-,$(subst $(comma), ,$(1)))
 install: $(STAMP) $(call extra_stamps,$(EXTRAS))
 
 # What the core needs beside torch, what compiles the library, and what tests
-CORE := numpy safetensors filelock setuptools ninja pytest pytest-xdist hypothesis
+CORE := numpy safetensors filelock 'setuptools>=70.1' ninja pytest pytest-xdist hypothesis
 ifneq ($(filter core wheel,$(ENV)),)
 $(STAMP): FORCE
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
