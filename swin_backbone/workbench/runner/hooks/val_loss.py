@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any, Optional
 
 import torch
@@ -11,7 +11,7 @@ from mmengine.dist import all_gather_object
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
-from torch import nn
+from torch import distributed, nn
 from torch.utils.data import DataLoader
 
 from ....openmmlab.config_parts import parts_of, type_name, walk
@@ -37,10 +37,12 @@ class ValLossHook(Hook):
     because its pictures keep their shapes. A model that cannot compute the losses gets one warning, and no losses, as
     does a data set whose config has no pipeline.
 
-    In a run of several processes, an error in the losses of one process ends the training, if they worked before.
+    In a run of several processes, an error of one ends the losses of all. A process that another one waits for longer
+    than `wait`, as in a loss where processes share a number, ends the training.
     """
 
-    works = False  # the losses of a batch are computed
+    wait = timedelta(minutes=10)
+    group: Any = None  # of all processes, for their errors; None in a run of one
     loader: Optional[DataLoader[Any]] = None
     num_pictures = 0  # of this process
     priority = 'HIGHEST'  # before the hooks that take metrics, and before EMAHook, which takes the averages away
@@ -63,6 +65,8 @@ class ValLossHook(Hook):
         batches = [indices[start : start + batch] for start in range(0, len(indices), batch)]
         num_batches = len(range(0, len(dataset), batch * runner.world_size))  # of the first process
         self.num_pictures = len(indices)
+        if runner.world_size > 1:  # a group of its own, because a loss may wait in the group of the training
+            self.group = distributed.new_group(backend='gloo', timeout=self.wait)
         self.loader = DataLoader(
             dataset,
             batch_sampler=batches + [[0]] * (num_batches - len(batches)),  # a further batch does not count
@@ -78,12 +82,10 @@ class ValLossHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, float]] = None) -> None:
         if metrics is None or self.loader is None:
             return
-        sums: Counter[str] = Counter()
         try:
             with preserve_rng_state(), torch.no_grad():
                 seed_rng(runner.seed, LOSS, runner.rank)
-                for pictures, losses in self._losses(runner):
-                    sums.update({NUM_PICTURES: pictures, **{name: loss * pictures for name, loss in losses.items()}})
+                sums = self._sums_of_losses(runner)
         except TrainingStopped:
             raise
         except Exception as error:  # stops no training
@@ -98,40 +100,45 @@ class ValLossHook(Hook):
             metrics[name] = value
             runner.message_hub.log_scalars.pop(f'val/{name}', None)  # mmengine would log a mean with earlier values
 
-    def _losses(self, runner: Runner) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the number of pictures and the losses of each batch, of which all processes have as many.
+    def _sums_of_losses(self, runner: Runner) -> Counter[str]:
+        """Return the number of pictures of this process, and the sum of each loss over them.
 
         Processes may wait for each other in the losses, as detectors that share a number of objects do. So they begin a
-        batch together, after each has loaded it.
+        batch together, after each has loaded it, and all have as many.
 
         Raises:
-            ValueError: in all processes, if one cannot load a batch, or the first losses cannot be computed.
-            TrainingStopped: for later losses of this process, in a run of several.
+            ValueError: in all processes, if one cannot load a batch or compute its losses.
+            TrainingStopped: if another process does not come to the next batch.
         """
         errors: list[str] = []
+        sums: Counter[str] = Counter()
         batches, left = iter(self.loader or ()), self.num_pictures
         with collect_error(errors):
             model = _model_of_losses(runner.model)
         for _ in range(len(self.loader or ())):
             with collect_error(errors):
                 data = model.data_preprocessor(next(batches), True)
-            raise_together(errors)
-            try:
+            self._agree(runner, errors)
+            with collect_error(errors):
                 with runner.optim_wrapper.optim_context(model):
                     losses = model(**data, mode='loss')
                 _, values = model.parse_losses(losses)
                 pictures = min(len(data['inputs']), left)
                 left -= pictures
-                yield pictures, {name: float(value) for name, value in values.items() if 'loss' in name}
-                self.works = True
-            except Exception as error:
-                errors.append(sentence_of(error))
-                if self.works and runner.world_size > 1:  # others may wait for this process
-                    raise TrainingStopped(
-                        f'rank {runner.rank} stops, because it cannot compute --val-loss ({errors[0]}); --resume '
-                        'goes on from the last checkpoint'
-                    ) from error
-        raise_together(errors)
+                means = {name: float(value) for name, value in values.items() if 'loss' in name}
+                sums.update({NUM_PICTURES: pictures, **{name: mean * pictures for name, mean in means.items()}})
+        self._agree(runner, errors)
+        return sums
+
+    def _agree(self, runner: Runner, errors: list[str]) -> None:
+        try:
+            raise_together(errors, self.group)
+        except RuntimeError as error:  # of torch.distributed
+            reason = f'it cannot compute --val-loss ({errors[0]}), and ' if errors else 'in --val-loss '
+            raise TrainingStopped(
+                f'rank {runner.rank} stops, because {reason}another process has ended or waits for it; --resume goes '
+                'on from the last checkpoint'
+            ) from error
 
 
 def _model_of_losses(model: Any) -> Any:

@@ -172,9 +172,13 @@ def collect_error(errors: list[str]) -> Iterator[None]:
         errors.append(sentence_of(error))
 
 
-def raise_together(errors: list[str]) -> None:
-    """Raise ValueError in all processes of a run if one of them has errors. All processes call this function."""
-    found = [sentence for part in all_gather_object(errors) for sentence in part]
+def raise_together(errors: list[str], group: Any = None) -> None:
+    """Raise ValueError in all processes of a run if one of them has errors. All processes call this function.
+
+    Args:
+        group: of `torch.distributed`; None for that of the run.
+    """
+    found = [sentence for part in all_gather_object(errors, group) for sentence in part]
     if found:
         raise ValueError(found[0])
 

@@ -4,6 +4,7 @@ import copy
 import random
 import signal
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +161,7 @@ def test_a_model_without_losses_gets_one_warning(tmp_path):
 
 def test_an_error_of_another_process_ends_the_losses_here_too(tmp_path, monkeypatch):
     """A process that goes on alone would wait for the others."""
-    monkeypatch.setattr(validation, 'all_gather_object', lambda errors: [errors, ['no memory']])
+    monkeypatch.setattr(validation, 'all_gather_object', lambda errors, group=None: [errors, ['no memory']])
     runner, metrics = run(tmp_path, 'ValLossHook')
     assert metrics == [{}, {}]
     assert Path(runner.logger.log_file).read_text().count('--val-loss has no effect: no memory') == 1
@@ -186,11 +187,12 @@ class Shares(toy_training.Toy):
 
     Args:
         fails_at: number of the validation's batch whose loss is an error in the second process, counted from 1.
+        in_validation: the processes share a number there too.
     """
 
-    def __init__(self, fails_at=-1):
+    def __init__(self, fails_at=-1, in_validation=True):
         super().__init__()
-        self.fails_at, self.batches = fails_at, 0
+        self.fails_at, self.in_validation, self.batches = fails_at, in_validation, 0
 
     def forward(self, inputs, data_samples=None, mode='tensor'):
         losses = super().forward(inputs, data_samples, mode)
@@ -199,22 +201,25 @@ class Shares(toy_training.Toy):
             if self.batches == self.fails_at and torch.distributed.get_rank() == 1:
                 raise RuntimeError('no memory')
             number = torch.ones(())
-            torch.distributed.all_reduce(number)
+            if torch.is_grad_enabled() or self.in_validation:
+                torch.distributed.all_reduce(number)
             losses['loss_a'] = losses['loss_a'] / number
         return losses
 
 
 @HOOKS.register_module(force=True)
-class Limit(Hook):
-    """End a process that waits."""
+class Limit(ValLossHook):
+    """Compute the losses, and end a process that waits without an end."""
+
+    wait = timedelta(seconds=10)
 
     def before_train(self, runner):
         signal.alarm(60)
+        super().before_train(runner)
 
 
 def train_ranks(tmp_path, dataset='NoisyImages', **model):
-    hooks = [dict(type='ValLossHook'), dict(type='Limit')]
-    cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=hooks)
+    cfg = toy_training.config(tmp_path, epochs=1, val=1, hooks=[dict(type='Limit')])
     cfg.model = dict(type='Shares', **model)
     cfg.val_dataloader = dict(cfg.val_dataloader, dataset=dict(type=dataset))
     cfg.launcher = 'pytorch'
@@ -228,10 +233,18 @@ def test_a_wrong_file_of_a_process_stops_no_other_in_a_loss_that_they_share(tmp_
     assert log.count('val_dataloader.dataset: label_5.png is truncated') == 1
 
 
-def test_a_later_error_of_a_process_in_a_loss_that_they_share_ends_the_training(tmp_path):
-    codes, _, other = train_ranks(tmp_path, fails_at=3)
-    assert codes == [1, 1]  # of the second, and of the first, which has lost it
-    assert 'rank 1 stops, because it cannot compute --val-loss (model: RuntimeError: no memory); --resume goes' in other
+def test_an_error_of_a_process_in_a_loss_that_they_share_ends_the_training(tmp_path):
+    codes, log, other = train_ranks(tmp_path, fails_at=1)
+    assert codes == [1, 1], log[-3000:]
+    reason = 'it cannot compute --val-loss (model: RuntimeError: no memory), and another process has ended or waits'
+    assert f'rank 1 stops, because {reason} for it; --resume goes' in other
+    assert 'rank 0 stops, because it cannot compute --val-loss (' in log
+
+
+def test_an_error_of_a_process_in_a_loss_of_its_own_ends_the_losses_of_all(tmp_path):
+    codes, log, other = train_ranks(tmp_path, fails_at=3, in_validation=False)
+    assert codes == [0, 0], other[-3000:]
+    assert log.count('--val-loss has no effect: model: RuntimeError: no memory') == 1
 
 
 def own_training(tmp_path, kind):
