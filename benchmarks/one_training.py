@@ -73,7 +73,7 @@ def run_in_process(spec: Spec) -> list[float]:
     """
     torch.set_num_threads(spec.threads)
     cfg = _config(spec)
-    runner = build.build_runner(cfg)
+    runner = build.build_runner(cfg, Options())
     model = runner.model
     if spec.swin == 'theirs':
         restore_swin(model)  # the layers behind stay as ours: rounding of them is no difference of the Swins

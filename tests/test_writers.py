@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -85,10 +86,9 @@ class Others:
 
 
 def train_or_report(index, folder, others):
-    from swin_backbone.workbench.runner.safe_runner import training_lock
-
+    report = partial(folder_lock, folder, 'reports in')
     try:
-        with training_lock(str(folder)), folder_lock(folder, 'reports in'), folder_lock(folder, 'reports in'):
+        with folder_lock(folder, 'trains in', 'training'), report(), report():
             others.wait(NUMBER - 1)
             return 'done'
     except (TrainingStopped, FolderInUse) as error:

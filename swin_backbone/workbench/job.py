@@ -6,26 +6,24 @@ changes copies of its config.
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.hooks import Hook
 from mmengine.utils import import_modules_from_strings
 
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.layers.extension import AccelerateHook
 from ..options import Options, refuse_options
-from .compile import compile_model
+from ..outputs import folder_lock
 from .configs.amp import enable_amp_of_test
 from .configs.data_parts import describe_tested_data, require_data
 from .configs.published import find_weights, set_load_from
 from .configs.training_settings import require_no_second_values
 from .data.annotations import uses_masks
-from .data.datasets import BuiltDatasets
 from .data.prepare.config import class_weights_left_out
 from .data.prepare.prepare import Dataset, prepare
 from .export.predictor import ExportedPredictor, is_exported, set_exported
@@ -33,10 +31,11 @@ from .predict.predictor import Predictor
 from .process import prepare_process
 from .resolve import combine, resolve_training
 from .runner.build import build_runner, run_loop
+from .runner.compile import compile_model
 from .runner.hooks.val_loss import ValLossHook
 from .runner.launchers import rank
 from .runner.prediction_outputs import OutputOptions, enable_tta, write_outputs
-from .runner.safe_runner import SafeRunner, training_lock
+from .runner.safe_runner import SafeRunner
 
 
 class Job:
@@ -100,13 +99,19 @@ class Job:
         training = resolve_training(self.cfg, self.options, self.data)
         self.print(*training.changes)
         hooks = [ValLossHook()] if self.options.val_loss else []
-        return _build_runner(training.cfg, self.options, hooks, datasets=training.datasets)
+        return build_runner(training.cfg, self.options, hooks, datasets=training.datasets)
 
 
 @contextmanager
 def open_training(job: Job) -> Iterator[SafeRunner]:
-    """Yield the runner of a training, alone in its working folder. Errors: see `build_training`, `training_lock`."""
-    with training_lock(job.cfg.work_dir, job.is_main_process):  # before the first files: log and config
+    """Yield the runner of a training, alone in its working folder: two would mix their checkpoints.
+
+    Raises:
+        ValueError: see `Job.build_training`.
+        FolderInUse: if another process trains in the folder, naming the process.
+    """
+    lock = folder_lock(job.cfg.work_dir, 'trains in', 'training') if job.is_main_process else nullcontext()
+    with lock:  # before the first files: log and config
         yield job.build_training()
 
 
@@ -144,7 +149,7 @@ def open_test(job: Job, checkpoint: str, outputs: Optional[OutputOptions] = None
     with write_outputs(cfg, outputs, inputs, is_main_process=job.is_main_process) as hooks:
         if options.precision:
             hooks.append(AccelerateHook(options.precision))
-        yield _build_runner(cfg, options, hooks, not options.allow_missing)
+        yield build_runner(cfg, options, hooks, not options.allow_missing)
 
 
 def test(job: Job, checkpoint: str) -> dict[str, float]:
@@ -244,18 +249,3 @@ def _refuse_checkpoint_options(options: Options, folder: str) -> None:
 def _refuse_threads(options: Options) -> None:
     reason = 'takes an exported model: for a checkpoint, set the variable OMP_NUM_THREADS'
     refuse_options(options, ('threads',), reason)
-
-
-def _build_runner(
-    cfg: Config,
-    options: Options,
-    hooks: Sequence[Hook],
-    needs_all_weights: bool = False,
-    datasets: Optional[BuiltDatasets] = None,
-) -> SafeRunner:
-    runner = build_runner(cfg, options.unsafe_load, needs_all_weights, options.skip_unreadable, datasets)
-    if options.compile:
-        compile_model(runner.model)
-    for hook in hooks:
-        runner.register_hook(hook)
-    return runner

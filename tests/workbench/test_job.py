@@ -213,7 +213,7 @@ def test_where_weights_come_from(monkeypatch, start, expected):
     """A config of a resumed training has resume=True and load_from."""
     info = dict(classes=(), task='maps')
     monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_: SimpleNamespace(info=info))
-    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_: cfg)
+    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_, **__: cfg)
     loader = dict(dataset=dict(type='CocoDataset'))
     cfg = start(job.Job(Config(dict(resume=True, load_from='epoch_4.pth', model=dict(), train_dataloader=loader))))
     assert (cfg.resume, cfg.load_from) == expected
@@ -242,7 +242,7 @@ def test_a_test_needs_data_for_a_test(tmp_path):
 def test_a_test_leaves_the_config_of_its_job(amp, monkeypatch):
     """Two tests of one job have equal configs."""
     monkeypatch.setattr(job, 'require_data', lambda *_: None)
-    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_: cfg)
+    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_, **__: cfg)
     tested = job.Job(MASK_RCNN, Options(amp=amp))
     before, configs = tested.cfg.to_dict(), []
     for _ in range(2):
@@ -256,7 +256,7 @@ def test_a_report_leaves_the_config_of_its_job(monkeypatch):
     """A CocoMetric is added to a copy."""
     reported = []
     monkeypatch.setattr(job, 'require_data', lambda *_: None)
-    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_: cfg)
+    monkeypatch.setattr(job, 'build_runner', lambda cfg, *_, **__: cfg)
     monkeypatch.setattr(collect, 'report_on_test', lambda cfg, *_: reported.append(cfg) or {})
     cfg = read_config(MASK_RCNN)
     cfg.test_evaluator = dict(type='VOCMetric')

@@ -19,6 +19,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from numpy.typing import NDArray
 
 from ...openmmlab.errors import DataError
+from ...options import Options
 from ...sizes import Size
 from ..configs.check import class_names, compare_classes
 from ..configs.data_parts import dataset_configs, require_data
@@ -182,7 +183,7 @@ def evaluate_folder(cfg: Config, folder: Path) -> dict[str, float]:
         # Persistent workers stay alive after the only pass, and Python waits 5 s for each collected worker.
         cfg.test_dataloader.persistent_workers = False
         cfg.update(visualizer=None)  # a named visualizer of the process always writes to the first work_dir
-        return {name: float(value) for name, value in build_runner(cfg).test().items()}
+        return {name: float(value) for name, value in build_runner(cfg, Options()).test().items()}
 
 
 def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:

@@ -89,7 +89,7 @@ class AdaptCheckpointHook(Hook):
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
-        strict, hint = runner._resume or runner.needs_all_weights, ANEW if runner._resume else ALLOW_MISSING
+        strict, hint = runner._resume or runner.settings.needs_all_weights, ANEW if runner._resume else ALLOW_MISSING
         weights = adapt_checkpoint(model, checkpoint, name, strict, hint)
         if weights is not None:
             checkpoint['state_dict'] = weights

@@ -2,7 +2,7 @@
 
 import atexit
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Optional
 
@@ -15,42 +15,46 @@ from ...checkpoints.errors import CheckpointError
 from ...devices import keep_freed_memory
 from ...openmmlab.compat import has_accelerator
 from ...openmmlab.errors import ConfigError, DataError, TrainingStopped, sentence_of
-from ...outputs import FolderInUse, mark_folder
+from ...options import Options
+from ...outputs import mark_folder
 from ..configs.check import check_classes
 from ..data.datasets import BuiltDatasets
 from ..resume.loading import install_checkpoint_loaders
+from .compile import compile_model
 from .launchers import is_lost_peer, set_ranks_from_slurm
-from .safe_runner import SafeRunner, runner_class
+from .safe_runner import RunSettings, SafeRunner, runner_class
 
 LEAD_S = 2  # seconds to wait after another process is lost: the launcher reports the first process that ends
 # Errors of `run_loop` without a traceback
-RUN_ERRORS = (ConfigError, CheckpointError, DataError, FolderInUse, TrainingStopped)
+RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)
 
 
 def build_runner(
     cfg: Config,
-    unsafe_load: bool = False,
+    options: Options,
+    hooks: Sequence[Hook] = (),
     needs_all_weights: bool = False,
-    skip_unreadable: bool = False,
     datasets: Optional[BuiltDatasets] = None,
 ) -> SafeRunner:
     """Return the runner of a config, with guards for checkpoints and data.
 
     Args:
-        unsafe_load: let pickles in checkpoints run code.
-        needs_all_weights: refuse a checkpoint without all weights of the model; for tests.
-        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
-        datasets: data sets of the config; None builds these.
+        options: `unsafe_load`, `skip_unreadable` and `compile`.
+        hooks: besides those of the config.
+        needs_all_weights: see `RunSettings`.
+        datasets: of the config, of which some are built; None builds all.
     """
     check_classes(cfg)
-    install_checkpoint_loaders(unsafe=unsafe_load)
+    install_checkpoint_loaders(options.unsafe_load)
     if cfg.launcher in ('pytorch', 'slurm') and not has_accelerator():
         _distribute_on_cpu(cfg)
+    settings = RunSettings(datasets or BuiltDatasets(cfg), options.skip_unreadable, needs_all_weights)
     with _explain_lost_peers():
-        runner: SafeRunner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg)
-    runner.needs_all_weights, runner.skip_unreadable = needs_all_weights, skip_unreadable
-    if datasets is not None:
-        runner.datasets = datasets
+        runner = runner_class(cfg.get('runner_type', 'Runner')).from_cfg(cfg, settings)
+    for hook in hooks:
+        runner.register_hook(hook)
+    if options.compile:
+        compile_model(runner.model)
     mark_folder(runner.log_dir)
     if not has_accelerator():
         keep_freed_memory()
@@ -66,7 +70,6 @@ def run_loop(runner: Runner, what: Literal['train', 'test']) -> Any:
     Raises:
         ConfigError: for an error in the first step of training, in the first validation or in the test.
         DataError, CheckpointError: for a bad file.
-        FolderInUse: if another process trains in the working folder.
         TrainingStopped: if a process of the run is lost, and for further reasons.
     """
     record = PhaseHook()

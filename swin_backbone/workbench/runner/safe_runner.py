@@ -1,10 +1,11 @@
 """The Runner of tools/train.py and tools/test.py: mmengine's Runner with guards for checkpoints and data."""
 
 import logging
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cached_property, partial
-from typing import Any, NoReturn, Optional, Union
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, Optional, Union
 
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import get_rank
 from mmengine.evaluator import Evaluator
@@ -19,7 +20,6 @@ from torch.utils.data import DataLoader
 from ...acceleration import accelerate
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...openmmlab.mixed_precision import MixedPrecisionHook
-from ...outputs import folder_lock
 from ...whole_files import CANNOT_WRITE
 from ..data.dataset_warnings import dataset_warnings
 from ..data.datasets import BuiltDatasets
@@ -51,25 +51,40 @@ MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_sch
 CHECKPOINT_HOOKS = ('CheckpointHook', 'mmengine.CheckpointHook', CheckpointHook)  # mmengine's own, in a config
 
 
+class RunSettings(NamedTuple):
+    """What a runner takes besides its config.
+
+    Args:
+        datasets: the data sets of the config, of which some may be built.
+        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
+        needs_all_weights: refuse a checkpoint without all weights of the model; for tests.
+    """
+
+    datasets: BuiltDatasets
+    skip_unreadable: bool = False
+    needs_all_weights: bool = False
+
+
 class SafeRunner(Runner):
     """mmengine's Runner with loops, checkpoint hook, data loaders and guards of this package. Arguments: see mmengine.
 
     Environment, config, hooks and rates of parameters are only in the log file. log_level='DEBUG' prints them.
 
     Attributes:
-        needs_all_weights: refuse a checkpoint without all weights of the model.
-        skip_unreadable: continue without unreadable pictures: see `guard_dataset`.
-        datasets: the data sets of the config, of which some may be built already.
+        settings: of `from_cfg`.
         resumed_from: the checkpoint.
     """
 
-    needs_all_weights = skip_unreadable = False
+    settings: RunSettings
     phase = 'train'  # of the loop that is built: 'train', 'val' or 'test'
     resumed_from: Optional[str] = None
 
-    @cached_property
-    def datasets(self) -> BuiltDatasets:
-        return BuiltDatasets(self.cfg)
+    @classmethod
+    def from_cfg(cls, cfg: Config, settings: RunSettings) -> 'SafeRunner':
+        runner = super().from_cfg(cfg)
+        assert isinstance(runner, cls)
+        runner.settings = settings
+        return runner
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # mmengine removes a default hook that is None
@@ -139,20 +154,20 @@ class SafeRunner(Runner):
             DataError: for wrong annotations, and if the data set cannot be built.
         """
         if isinstance(dataloader, dict):
-            dataset = self.datasets.build(self.phase, dataloader['dataset'])
+            dataset = self.settings.datasets.build(self.phase, dataloader['dataset'])
             dataloader = {**dataloader, 'dataset': dict(type=lambda: dataset)}  # mmengine copies all but functions
         loader: DataLoader[Any] = super().build_dataloader(dataloader, *args, **kwargs)
         is_training = self.phase == 'train'
         if get_rank() == 0:
-            for sentence in dataset_warnings(loader.dataset, self.datasets.with_masks, is_training):
+            for sentence in dataset_warnings(loader.dataset, self.settings.datasets.with_masks, is_training):
                 self.logger.warning(sentence)
-        guard_dataset(loader.dataset, self.cfg, is_training, self.skip_unreadable)
+        guard_dataset(loader.dataset, self.cfg, is_training, self.settings.skip_unreadable)
         loader.worker_init_fn = partial(init_worker, loader.worker_init_fn)
         return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
         """Build an evaluator. Raises: see `BuiltDatasets.check_evaluator`."""
-        self.datasets.check_evaluator(evaluator)
+        self.settings.datasets.check_evaluator(evaluator)
         return super().build_evaluator(evaluator)
 
     def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
@@ -207,15 +222,13 @@ class SafeRunner(Runner):
                     hook.close()
 
     def train(self) -> nn.Module:
-        """Train, as mmengine, while no other training is in the folder.
+        """Train, as mmengine.
 
         Raises:
-            FolderInUse: if another process trains in the folder.
             TrainingStopped: on a full disk, by a signal, or after too many losses that are not finite.
         """
         try:
-            with training_lock(self.work_dir, self.rank == 0):
-                trained: nn.Module = super().train()
+            trained: nn.Module = super().train()
             return trained
         except StoppedBySignal:  # after a save
             raise
@@ -243,20 +256,6 @@ class SafeRunner(Runner):
         has_averages = any(isinstance(hook, EMAHook) for hook in self.hooks)  # validation runs on them
         is_between_steps = getattr(self._train_loop, 'is_between_steps', False)  # no attribute of a foreign loop
         return is_between_steps and self.iter > 0 and self.world_size == 1 and (self.model.training or not has_averages)
-
-
-def training_lock(work_dir: str, is_main_process: bool = True) -> AbstractContextManager[None]:
-    """Keep other trainings out of a folder while the context lasts: two would mix their checkpoints.
-
-    Tests and other tools take no lock.
-
-    Args:
-        is_main_process: this process is the first of the run, which holds the lock for all.
-
-    Raises:
-        FolderInUse: if another process trains in the folder, naming the process.
-    """
-    return folder_lock(work_dir, 'trains in', 'training') if is_main_process else nullcontext()
 
 
 class LogFile(logging.FileHandler):

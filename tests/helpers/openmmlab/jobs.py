@@ -3,13 +3,17 @@
 from swin_backbone.options import Options
 from swin_backbone.workbench import job
 from swin_backbone.workbench.resolve import resolve_training
-from swin_backbone.workbench.runner.build import build_runner as build_runner
+from swin_backbone.workbench.runner import build
 
 # Options for a small RetinaNet of mmdet
 SMALL_RETINANET = {
     **{f'model.{part}': 16 for part in ('neck.out_channels', 'bbox_head.in_channels', 'bbox_head.feat_channels')},
     'model.bbox_head.stacked_convs': 1,
 }
+
+
+def build_runner(cfg, **options):
+    return build.build_runner(cfg, Options(**options))
 
 
 def load_config(config, work_dir=None, options=None, launcher='none', backbone=None, **more):

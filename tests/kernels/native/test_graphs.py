@@ -98,7 +98,7 @@ def test_a_training_step_of_what_the_library_does_not_take():
     [(SwinBackbone, True, dict(ONE_STAGE, depths=(2,))), (SwinV2Backbone, False, dict(depths=(1, 1)))],
 )
 def test_a_training_step_of_three_sizes_is_one_compilation(kind, saves, sizes, monkeypatch):
-    """tests/workbench/test_compile.py compiles a whole V1 with a neck."""
+    """tests/workbench/runner/test_compile.py compiles a whole V1 with a neck."""
     monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: saves)
     counters['stats'].clear()
     model = randomised(kind=kind, **{**TWO_STAGES, **sizes})

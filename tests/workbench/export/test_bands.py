@@ -14,14 +14,13 @@ pytest.importorskip('tifffile', reason='tifffile is not installed')
 
 import tifffile
 from helpers.export.small_exports import WIDTHS, randomise, require
-from helpers.openmmlab.jobs import open_predictor
+from helpers.openmmlab.jobs import build_runner, open_predictor
 from helpers.openmmlab.random_models import SEGMENTATION, save_random_model
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.workbench.data.media import find_media, read_frames
 from swin_backbone.workbench.export import export, predictor, runtime
 from swin_backbone.workbench.export.picture import load_bands, load_settings
-from swin_backbone.workbench.job import build_runner
 from swin_backbone.workbench.process import prepare_process
 
 PAGE = ROOT / 'docs/guides/more_bands.md'

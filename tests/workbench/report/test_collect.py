@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.in_process import error_of, run_well
-from helpers.openmmlab.jobs import load_config
+from helpers.openmmlab.jobs import build_runner, load_config
 from helpers.openmmlab.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
 from helpers.openmmlab.random_models import save_random_model
 from mmengine.config import Config
@@ -26,7 +26,6 @@ from swin_backbone import load
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.report.collect import add_coco_metric, report_on_test
 from swin_backbone.workbench.report.page import common_kind, main_metric
-from swin_backbone.workbench.runner.build import build_runner
 
 
 @MODELS.register_module(force=True)  # OpenMMLab's mmengine cannot print a config with a class

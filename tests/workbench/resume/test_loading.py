@@ -43,7 +43,7 @@ def build_runner(work_dir, unsafe_load=False, iterations=1, **settings):
         work_dir, iterations=iterations, model__type='BackboneAndHead',
         optim_wrapper__optimizer__lr=0.0, experiment_name=f'loading{id(object())}', **settings,
     )  # fmt: skip
-    return jobs.build_runner(cfg, unsafe_load)
+    return jobs.build_runner(cfg, unsafe_load=unsafe_load)
 
 
 def test_load_from_takes_any_origin_and_resizes_windows_before_an_average(tmp_path, schemes, capsys):

@@ -7,16 +7,14 @@ import signal
 import time
 
 import pytest
-from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.toy_training import config, start, wait
 
-from swin_backbone.outputs import FolderInUse
-from swin_backbone.workbench.runner import build
-from swin_backbone.workbench.runner.safe_runner import training_lock
+from swin_backbone.outputs import FolderInUse, folder_lock
+from swin_backbone.workbench.job import Job, open_training
 
 
 def hold(folder, workers=0):
-    with training_lock(str(folder)):
+    with folder_lock(folder, 'trains in', 'training'):
         for _ in range(workers):
             if os.fork() == 0:  # a worker of a data loader outlives a killed training
                 time.sleep(20)
@@ -40,15 +38,16 @@ def holder(tmp_path):
 
 def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fault):
     who = rf'^process {holder} on \S+, since \S+, trains in {re.escape(str(tmp_path))}'
+    training = Job(config(tmp_path, epochs=1))
     for _ in range(2):
-        with pytest.raises(FolderInUse, match=who), training_lock(str(tmp_path)):
+        with pytest.raises(FolderInUse, match=who), open_training(training):
             pass
-    with pytest.raises(FolderInUse, match=who):
-        build.run_loop(build_runner(config(tmp_path, epochs=1)), 'train')
-    with training_lock(str(tmp_path), is_main_process=False):  # another process holds the lock
+    training.is_main_process = False  # the first process of the run holds the lock
+    with open_training(training):
         pass
+    training.is_main_process = True
     (tmp_path / '.training.txt').unlink()
-    with pytest.raises(FolderInUse, match=r'^another process trains in'), training_lock(str(tmp_path)):
+    with pytest.raises(FolderInUse, match=r'^another process trains in'), open_training(training):
         pass
     wait_killed(holder)
     record_fault('locks', 4)
@@ -62,8 +61,7 @@ def wait_killed(process):
 def test_a_kill_leaves_no_lock(tmp_path, holder, record_fault):
     """Workers live for some seconds more, and hold no lock."""
     wait_killed(holder)
-    with training_lock(str(tmp_path)):
-        assert (tmp_path / '.training.txt').read_text().startswith(f'process {os.getpid()} on ')
-    with training_lock(str(tmp_path)):
-        pass
+    for _ in range(2):
+        with open_training(Job(config(tmp_path, epochs=1))):
+            assert (tmp_path / '.training.txt').read_text().startswith(f'process {os.getpid()} on ')
     record_fault('locks')

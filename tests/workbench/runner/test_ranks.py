@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.openmmlab.jobs import build_runner
 from helpers.openmmlab.toy_training import config, run_ranks
 from mmengine.config import Config
 from mmengine.hooks import Hook
@@ -60,7 +61,7 @@ def test_sync_bn_without_cuda_is_bn_and_a_line(tmp_path, monkeypatch, record_fau
 
 
 def test_a_process_that_is_lost_while_the_runner_is_built(monkeypatch):
-    def lose_a_peer(_):
+    def lose_a_peer(*_):
         raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4321')
 
     monkeypatch.setattr(build, 'runner_class', lambda *_: SimpleNamespace(from_cfg=lose_a_peer))
@@ -69,4 +70,4 @@ def test_a_process_that_is_lost_while_the_runner_is_built(monkeypatch):
     monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
     monkeypatch.setattr(torch.distributed, 'get_rank', lambda: 1)
     with pytest.raises(TrainingStopped, match='rank 1 stops, because another process of the run is gone'):
-        build.build_runner(Config(dict(launcher='none')))
+        build_runner(Config(dict(launcher='none')))

@@ -8,7 +8,7 @@ from typing import Any, Union
 from mmengine.logging import print_log
 from torch import nn
 
-from ..compat import compile_calls, prepare_compiler
+from ...compat import compile_calls, prepare_compiler
 
 
 def compile_model(model: nn.Module) -> None:

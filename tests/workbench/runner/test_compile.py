@@ -15,7 +15,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch.nn.parallel import DistributedDataParallel
 
 from swin_backbone import SwinBackbone
-from swin_backbone.workbench import compile as compiling
+from swin_backbone.workbench.runner import compile as compiling
 
 SIZES = (80, 96), (75, 150), (120, 90)  # at least two windows on each side of each stage
 
