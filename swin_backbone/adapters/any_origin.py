@@ -1,5 +1,6 @@
 """Load checkpoints of any origin by `load_state_dict`, as all frameworks do."""
 
+import copy
 import re
 from collections import OrderedDict
 from typing import Any
@@ -25,8 +26,11 @@ def fit_any_origin(module: nn.Module, tensors: dict[str, Tensor]) -> tuple[dict[
     targets = module.state_dict()
     if all(key in tensors for key in targets) or not swins_in(tensors):
         return tensors, LoadReport('state_dict')
-    fitted, report = adapt_weights(module, tensors, 'state_dict')
-    report.log()
+    if all(key in targets and value.shape == targets[key].shape for key, value in tensors.items()):
+        fitted, report = copy.copy(tensors), LoadReport('state_dict')
+    else:
+        fitted, report = adapt_weights(module, tensors, 'state_dict')
+        report.log()
     for key, value in targets.items():
         if re.search(r'(^|backbone\.)norm\d+\.\w+$', key):
             fitted.setdefault(key, value)
@@ -46,20 +50,30 @@ def take_any_origin(
     """Fit a state_dict by `fit_any_origin`: a pre-hook of `load_state_dict`.
 
     So a framework's own loader reads the checkpoints of `swin_backbone.load_checkpoint`. A head of another shape is an
-    error, as torch's.
+    error, as torch's. A window or an image size that would be a guess is an error inside another module: torch gives a
+    hook there the metadata of `module` alone, without those of a backbone in it.
 
     Args:
-        metadata: of the module; the metadata of a whole state_dict is an attribute.
+        metadata: of the module.
     """
+    is_whole = hasattr(state_dict, '_metadata')  # of the outermost module
     keys = [key for key in state_dict if key.startswith(prefix)]
     tensors: Any = OrderedDict((key.removeprefix(prefix), state_dict[key]) for key in keys)
-    tensors._metadata = getattr(state_dict, '_metadata', {'': metadata})  # with the sizes of a backbone
+    stored = getattr(state_dict, '_metadata', {prefix.rstrip('.'): metadata})  # with the sizes of a backbone
+    inside = {name: entry for name, entry in stored.items() if f'{name}.'.startswith(prefix)}
+    tensors._metadata = {name[len(prefix) :]: entry for name, entry in inside.items()}
     fitted, report = fit_any_origin(module, tensors)
     if fitted is tensors:
         return
     for name in keys:
         del state_dict[name]
     state_dict.update({prefix + key: value for key, value in fitted.items()})
+    if not is_whole:
+        errors.extend(
+            f'{prefix.rstrip(".")}: {name} is for a window or an image size that is not known here: load it by '
+            'load_checkpoint'
+            for name in report.guesses
+        )
     targets = module.state_dict() if report.other_shapes else {}
     for name, shape in report.other_shapes.items():
         expected = tuple(targets[name].shape)

@@ -61,6 +61,8 @@ class LoadReport:
         renamed: missing names, with an ignored name in the checkpoint of the same shape. The checkpoint may have the
             weight under a name that is not known here.
         other_shapes: names in the model whose weights were not loaded, with the shape in the checkpoint.
+        guesses: names in the backbone whose window or image size the checkpoint does not name: they count as the
+            rectangle of the backbone.
         warnings: sentences, logged as warnings.
         notes: sentences, logged once in a process.
     """
@@ -74,6 +76,7 @@ class LoadReport:
     missing_elsewhere: list[str] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
     other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    guesses: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -416,6 +419,8 @@ def _compare_maps(weights: SwinWeights, backbone: Any, report: LoadReport) -> No
     """Warn if the patches of a position embedding are a guess: a square, or the rectangle of the backbone."""
     change, size = report.resized.get('absolute_pos_embed', ''), backbone.pretrain_map_size
     if weights.map_size is None and (change or size[0] != size[1]):
+        if not change:
+            report.guesses.append('absolute_pos_embed')
         source = change.removeprefix('position embedding from ').partition(' ')[0] or times(size)
         report.warnings.append(
             f'absolute_pos_embed counts as the {source} patches of a {"square" if change else "rectangle"}, because '
@@ -446,6 +451,7 @@ def _compare_windows(trained: dict[str, Size], weights: SwinWeights, backbone: A
             f'checkpoint was trained{assumed}: window_size={windows if several else windows[0]}'
         )
     if trained and not weights.windows and windows == current and any(height != width for height, width in current):
+        report.guesses.extend(trained)
         report.warnings.append(
             f'The bias tables count as those of the windows {current} of the backbone, because the file does not name '
             'the windows. Tables of a window (height, width) and (width, height) have equal shapes'

@@ -14,7 +14,7 @@ from helpers.adapters.frameworks import (
 from helpers.checkpoints.origins import ORIGINS, official
 from helpers.models.small_models import randomised
 
-from swin_backbone import ARCHS, ARCHS_MLP, ARCHS_V2, SwinBackbone, SwinV2Backbone
+from swin_backbone import ARCHS, ARCHS_MLP, ARCHS_V2, SwinBackbone, SwinV2Backbone, load_checkpoint
 from swin_backbone.adapters.any_origin import fit_any_origin
 from swin_backbone.checkpoints import CheckpointError
 
@@ -165,6 +165,18 @@ def test_features_of_a_classifier_at_another_window(timm, tmp_path, path):
     name = 'backbone.stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
     middles = [values[len(values) // 2] for values in (features.model.state_dict()[name], state[name])]  # of offset 0
     torch.testing.assert_close(*middles)
+
+
+def test_a_rectangle_inside_another_module_is_no_guess(timm, tmp_path):
+    """Tables of 4x7 and 7x4 have equal shapes, and a hook inside another module gets no sizes of a backbone in it."""
+    source = torch.nn.Sequential(small(timm, num_classes=6, window_size=(4, 7)))
+    features = torch.nn.Sequential(small(timm, features_only=True, window_size=(7, 4)))
+    message = r'0: stages\S+table is for a window or an image size that is not known here: load it by load_checkpoint'
+    with pytest.raises(RuntimeError, match=message):
+        features.load_state_dict(source.state_dict(), strict=False)
+    torch.save(source.state_dict(), tmp_path / 'w.pth')
+    resized = load_checkpoint(features, tmp_path / 'w.pth').resized
+    assert set(resized.values()) == {'bias tables from window 4x7 to 7x4'}
 
 
 @pytest.mark.parametrize('strict', [True, False])
