@@ -19,7 +19,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
-from swin_backbone.kernels.swin.accelerate import restore_swin
+from swin_backbone.kernels.foreign.accelerate import restore_swin
 from swin_backbone.openmmlab.config_parts import parts_of, type_name
 from swin_backbone.openmmlab.layers.extension import LAYER_FILES
 from swin_backbone.openmmlab.mixed_precision import mixed_precision

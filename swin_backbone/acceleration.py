@@ -48,7 +48,7 @@ def accelerate(model: Module, dry_run: bool = False, precision: Optional[str] = 
         ValueError: `precision` is neither None nor 'int8'; or 'int8' without the compiled library, for a model on a
             GPU, or without a Swin layer that the library computes.
     """
-    from .kernels.swin.accelerate import accelerate_swin, find_swins
+    from .kernels.foreign.accelerate import accelerate_swin, find_swins
 
     check_type('model', model, nn.Module, "a torch.nn.Module (`eval` of mmdet's SwinTransformer returns None)")
     accelerate_swin(model, dry_run, precision)
@@ -60,7 +60,7 @@ def accelerate(model: Module, dry_run: bool = False, precision: Optional[str] = 
 
 def restore(model: Module) -> Module:
     """Undo `accelerate`, in place, and return the model."""
-    from .kernels.swin.accelerate import restore_swin
+    from .kernels.foreign.accelerate import restore_swin
 
     restore_swin(model)
     for extension in EXTENSIONS:

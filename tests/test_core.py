@@ -71,7 +71,7 @@ from importlib.util import find_spec
 import torch
 from swin_backbone import accelerate, restore
 from swin_backbone.compat import import_torchvision
-from swin_backbone.kernels.swin.foreign import ACCELERATED
+from swin_backbone.kernels.foreign.foreign_layers import ACCELERATED
 from swin_backbone.kernels.native import find_unsupported_dtype
 
 import_torchvision()  # of any build

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...compat import constant_when_compiled
 from ...modes import is_plain_or_fake, needs_torch_op
 from ..native.availability import find_unsupported_dtype
-from ..native.computation import MakeWeights, ResultShapes, Weights
+from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import GEMM_DTYPES, Convolution
 from ..native.memory import Cache, cached_while_unchanged, checked_address, dtype_number, empty, is_readable, libswin
 from ..native.operators import Schema, register_operator
@@ -115,7 +115,7 @@ def convolve(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cach
 
 
 class _Convolution(NamedTuple):
-    """See `native.computation.Computation`.
+    """See `native.interface.Computation`.
 
     Attributes:
         may_use_torch: whether torch computes the sizes that `takes_convolution` refuses: a graph has maps of all sizes.
@@ -125,7 +125,7 @@ class _Convolution(NamedTuple):
     is_trained: bool
     may_use_torch: bool = False
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         N = len(weights[0])
         return ResultShapes((*shape[:3], N), [shape, weights[0].shape, (N,)])
 
@@ -147,7 +147,13 @@ class _Convolution(NamedTuple):
         return (convolve_packed(x_BHWC, packed, tile, bias, len(weight)),)
 
     def backward(
-        self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, _: Any, weights: Sequence[Any], *saved: Tensor
+        self,
+        grad_BHWN: Tensor,
+        needed: Sequence[bool],
+        x_BHWC: Tensor,
+        prepared: Sequence[Any],
+        weights: Sequence[Any],
+        saved: Sequence[Tensor],
     ) -> Weights:
         weight, (N, C) = weights[0], weights[0].shape[:2]
         grad_x = grad_weight = grad_bias = None
@@ -177,6 +183,7 @@ register_operator(
     'convolve',
     Schema(
         ['weight', 'bias'],
+        [],
         'bool is_trained',
         lambda _, find_cache, weights, is_trained: _Convolution(find_cache(weights[0]), is_trained, True),
     ),

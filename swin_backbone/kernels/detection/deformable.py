@@ -6,14 +6,14 @@ Layout: B batch, Q queries, S tokens of all maps of an image, h heads, d channel
 from collections.abc import Sequence
 from ctypes import byref
 from functools import partial
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...modes import needs_torch_op
-from ..native.computation import MakeWeights, ResultShapes, Weights
+from ..native.interface import MakeWeights, ResultShapes, Weights
 from ..native.library import Deformable
 from ..native.memory import checked_address, empty, libswin
 from ..native.operators import Schema, register_operator
@@ -38,8 +38,7 @@ def deformable_attention(values_BShd: Tensor, shapes_L2: Tensor, places: Tensor,
     if needs_torch_op():
         y_BQhd = torch.ops.swin_backbone.attend_deformably(values, *others, shapes_L2)[0]
     else:
-        by_torch = partial(_sample_by_torch, shapes_L2)
-        y_BQhd = run_computation(_Deformable(), by_torch, values, *others, shapes_L2=shapes_L2)
+        y_BQhd = run_computation(_Deformable(shapes_L2), partial(_sample_by_torch, shapes_L2), values, *others)
     return y_BQhd.flatten(2).to(values_BShd.dtype)
 
 
@@ -55,25 +54,25 @@ def takes_attention(values_BSC: Tensor, shapes_L2: Tensor, heads: int, num_queri
     return is_within('deformable', *sizes) and int(shapes_L2.prod(1).sum()) == S
 
 
-class _Deformable:
-    """See `native.computation.Computation`. A call has `shapes_L2`, that of `deformable_attention`, contiguous."""
+class _Deformable(NamedTuple):
+    """See `native.interface.Computation`, and for `shapes_L2`, which is contiguous, `deformable_attention`."""
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+    shapes_L2: Tensor
+
+    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         (B, _, h, d), (places, weights_BQhLP) = shape, weights
         return ResultShapes((B, weights_BQhLP.shape[1], h, d), [shape, places.shape, weights_BQhLP.shape])
 
     def prepare(self, _: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Sequence[Any]:
         return parameters
 
-    def forward(self, values: Tensor, prepared: Sequence[Any], shapes_L2: Tensor) -> Sequence[Tensor]:
+    def forward(self, values: Tensor, prepared: Sequence[Any]) -> Sequence[Tensor]:
         places, weights = prepared
-        structure, arrays, y_BQhd = self.locate(values, places, weights, shapes_L2)
+        structure, arrays, y_BQhd = self.locate(values, places, weights)
         libswin().deformable_forward(byref(structure), *arrays, checked_address('y', y_BQhd))
         return (y_BQhd,)
 
-    def locate(
-        self, values: Tensor, places: Tensor, weights: Tensor, shapes_L2: Tensor
-    ) -> tuple[Deformable, list[Optional[int]], Tensor]:
+    def locate(self, values: Tensor, places: Tensor, weights: Tensor) -> tuple[Deformable, list[Optional[int]], Tensor]:
         """Return the structure of a call, the addresses of the inputs, and memory for the output."""
         (B, S, h, d), (_, Q, _, L, P) = values.shape, weights.shape
         arrays = [
@@ -83,15 +82,21 @@ class _Deformable:
         ]
         structure = Deformable(
             threads=torch.get_num_threads(), batch=B, queries=Q, tokens=S, heads=h, channels=d, levels=L, points=P,
-            shapes=checked_address('shapes', shapes_L2, (L, 2), torch.int64),
+            shapes=checked_address('shapes', self.shapes_L2, (L, 2), torch.int64),
         )  # fmt: skip
         return structure, arrays, empty(B, Q, h, d)
 
     def backward(
-        self, grad_BQhd: Tensor, _: Sequence[bool], values: Tensor, prepared: Any, parameters: Any, shapes_L2: Tensor
+        self,
+        grad_BQhd: Tensor,
+        _: Sequence[bool],
+        values: Tensor,
+        prepared: Any,
+        parameters: Sequence[Any],
+        saved: Sequence[Tensor],
     ) -> Weights:
         places, weights = parameters
-        structure, arrays, y_BQhd = self.locate(values, places, weights, shapes_L2)
+        structure, arrays, y_BQhd = self.locate(values, places, weights)
         gradients = torch.zeros_like(values), torch.empty_like(places), torch.empty_like(weights)
         grad = checked_address('gradient', grad_BQhd, y_BQhd.shape)
         grad_addresses = [checked_address('gradient', tensor) for tensor in gradients]
@@ -99,7 +104,15 @@ class _Deformable:
         return gradients
 
 
-register_operator('attend_deformably', Schema(['places', 'weights'], '', lambda *_: _Deformable(), ['shapes_L2']))
+register_operator(
+    'attend_deformably',
+    Schema(
+        ['places', 'weights'],
+        ['shapes_L2'],
+        '',
+        lambda _shape, _find_cache, _weights, shapes_L2: _Deformable(shapes_L2),
+    ),
+)
 
 
 def _sample_by_torch(shapes_L2: Tensor, values: Tensor, places: Tensor, weights: Tensor) -> Tensor:

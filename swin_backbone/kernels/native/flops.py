@@ -1,6 +1,6 @@
 """Numbers of operations of the library's operators, for `torch.utils.flop_counter`, which counts matrix products.
 
-Layout: see `layers.py`; T tokens of all maps, P places of all windows.
+Layout: see `computations.py`; T tokens of all maps, P places of all windows.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .layers import BlockComputation, BlockWeights
+from .computations import BlockComputation, BlockWeights
 from .operators import SCHEMAS, Schema
 
 Counts = tuple[list[int], int]  # of the product with each weight, and of the products in attention
@@ -20,7 +20,7 @@ Counts = tuple[list[int], int]  # of the product with each weight, and of the pr
 
 def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
     """Return the operations of a forward."""
-    computation, weights, _ = schema.read_arguments(x, arguments)
+    computation, weights = schema.read_arguments(x, arguments)
     if isinstance(computation, BlockComputation):
         tensors: Any = weights
         w = BlockWeights(*tensors)
@@ -29,7 +29,7 @@ def _count(schema: Schema, x: Tensor, arguments: Sequence[Any]) -> Counts:
         T, P = math.prod(x.shape[:3]), x.shape[0] * rows * columns * N
         linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
         return [2 * tokens * weight.numel() for tokens, weight in zip((P, T, T, T), linear)], 2 * 2 * P * N * C
-    y_shape = computation.shapes_of_results(x.shape, *weights).output
+    y_shape = computation.infer_shapes(x.shape, *weights).output
     is_projection = len(weights) > 2
     return [2 * math.prod(y_shape[:3]) * weights[0].numel()] if is_projection and weights[0] is not None else [], 0
 

@@ -3,7 +3,7 @@
 torch.compile, torch.export and AOTInductor do not look inside an operator. An operator has a kernel for CPUs, shapes
 for fake tensors, a backward pass, which is an operator too, and a number of operations for torch's counter.
 
-Layout: see `layers.py`.
+Layout: see `computations.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...models.windows import Windows
-from .computation import Computation, Weights, as_given
-from .layers import BlockComputation, BlockSettings, BlockWeights, OutputNormComputation, ProjectionComputation
+from .computations import BlockComputation, BlockSettings, BlockWeights, OutputNormComputation, ProjectionComputation
+from .interface import Computation, Weights, as_given
 from .memory import Cache, cache_of_weight
 
 TORCH_OPS = torch.library.Library('swin_backbone', 'FRAGMENT')
@@ -22,28 +22,27 @@ FindCache = Callable[[Tensor], Cache]
 
 
 class Schema(NamedTuple):
-    """The arguments of an operator of torch after the input.
+    """The arguments of an operator of torch after the input: weights, other tensors, settings.
 
     Attributes:
         weights: names, in the order of the gradients.
+        others: names of tensors without gradients.
         settings: in torch's language of schemas.
-        make: takes the shape of the input, a function from a weight to a cache of packed weights, the weights, and the
-            settings. Returns the computation.
-        call: names of the tensors between weights and settings, see `Computation.forward`. They have no gradients.
+        make_computation: takes the shape of the input, a function from a weight to a cache of packed weights, the
+            weights, and the other arguments.
     """
 
     weights: Sequence[str]
+    others: Sequence[str]
     settings: str
-    make: Callable[..., Computation]
-    call: Sequence[str] = ()
+    make_computation: Callable[..., Computation[Any]]
 
     def read_arguments(
         self, x: Tensor, arguments: Sequence[Any], find_cache: FindCache = lambda _: {}
-    ) -> tuple[Computation, Weights, dict[str, Any]]:
-        """Return the computation, the weights and the arguments of the call: the arguments after the input, split."""
-        count, first_setting = len(self.weights), len(self.weights) + len(self.call)
-        weights, call = arguments[:count], dict(zip(self.call, arguments[count:]))
-        return self.make(x.shape, find_cache, weights, *arguments[first_setting:]), weights, call
+    ) -> tuple[Computation[Any], Weights]:
+        """Return the computation and the weights of a call. The arguments are those after the input."""
+        weights, others = arguments[: len(self.weights)], arguments[len(self.weights) :]
+        return self.make_computation(x.shape, find_cache, weights, *others), weights
 
 
 def register_operator(name: str, schema: Schema) -> None:
@@ -51,34 +50,35 @@ def register_operator(name: str, schema: Schema) -> None:
 
     The first output is the layer's, of the dtype of `x`. The second is what the backward pass takes.
     """
-    full_name, backward_name, tensors = f'swin_backbone::{name}', f'{name}_backward', [*schema.weights, *schema.call]
+    full_name, backward_name, tensors = f'swin_backbone::{name}', f'{name}_backward', [*schema.weights, *schema.others]
     arguments = f'Tensor x, {"".join(f"Tensor? {tensor}, " for tensor in tensors)}{schema.settings}'.rstrip(', ')
     TORCH_OPS.define(f'{name}({arguments}) -> (Tensor, Tensor)')
     TORCH_OPS.define(f'{backward_name}(Tensor grad, Tensor saved, bool[] needed, {arguments}) -> Tensor[]')
 
     def forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        computation, weights, call = schema.read_arguments(x, arguments, cache_of_weight)
-        y, *saved = computation.forward(x, computation.prepare(x.shape, weights, as_given), **call)
+        computation, weights = schema.read_arguments(x, arguments, cache_of_weight)
+        y, *saved = computation.forward(x, computation.prepare(x.shape, weights, as_given))
         return y, saved[0] if saved else x.new_empty(0, dtype=torch.uint8)
 
     def backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Any]:
-        computation, weights, call = schema.read_arguments(x, arguments, cache_of_weight)
-        prepared, saved_tensors = computation.prepare(x.shape, weights, as_given), [saved] if len(saved) else []
-        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, *saved_tensors, **call)
+        computation, weights = schema.read_arguments(x, arguments, cache_of_weight)
+        prepared = computation.prepare(x.shape, weights, as_given)
+        saved_tensors = [saved] if len(saved) else []
+        gradients: Any = computation.backward(grad.contiguous(), needed, x, prepared, weights, saved_tensors)
         inputs: Any = [x, *weights]
         return [g.to(t.dtype).contiguous() if n else x.new_empty(0) for g, t, n in zip(gradients, inputs, needed)]
 
     def fake_forward(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        computation, weights, _ = schema.read_arguments(x, arguments)
-        shapes = computation.shapes_of_results(x.shape, *weights)
+        computation, weights = schema.read_arguments(x, arguments)
+        shapes = computation.infer_shapes(x.shape, *weights)
         return x.new_empty(shapes.output), x.new_empty(shapes.saved_bytes, dtype=torch.uint8)
 
     def fake_backward(grad: Tensor, saved: Tensor, needed: Sequence[bool], x: Tensor, *arguments: Any) -> list[Tensor]:
-        computation, weights, _ = schema.read_arguments(x, arguments)
-        shapes, inputs = computation.shapes_of_results(x.shape, *weights).gradients, [x, *arguments]
+        computation, weights = schema.read_arguments(x, arguments)
+        shapes, inputs = computation.infer_shapes(x.shape, *weights).gradients, [x, *arguments]
         return [t.new_empty(size) if n else x.new_empty(0) for size, t, n in zip(shapes, inputs, needed)]
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         first_setting = 1 + len(tensors)
         ctx.save_for_backward(*inputs[:first_setting], output[1])
         ctx.settings = inputs[first_setting:]
@@ -95,7 +95,7 @@ def register_operator(name: str, schema: Schema) -> None:
     TORCH_OPS.impl(backward_name, backward, 'CPU')
     torch.library.register_fake(full_name, fake_forward, lib=TORCH_OPS)
     torch.library.register_fake(f'{full_name}_backward', fake_backward, lib=TORCH_OPS)
-    torch.library.register_autograd(full_name, differentiate, setup_context=keep, lib=TORCH_OPS)
+    torch.library.register_autograd(full_name, differentiate, setup_context=save_inputs, lib=TORCH_OPS)
     torch.library.register_autograd(f'{full_name}_backward', _differentiate_twice, lib=TORCH_OPS)
 
 
@@ -107,6 +107,7 @@ def _make_block(
     shape: Sequence[int],
     find_cache: FindCache,
     weights: Sequence[Any],
+    drop_path_2B: Optional[Tensor],
     window: Sequence[int],
     shift: Sequence[int],
     mask_padding: bool,
@@ -114,44 +115,46 @@ def _make_block(
     scale: float,
     eps: Sequence[float],
     dtype: torch.dtype,
-    saves: bool,
-) -> Computation:
+    saves_activations: bool,
+) -> Computation[Any]:
     w = BlockWeights(*weights)
     window_size, heads, hidden = (window[0], window[1]), w.position_bias_hNN.shape[0], w.fc1_weight.shape[0]
     windows = Windows(shape[1], shape[2], window_size, (shift[0], shift[1]), mask_padding)
     settings = BlockSettings(heads, hidden, scale, tuple(eps), window_size, pads_first)
-    computation = BlockComputation(settings, windows, dtype, find_cache(w.qkv_weight), saves)
-    return computation._replace(saved_bytes=computation.max_saved_bytes(shape, *w))
+    cache = find_cache(w.qkv_weight)
+    computation = BlockComputation(settings, windows, dtype, cache, saves_activations, drop_path_2B=drop_path_2B)
+    return computation._replace(saved_capacity=computation.max_saved_bytes(shape, *w))
 
 
 def _make_projection(
     _: Sequence[int],
     find_cache: FindCache,
     weights: Sequence[Any],
-    merges: bool,
+    is_merging: bool,
     eps: Optional[float],
     post_norm: bool,
     dtype: torch.dtype,
     has_gradients: bool,
-) -> Computation:
-    return ProjectionComputation(merges, eps, post_norm, dtype, find_cache(weights[0]), has_gradients)
+) -> Computation[Any]:
+    return ProjectionComputation(is_merging, eps, post_norm, dtype, find_cache(weights[0]), has_gradients)
 
 
 SCHEMAS = {
     'block': Schema(
         BlockWeights._fields,
-        'int[] window, int[] shift, bool mask_padding, bool pads_first, float scale, float[] eps, ScalarType dtype, '
-        'bool saves',
-        _make_block,
         ['drop_path_2B'],
+        'int[] window, int[] shift, bool mask_padding, bool pads_first, float scale, float[] eps, ScalarType dtype, '
+        'bool saves_activations',
+        _make_block,
     ),
     'project': Schema(
         ['weight', 'bias', 'norm_weight', 'norm_bias'],
-        'bool merges, float? eps, bool post_norm, ScalarType dtype, bool has_gradients',
+        [],
+        'bool is_merging, float? eps, bool post_norm, ScalarType dtype, bool has_gradients',
         _make_projection,
     ),
     'normalise_output': Schema(
-        ['weight', 'bias'], 'float eps', lambda _, find_cache, weights, eps: OutputNormComputation(eps)
+        ['weight', 'bias'], [], 'float eps', lambda _, find_cache, weights, eps: OutputNormComputation(eps)
     ),
 }
 

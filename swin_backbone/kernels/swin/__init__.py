@@ -1,4 +1,4 @@
-"""Swin layers by the compiled library: those of this package, and those of models of other packages."""
+"""The Swin layers of this package by the compiled library."""
 
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock, SwinMLPBlock, SwinV2Block
 from ...models.pyramid import SwinStage

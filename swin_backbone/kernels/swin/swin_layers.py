@@ -1,6 +1,7 @@
-"""The Swin layers of this package by the compiled library: blocks, stages, patches, patch merging, output norms.
+"""The Swin layers of this package by the compiled library: stages, blocks, patches, patch merging, output norms.
 
-`read_...` returns what the library computes of a module, a `NativeLayer`, and `plan_...` the plan of a call.
+`plan_...` returns the plan of a call. It reads the recipe of a module by `read_...`, which returns the reason if the
+library does not compute the module.
 
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
@@ -16,36 +17,33 @@ from ...models.layers import PatchEmbed, PatchMerging
 from ...models.layers.swin_block import DropPath, ShiftedWindowAttention, SwinBlock, WindowAttention
 from ...models.layers.swin_v2_block import SwinV2Block, WindowAttentionV2
 from ...modes import needs_torch_op
-from ...replace import Reason
+from ...replace import Plan, PlanOrReason, Reason
 from ...sizes import Size
 from ..changes import Modules, is_changed, read_modules, record_methods
 from ..native.availability import dtype_and_gradients
-from ..native.layers import (
-    BlockComputation,
-    BlockSettings,
-    BlockWeights,
-    OutputNormComputation,
-    ProjectionComputation,
-)
+from ..native.computations import BlockWeights, OutputNormComputation, ProjectionComputation
 from ..native.memory import Unsupported, cache_of, describe_unsupported
-from ..native.plans import NativeLayer, NativePlan, plan_layer, plan_module
-from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
-from .block_weights import (
+from ..native.plans import LayerRecipe, plan_module
+from ..native.saved_blocks import SWIN_T_STAGES, Stages
+from .blocks import (
     ATTENTION_PREFIX,
     BIAS_TABLE,
     CPB,
     LINEARS,
     LOGIT_SCALE,
-    NAMES,
     NORMS,
     QKV_BIASES,
+    WEIGHTS,
+    make_block_recipe,
     make_block_weights,
 )
-from .single_layer import forward_by_torch
+from .single_layer import forward_by_torch, norm_values
 
 # A block's tensors: the name, the name of the module that owns the tensor, the attribute of the module.
-NAMES_V1 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, BIAS_TABLE)]
-NAMES_V2 = [(name, *name.rsplit('.', 1)) for name in (*NAMES, LOGIT_SCALE, *CPB, *QKV_BIASES)]
+TENSORS_V1 = [(name, *name.rsplit('.', 1)) for name in (*WEIGHTS, BIAS_TABLE)]
+TENSORS_V2 = [(name, *name.rsplit('.', 1)) for name in (*WEIGHTS, LOGIT_SCALE, *CPB, *QKV_BIASES)]
+REQUIRED_V1 = *WEIGHTS[:4], BIAS_TABLE
+REQUIRED_V2 = *WEIGHTS[:4], LOGIT_SCALE, *CPB
 # Types of the modules inside a block, by name.
 TYPES_V1 = {
     **dict.fromkeys(NORMS[:2], nn.LayerNorm),
@@ -63,83 +61,118 @@ TYPES_V2 = {
     },
     **dict.fromkeys([f'{ATTENTION_PREFIX}cpb_mlp.0', f'{ATTENTION_PREFIX}cpb_mlp.2'], nn.Linear),
 }
-TYPES_V2_NORM3 = {**TYPES_V2, 'norm3': nn.LayerNorm}
+TYPES = {  # by (whether a block is of V2, whether it has a third norm)
+    (False, False): TYPES_V1,
+    (True, False): TYPES_V2,
+    (True, True): {**TYPES_V2, 'norm3': nn.LayerNorm},
+}
 PROJECTION_NORM = ['norm.weight', 'norm.bias']
 BLOCKS = SwinBlock, SwinV2Block
 record_methods([*BLOCKS, PatchEmbed, PatchMerging, nn.Conv2d, nn.Identity, *TYPES_V1.values(), *TYPES_V2.values()])
 
 
-class BlockPlan(NamedTuple):
-    """A block that is ready to run; see `replace.Plan`."""
-
-    block: Any
-    plan: NativePlan
-
-    def __call__(self, x_BHWC: Tensor, out: Optional[Tensor] = None) -> Tensor:
-        """Run the block, see `SwinBlock.forward`.
-
-        Args:
-            out: memory for the output, without gradients. The memory of the input is allowed.
-        """
-        drop_path, call = self.block.drop_path, {} if out is None else {'out': out}
-        if drop_path.training and drop_path.drop_prob > 0:
-            if torch.is_grad_enabled() and not needs_torch_op():
-                call['random_state'] = torch.get_rng_state()
-            call['drop_path_2B'] = _draw_drop_path(drop_path.drop_prob, len(x_BHWC))
-        return self.plan(x_BHWC, **call)
+def plan_stage(stage: Any, x_BHWC: Tensor, run_downsample: bool = True) -> Optional[Plan]:
+    """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
+    plan = plan_module(read_stage, stage, x_BHWC)
+    return None if isinstance(plan, str) else plan
 
 
-def plan_block(block: Any, x_BHWC: Tensor) -> Union[BlockPlan, Reason]:
-    """See `replace.Replacement`."""
-    plan = plan_module(read_block, plan_layer, block, x_BHWC)
-    return plan if isinstance(plan, str) else BlockPlan(block, plan)
+class StageRecipe(NamedTuple):
+    """How the library computes the blocks of a stage."""
+
+    blocks: list[LayerRecipe]
+
+    def plan(self, module: Any, shape: Sequence[int]) -> Plan:
+        """Return the plan of the stage for maps of a shape; or raise `Unsupported`."""
+        blocks = [recipe.plan(block, shape) for block, recipe in zip(module.blocks, self.blocks)]
+        return partial(_run_stage, blocks, module.downsample)
 
 
-def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Union[NativeLayer, Reason]:
-    """Return the `NativeLayer` of a block, or the reason why the library does not compute the block.
+def _run_stage(
+    blocks: Sequence[Any],
+    downsample: Optional[nn.Module],
+    x_BHWC: Tensor,
+    run_downsample: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Run the blocks of a stage, which are plans, and the patch merging; see `SwinStage.forward`.
+
+    Without gradients, each block writes over the output of the block before. The input of the stage does not change.
+    """
+    out = None
+    for block in blocks:
+        x_BHWC = block(x_BHWC) if out is None else block(x_BHWC, out)
+        out = None if torch.is_grad_enabled() or needs_torch_op() else x_BHWC
+    return x_BHWC, downsample(x_BHWC) if run_downsample and downsample is not None else x_BHWC
+
+
+def read_stage(stage: Any, x_BHWC: Tensor) -> Union[StageRecipe, Reason]:
+    """Return the recipe of a stage, or the reason why the library does not compute one of the blocks."""
+    recipes = []
+    for block in stage.blocks:
+        if type(block) not in BLOCKS or is_changed(block) or block.backend not in ('auto', 'native'):
+            return f'A call of {type(block).__name__} runs other code, or has another backend.'
+        recipe = read_block(block, x_BHWC, stage.backbone_stages)
+        if isinstance(recipe, str):
+            return recipe
+        recipes.append(recipe)
+    return StageRecipe(recipes)
+
+
+def read_block(block: Any, x_BHWC: Tensor, stages: Stages = SWIN_T_STAGES) -> Union[LayerRecipe, Reason]:
+    """Return the recipe of a block, or the reason why the library does not compute the block.
 
     Args:
-        stages: channels and blocks of each stage of the backbone; the sizes decide what a training step saves.
+        stages: of the backbone, see `make_block_recipe`.
     """
     is_v2 = isinstance(block, SwinV2Block)
-    types = TYPES_V1 if not is_v2 else TYPES_V2 if block.norm3 is None else TYPES_V2_NORM3
+    types = TYPES[is_v2, is_v2 and block.norm3 is not None]
     modules = read_modules(block, types)
     if isinstance(modules, str):
         return modules
-    reason = _find_unsupported_setting(block, modules, x_BHWC)
+    reason = _find_unsupported_setting(modules, x_BHWC)
     if reason is not None:
         return reason
     tensors: dict[str, Any] = {}
-    for name, owner, attribute in NAMES_V2 if is_v2 else NAMES_V1:
+    for name, owner, attribute in TENSORS_V2 if is_v2 else TENSORS_V1:
         module = modules.get(owner)
         parameters = {} if module is None else module._parameters  # five times faster than getattr
         tensors[name] = parameters[attribute] if attribute in parameters else getattr(module, attribute, None)
-    required = (*NAMES[:4], LOGIT_SCALE, *CPB) if is_v2 else (*NAMES[:4], BIAS_TABLE)
-    if any(tensors[name] is None or not tensors[name].dim() for name in required):
+    if any(tensors[name] is None or not tensors[name].dim() for name in (REQUIRED_V2 if is_v2 else REQUIRED_V1)):
         return f'{type(block).__name__} lacks a weight that it was built with.'
-    attention, windows, C = modules['attn.w_msa'], block.windows(x_BHWC), x_BHWC.shape[3]
+    windows, attention, drop_path = block.windows(x_BHWC), modules['attn.w_msa'], modules['drop_path']
     if windows.pad_before != (0, 0) or windows[:2] != x_BHWC.shape[1:3]:
         return 'The compiled library pads at right and bottom alone.'
+    C = x_BHWC.shape[3]
     if is_v2:
-        h, hidden, bias_window = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]]), attention.pretrained_window
+        bias_window = attention.pretrained_window or windows.window_size
+        h, hidden = len(tensors[LOGIT_SCALE]), len(tensors[CPB[0]])
         shapes = [(h, 1, 1), (hidden, 2), (hidden,), (h, hidden), (C,), (C,)]
     else:
-        h, bias_window = tensors[BIAS_TABLE].shape[-1], attention.window_size
-        shapes = [((2 * bias_window[0] - 1) * (2 * bias_window[1] - 1), h)]
-    dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
-    eps = tuple(modules[name].eps for name in NORMS if name in types)
-    saves = has_gradients and not getattr(block, 'with_cp', False) and saves_activations(dtype, C, stages)
-    window_pair = windows.window_size, bias_window or windows.window_size
-    if not is_v2 and any(side > of_table for side, of_table in zip(*window_pair)):
-        return f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'
-    settings = BlockSettings(h, len(tensors[f'{LINEARS[2]}.weight']), attention.scale, eps, window_pair[1])
-    computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
-    make_weights = partial(_make_weights, [*tensors], shapes, window_pair)
-    return NativeLayer(computation, partial(forward_by_torch, [*tensors]), [*tensors.values()], make_weights)
+        bias_window = attention.window_size
+        shapes = [((2 * bias_window[0] - 1) * (2 * bias_window[1] - 1), tensors[BIAS_TABLE].shape[-1])]
+        if any(side > table_side for side, table_side in zip(windows.window_size, bias_window)):
+            return f'The table of position biases is for windows of {bias_window}, not {windows.window_size}.'
+    is_dropping = drop_path.training and drop_path.drop_prob > 0
+    return make_block_recipe(
+        block,
+        x_BHWC,
+        tensors,
+        windows,
+        bias_window,
+        attention.scale,
+        tuple(modules[name].eps for name in NORMS if name in types),
+        stages,
+        by_torch=partial(forward_by_torch, [*tensors]),
+        make_weights=partial(_make_checked_weights, [*tensors], shapes, windows.window_size, bias_window),
+        draw_drop_path=partial(_draw_drop_path, drop_path.drop_prob) if is_dropping else None,
+    )
 
 
-def _find_unsupported_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> Optional[Reason]:
-    """Return which setting of a block the library lacks; None: it has all."""
+plan_block = partial(plan_module, read_block)
+
+
+def _find_unsupported_setting(modules: Modules, x_BHWC: Tensor) -> Optional[Reason]:
+    """Return which setting of a block's modules the library lacks; None: it has all."""
     attention, drop_path = modules['attn.w_msa'], modules['drop_path']
     dropouts = attention.proj_drop, modules['ffn.layers.0.2'], modules['ffn.layers.2']
     if attention.backend not in ('auto', 'native'):
@@ -161,83 +194,39 @@ def _find_unsupported_setting(block: Any, modules: Modules, x_BHWC: Tensor) -> O
     return None
 
 
-def plan_stage(stage: Any, x_BHWC: Tensor, run_downsample: bool = True) -> Optional['StagePlan']:
-    """See `replace.Replacement`. Without a plan, `SwinStage` calls its blocks."""
-    plan = plan_module(read_stage, plan_blocks, stage, x_BHWC)
-    return None if isinstance(plan, str) else plan
-
-
-def plan_blocks(layers: Sequence[NativeLayer], stage: Any, shape: Sequence[int]) -> 'StagePlan':
-    """Return the plan of a stage for maps of a shape; or raise `Unsupported`."""
-    plans = [plan_layer(layer, block, shape) for block, layer in zip(stage.blocks, layers)]
-    return StagePlan([*map(BlockPlan, stage.blocks, plans)], stage.downsample)
-
-
-def read_stage(stage: Any, x_BHWC: Tensor) -> Union[list[NativeLayer], Reason]:
-    """Return the `NativeLayer` of each block of a stage, or the reason why the library does not compute one."""
-    layers = []
-    for block in stage.blocks:
-        if type(block) not in BLOCKS or is_changed(block) or block.backend not in ('auto', 'native'):
-            return f'A call of {type(block).__name__} runs other code, or has another backend.'
-        layer = read_block(block, x_BHWC, stage.backbone_stages)
-        if isinstance(layer, str):
-            return layer
-        layers.append(layer)
-    return layers
-
-
-class StagePlan(NamedTuple):
-    """The blocks of a stage that are ready to run; see `replace.Plan`."""
-
-    blocks: list[BlockPlan]
-    downsample: Optional[nn.Module]
-
-    def __call__(self, x_BHWC: Tensor, run_downsample: bool = True) -> tuple[Tensor, Tensor]:
-        """Run the blocks and the patch merging of a stage, see `SwinStage.forward`.
-
-        Without gradients, each block writes over the output of the block before. The input of the stage does not
-        change.
-        """
-        out = None
-        for block in self.blocks:
-            x_BHWC = block(x_BHWC, out)
-            out = None if torch.is_grad_enabled() or needs_torch_op() else x_BHWC
-        return x_BHWC, self.downsample(x_BHWC) if run_downsample and self.downsample is not None else x_BHWC
-
-
-def _make_weights(
-    names: Sequence[str], shapes: Sequence[tuple[int, ...]], window_pair: tuple[Size, Size], *tensors: Any
+def _make_checked_weights(
+    names: Sequence[str], shapes: Sequence[tuple[int, ...]], window_size: Size, bias_window: Size, *tensors: Any
 ) -> BlockWeights:
     """Return the library's weights from the tensors of a block. Raises `Unsupported`: a user may have replaced `.data`.
 
     Args:
         shapes: of the tensors that are not weights of the library themselves.
-        window_pair: see `make_block_weights`.
     """
-    for name, tensor, shape in zip(names[len(NAMES) :], tensors[len(NAMES) :], shapes):
+    for name, tensor, shape in zip(names[len(WEIGHTS) :], tensors[len(WEIGHTS) :], shapes):
         if tensor is not None and (tensor.shape != shape or tensor.dtype is not torch.float32):
             raise Unsupported(describe_unsupported(name, tensor, shape, torch.float32))
-    return make_block_weights(dict(zip(names, tensors)), *window_pair)
+    return make_block_weights(dict(zip(names, tensors)), window_size, bias_window)
 
 
-def _draw_drop_path(rate: float, batch: int) -> Tensor:
-    """Return the factors of the two branches for the images, 0 or 1 / (1 - rate): (2, B).
+def _draw_drop_path(rate: float, x_BHWC: Tensor) -> Tensor:
+    """Return the factors of the two branches for the maps, 0 or 1 / (1 - rate): (2, B).
 
     The numbers are equal to those of `DropPath`: first for attention, then for the MLP.
     """
-    return torch.rand(2, batch, dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
+    return torch.rand(2, len(x_BHWC), dtype=torch.float32, device='cpu').add_(1 - rate).floor_().div_(1 - rate)
 
 
-def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, Reason]:
-    """Return the `NativeLayer` of patch embedding or patch merging, or the reason why there is none."""
+def read_projection(layer: Any, x: Tensor) -> Union[LayerRecipe, Reason]:
+    """Return the recipe of patch embedding or patch merging, or the reason why the library does not compute it."""
     is_merging = isinstance(layer, PatchMerging)
     name, linear_type = ('reduction', nn.Linear) if is_merging else ('projection', nn.Conv2d)
     norm_type = nn.Identity if type(layer.norm) is nn.Identity else nn.LayerNorm
     modules = read_modules(layer, {name: linear_type, 'norm': norm_type})
     if isinstance(modules, str):
         return modules
-    linear, norm, post_norm = modules[name], modules['norm'], not is_merging or layer.post_norm
-    weight, eps = linear.weight, getattr(norm, 'eps', None)  # an identity has no eps
+    linear, norm = modules[name], modules['norm']
+    weight, post_norm = linear.weight, not is_merging or layer.post_norm
+    norm_weight, norm_bias, eps = norm_values(norm)
     if x.dim() != 4:
         return f'The compiled library takes a batch of four dimensions, not {list(x.shape)}.'
     if weight is None or weight.dim() != (2 if is_merging else 4):
@@ -254,33 +243,34 @@ def read_projection(layer: Any, x: Tensor) -> Union[NativeLayer, Reason]:
     normed = len(weight) if post_norm else 4 * x.shape[3]
     if eps is not None and norm.normalized_shape != (normed,):
         return f'The compiled library normalises {normed} numbers, not {list(norm.normalized_shape)}.'
-    parameters = weight, linear.bias, getattr(norm, 'weight', None), getattr(norm, 'bias', None)
+    parameters = weight, linear.bias, norm_weight, norm_bias
     dtype, has_gradients = dtype_and_gradients(layer, x, *parameters)
     computation = ProjectionComputation(is_merging, eps, post_norm, dtype, cache_of(layer), has_gradients)
     by_torch = partial(forward_by_torch, [f'{name}.weight', f'{name}.bias', *PROJECTION_NORM])
-    return NativeLayer(computation, by_torch, parameters)
+    return LayerRecipe(computation, by_torch, parameters)
 
 
-plan_projection = partial(plan_module, read_projection, plan_layer)
+plan_projection = partial(plan_module, read_projection)
 
 
-def plan_output_norm(_: Any, x_BHWC: Tensor, norm: Any) -> Union[NativePlan, Reason, None]:
+def plan_output_norm(stage: Any, x_BHWC: Tensor, norm: Any) -> PlanOrReason:
     """See `replace.Replacement`. A stage without an output norm has nothing to compute: torch copies the map."""
-    return None if type(norm) is nn.Identity else plan_module(read_output_norm, plan_layer, norm, x_BHWC)
+    plan = None if type(norm) is nn.Identity else plan_module(read_output_norm, norm, x_BHWC)
+    return plan if plan is None or isinstance(plan, str) else lambda x_BHWC, norm: plan(x_BHWC)
 
 
-def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[NativeLayer, Reason]:
-    """Return the `NativeLayer` of an output norm, or the reason why there is none."""
+def read_output_norm(norm: Any, x_BHWC: Tensor) -> Union[LayerRecipe, Reason]:
+    """Return the recipe of an output norm, or the reason why the library does not compute it."""
     is_plain = type(norm) is nn.LayerNorm and not is_changed(norm)
     if not is_plain or norm.normalized_shape != tuple(x_BHWC.shape[3:]):
         return f'The output norm is not a plain LayerNorm over {x_BHWC.shape[3]} channels, as it was built.'
-    return norm_layer(norm)
+    return make_norm_recipe(norm)
 
 
-def norm_layer(norm: nn.LayerNorm) -> NativeLayer:
-    """Return the `NativeLayer` of a norm of tokens with a map as its output."""
+def make_norm_recipe(norm: nn.LayerNorm) -> LayerRecipe:
+    """Return the recipe of a norm of tokens with a map as its output."""
     by_torch = partial(forward_by_torch, ['weight', 'bias'], forward=_normalise)
-    return NativeLayer(OutputNormComputation(norm.eps), by_torch, (norm.weight, norm.bias))
+    return LayerRecipe(OutputNormComputation(norm.eps), by_torch, (norm.weight, norm.bias))
 
 
 def _normalise(norm: nn.LayerNorm, x_BHWC: Tensor) -> Tensor:

@@ -80,6 +80,6 @@ class AccelerateHook(Hook):
 
     def _set(self, model: nn.Module, precision: Optional[str]) -> None:
         if self.precision is not None:
-            from ...kernels.swin.accelerate import set_precision
+            from ...kernels.foreign.accelerate import set_precision
 
             set_precision(model, precision)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...kernels.changes import is_changed
 from ...kernels.detection.convolution import MIN_CHANNELS
 from ...kernels.native.availability import find_unsupported_dtype
-from ...kernels.native.layers import neighbours_first
+from ...kernels.native.computations import neighbours_first
+from ...kernels.native.plans import LayerPlan
 from ...kernels.swin.single_layer import norm_values, plan_single_layer
-from ...kernels.swin.swin_layers import BlockPlan
 from ...models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ...models.pyramid import SwinPyramid
 from ...openmmlab.layers.conv3x3 import is_plain
@@ -157,10 +157,10 @@ def embed_node(embed: PatchEmbed, precision: str, _: Plan) -> Node:
     )
 
 
-def block_node(_: SwinBlock, precision: str, plan: BlockPlan) -> Node:
-    layer: Any = plan.plan
-    w: Any = layer.make_weights(*layer.parameters)
-    windows, settings = layer.computation.windows, layer.computation.settings
+def block_node(_: SwinBlock, precision: str, plan: LayerPlan) -> Node:
+    recipe = plan.recipe
+    w: Any = recipe.make_weights(*recipe.parameters)
+    windows, settings = recipe.computation.windows, recipe.computation.settings
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias

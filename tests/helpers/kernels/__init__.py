@@ -1,17 +1,17 @@
 """Helpers of the tests of kernels."""
 
-from swin_backbone.kernels.native import find_unsupported_dtype, layers
+from swin_backbone.kernels.native import computations, find_unsupported_dtype
 
 refusal = find_unsupported_dtype  # why the compiled library does not compute in a dtype here; None: it does
 
 
 def count_blocks(monkeypatch):
     """Return a list that gets, for every block by the library, the dtype of its products."""
-    counted, forward = [], layers.BlockComputation.forward
+    counted, forward = [], computations.BlockComputation.forward
 
     def count(computation, *tensors, **call):
         counted.append(computation.dtype)
         return forward(computation, *tensors, **call)
 
-    monkeypatch.setattr(layers.BlockComputation, 'forward', count)
+    monkeypatch.setattr(computations.BlockComputation, 'forward', count)
     return counted

@@ -1,6 +1,6 @@
 """Graphs and dispatch modes record the library's layers as operators of torch, with the results of eager mode.
 
-tests/models/modes compile whole backbones, and tests/kernels/swin layers of other packages.
+tests/models/modes compile whole backbones, and tests/kernels/foreign layers of other packages.
 """
 
 import copy
@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.kernels.native import layers, memory
-from swin_backbone.kernels.swin import swin_layers
+from swin_backbone.kernels.native import computations, memory
+from swin_backbone.kernels.swin import blocks, swin_layers
 from swin_backbone.models.layers import SwinV2Block
 
 KINDS = [SwinBackbone, SwinV2Backbone]
@@ -99,7 +99,7 @@ def test_a_training_step_of_what_the_library_does_not_take():
 )
 def test_a_training_step_of_three_sizes_is_one_compilation(kind, saves, sizes, monkeypatch):
     """tests/workbench/runner/test_compile.py compiles a whole V1 with a neck."""
-    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: saves)
+    monkeypatch.setattr(blocks, 'saves_activations', lambda *_: saves)
     counters['stats'].clear()
     model = randomised(kind=kind, **{**TWO_STAGES, **sizes})
     compiled = torch.compile(model, backend='aot_eager', fullgraph=True, dynamic=True)
@@ -118,7 +118,7 @@ def test_a_training_step_of_three_sizes_is_one_compilation(kind, saves, sizes, m
 @pytest.mark.parametrize('training', [False, True])
 def test_without_fullgraph_there_is_one_graph_too(training, monkeypatch):
     """`fullgraph` also permits results whose sizes are known at run time alone."""
-    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: True)
+    monkeypatch.setattr(blocks, 'saves_activations', lambda *_: True)
     model = randomised(**{**TWO_STAGES, **ONE_STAGE}).train(training)
     compiled = torch.compile(model, backend='aot_eager')
     counters.clear()
@@ -135,10 +135,11 @@ def test_without_fullgraph_there_is_one_graph_too(training, monkeypatch):
 def check_saved_bytes(block, x, dtype, threads=1):
     few = mock.patch.object(torch, 'get_num_threads', return_value=threads)
     with autocast_to(dtype), few:
-        plan = swin_layers.plan_block(block.train(), x.requires_grad_()).plan
-        computation = plan.computation._replace(saves=True)
+        plan = swin_layers.plan_block(block.train(), x.requires_grad_())
+        recipe = plan.recipe
+        computation = recipe.computation._replace(saves_activations=True)
         _, saved = computation.forward(x.detach(), plan.prepared)
-        bound = computation.max_saved_bytes(x.shape, *plan.make_weights(*plan.parameters))
+        bound = computation.max_saved_bytes(x.shape, *recipe.make_weights(*recipe.parameters))
     assert len(saved) <= bound
 
 
@@ -157,14 +158,14 @@ def test_a_graph_has_memory_for_the_branches_of_v2(extra_norm, dtype):
 
 
 def test_values_without_memory_are_computed_again(monkeypatch):
-    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: True)
+    monkeypatch.setattr(blocks, 'saves_activations', lambda *_: True)
     model = randomised(**TWO_STAGES).train()
     results = []
     for _ in range(2):
         with Layers():
             outputs = model(X)
         results.append(torch.autograd.grad(sum(y.square().sum() for y in outputs), [*model.parameters()]))
-        monkeypatch.setattr(layers.BlockComputation, 'max_saved_bytes', lambda *_: memory.LINE)
+        monkeypatch.setattr(computations.BlockComputation, 'max_saved_bytes', lambda *_: memory.LINE)
     assert close(*results, 1e-5)
 
 
@@ -210,8 +211,8 @@ class Layers(TorchDispatchMode):
 def test_opcheck():
     block = randomised(**TWO_STAGES).stages[0].blocks[0]
     x = torch.randn(2, 9, 8, block.norm1.weight.numel(), requires_grad=True)
-    plan = swin_layers.plan_block(block, x).plan
-    weights = [w if w is None else w.detach().requires_grad_() for w in plan.make_weights(*plan.parameters)]
+    recipe = swin_layers.plan_block(block, x).recipe
+    weights = [w if w is None else w.detach().requires_grad_() for w in recipe.make_weights(*recipe.parameters)]
     windows = [7, 7], [3, 3], False, True
     for saves in (False, True):
         arguments = x, *weights, None, *windows, 0.25, [1e-5, 1e-5], torch.float32, saves
@@ -291,7 +292,7 @@ def test_operations_are_those_of_the_torch_path(kind):
 
 
 def test_fake_tensors_and_modes_see_operators(monkeypatch):
-    monkeypatch.setattr(swin_layers, 'saves_activations', lambda *_: True)
+    monkeypatch.setattr(blocks, 'saves_activations', lambda *_: True)
     model = randomised(**TWO_STAGES)
     with Layers() as mode, torch.no_grad():
         outputs = model(X)

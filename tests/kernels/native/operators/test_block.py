@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 
 from swin_backbone import SwinBackbone
 from swin_backbone.kernels.native.saved_blocks import saves_activations
-from swin_backbone.kernels.swin import swin_layers
+from swin_backbone.kernels.swin import blocks
 from swin_backbone.models.layers import SwinBlock, SwinV2Block
 
 
@@ -43,7 +43,7 @@ def relative(ours, truth) -> float:
 def saving(value):
     """Decide if forward saves activations for the gradients."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(swin_layers, 'saves_activations', lambda *_: value)
+        patch.setattr(blocks, 'saves_activations', lambda *_: value)
         yield
 
 

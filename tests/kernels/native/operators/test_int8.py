@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, accelerate, restore
+from swin_backbone.kernels.foreign.accelerate import set_precision
 from swin_backbone.kernels.native.library import load_library
-from swin_backbone.kernels.swin.accelerate import set_precision
 from swin_backbone.models.layers import PatchEmbed, SwinBlock
 
 LEVELS, MOST = 254, 127  # steps between the least and the largest number of a token, and of a weight's numbers

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...checkpoints.formats import Format, columns_to_channels, to_canonical
-from ...modes import linear_dtype, needs_torch_op
+from ...modes import linear_dtype
 from ...replace import Reason
 from ...sizes import Size
 from ..changes import Modules, is_patched, read_modules, shadows_methods
 from ..native.availability import dtype_and_gradients, find_unsupported
-from ..native.layers import BlockComputation, BlockSettings, BlockWeights, ProjectionComputation
+from ..native.computations import BlockWeights, ProjectionComputation
 from ..native.memory import Unsupported, cache_of, free_if_elsewhere
-from ..native.plans import NativeLayer, plan_layer
-from ..native.saved_blocks import SWIN_T_STAGES, Stages, saves_activations
-from .block_weights import BIAS_TABLE, COORDINATES, LINEARS, LOGIT_SCALE, NORMS, make_block_weights
-from .foreign_calls import CallArgs, bind_arguments, find_map, list_arguments, list_modules
+from ..native.plans import LayerRecipe
+from ..native.saved_blocks import SWIN_T_STAGES, Stages
+from ..swin.blocks import BIAS_TABLE, COORDINATES, LOGIT_SCALE, NORMS, make_block_recipe, make_block_weights
+from ..swin.single_layer import forward_by_torch, norm_values
+from ..swin.swin_layers import PROJECTION_NORM, make_norm_recipe
+from .calls import CallArgs, bind_arguments, find_map, list_arguments, list_modules
 from .origins import POSITION_INDEX, Origin, find_origin
-from .single_layer import forward_by_torch, norm_values
-from .swin_layers import PROJECTION_NORM, norm_layer
 
 ACCELERATED = '_swin_backbone_record'  # the attribute of an accelerated layer
 BASE_ATTRIBUTE = '_swin_backbone_base'  # the attribute of its class, a subclass of the layer's own
@@ -126,52 +126,58 @@ def rates_in(modules: Modules, foreign: ForeignLayer) -> list[tuple[Any, str]]:
 
 
 def run_block(block: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
+    """Return the output of a block; None: the library does not compute the call."""
     x_BHWC, x = find_map(block, call_args), next(iter(call_args.values()))
-    layer = None if x_BHWC is None else _read_block(block, foreign, call_args, x_BHWC)
-    if x_BHWC is None or layer is None:
+    recipe = None if x_BHWC is None else _read_block(block, foreign, call_args, x_BHWC)
+    if x_BHWC is None or recipe is None:
         return None
-    plan = plan_layer(layer, block, x_BHWC.shape)
-    random_state = torch.get_rng_state() if torch.is_grad_enabled() and not needs_torch_op() else None
-    factors_2B = _drop_path_factors(block, foreign.origin, x_BHWC)
-    y = plan(x_BHWC, random_state=random_state, drop_path_2B=factors_2B).view(x.shape).to(x_BHWC.dtype)
+    y = recipe.plan(block, x_BHWC.shape)(x_BHWC).view(x.shape).to(x_BHWC.dtype)
     if foreign.origin.format.name != 'hf':
         return y
     return (y, None) if hasattr(block.attention, 'o_proj') else (y,)  # a pair since release 5
 
 
-def _read_block(block: Any, foreign: ForeignLayer, call_args: CallArgs, x_BHWC: Tensor) -> Optional[NativeLayer]:
-    """Return the `NativeLayer` of a block for a call; None: the library does not compute the call."""
-    origin = foreign.origin
+def _read_block(block: Any, foreign: ForeignLayer, call_args: CallArgs, x_BHWC: Tensor) -> Optional[LayerRecipe]:
+    """Return the recipe of a block for a call; None: the library does not compute the call."""
     if call_args.get('output_attentions') or call_args.get('head_mask') is not None:
         return None
+    origin = foreign.origin
     windows = origin.windows(block, call_args, (x_BHWC.shape[1], x_BHWC.shape[2]))
     modules: Any = read_modules(block, foreign.types)
     owners = {ours: modules[path.rpartition('.')[0]] for ours, path in foreign.names.items()}
     tensors = {ours: getattr(owners[ours], path.rpartition('.')[2]) for ours, path in foreign.names.items()}
-    num_offsets = tensors[COORDINATES].numel() // 2 if LOGIT_SCALE in tensors else len(tensors[BIAS_TABLE])
+    is_v2 = LOGIT_SCALE in tensors
+    num_offsets = tensors[COORDINATES].numel() // 2 if is_v2 else len(tensors[BIAS_TABLE])
     if windows is None or num_offsets != math.prod([2 * side - 1 for side in windows.window_size]):
         return None
-    make_weights = partial(_make_weights, origin.format, windows.window_size, [*tensors])
-    h = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[BIAS_TABLE].shape[-1]
-    hidden = len(tensors[f'{LINEARS[2]}.weight'])
-    (dtype, has_gradients), C = dtype_and_gradients(block, x_BHWC, *tensors.values()), x_BHWC.shape[3]
-    scale = 1.0 if LOGIT_SCALE in tensors else getattr(owners[POSITION_INDEX], 'scale', (C // h) ** -0.5)
-    eps = tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners)
-    saves = has_gradients and not getattr(block, 'with_cp', False) and saves_activations(dtype, C, foreign.stages)
-    settings = BlockSettings(h, hidden, scale, eps, windows.window_size, origin.pads_first)
-    computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
+    scale = 1.0
+    if not is_v2:
+        head_channels = x_BHWC.shape[3] // tensors[BIAS_TABLE].shape[-1]
+        scale = getattr(owners[POSITION_INDEX], 'scale', head_channels**-0.5)
     (_, x), *others = call_args.items()
-    by_torch = partial(_call_original, [*foreign.names.values()], dict(others), x.shape)
-    return NativeLayer(computation, by_torch, [*tensors.values()], make_weights)
+    return make_block_recipe(
+        block,
+        x_BHWC,
+        tensors,
+        windows,
+        windows.window_size,
+        scale,
+        tuple(owners[f'{name}.weight'].eps for name in NORMS if f'{name}.weight' in owners),
+        foreign.stages,
+        by_torch=partial(_call_original, [*foreign.names.values()], dict(others), x.shape),
+        make_weights=partial(_make_canonical_weights, origin.format, windows.window_size, [*tensors]),
+        draw_drop_path=partial(_draw_drop_path, block, origin),
+        pads_first=origin.pads_first,
+    )
 
 
-def _make_weights(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
+def _make_canonical_weights(format: Format, window_size: Size, names: list[str], *tensors: Any) -> BlockWeights:
     """Return the library's weights from the tensors of a block, which have our names."""
     w = to_canonical({name: tensor for name, tensor in zip(names, tensors) if tensor is not None}, format)
     return make_block_weights(w, window_size, window_size)
 
 
-def _drop_path_factors(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optional[Tensor]:
+def _draw_drop_path(block: nn.Module, origin: Origin, x_BHWC: Tensor) -> Optional[Tensor]:
     """Return the factors of both branches, (2, B), drawn by the original's modules; None: all are 1."""
     modules = [block.get_submodule(name) for name in origin.drop_paths.split()]
     if all(type(module) is nn.Identity or not module.training for module in modules):
@@ -198,7 +204,7 @@ def run_merging(module: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
     dtype, has_gradients = dtype_and_gradients(module, x_BHWC, *tensors)
     computation = ProjectionComputation(True, eps, post_norm, dtype, cache_of(module), has_gradients)
     by_torch = partial(_call_original, names, dict(others), x.shape)
-    y_BHWC = plan_layer(NativeLayer(computation, by_torch, tensors, make_weights), module, x_BHWC.shape)(x_BHWC)
+    y_BHWC = LayerRecipe(computation, by_torch, tensors, make_weights).plan(module, x_BHWC.shape)(x_BHWC)
     y = y_BHWC if x.dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y.to(linear_dtype(x_BHWC))
 
@@ -212,7 +218,7 @@ def run_embedding(module: Any, foreign: ForeignLayer, call_args: CallArgs) -> An
     dtype, has_gradients = dtype_and_gradients(module, x, *tensors)
     computation = ProjectionComputation(False, eps, True, dtype, cache_of(module), has_gradients)
     by_torch = partial(_call_original, names, {}, x.shape)
-    y_BHWC = plan_layer(NativeLayer(computation, by_torch, tensors), module, x.shape)(x)
+    y_BHWC = LayerRecipe(computation, by_torch, tensors).plan(module, x.shape)(x)
     # OpenMMLab's maps stay float32 under autocast until an output norm rounds them.
     y = y_BHWC.flatten(1, 2) if 'x' in call_args else y_BHWC.flatten(1, 2).to(linear_dtype(x))
     return y, tuple(y_BHWC.shape[1:3])
@@ -224,7 +230,7 @@ def run_norm(norm: Any, foreign: ForeignLayer, call_args: CallArgs) -> Any:
     if x_BTC.dim() != 3 or norm.normalized_shape != (x_BTC.shape[2],):
         return None
     x_BT1C = x_BTC[:, :, None]
-    y_BCT = plan_layer(norm_layer(norm), norm, x_BT1C.shape)(x_BT1C)[..., 0]
+    y_BCT = make_norm_recipe(norm).plan(norm, x_BT1C.shape)(x_BT1C)[..., 0]
     return y_BCT.transpose(1, 2).to(linear_dtype(x_BTC))
 
 

@@ -8,7 +8,7 @@ from helpers.adapters.acceleration import accelerated, assert_accelerates, asser
 from helpers.adapters.frameworks import require
 
 import swin_backbone
-from swin_backbone.kernels.swin import accelerate as swap
+from swin_backbone.kernels.foreign import accelerate as swap
 
 pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
 X = torch.linspace(-1, 1, 2 * 3 * 64 * 88).view(2, 3, 64, 88).sin()

@@ -1,9 +1,9 @@
-"""The tensors of a Swin block by our names, and the library's weights made of them.
+"""Swin blocks, of this package and of others: the tensors by our names, the library's weights, the recipe.
 
-Layout: C channels, R offsets in a window, N places of a window, h heads.
+Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import torch
@@ -11,10 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...models.layers.swin_v2_block import cosine_scale
+from ...models.windows import Windows
 from ...modes import without_autocast
 from ...positions import log_spaced_coordinates, relative_position_bias
 from ...sizes import Size
-from ..native.layers import BlockWeights
+from ..native.availability import dtype_and_gradients
+from ..native.computations import BlockComputation, BlockSettings, BlockWeights
+from ..native.interface import MakeWeights
+from ..native.memory import cache_of
+from ..native.plans import LayerRecipe
+from ..native.saved_blocks import Stages, saves_activations
 
 ATTENTION_PREFIX = 'attn.w_msa.'
 # Names of the first tensors of `BlockWeights`: of the linear layers, then of the norms.
@@ -22,15 +28,45 @@ LINEARS, NORMS = (
     (f'{ATTENTION_PREFIX}qkv', f'{ATTENTION_PREFIX}proj', 'ffn.layers.0.0', 'ffn.layers.1'),
     ('norm1', 'norm2', 'norm3'),
 )
-NAMES = [
-    *(f'{name}.{leaf}' for leaf in ('weight', 'bias') for name in LINEARS),
-    *(f'{name}.{leaf}' for name in NORMS for leaf in ('weight', 'bias')),
+WEIGHTS = [
+    *(f'{name}.{attribute}' for attribute in ('weight', 'bias') for name in LINEARS),
+    *(f'{name}.{attribute}' for name in NORMS for attribute in ('weight', 'bias')),
 ]
-FIELDS = dict(zip(BlockWeights._fields, NAMES))
+FIELDS = dict(zip(BlockWeights._fields, WEIGHTS))
 BIAS_TABLE, LOGIT_SCALE = f'{ATTENTION_PREFIX}relative_position_bias_table', f'{ATTENTION_PREFIX}logit_scale'
 CPB = [f'{ATTENTION_PREFIX}cpb_mlp.{name}' for name in ('0.weight', '0.bias', '2.weight')]
 COORDINATES = f'{ATTENTION_PREFIX}relative_coords_table'  # of V2 in other packages
 QKV_BIASES = [f'{ATTENTION_PREFIX}{name}' for name in ('q_bias', 'v_bias')]
+
+
+def make_block_recipe(
+    block: Any,
+    x_BHWC: Tensor,
+    tensors: Mapping[str, Any],
+    windows: Windows,
+    bias_window: Size,
+    scale: float,
+    eps: tuple[float, ...],
+    stages: Stages,
+    by_torch: Callable[..., Tensor],
+    make_weights: MakeWeights,
+    draw_drop_path: Optional[Callable[[Tensor], Optional[Tensor]]],
+    pads_first: bool = True,
+) -> LayerRecipe:
+    """Return the recipe of a block. For the arguments see `BlockSettings`, `BlockComputation` and `LayerRecipe`.
+
+    Args:
+        tensors: the parameters of the recipe, by our names.
+        stages: of the backbone; the sizes decide whether a training step saves activations.
+    """
+    heads = len(tensors[LOGIT_SCALE]) if LOGIT_SCALE in tensors else tensors[BIAS_TABLE].shape[-1]
+    hidden = len(tensors[f'{LINEARS[2]}.weight'])
+    settings = BlockSettings(heads, hidden, scale, eps, bias_window, pads_first)
+    dtype, has_gradients = dtype_and_gradients(block, x_BHWC, *tensors.values())
+    is_checkpointed = getattr(block, 'with_cp', False)
+    saves = has_gradients and not is_checkpointed and saves_activations(dtype, x_BHWC.shape[3], stages)
+    computation = BlockComputation(settings, windows, dtype, cache_of(block), saves)
+    return LayerRecipe(computation, by_torch, [*tensors.values()], make_weights, draw_drop_path)
 
 
 def make_block_weights(w: Mapping[str, Any], window_size: Size, bias_window: Size) -> BlockWeights:

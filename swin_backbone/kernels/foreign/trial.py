@@ -15,8 +15,8 @@ from ...modes import without_autocast
 from .. import native
 from ..changes import read_modules
 from ..native.memory import Unsupported, checked_address
-from .foreign import ACCELERATED, ForeignLayer, rates_in, run_embedding, try_native
-from .foreign_calls import CallArgs, list_arguments
+from .calls import CallArgs, list_arguments
+from .foreign_layers import ACCELERATED, ForeignLayer, rates_in, run_embedding, try_native
 from .origins import find_allowed, read_windows
 
 # Allowed differences from the original, by rounding, relative to the largest number.

@@ -17,8 +17,8 @@ from ...models.pyramid import SwinPyramid
 from ...replace import Reason
 from ..changes import record_methods
 from ..native.availability import PRECISION, find_unsupported_dtype
-from .foreign import ACCELERATED, BASE_ATTRIBUTE, ForeignLayer, find_candidate_layer, run_norm, try_native
-from .single_layer import SWIN_LAYERS, plan_single_layer
+from ..swin.single_layer import SWIN_LAYERS, plan_single_layer
+from .foreign_layers import ACCELERATED, BASE_ATTRIBUTE, ForeignLayer, find_candidate_layer, run_norm, try_native
 from .trial import try_layer
 
 _logger = getLogger(__name__)

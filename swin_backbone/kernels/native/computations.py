@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...models.windows import Windows
 from ...sizes import Size
-from .computation import MakeWeights, ResultShapes, Weights
+from .interface import MakeWeights, ResultShapes, Weights
 from .library import (
     DTYPES,
     GEMM_DTYPES,
@@ -82,40 +82,44 @@ class BlockSettings(NamedTuple):
 class BlockComputation(NamedTuple):
     """A Swin block, V1 or V2, from maps (B, H, W, C) and `BlockWeights` to maps; see `Computation`.
 
-    A call may have `drop_path_2B`, the factors of both branches for the images, and without gradients `out`, memory for
-    the output.
-
     Attributes:
-        dtype: in which torch would compute linear layers. The library computes them in `GEMM_DTYPES[dtype]`.
+        dtype: of linear layers in torch. The library computes their products in `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
-        saves: whether the forward saves more than the input for backward, see `saved_blocks.saves_activations`.
-        saved_bytes: capacity for the saved activations. If they need more, none are saved. None: no limit.
+        saves_activations: whether the forward saves more than the input for backward, see `saved_blocks.py`.
+        saved_capacity: bytes for the saved activations. If they need more, none are saved. None: no limit.
+        drop_path_2B: of a call, the factors of both branches for the maps; None: all are 1.
+        out: of a call without gradients, memory for the output. The memory of the input is allowed.
     """
 
     settings: BlockSettings
     windows: Windows
     dtype: torch.dtype
     cache: Cache
-    saves: bool = False
-    saved_bytes: Optional[int] = None
+    saves_activations: bool = False
+    saved_capacity: Optional[int] = None
+    drop_path_2B: Optional[Tensor] = None
+    out: Optional[Tensor] = None
 
     @property
     def operator(self) -> str:
         return 'block'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        (h, D, *_), C = self.settings, weights[1].shape[0]
-        require_sizes('block', self.dtype, 1, 1, 1, C, D, h, *self.windows.window_size, *self.windows.shift)
-        for name, tensor, size in zip(BlockWeights._fields, weights, self.shapes(C)):
-            require_tensor(name, tensor, size)
+        settings, windows, C = self.settings, self.windows, len(weights[1])
+        sizes = 1, 1, 1, C, settings.hidden, settings.heads, *windows.window_size, *windows.shift
+        require_sizes('block', self.dtype, *sizes)
+        for name, tensor, tensor_shape in zip(BlockWeights._fields, weights, self.list_shapes(C)):
+            require_tensor(name, tensor, tensor_shape)
 
-    def arguments(self, weights: Weights, drop_path_2B: Optional[Tensor] = None) -> tuple[Any, ...]:
-        windows, settings = self.windows, self.settings
-        window_args = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
-        return *weights, drop_path_2B, *window_args, settings.scale, [*settings.eps], self.dtype, self.saves
+    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
+        settings, windows = self.settings, self.windows
+        window_arguments = [*windows.window_size], [*windows.shift], windows.mask_padding, settings.pads_first
+        others = settings.scale, [*settings.eps], self.dtype, self.saves_activations
+        return *weights, self.drop_path_2B, *window_arguments, *others
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        return ResultShapes(shape, [shape, *self.shapes(weights[1].shape[0])], self.max_saved_bytes(shape, *weights))
+    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+        gradients = [shape, *self.list_shapes(len(weights[1]))]
+        return ResultShapes(shape, gradients, self.max_saved_bytes(shape, *weights))
 
     def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Block:
         (h, D, scale, eps, bias_window, pads_first), windows, (B, H, W, C) = self.settings, self.windows, shape
@@ -136,7 +140,7 @@ class BlockComputation(NamedTuple):
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return `BlockWeights` in the library's order."""
         h, gemm_dtype = self.settings.heads, GEMM_DTYPES[self.dtype]
-        for name, tensor, shape in zip(BlockWeights._fields, weights, self.shapes(C)):
+        for name, tensor, shape in zip(BlockWeights._fields, weights, self.list_shapes(C)):
             checked_address(name, tensor, shape, allows_gaps=True)
         panels = [pack_linear(weight, self.dtype, unit) for weight, unit in zip(weights, (C // h, 1, 1, 1))]
         vectors = [
@@ -144,42 +148,41 @@ class BlockComputation(NamedTuple):
         ]
         linear = tuple(checked_address('packed weight', tensor, dtype=gemm_dtype) for tensor in panels)
         bias = tuple(checked_address('bias', tensor) for tensor in vectors[:4])
-        others = {name: checked_address(name, tensor) for name, tensor in zip(VECTORS, vectors[4:])}
+        others = {name: checked_address(name, tensor) for name, tensor in zip(BLOCK_VECTORS, vectors[4:])}
         return Packed([*panels, *vectors], dict(linear=linear, bias=bias, **others))
 
-    def shapes(self, C: int) -> Sequence[tuple[int, ...]]:
+    def list_shapes(self, C: int) -> Sequence[tuple[int, ...]]:
         """Return the shapes of the tensors of `BlockWeights`."""
         (h, D, *_), N = self.settings, math.prod(self.windows.window_size)
         return (3 * C, C), (C, C), (D, C), (C, D), (3 * C,), (C,), (D,), *[(C,)] * 7, (h, N, N), (h,)
 
-    def forward(
-        self, x_BHWC: Tensor, prepared: Block, drop_path_2B: Optional[Tensor] = None, out: Optional[Tensor] = None
-    ) -> Sequence[Tensor]:
+    def forward(self, x_BHWC: Tensor, prepared: Block) -> Sequence[Tensor]:
         copies: list[Any] = []
-        y_BHWC = empty(x_BHWC.shape) if out is None else out
-        prepared.drop_path = checked_address('drop_path', drop_path_2B, (2, len(x_BHWC)))
-        saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves else ((), 0, None)
-        x, y = checked_address('x', x_BHWC, copies=copies), checked_address('y', y_BHWC, x_BHWC.shape)
+        y_BHWC = empty(x_BHWC.shape) if self.out is None else self.out
+        prepared.drop_path = checked_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
+        saved, groups, saved_ptr = self.allocate_saved(prepared) if self.saves_activations else ((), 0, None)
+        x = checked_address('x', x_BHWC, copies=copies)
+        y = checked_address('y', y_BHWC, x_BHWC.shape)
         libswin().block_forward(byref(prepared), x, y, saved_ptr, groups)
         return y_BHWC, *saved
 
     def allocate_saved(self, prepared: Block) -> tuple[Sequence[Tensor], int, Optional[int]]:
         """Return memory for activations, the number of groups of windows that save them, and their address."""
-        groups, size = _saved_size(prepared, 0)
-        needed = LINE + groups * size
-        memory = empty_aligned(needed if self.saved_bytes is None else self.saved_bytes)
+        groups, group_bytes = _find_saved_bytes(prepared, 0)
+        needed = LINE + groups * group_bytes
+        memory = empty_aligned(needed if self.saved_capacity is None else self.saved_capacity)
         groups = groups if needed <= len(memory) else 0
-        _groups_in(memory).fill_(groups)
-        return (memory,), groups, _address_of_saved(memory, groups * size) if groups else None
+        _header_of(memory).fill_(groups)
+        return (memory,), groups, _address_of_saved(memory, groups * group_bytes) if groups else None
 
     def max_saved_bytes(self, shape: Sequence[int], *weights: Any) -> int:
-        """Return bytes for the saved activations in the worst grouping of windows. The processor decides the groups.
+        """Return bytes for the saved activations, whatever groups of windows the library chooses.
 
         The activations of a group of more than 32 windows may not fit. The terms are those of `Saved` in
         csrc/block/block_group.h: 4 C + D elements of queries, keys, values, attended and hidden tokens, and C of
         float32.
         """
-        if not self.saves:
+        if not self.saves_activations:
             return 0
         (h, D, *_), C, N = self.settings, shape[3], math.prod(self.windows.window_size)
         rows, columns = self.windows.grid()
@@ -192,58 +195,64 @@ class BlockComputation(NamedTuple):
         return bound
 
     def backward(
-        self,
-        grad_BHWC: Tensor,
-        _: Any,
-        x_BHWC: Tensor,
-        prepared: Any,
-        weights: Any,
-        *saved: Tensor,
-        drop_path_2B: Optional[Tensor] = None,
+        self, grad_BHWC: Tensor, _: Any, x_BHWC: Tensor, prepared: Block, weights: Any, saved: Sequence[Tensor]
     ) -> Weights:
         copies: list[Any] = []
-        prepared.drop_path = checked_address('drop_path', drop_path_2B, (2, len(x_BHWC)))
-        (C, shape), units = (x_BHWC.shape[3], x_BHWC.shape), (1, x_BHWC.shape[3] // self.settings.heads, 1, 1)
+        shape, C = x_BHWC.shape, x_BHWC.shape[3]
+        prepared.drop_path = checked_address('drop_path', self.drop_path_2B, (2, len(x_BHWC)))
+        units = 1, C // self.settings.heads, 1, 1
         transposed = [pack_linear(weight, self.dtype, unit, transposed=True) for weight, unit in zip(weights, units)]
         groups, saved_ptr = 0, None
         for memory in saved:
             if memory.data_ptr() % LINE:  # hooks of saved tensors may return memory anywhere
                 memory = empty_aligned(memory.nbytes).copy_(memory)
-            groups = int(_groups_in(memory))
-            saved_ptr = _address_of_saved(memory, math.prod(_saved_size(prepared, groups))) if groups else None
-        grad_x, *grad_weights = results = [empty(size) for size in (shape, *self.shapes(C))]
-        x_ptr, *ptrs = [checked_address('gradient', tensor) for tensor in results]
-        linear, bias, vectors = tuple(ptrs[:4]), tuple(ptrs[4:8]), dict(zip(VECTORS, ptrs[8:]))
+            groups = int(_header_of(memory))
+            saved_bytes = math.prod(_find_saved_bytes(prepared, groups)) if groups else 0
+            saved_ptr = _address_of_saved(memory, saved_bytes) if groups else None
+        gradients = [empty(gradient_shape) for gradient_shape in (shape, *self.list_shapes(C))]
+        grad_x, *grad_weights = [checked_address('gradient', tensor) for tensor in gradients]
         panels = [checked_address('packed weight', tensor, dtype=GEMM_DTYPES[self.dtype]) for tensor in transposed]
-        libswin().block_backward(
-            *(byref(prepared), (c_void_p * 4)(*panels), checked_address('x', x_BHWC, copies=copies)),
-            *(checked_address('gradient', grad_BHWC, shape), saved_ptr, groups),
-            byref(BlockGradients(x=x_ptr, linear=linear, bias=bias, **vectors)),
+        structure = BlockGradients(
+            x=grad_x,
+            linear=tuple(grad_weights[:4]),
+            bias=tuple(grad_weights[4:8]),
+            **dict(zip(BLOCK_VECTORS, grad_weights[8:])),
         )
-        return grad_x, *grad_weights
+        x = checked_address('x', x_BHWC, copies=copies)
+        grad_y = checked_address('gradient', grad_BHWC, shape)
+        libswin().block_backward(
+            byref(prepared), (c_void_p * 4)(*panels), x, grad_y, saved_ptr, groups, byref(structure)
+        )
+        return gradients
 
 
-def _saved_size(block: Block, groups: int) -> tuple[int, int]:
+BLOCK_VECTORS = *BlockWeights._fields[8:14], 'position_bias', 'cosine_scale'  # fields of `Block`
+
+
+def _find_saved_bytes(block: Block, groups: int) -> tuple[int, int]:
     """Return the number of groups that save activations, and the bytes of a group. `groups=0`: the library decides."""
-    number, size = c_int64(groups), c_int64()
-    libswin().block_saved_size(byref(block), byref(number), byref(size))
-    return number.value, size.value
+    number, group_bytes = c_int64(groups), c_int64()
+    libswin().block_saved_size(byref(block), byref(number), byref(group_bytes))
+    return number.value, group_bytes.value
 
 
-def _groups_in(memory: Tensor) -> Tensor:
+def _header_of(memory: Tensor) -> Tensor:
     """Return the header of a block's saved memory: the number of groups whose activations follow. 0: none."""
     return memory[:8].view(torch.int64)
 
 
-def _address_of_saved(memory: Tensor, size: int) -> int:
-    """Return the address of the saved activations in a block's memory."""
-    first = checked_address('saved', memory[: LINE + size], (LINE + size,), torch.uint8)
-    return LINE + (first or 0)
+def _address_of_saved(memory: Tensor, saved_bytes: int) -> int:
+    """Return the address of the saved activations in a block's memory, behind the header."""
+    header = checked_address('saved', memory[: LINE + saved_bytes], (LINE + saved_bytes,), torch.uint8)
+    return LINE + (header or 0)
 
 
-VECTORS = *BlockWeights._fields[8:14], 'position_bias', 'cosine_scale'  # fields of `Block`
-PROJECTION = 'weight', 'vector', 'vector', 'vector'  # names of a projection's tensors in errors
-PROJECTION_VECTORS = 'bias', 'norm_weight', 'norm_bias'  # fields of `Projection`
+class PreparedProjection(NamedTuple):
+    """Structures for a projection of inputs of one shape, and the shape of the output."""
+
+    source: Any  # `Images` or `Maps`
+    projection: Projection
+    y_shape: tuple[int, ...]
 
 
 class ProjectionComputation(NamedTuple):
@@ -256,7 +265,7 @@ class ProjectionComputation(NamedTuple):
         is_merging: True: 2 x 2 neighbours of a map are projected. False: patches of an image are.
         eps: of the norm; None: no norm.
         post_norm: whether the norm is behind the projection.
-        dtype: in which torch would compute linear layers. The library computes them in `GEMM_DTYPES[dtype]`.
+        dtype: of linear layers in torch. The library computes their products in `GEMM_DTYPES[dtype]`.
         cache: of packed weights.
         has_gradients: whether autograd records.
     """
@@ -276,28 +285,27 @@ class ProjectionComputation(NamedTuple):
         N, C, *patch = weights[0].shape  # numbers, but the sizes of a map may be free
         if self.is_merging:
             C //= 4
-        if shape[3 if self.is_merging else 1] != C:
-            raise Unsupported(f'The compiled library takes {C} channels, not {shape[3 if self.is_merging else 1]}.')
+        channels = shape[3 if self.is_merging else 1]
+        if channels != C:
+            raise Unsupported(f'The compiled library takes {C} channels, not {channels}.')
         sizes = (1, 1, 1, C) if self.is_merging else (1, C, 1, 1, *patch)
         require_sizes('merge' if self.is_merging else 'embed', self.dtype, *sizes, N, self.has_gradients)
-        for name, tensor, size in zip(PROJECTION, weights, self.shapes(N, C, patch)):
-            require_tensor(name, tensor, size)
+        for name, tensor, tensor_shape in zip(PROJECTION_TENSORS, weights, self.list_shapes(N, C, patch)):
+            require_tensor(name, tensor, tensor_shape)
 
-    def arguments(self, weights: Weights) -> tuple[Any, ...]:
+    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.is_merging, self.eps, self.post_norm, self.dtype, self.has_gradients
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
-        (weight, *_), (N, K) = weights, weights[0].flatten(1).shape
+    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+        weight = weights[0]
+        N, K = weight.flatten(1).shape
         B, H, W = shape[:3] if self.is_merging else (shape[0], *shape[2:])
         down, across = (2, 2) if self.is_merging else weight.shape[2:]
         normed = 0 if self.eps is None else N if self.post_norm else K
         y_shape = B, (H + down - 1) // down, (W + across - 1) // across, N
         return ResultShapes(y_shape, [shape, weight.shape, (N,), (normed,), (normed,)])
 
-    def prepare(
-        self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights
-    ) -> tuple[Any, Any, tuple[int, ...]]:
-        """Return the structures of the input and of the layer, and the shape of the output."""
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> PreparedProjection:
         N, (down, across) = len(parameters[0]), (2, 2) if self.is_merging else parameters[0].shape[2:]
         B, H, W, C = shape if self.is_merging else (shape[0], *shape[2:], shape[1])
         sizes = (*shape, N) if self.is_merging else (*shape, down, across, N)
@@ -313,36 +321,40 @@ class ProjectionComputation(NamedTuple):
         source: Any = Maps(batch=B, height=H, width=W, channels=C, norm_after=self.post_norm)
         if not self.is_merging:
             source = Images(batch=B, channels=C, height=H, width=W, patch_height=down, patch_width=across)
-        return source, projection, (B, -(-H // down), -(-W // across), N)
+        return PreparedProjection(source, projection, (B, -(-H // down), -(-W // across), N))
 
     def pack(self, C: int, weights: Sequence[Any]) -> Packed:
         """Return weight, bias and norm in the library's order."""
         weight, bias, *norm = weights
-        for name, tensor, shape in zip(PROJECTION, weights, self.shapes(len(weight), C, weight.shape[2:])):
+        for name, tensor, shape in zip(PROJECTION_TENSORS, weights, self.list_shapes(len(weight), C, weight.shape[2:])):
             checked_address(name, tensor, shape, allows_gaps=True)
         panels = self.pack_weight(weight)
         copy_norm = neighbours_first if self.is_merging and not self.post_norm else Tensor.clone
-        tensors = [
+        vectors = [
             tensor if tensor is None else copy(tensor)
             for copy, tensor in zip((Tensor.clone, copy_norm, copy_norm), (bias, *norm))
         ]
-        addresses = {name: checked_address('vector', tensor) for name, tensor in zip(PROJECTION_VECTORS, tensors)}
+        addresses = {name: checked_address(name, tensor) for name, tensor in zip(PROJECTION_VECTORS, vectors)}
         addresses['linear'] = checked_address('packed weight', panels, dtype=panels.dtype)
-        return Packed([panels, *tensors], addresses)
+        return Packed([panels, *vectors], addresses)
 
-    def forward(self, x: Tensor, prepared: tuple[Any, Any, tuple[int, ...]]) -> Sequence[Tensor]:
+    def forward(self, x: Tensor, prepared: PreparedProjection) -> Sequence[Tensor]:
         copies: list[Any] = []
-        source, projection, shape = prepared
-        y_BHWN = empty(shape)
+        source, projection, y_shape = prepared
+        y_BHWN = empty(y_shape)
+        self.locate(x, source, copies)
+        forward = libswin().merge_forward if self.is_merging else libswin().embed_forward
+        forward(byref(source), byref(projection), checked_address('y', y_BHWN, y_shape))
+        return (y_BHWN,)
+
+    def locate(self, x: Tensor, source: Any, copies: list[Any]) -> None:
+        """Write the address of the input into its structure."""
         if self.is_merging:
             source.x = checked_address('x', x, copies=copies)
         else:  # an image may have any strides
             source.pixels, source.stride = checked_address('x', x, allows_gaps=True), tuple(x.stride())
-        forward = libswin().merge_forward if self.is_merging else libswin().embed_forward
-        forward(byref(source), byref(projection), checked_address('y', y_BHWN, shape))
-        return (y_BHWN,)
 
-    def shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
+    def list_shapes(self, N: int, C: int, patch: Sequence[int]) -> Sequence[tuple[int, ...]]:
         """Return the shapes of weight, bias and norm."""
         normed = N if self.post_norm else 4 * C
         return (N, 4 * C) if self.is_merging else (N, C, *patch), (N,), (normed,), (normed,)
@@ -352,33 +364,55 @@ class ProjectionComputation(NamedTuple):
         return pack_linear(neighbours_first(weight) if self.is_merging else weight, self.dtype, 1, transposed)
 
     def backward(
-        self, grad_BHWN: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Any, *saved: Tensor
+        self,
+        grad_BHWN: Tensor,
+        needed: Sequence[bool],
+        x: Tensor,
+        prepared: PreparedProjection,
+        weights: Any,
+        saved: Sequence[Tensor],
     ) -> Weights:
         copies: list[Any] = []
-        (source, projection, shape), weight = prepared, weights[0]
-        if self.is_merging:
-            source.x = checked_address('x', x, copies=copies)
-        else:  # an image may have any strides
-            source.pixels, source.stride = checked_address('x', x, allows_gaps=True), tuple(x.stride())
-        (N, K), needs_grad_x = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
-        normed = 0 if self.eps is None else N if self.post_norm else K
+        source, projection, y_shape = prepared
+        weight = weights[0]
+        N, K = weight.flatten(1).shape
+        self.locate(x, source, copies)
+        needs_grad_x = needed[0] or (not self.post_norm and any(needed[3:]))  # a norm before the projection needs it
         transposed = self.pack_weight(weight, transposed=True) if needs_grad_x else empty(0)
-        grad_x = empty(x.shape) if needs_grad_x else empty(0)  # a norm before the projection needs `grad_x` too
-        grad_weight, grad_bias, grad_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
-        gradients = dict(x=grad_x, linear=grad_weight, bias=grad_bias, norm_weight=grad_norm[0], norm_bias=grad_norm[1])
+        normed = 0 if self.eps is None else N if self.post_norm else K
+        gradients = {
+            'x': empty(x.shape) if needs_grad_x else empty(0),
+            'linear': empty(N, K),
+            'bias': empty(N),
+            'norm_weight': empty(normed),
+            'norm_bias': empty(normed),
+        }
         addresses = {name: checked_address('gradient', tensor) or None for name, tensor in gradients.items()}
+        panels = checked_address('packed weight', transposed, dtype=transposed.dtype)
+        grad_y = checked_address('gradient', grad_BHWN, y_shape)
         backward = libswin().merge_backward if self.is_merging else libswin().embed_backward
-        backward(
-            *(byref(source), byref(projection)),
-            checked_address('packed weight', transposed, dtype=transposed.dtype),
-            checked_address('gradient', grad_BHWN, shape),
-            byref(ProjectionGradients(**addresses)),
-        )
+        backward(byref(source), byref(projection), panels, grad_y, byref(ProjectionGradients(**addresses)))
+        grad_x, grad_weight, grad_bias, *grad_norm = gradients.values()
         if self.is_merging:
             grad_weight = neighbours_last(grad_weight)
         if self.is_merging and not self.post_norm:
             grad_norm = [neighbours_last(gradient) for gradient in grad_norm]
         return grad_x, grad_weight.view_as(weight), grad_bias, *grad_norm
+
+
+PROJECTION_TENSORS = 'weight', 'bias', 'norm weight', 'norm bias'  # in errors
+PROJECTION_VECTORS = 'bias', 'norm_weight', 'norm_bias'  # fields of `Projection`
+
+
+NORM = 'weight', 'bias'  # of an output norm, in errors
+
+
+class PreparedNorm(NamedTuple):
+    """The addresses of weight and bias, and the tensors that hold their memory."""
+
+    weight: Optional[int]
+    bias: Optional[int]
+    tensors: Sequence[Any]
 
 
 class OutputNormComputation(NamedTuple):
@@ -391,45 +425,45 @@ class OutputNormComputation(NamedTuple):
         return 'normalise_output'
 
     def check(self, shape: Sequence[int], *weights: Any) -> None:
-        for tensor in weights:
-            require_tensor('vector', tensor, (shape[3],))
+        for name, tensor in zip(NORM, weights):
+            require_tensor(name, tensor, (shape[3],))
 
-    def arguments(self, weights: Weights) -> tuple[Any, ...]:
+    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
         return *weights, self.eps
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         B, H, W, C = shape
         return ResultShapes((B, C, H, W), [shape, (C,), (C,)])
 
-    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> tuple[Any, Any]:
-        """Return the addresses of weight and bias, and their memory."""
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> PreparedNorm:
         B, H, W, C = shape
         require_sizes('output_norm', B, H * W, C)
-        copies = [*parameters]
-        return [checked_address('vector', tensor, (C,), copies=copies) for tensor in parameters], copies
+        tensors = [*parameters]
+        weight, bias = (checked_address(name, tensor, (C,), copies=tensors) for name, tensor in zip(NORM, parameters))
+        return PreparedNorm(weight, bias, tensors)
 
-    def forward(self, x_BHWC: Tensor, prepared: tuple[Any, Any]) -> Sequence[Tensor]:
+    def forward(self, x_BHWC: Tensor, prepared: PreparedNorm) -> Sequence[Tensor]:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         y_BCHW = empty(B, C, H, W)
+        x = checked_address('x', x_BHWC, copies=copies)
+        y = checked_address('y', y_BCHW)
         libswin().output_norm_forward(
-            *(checked_address('x', x_BHWC, (B, H, W, C), copies=copies), B, H * W, C, *prepared[0]),
-            *(self.eps, torch.get_num_threads(), checked_address('y', y_BCHW, (B, C, H, W))),
+            x, B, H * W, C, prepared.weight, prepared.bias, self.eps, torch.get_num_threads(), y
         )
         return (y_BCHW,)
 
     def backward(
-        self, grad_BCHW: Tensor, _: Sequence[bool], x_BHWC: Tensor, prepared: Any, weights: Any, *saved: Tensor
+        self, grad_BCHW: Tensor, _: Any, x_BHWC: Tensor, prepared: PreparedNorm, weights: Any, saved: Sequence[Tensor]
     ) -> Weights:
         copies: list[Any] = []
         B, H, W, C = x_BHWC.shape
         gradients = empty(B, H, W, C), empty(C), empty(C)
-        libswin().output_norm_backward(
-            checked_address('x', x_BHWC, (B, H, W, C), copies=copies),
-            checked_address('gradient', grad_BCHW, (B, C, H, W)),
-            *(B, H * W, C, prepared[0][0], self.eps, torch.get_num_threads()),
-            *(checked_address('gradient', tensor) for tensor in gradients),
-        )
+        x = checked_address('x', x_BHWC, copies=copies)
+        grad_y = checked_address('gradient', grad_BCHW, (B, C, H, W))
+        addresses = [checked_address('gradient', tensor) for tensor in gradients]
+        threads = torch.get_num_threads()
+        libswin().output_norm_backward(x, grad_y, B, H * W, C, prepared.weight, self.eps, threads, *addresses)
         return gradients
 
 

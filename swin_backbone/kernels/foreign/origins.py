@@ -17,8 +17,8 @@ from ...checkpoints import formats
 from ...checkpoints.formats import Format, canonical_name
 from ...models.windows import Windows
 from ...sizes import Size
-from .block_weights import ATTENTION_PREFIX, LINEARS, LOGIT_SCALE, NORMS
-from .foreign_calls import CallArgs, list_arguments, list_modules
+from ..swin.blocks import ATTENTION_PREFIX, LINEARS, LOGIT_SCALE, NORMS
+from .calls import CallArgs, list_arguments, list_modules
 
 Names = dict[str, str]  # from our names of a block's tensors to the names in the block
 BLOCK, POSITION_INDEX = 'stages.0.blocks.0.', f'{ATTENTION_PREFIX}relative_position_index'  # our names

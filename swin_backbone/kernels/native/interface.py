@@ -1,12 +1,13 @@
-"""The interface of the library's computations: of Swin layers in `layers.py`, of other layers in `detection/`."""
+"""The interface of the library's computations: of Swin layers in `computations.py`, of other layers in `detection/`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional, Protocol, TypeVar
 
 from torch import Tensor
 
 Weights = Sequence[Optional[Tensor]]
-MakeWeights = Callable[..., Weights]  # from a module's parameters, in torch operations
+MakeWeights = Callable[..., Weights]  # from a layer's parameters, in torch operations
+Prepared = TypeVar('Prepared')  # what a computation prepares for its own methods: structures of csrc/swin.h, addresses
 
 
 def as_given(*parameters: Optional[Tensor]) -> Weights:
@@ -26,49 +27,42 @@ class ResultShapes(NamedTuple):
     saved_bytes: int = 0
 
 
-class Computation(Protocol):
+class Computation(Protocol[Prepared]):
     """A computation by the library, from an input and weights to an output, with gradients.
 
-    `plans.py` runs it in autograd, and `operators.py` makes an operator of torch of it.
+    Its fields are the settings of a layer, and the tensors of a call that get no gradients. `plans.py` runs it in
+    autograd, and `operators.py` makes an operator of torch of it.
     """
 
-    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Any:
-        """Check and pack the weights, and return what `forward` needs for a shape. `forward` cannot fail then.
-
-        What a class returns is for its own methods: structures of csrc/swin.h, addresses, or the parameters.
+    def prepare(self, shape: Sequence[int], parameters: Sequence[Any], make_weights: MakeWeights) -> Prepared:
+        """Check and pack the weights, and return what `forward` and `backward` need for inputs of a shape.
 
         Args:
-            shape: of the input.
-            parameters: of the module.
+            parameters: of the layer.
             make_weights: maps the parameters to the computation's weights.
 
         Raises:
             Unsupported: if the library does not take the shape or a weight.
         """
 
-    def forward(self, x: Tensor, prepared: Any, *_: Any, **call: Any) -> Sequence[Tensor]:
-        """Return the output, and tensors for `backward` beside the arguments.
-
-        Args:
-            call: arguments of one call, by name. What serves all calls is a field of the class.
-        """
+    def forward(self, x: Tensor, prepared: Prepared) -> Sequence[Tensor]:
+        """Return the output, and the tensors that `backward` takes as `saved`."""
 
     def backward(
-        self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Any, weights: Any, *saved: Any, **call: Any
+        self, grad: Tensor, needed: Sequence[bool], x: Tensor, prepared: Prepared, weights: Any, saved: Sequence[Tensor]
     ) -> Weights:
         """Return the gradients for `x` and for the computation's weights.
 
         Args:
             grad: of the output, contiguous.
             needed: whether the gradients of `x` and of the weights are needed. Unneeded gradients are ignored.
-            saved: the tensors of `forward` beside the output.
         """
 
-    def shapes_of_results(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
+    def infer_shapes(self, shape: Sequence[int], *weights: Any) -> ResultShapes:
         """Return the shapes of results for an input of a shape, which may have symbols of a graph."""
 
 
-class SwinComputation(Computation, Protocol):
+class SwinComputation(Computation[Prepared], Protocol[Prepared]):
     """A layer of a Swin."""
 
     @property
@@ -78,5 +72,5 @@ class SwinComputation(Computation, Protocol):
     def check(self, shape: Sequence[int], *weights: Any) -> None:
         """Raise `Unsupported` if the library does not take the weights, for maps of any size. Nothing reads memory."""
 
-    def arguments(self, weights: Weights, *_: Any, **call: Any) -> tuple[Any, ...]:
+    def list_arguments(self, weights: Weights) -> tuple[Any, ...]:
         """Return the arguments of the operator of torch after the input: weights, tensors of the call, settings."""

@@ -8,7 +8,7 @@ from helpers.adapters.acceleration import accelerated, assert_accelerates
 from torch import nn
 from torch.nn import functional as F
 
-from swin_backbone.kernels.swin import accelerate as swap
+from swin_backbone.kernels.foreign import accelerate as swap
 from swin_backbone.models.windows import Windows
 from swin_backbone.positions import log_spaced_coordinates, relative_position_bias
 

@@ -12,9 +12,9 @@ from helpers.adapters.acceleration import accelerated, assert_close, results
 from torch import nn
 
 import swin_backbone
+from swin_backbone.kernels.foreign import accelerate as swap
 from swin_backbone.kernels.native import availability
-from swin_backbone.kernels.swin import accelerate as swap
-from swin_backbone.kernels.swin import foreign as origins
+from swin_backbone.kernels.swin import blocks
 from swin_backbone.models.layers import SwinBlock
 
 pytestmark = pytest.mark.toolboxes
@@ -390,7 +390,7 @@ def test_the_hook_builds_from_a_config_by_both_names():
 
 def test_all_blocks_of_a_swin_decide_what_a_step_stores(monkeypatch):
     stages = []
-    monkeypatch.setattr(origins, 'saves_activations', lambda dtype, channels, stages_: stages.append(stages_) or False)
+    monkeypatch.setattr(blocks, 'saves_activations', lambda dtype, channels, own: stages.append(own) or False)
     swin_backbone.accelerate(build('mmdet'))(X)
     assert set(stages[-4:]) == {((16, 2), (32, 2))}
 

@@ -1,0 +1,1 @@
+"""Swin layers of models of other packages by the compiled library, after `accelerate`."""
