@@ -270,7 +270,7 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
 
 @contextmanager
 def _as_problem(action: str) -> Iterator[None]:
-    """Turn an error of a runtime into a sentence. Runtimes have various error classes and several lines."""
+    """Turn an error of a runtime, which may be of any class and have several lines, into a sentence."""
     try:
         yield
     except Exception as error:
@@ -510,8 +510,10 @@ def read_pixels(
         if not Path(path).is_file():
             raise RuntimeProblem('it is no regular file')
         data = np.fromfile(path, np.uint8)  # cv2.imread does not open every path
-        if backend == 'tifffile' or data[:4].tobytes() in TIFF:
-            pixels: Any = _read_tiff(data.tobytes(), None if backend == 'tifffile' else color_type)
+        if backend == 'tifffile':
+            pixels: Any = _read_tiff(data.tobytes())
+        elif data[:4].tobytes() in TIFF:
+            raise RuntimeProblem('it is a TIFF, which OpenCV may decode wrongly: decode it, and call predict')
         elif backend == 'cv2':
             pixels = cv2.imdecode(data, FLAGS[color_type])
         else:
@@ -529,30 +531,17 @@ def read_pixels(
     return result
 
 
-def _read_tiff(data: bytes, color_type: Optional[str]) -> NDArray[Any]:
-    """Return the values of a TIFF, or with `color_type` the pixels as OpenCV gives them of other files."""
+def _read_tiff(data: bytes) -> NDArray[Any]:
+    """Return the values of a TIFF."""
     try:
         import tifffile
     except ImportError as error:
         raise RuntimeProblem('it is a TIFF: pip install tifffile imagecodecs') from error
     try:
-        with tifffile.TiffFile(BytesIO(data)) as file:
-            pixels: NDArray[Any] = file.asarray()
-            page = file.pages.first
-            is_plain = len(file.pages) == 1 and page.tags.valueof(274, 1) == 1  # not turned
-            is_plain = is_plain and page.photometric in (1, 2) and page.compression not in (6, 7)  # JPEG
-            is_plain = is_plain and pixels.dtype == np.uint8 and page.bitspersample == 8
-            is_plain = is_plain and (pixels.ndim == 2 or pixels.shape[2:] == (3,))
+        pixels: NDArray[Any] = tifffile.imread(BytesIO(data))
     except Exception as error:  # of many kinds
         raise RuntimeProblem(f'it cannot be read ({error})') from error
-    if color_type is None:
-        return pixels
-    if not is_plain:
-        raise RuntimeProblem(
-            'it is a TIFF of another kind than grey or RGB of 8 bits without JPEG: decode it, and call predict'
-        )
-    pixels = cv2.cvtColor(pixels, cv2.COLOR_GRAY2BGR if pixels.ndim == 2 else cv2.COLOR_RGB2BGR)
-    return cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY) if color_type.startswith('grayscale') else pixels
+    return pixels
 
 
 if __name__ == '__main__':
