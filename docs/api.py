@@ -44,11 +44,11 @@ SECTIONS = {
     ),
     'Looking inside': (
         *(
-            'workbench.pictures.attention_maps',
-            'workbench.pictures.AttentionMap',
-            'workbench.pictures.AttentionMap.of_token',
+            'workbench.pictures.attention.attention_maps',
+            'workbench.pictures.attention.AttentionMap',
+            'workbench.pictures.attention.AttentionMap.of_token',
         ),
-        *('workbench.pictures.AttentionMap.number_of', 'workbench.pictures.cam.reshape_transform'),
+        *('workbench.pictures.attention.AttentionMap.number_of', 'workbench.pictures.cam.reshape_transform'),
     ),
 }
 WIDTH = 100  # of a signature on one line

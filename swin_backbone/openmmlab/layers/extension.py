@@ -9,7 +9,7 @@ from mmengine.registry import HOOKS
 from torch import nn
 
 from ...acceleration import EXTENSIONS, Extension, accelerate
-from .memory_format import prepare_convolutions, restore_convolutions
+from .memory_format import prepare_convolutions
 
 # Layers of the toolboxes, and the files here with a subclass of the same name.
 LAYER_FILES = {
@@ -39,8 +39,10 @@ def prepare_layers(model: nn.Module, swins: Sequence[nn.Module]) -> None:
 
 def restore_layers(model: nn.Module) -> None:
     """Undo `prepare_layers`, in place."""
-    restore_convolutions(model)
+    from .conv3x3 import restore_class  # needs kernels/
+
     for module in model.modules():
+        restore_class(module)
         if CLASS in module.__dict__:
             module.__class__ = module.__dict__.pop(CLASS)
 

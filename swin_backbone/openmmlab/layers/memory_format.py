@@ -57,14 +57,6 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
             use_channels_last(module)
 
 
-def restore_convolutions(model: nn.Module) -> None:
-    """Undo `prepare_convolutions`, in place."""
-    from .conv3x3 import restore_class
-
-    for module in model.modules():
-        restore_class(module)
-
-
 def _is_tested(module: nn.Module) -> bool:
     package, *path = type(module).__module__.split('.')
     if package in ('mmdet', 'mmseg'):

@@ -107,7 +107,7 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
     Examples:
         >>> import torch
         >>> from swin_backbone import SwinBackbone
-        >>> from swin_backbone.workbench.pictures import attention_maps
+        >>> from swin_backbone.workbench.pictures.attention import attention_maps
         >>> maps = attention_maps(SwinBackbone(arch='nano'), torch.rand(1, 3, 56, 56))
         >>> maps[0].weights_LhNN.shape  # block 1 of stage 1: windows, heads, queries, keys
         torch.Size([4, 2, 49, 49])

@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.workbench.pictures import attention_maps
-from swin_backbone.workbench.pictures.attention import receptive_fields
+from swin_backbone.workbench.pictures.attention import attention_maps, receptive_fields
 
 SETTINGS = [
     dict(),

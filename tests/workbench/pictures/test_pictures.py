@@ -10,8 +10,7 @@ from matplotlib.text import Text
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.positions import resize_relative_position_bias_table
-from swin_backbone.workbench.pictures import attention_maps
-from swin_backbone.workbench.pictures.attention import strides_of
+from swin_backbone.workbench.pictures.attention import attention_maps, strides_of
 from swin_backbone.workbench.pictures.bias import bias_tables
 from swin_backbone.workbench.pictures.cam import class_activation_map, eigen_cam, grad_cam, reshape_transform
 from swin_backbone.workbench.pictures.curves import curves_figure, read_log
