@@ -147,7 +147,6 @@ def _cuda() -> str:
 def _backends() -> Iterator[Fact]:
     """Yield for each device and dtype the choice of `backend='auto'`, and why another backend cannot compute."""
     yield 'compiled library', _try(_library)
-    yield 'cpu, int8', _try(_int8)
     for dtype_name in ('float32', 'bfloat16'):
         yield f'Swin-T in training, {dtype_name}', _try(_saved_blocks, dtype_name)
     devices = ['cpu']
@@ -173,15 +172,9 @@ def _library() -> str:
     from .kernels.native.library import load_library
 
     library, reason = load_library()
-    return f'computes by {library.isa}; was built with {", ".join(library.isas)}' if library else str(reason)
-
-
-def _int8() -> str:
-    """Return the instructions of products in eight bits."""
-    from .kernels.native.library import load_library
-
-    library, reason = load_library()
-    return f"{library.int8_products}, after accelerate(model, precision='int8')" if library else str(reason)
+    if library is None:
+        return str(reason)
+    return f'computes by {library.isa}, int8 by {library.int8_products}; was built with {", ".join(library.isas)}'
 
 
 def _chosen_backend(device: str, dtype_name: str) -> str:

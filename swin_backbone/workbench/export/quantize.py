@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
 
-from ..configs.data_parts import tested_dataset
+from ..configs.data_parts import dataset_configs, tested_dataset
 from ..data.media import frame_of
 from ..predict.predictor import Predictor
 from .formats import quiet
@@ -35,13 +35,10 @@ def dataset_pictures(cfg: Config, phase: str, number: int) -> Iterator[NDArray[A
         ExportError: for an unreadable data set.
     """
     try:
-        cfg = copy.deepcopy(cfg)
-        settings = (cfg.get(f'{phase}_dataloader') or {}).get('dataset')
-        while settings is not None and 'dataset' in settings:  # repeated, or mixed
-            settings = settings['dataset']
+        (_, settings), *_ = dataset_configs(cfg, phase)
         load = load_settings(tested_dataset(cfg).pipeline)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
+            dataset = DATASETS.build(copy.deepcopy(dict(settings, pipeline=[])))
         for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int)):
             yield load_bands(dataset.get_data_info(int(index))['img_path'], load)
     except Exception as error:  # a data set of a user raises anything

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from PIL import Image
@@ -36,15 +36,6 @@ IGNORED_VALUES = dict(L=255, P=255)  # of PNGs by Pillow's mode; of others 65535
 ROUNDING = 1e-3  # of scores
 LISTS = ('images', 'categories', 'annotations')  # of a COCO JSON
 COCOEVALS_KEYS = ('ignore', '_ignore')  # which an evaluation adds to annotations
-
-
-class Scores(NamedTuple):
-    """Labels and scores of a classifier: names of N pictures, labels (N,), scores (N, K), names of K classes."""
-
-    files: list[str]
-    labels: Array
-    scores: Array
-    classes: list[str]
 
 
 def find_task(labels: Path, results: Path) -> str:
@@ -308,8 +299,8 @@ def _read_values(path: Path) -> tuple[Array, Any]:
     return np.where(values == ignored, IGNORED, values), palette and np.array(palette).reshape(-1, 3)
 
 
-def read_scores(labels: Path, results: Path) -> Scores:
-    """Return the labels and scores of two CSV files.
+def read_scores(labels: Path, results: Path) -> tuple[list[str], Array, Array, list[str]]:
+    """Return names of N pictures, labels (N,), scores (N, K) and names of K classes, of two CSV files.
 
     Raises:
         ValueError: if a picture has no scores, several labels or several rows of scores, or if a label is no column of
@@ -334,7 +325,7 @@ def read_scores(labels: Path, results: Path) -> Scores:
         _check(results, [line[0], *scores[line[0]]], lambda row: _finite(row[1:]))
     files = [line[0] for line in truth]
     values = np.array([scores[file] for file in files], float).reshape(-1, len(classes))
-    return Scores(files, np.array([classes.index(line[1]) for line in truth], int), values, classes)
+    return files, np.array([classes.index(line[1]) for line in truth], int), values, classes
 
 
 def _read_csv(path: Path) -> list[list[str]]:

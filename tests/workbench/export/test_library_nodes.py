@@ -287,5 +287,5 @@ def test_a_whole_model(config, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (97, 130, 3), np.uint8)
     (expected,) = runtime.load(out).predict([picture], logits=True)
     (result,) = open_in(out, 'openvino', tmp_path / 'openvino').predict([picture], logits=True)
-    figures = verify.compare(result, expected, most=manifest['limits'].get('objects'))
+    figures = verify.compare(result, expected, max_objects=manifest['limits'].get('objects'))
     assert figures.get('equal_labels', figures.get('matched')) == 1
