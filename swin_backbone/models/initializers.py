@@ -14,10 +14,10 @@ InitCfgs = list[dict[str, Any]]
 def split_init_cfg(init_cfg: InitCfg) -> tuple[InitCfgs, InitCfgs]:
     """Return the initializers of `init_cfg`, and its checkpoints, `dict(type='Pretrained', checkpoint=...)`.
 
-    A config in pure Python may name mmengine's class `PretrainedInit`.
+    A config in pure Python may name mmengine's class `PretrainedInit`, and a name may have the prefix of a toolbox.
     """
     cfgs = [init_cfg] if isinstance(init_cfg, dict) else [*(init_cfg or ())]
-    kinds = [getattr(cfg.get('type'), '__name__', cfg.get('type')) for cfg in cfgs]
+    kinds = [getattr(cfg.get('type'), '__name__', str(cfg.get('type'))).rpartition('.')[2] for cfg in cfgs]
     checkpoints = [cfg for cfg, kind in zip(cfgs, kinds) if kind in ('Pretrained', 'PretrainedInit')]
     return [cfg for cfg in cfgs if cfg and cfg not in checkpoints], checkpoints
 

@@ -1,9 +1,11 @@
 """The parts of a config: their keys and kinds, and the differences between two configs."""
 
+import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Optional
 
 from mmengine.config import Config
+from mmengine.registry import DATASETS, Registry
 
 WIDTH = 100  # characters of a value in the summary
 NOT_SET: Any = '(not set)'
@@ -36,6 +38,18 @@ def type_name(part: dict[str, Any]) -> str:
     """Return the name of a part's class without the prefix of a toolbox."""
     kind = part['type']
     return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
+
+
+def registered_class(part: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
+    """Return the class of a part, of a data set or in another registry, by its name in the current scope.
+
+    None if the name is unknown.
+    """
+    cls = part.get('type')
+    if isinstance(cls, str):
+        with registry.switch_scope_and_registry(None) as scoped:
+            cls = scoped.get(cls)
+    return cls if inspect.isclass(cls) else None
 
 
 def summarize(before: Config, after: Config) -> str:

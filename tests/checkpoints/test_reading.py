@@ -37,7 +37,7 @@ def write(path, kind, payload):
 def test_a_pickle_that_would_make_a_file_does_not(record_fault, tmp_path, kind, door):
     path, made = tmp_path / 'weights.pth', tmp_path / 'made'
     write(path, kind, makes_folder(made))
-    backbone = SwinBackbone(arch='nano', init_cfg=[dict(type='Pretrained', checkpoint=str(path))])
+    backbone = SwinBackbone(arch='nano', init_cfg=[dict(type='mmengine.Pretrained', checkpoint=str(path))])
     before = {key: value.clone() for key, value in backbone.norm0.state_dict().items()}
     doors = {
         'load_checkpoint': lambda: load_checkpoint(backbone, path),

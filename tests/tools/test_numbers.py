@@ -25,8 +25,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from swin_backbone import accelerate, load
+from swin_backbone.openmmlab.config_parts import registered_class
 from swin_backbone.workbench.configs.cfg_options import parse_options
-from swin_backbone.workbench.data.annotations import annotation_format, registered_class
+from swin_backbone.workbench.data.annotations import annotation_format
 from swin_backbone.workbench.predict.results import ResultsWriter
 from swin_backbone.workbench.runner.hooks.validation import MaskAreasHook
 from swin_backbone.workbench.runner.prediction_outputs import write_coco_results

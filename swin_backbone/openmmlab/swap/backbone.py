@@ -132,7 +132,8 @@ def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
     """Return whether a backbone is a Swin of this size, the toolbox's or ours, with equal windows per stage."""
-    is_mmpretrains = str(old.type).startswith('mmpretrain.')  # has other arguments
+    origin = old.type if isinstance(old.type, str) else old.type.__module__
+    is_mmpretrains = origin.startswith('mmpretrain.')  # has other arguments
     kinds = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
     if type_name(old) not in kinds:
         return False

@@ -67,9 +67,9 @@ def apply_recipe(cfg: Config, backbone: str, swin: dict[str, Any], task: Task) -
 
 
 def constructor_of(wrapper: dict[str, Any]) -> Any:
-    """Return the name of a wrapper's constructor, which a config in pure Python has as a class, or None."""
+    """Return the name of a wrapper's constructor without the prefix of a toolbox, or None."""
     constructor = wrapper.get('constructor')
-    return getattr(constructor, '__name__', constructor)
+    return constructor and type_name(dict(type=constructor))
 
 
 def _no_decay(backbone: str, swin: dict[str, Any], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,8 @@ from importlib.util import find_spec
 
 from mmengine.config import Config
 
+from ...openmmlab.config_parts import type_name
+
 VIS_BACKENDS = {'tensorboard': 'TensorboardVisBackend', 'wandb': 'WandbVisBackend'}  # by the value of --vis
 
 
@@ -20,5 +22,5 @@ def enable_vis(cfg: Config, name: str) -> None:
         raise ValueError(f'--vis {name} needs a package: make install EXTRAS={name}, or pip install {name}')
     visualizer = cfg.get('visualizer') or dict(type='Visualizer')
     backends = visualizer.get('vis_backends') or [dict(type='LocalVisBackend')]
-    if VIS_BACKENDS[name] not in [entry['type'] for entry in backends]:
+    if VIS_BACKENDS[name] not in map(type_name, backends):
         cfg.visualizer = dict(visualizer, vis_backends=[*backends, dict(type=VIS_BACKENDS[name])])

@@ -5,7 +5,6 @@ than training. Each annotation file is checked once in a process. Of other forma
 `mask_faults` checks the masks of a picture when it is loaded: see guard.py.
 """
 
-import inspect
 import json
 import os
 from collections import Counter
@@ -15,10 +14,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 from mmengine.config import Config
 from mmengine.fileio import list_from_file
-from mmengine.registry import DATASETS, Registry
 
 from ...checks import LARGEST_FILE, check_int, check_number, check_sequence, check_type, first_of
-from ...openmmlab.config_parts import walk
+from ...openmmlab.config_parts import registered_class, walk
 from ...openmmlab.errors import DataError, Faults
 from ..configs.data_parts import annotation_file
 from ..configs.text_files import BYTE_ORDER_MARKS, decode, read_file
@@ -63,15 +61,6 @@ class Annotations(NamedTuple):
 
 
 _known: dict[tuple[Any, ...], Annotations] = {}  # by file, its state, and what is looked at
-
-
-def registered_class(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
-    """Return the registered class of the config of a data set, or of a part in another registry; None if unknown."""
-    cls = config.get('type')
-    if isinstance(cls, str):
-        with registry.switch_scope_and_registry(None) as scoped:
-            cls = scoped.get(cls)
-    return cls if inspect.isclass(cls) else None
 
 
 def annotation_format(cls: Optional[type]) -> Optional[str]:

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...openmmlab.config_parts import registered_class
 from ...openmmlab.errors import DataError, Faults, sentence_of
 from ..configs.data_parts import annotation_file, dataset_configs, metric_configs, require_data
-from .annotations import Annotations, annotation_format, check_annotations, registered_class
+from .annotations import Annotations, annotation_format, check_annotations
 from .dataset_warnings import class_warnings, count_left_out
 from .datasets import BuiltDatasets
 from .guard import GuardedPipeline

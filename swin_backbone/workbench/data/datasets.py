@@ -9,10 +9,10 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, METRICS, DefaultScope
 
-from ...openmmlab.config_parts import walk
+from ...openmmlab.config_parts import registered_class, walk
 from ...openmmlab.errors import DataError, sentence_of
 from ..configs.data_parts import annotation_file, iter_dataset_configs, iter_metric_configs, require_data
-from .annotations import annotation_format, registered_class, require_annotations, require_classes, uses_masks
+from .annotations import annotation_format, require_annotations, require_classes, uses_masks
 
 NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
 

@@ -16,8 +16,7 @@ from mmengine.registry import TRANSFORMS, DefaultScope
 from numpy.typing import NDArray
 
 from ...openmmlab.config_files import add_custom_import
-from ...openmmlab.config_parts import parts_of
-from .annotations import registered_class
+from ...openmmlab.config_parts import parts_of, registered_class
 from .media import decode_picture, read_picture
 from .rasters import is_tiff, read_tiff
 
@@ -81,7 +80,7 @@ def use_load_picture(cfg: Config) -> None:
     """
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         for _, part in parts_of(cfg):
-            if 'Load' in str(part['type']) and _class_of(part) is LoadImageFromFile:
+            if 'Load' in str(part['type']) and _class_of(part) in (LoadImageFromFile, LoadPicture):
                 part['type'] = OURS
     if any(part['type'] == OURS for _, part in parts_of(cfg)):
         add_custom_import(cfg)

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...acceleration import accelerate
+from ...openmmlab.config_parts import registered_class
 from ...openmmlab.mixed_precision import check_amp, mixed_precision
 from ...sizes import Size
 from ..configs.check import compare_classes
 from ..configs.data_parts import tested_dataset
-from ..data.annotations import registered_class
 from ..data.load_picture import OURS, LoadPicture, is_reducing, loads_annotations, loads_picture, use_load_picture
 from ..data.media import Frame, check_not_truncated, frame_of, reduction_note, shown
 from ..pictures.attention import find_backbone, strides_of

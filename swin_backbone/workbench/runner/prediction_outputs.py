@@ -12,12 +12,11 @@ from mmengine.hooks import Hook
 from mmengine.registry import METRICS, DefaultScope
 from mmengine.runner import Runner
 
-from ...openmmlab.config_parts import type_name
+from ...openmmlab.config_parts import registered_class, type_name
 from ...openmmlab.errors import DataError
 from ...outputs import check_outputs, claim_folder
 from ...whole_files import temporary_name
 from ..configs.data_parts import annotation_file, dataset_configs, metric_configs, tested_dataset
-from ..data.annotations import registered_class
 from ..pictures.colours import distinct_colours, encode_labels
 
 

@@ -12,12 +12,13 @@ from mmengine.evaluator import Evaluator
 from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import RUNNERS
+from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ...acceleration import accelerate
+from ...openmmlab.config_parts import registered_class
 from ...openmmlab.errors import ConfigError, TrainingStopped
 from ...openmmlab.mixed_precision import MixedPrecisionHook
 from ...whole_files import CANNOT_WRITE
@@ -48,7 +49,6 @@ INTERNAL_RECORDS = (
     'Distributed training is not used, all SyncBatchNorm',
 )
 MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
-CHECKPOINT_HOOKS = ('CheckpointHook', 'mmengine.CheckpointHook', CheckpointHook)  # mmengine's own, in a config
 
 
 class RunSettings(NamedTuple):
@@ -91,7 +91,7 @@ class SafeRunner(Runner):
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
         hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
-        if isinstance(checkpoint, dict) and checkpoint['type'] in CHECKPOINT_HOOKS:
+        if isinstance(checkpoint, dict) and registered_class(checkpoint, HOOKS) is CheckpointHook:
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 

@@ -7,7 +7,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from torch import nn
 
-from swin_backbone import SwinLayerDecayOptimizerConstructor, swap_backbone
+from swin_backbone import SwinBackbone, SwinLayerDecayOptimizerConstructor, swap_backbone
 from swin_backbone.devices import on_device
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.swap import backbone as swap_module
@@ -85,13 +85,19 @@ def test_recipe_swin_exchanges_sgd():
 
 
 @pytest.mark.parametrize('recipe', ['swin', 'keep'])
-@pytest.mark.parametrize('as_class', [False, True])
-def test_both_recipes_keep_our_layer_decay(recipe, as_class):
+@pytest.mark.parametrize(
+    'own',
+    [
+        SwinLayerDecayOptimizerConstructor,
+        'SwinLayerDecayOptimizerConstructor',
+        'mmengine.SwinLayerDecayOptimizerConstructor',
+    ],
+)
+def test_both_recipes_keep_our_layer_decay(recipe, own):
     cfg = read_config(FASTER)
-    own = SwinLayerDecayOptimizerConstructor
     wrapper = dict(
         type='OptimWrapper',
-        constructor=own if as_class else own.__name__,
+        constructor=own,
         optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
         paramwise_cfg=dict(decay_rate=0.9),
     )
@@ -172,6 +178,16 @@ def test_channels_of_a_head_without_a_convolution():
 def test_arguments_of_the_backbone_beat_the_names():
     backbone = swap(FASTER, window_size=12, init_cfg=None, drop_path_rate=0.1).model.backbone
     assert (backbone.window_size, backbone.init_cfg, backbone.drop_path_rate) == (12, None, 0.1)
+
+
+def test_mmpretrains_swin_given_as_a_class_is_replaced():
+    """It has other arguments than mmdet's and mmsegmentation's of the same name."""
+    cfg = read_config(FASTER)
+    arguments = dict(out_indices=(0, 1, 2, 3), init_cfg=None)
+    theirs = type('SwinTransformer', (SwinBackbone,), dict(__module__='mmpretrain.models.backbones'))
+    cfg.model.backbone = dict(type=theirs, arch='tiny', drop_rate=0.1, **arguments)
+    cfg.model.neck.in_channels = [96, 192, 384, 768]
+    assert 'drop_rate' not in swap_backbone(cfg, 'swin-t', verbose=False).model.backbone
 
 
 def test_a_swap_twice_is_a_swap_once():

@@ -233,7 +233,7 @@ def test_every_loader_of_a_config_is_ours():
     assert [pipeline[0].type for pipeline in steps] == ['swin_backbone.LoadPicture'] * 2
     cfg.train_pipeline = [
         dict(type='mmdet.LoadImageFromFile', color_type='grayscale'),
-        dict(type='TestTimeAug', transforms=[[dict(type=LoadImageFromFile)]]),
+        dict(type='TestTimeAug', transforms=[[dict(type=LoadImageFromFile)], [dict(type=LoadPicture)]]),
         dict(type='mmseg.LoadImageFromNDArray'),
         dict(type='LoadAnnotations'),
         dict(type='NoSuchStep'),
@@ -241,7 +241,7 @@ def test_every_loader_of_a_config_is_ours():
     use_load_picture(cfg)
     first, second, third, *others = cfg.train_pipeline
     assert first == dict(type='swin_backbone.LoadPicture', color_type='grayscale')
-    assert second.transforms[0][0].type == 'swin_backbone.LoadPicture'
+    assert [step.type for (step,) in second.transforms] == ['swin_backbone.LoadPicture'] * 2
     assert [loads_picture(step) for step in cfg.train_pipeline] == [True, False, True, False, False]
     assert [loads_annotations(step) for step in (third, *others)] == [False, True, False]
     assert isinstance(TRANSFORMS.build(first), LoadPicture)

@@ -83,7 +83,7 @@ def test_after_an_error_in_a_validation_the_model_has_its_own_step(tmp_path):
     assert 'val_step' not in vars(runner.model)
 
 
-@pytest.mark.parametrize('kind', ['CheckpointHook', 'mmengine.CheckpointHook', CheckpointHook])
+@pytest.mark.parametrize('kind', ['CheckpointHook', 'mmengine.CheckpointHook', 'mmdet.CheckpointHook', CheckpointHook])
 def test_checkpoints_are_whole_however_the_hook_is_named(tmp_path, kind):
     runner = build_runner(config(tmp_path, epochs=1, default_hooks__checkpoint__type=kind))
     assert any(isinstance(hook, WholeCheckpointHook) for hook in runner.hooks)

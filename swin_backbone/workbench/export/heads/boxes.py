@@ -10,6 +10,7 @@ import torch
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
+from ....openmmlab.config_parts import type_name
 from ....sizes import Size
 from ..graph import export_refusal, require_kind
 from ..picture import Content
@@ -55,7 +56,7 @@ class Head(nn.Module):
 
 def check_nms(cfg: ConfigDict) -> None:
     """Raise an ExportError unless `suppress` computes this NMS."""
-    if cfg.get('type', 'nms') != 'nms':
+    if type_name({'type': 'nms', **cfg}) != 'nms':
         raise export_refusal(f"nms.type={cfg.type!r} (--cfg-options sets it to 'nms', which changes the scores)")
 
 
