@@ -1,6 +1,6 @@
 """Compare a checkpoint with a whole model: missing weights, other shapes, other classes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -18,14 +18,19 @@ ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 def dataset_meta_of(loaded: dict[str, Any]) -> dict[str, Any]:
     """Return the metainfo of the training data in a checkpoint of mmengine, with small letters as keys, or {}.
 
-    A palette without a colour for each class is left out.
+    A palette without a colour for each class is left out. Joined data sets of different metainfo have a list: {}.
     """
-    saved = (loaded.get('meta') or {}).get('dataset_meta') or {}
-    meta = {key.lower(): value for key, value in saved.items() if value is not None}
+    saved = as_mapping(as_mapping(loaded.get('meta')).get('dataset_meta'))
+    meta = {str(key).lower(): value for key, value in saved.items() if value is not None}
     palette = meta.pop('palette', None)
     if isinstance(palette, (list, tuple, np.ndarray)) and len(palette) >= len(meta.get('classes', ())):
         meta['palette'] = palette
     return meta
+
+
+def as_mapping(value: Any) -> Mapping[Any, Any]:
+    """Return a mapping, and {} in place of anything else."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def compare_names(saved: Sequence[str], classes: Sequence[str], checkpoint: str) -> str:

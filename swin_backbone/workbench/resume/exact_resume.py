@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from ...checkpoints.errors import CheckpointError
-from .completeness import dataset_meta_of
+from .completeness import as_mapping, dataset_meta_of
 from .loops import ResumableEpochLoop, ResumableIterLoop
 from .optimizer_state import load_optimizer, step_schedules
 
@@ -81,7 +81,7 @@ def restore_training_state(runner: Runner, checkpoint: dict[str, Any], name: str
         checkpoint['state_dict'].update(trained)
         changes.append('the moving average left out')
     classes = dataset_meta_of(checkpoint).get('classes')
-    if classes is not None and list(classes) != list((metainfo or {}).get('classes') or ()):
+    if classes is not None and list(classes) != list(as_mapping(metainfo).get('classes') or ()):
         changes.append('other classes')
     meta['dataset_meta'] = metainfo  # mmengine compares dataset_meta by its bytes
     if changes:

@@ -14,7 +14,7 @@ from mmengine.runner import BaseLoop, CheckpointLoader, Runner
 from ...checkpoints.errors import CheckpointError
 from ...checkpoints.reading import are_checkpoints_trusted, read_checkpoint, read_open_file, trust_checkpoints
 from ...openmmlab.compat import checkpoint_loaders, download_by
-from .completeness import ALLOW_MISSING, adapt_checkpoint, compare_names, dataset_meta_of
+from .completeness import ALLOW_MISSING, adapt_checkpoint, as_mapping, compare_names, dataset_meta_of
 from .exact_resume import ANEW, check_resumable, restore_training_state
 
 # Configs as text. mmengine's Runner and Inferencer run them as Python.
@@ -101,7 +101,7 @@ def _classes_of(runner: Runner) -> Sequence[str]:
     """Return the classes of the data of a runner's loop; () without names."""
     loops = [loop for loop in (runner._train_loop, runner._val_loop, runner._test_loop) if isinstance(loop, BaseLoop)]
     dataset = getattr(loops[0].dataloader, 'dataset', None) if loops else None
-    return (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+    return as_mapping(getattr(dataset, 'metainfo', None)).get('classes') or ()
 
 
 _replacing = threading.RLock()

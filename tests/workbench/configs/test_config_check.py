@@ -1,16 +1,23 @@
 """Classes that do not fit the data are named by key, all legal settings pass, and names of configs have suggestions."""
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 from helpers import ROOT
 from helpers.openmmlab.jobs import load_config
 from helpers.openmmlab.own_data import detection_of, make_own_data
 from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+from mmseg.datasets import CityscapesDataset
 
+from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import config_files
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.workbench.configs.cfg_options import parse_options
 from swin_backbone.workbench.configs.check import check_classes, class_names, compare_classes
+from swin_backbone.workbench.export import predictor
 
 DETECTOR = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTOR = 'swin_backbone::demo/swin-nano_upernet_shapes.py'
@@ -55,9 +62,34 @@ def test_classes_that_a_model_may_have(model):
     compare_classes(Config(dict(model=model)), ('nut', 'bolt'), 'train_dataloader.dataset')
 
 
-def test_a_data_set_named_by_its_class_has_the_classes_of_the_class():
+def test_a_data_set_without_metainfo_has_the_classes_of_its_class():
     nuts = type('Nuts', (), dict(METAINFO=dict(classes=('nut', 'bolt'))))
-    assert class_names(dict(type=nuts)) == ('nut', 'bolt')
+    DATASETS.register_module(module=nuts, force=True)
+    assert class_names(dict(type=nuts)) == class_names(dict(type='Nuts')) == ('nut', 'bolt')
+    for scope in ('mmdet', 'mmseg'):  # a name of each toolbox's own registry
+        with DefaultScope.overwrite_default_scope(scope):
+            names = [class_names(dict(type=kind)) for kind in ('mmdet.CocoDataset', 'CityscapesDataset')]
+        assert [*map(len, names)] == [80, 8 if scope == 'mmdet' else 19]
+    cfg = Config(dict(model=dict(bbox_head=dict(num_classes=3)), train_dataloader=dict(dataset=dict(type='Nuts'))))
+    with pytest.raises(ConfigError, match=r'num_classes takes 2, the classes of train_dataloader\.dataset, got 3'):
+        check_classes(cfg)
+
+
+def test_a_tracker_is_tested_on_more_classes_than_it_has():
+    check_classes(read_config('mmdet::sort/sort_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py'))
+
+
+def test_an_exported_model_of_other_classes_than_a_published_data_set(monkeypatch):
+    cfg = read_config('mmseg::fcn/fcn_r50-d8_4xb2-40k_cityscapes-512x1024.py')
+    names = [*CityscapesDataset.METAINFO['classes']]
+    for classes, error, message in (
+        (names[::-1], CheckpointError, 'has the classes of the data in another order'),
+        (['street', *names[1:]], UserWarning, 'has other classes, as street in place of road'),
+    ):
+        exported = SimpleNamespace(info=dict(classes=classes, task='segmentation'))
+        monkeypatch.setattr(predictor, 'RuntimeModel', lambda *_, exported=exported: exported)
+        with pytest.warns(error, match=message) if error is UserWarning else pytest.raises(error, match=message):
+            predictor.set_exported(copy.deepcopy(cfg), 'exported')
 
 
 @pytest.mark.parametrize(('option', 'made'), [('model.roi_head.bbox_head.num_classes=7', 2),

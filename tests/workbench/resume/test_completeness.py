@@ -99,7 +99,9 @@ def test_the_toolboxes_own_swin_too(detector):
         fits(model, {'state_dict': state})
 
 
-@pytest.mark.parametrize('meta', [None, {}, {'dataset_meta': None}])
+@pytest.mark.parametrize(
+    'meta', [None, {}, {'dataset_meta': None}, {'dataset_meta': [dict(classes=('cat',))]}, ['cat']]
+)
 def test_metainfo_without_classes(meta):
     assert not dataset_meta_of({'meta': meta})
 
