@@ -1,6 +1,5 @@
 """Fixtures and hooks of all tests."""
 
-import dataclasses
 import gc
 import json
 import os
@@ -28,10 +27,9 @@ keep_freed_memory()  # saves a tenth of the processor time, as in the tools
 os.register_at_fork(after_in_child=gc.freeze)
 os.environ.setdefault('OMP_NUM_THREADS', '2')
 if not torch.cuda.is_available() and find_spec('triton'):
-    from triton.runtime.interpreter import interpreter_builder
+    from helpers.kernels.interpreter import shorten_interpretation
 
-    # The overflow check takes half of the interpreter's time. A GPU has no such check.
-    interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
+    shorten_interpretation()
 
 if find_spec('yapf'):  # of mmengine
     # An import of yapf writes a file for all processes and reads it. A worker that starts later finds a whole file.
@@ -142,9 +140,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Freeze the imported objects. The garbage collector skips frozen objects."""
+    """Freeze the imported objects, which the garbage collector then skips, and collect seldom.
+
+    Collections at Python's thresholds take a twelfth of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

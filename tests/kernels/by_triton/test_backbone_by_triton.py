@@ -109,12 +109,12 @@ def test_exports_whole():
 @needs_triton
 def test_training_keeps_no_attention_weights():
     mmdet_swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed')
-    x = torch.randn(1, 3, 80, 80, device=DEVICE)
+    x = torch.randn(1, 3, 52, 52, device=DEVICE)
     sizes = dict(depths=(2,), num_heads=(3,), out_indices=(0,), drop_path_rate=0.0)
     arguments = dict(embed_dims=96, window_size=7, **sizes)
     peer = bytes_kept(mmdet_swin.SwinTransformer(**sizes, strides=(4,)).to(DEVICE), x, torch.float32)
     ours = bytes_kept(make_backbone('triton', **arguments), x, torch.float32)
-    weights = 4 * 49 * 49 * 2 * 3 * 3 * 3  # of all windows of all blocks
+    weights = 4 * 49 * 49 * 2 * 3 * 2 * 2  # of all windows of all blocks
     assert ours < peer - weights
     assert bytes_kept(make_backbone('triton', with_cp=True, **arguments), x, torch.float32) < 0.13 * peer
 

@@ -84,8 +84,13 @@ def test_gradients_by_torch_equal_autograds(mask_padding):
     torch.testing.assert_close(attend_by_torch_backward(grad_TC, *inputs, *settings, True), expected)
 
 
-@pytest.mark.parametrize('dtype', HALF)
-@pytest.mark.parametrize(('window_size', 'head_dim'), [((7, 7), 32), ((4, 6), 24), ((12, 12), 16)])
+@pytest.mark.parametrize(
+    ('window_size', 'head_dim', 'dtype'),
+    [
+        *((size, head_dim, dtype) for size, head_dim in (((7, 7), 32), ((4, 6), 24)) for dtype in HALF),
+        ((12, 12), 16, torch.bfloat16),
+    ],
+)
 def test_half_precision_sums_in_float32(window_size, head_dim, dtype):
     case = make_case(1, 13, 14, window_size, True, False, 1, head_dim, dtype)
     assert_equal_with_gradients(*case, TOLERANCE[dtype])
@@ -107,7 +112,7 @@ def test_offsets_beyond_int32(monkeypatch):
 
 
 def test_rows_need_not_lie_one_behind_the_other():
-    qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 1, 16)
     spread_3C = torch.stack([padding_3C, padding_3C + 1], 1)[:, 0]
     wide = torch.cat([qkv_T3C, torch.full_like(qkv_T3C, 7.0)], dim=1)[:, : qkv_T3C.shape[1]].requires_grad_()
     turned = qkv_T3C.t().contiguous().t().requires_grad_()
@@ -121,11 +126,11 @@ def test_rows_need_not_lie_one_behind_the_other():
 
 
 def test_sums_of_several_programs_are_deterministic():
-    case = make_case(2, 15, 16, (7, 7), True, False, 2, 16)
+    case = make_case(1, 15, 16, (7, 7), True, False, 1, 16)
     cut = Tiles(case[0], case[2], *case[3][:-1])
     _, programs, _ = cut.grid(cut.key_options())
     if DEVICE.type == 'cpu':
-        assert 1 < programs < 2 * 3 * 3
+        assert 1 < programs < 3 * 3
     inputs = [tensor.requires_grad_() for tensor in case[:3]]
     gradients = []
     torch.use_deterministic_algorithms(True)
@@ -150,7 +155,9 @@ def test_the_bias_stays_in_float32():
     assert not torch.equal(rounded, out_TC)
 
 
-@pytest.mark.parametrize(('window_size', 'size'), [((3, 4), (4, 5)), ((9, 8), (9, 8))])
+@pytest.mark.parametrize(
+    ('window_size', 'size'), [((3, 4), (4, 5)), pytest.param((9, 8), (9, 8), marks=pytest.mark.slow)]
+)
 def test_opcheck(window_size, size):
     *inputs, settings = make_case(1, *size, window_size, True, True, 1, 16)
     torch.library.opcheck(attend_in_windows, (*(x.detach().requires_grad_() for x in inputs), *settings))

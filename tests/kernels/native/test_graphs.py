@@ -29,6 +29,7 @@ from swin_backbone.models.layers import SwinV2Block
 KINDS = [SwinBackbone, SwinV2Backbone]
 LAYERS = {'project': 2, 'block': 3, 'normalise_output': 2}  # of TWO_STAGES
 ONE_STAGE = dict(depths=(1,), num_heads=(2,), strides=(4,), out_indices=(0,))  # compiled in a third of the time
+LAYERS_OF_ONE = {'project': 1, 'block': 1, 'normalise_output': 1}
 X = torch.linspace(-1, 1, 2 * 3 * 40 * 90).view(2, 3, 40, 90).sin()
 
 
@@ -59,15 +60,16 @@ def close(outputs, expected, bound=1e-6):
     return all((a - b).abs().max() <= bound * b.abs().max().clamp(min=1e-3) for a, b in zip(outputs, expected))
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_a_graph_has_an_operator_for_each_layer(kind):
-    model = randomised(kind=kind, **TWO_STAGES)
+@pytest.mark.parametrize(
+    ('kind', 'backend', 'sizes', 'expected'),
+    [(SwinBackbone, 'auto', {}, LAYERS), (SwinV2Backbone, 'native', ONE_STAGE, LAYERS_OF_ONE)],
+)
+def test_a_graph_has_an_operator_for_each_layer(kind, backend, sizes, expected):
+    model = randomised(kind=kind, backend=backend, **{**TWO_STAGES, **sizes})
     with torch.no_grad():
         outputs, graphs = graphs_of(model, X)
-        assert graphs == [LAYERS]
+        assert graphs == [expected]
         assert close(outputs, model(X))
-        model.backend = 'native'
-        assert graphs_of(model, X)[1] == [LAYERS]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_training_step_of_what_the_library_does_not_take():
 
 @pytest.mark.parametrize(
     ('kind', 'saves', 'sizes'),
-    [(SwinBackbone, True, dict(ONE_STAGE, depths=(2,))), (SwinV2Backbone, False, dict(depths=(1, 1)))],
+    [(SwinBackbone, True, dict(ONE_STAGE, depths=(2,))), (SwinV2Backbone, False, ONE_STAGE)],
 )
 def test_a_training_step_of_three_sizes_is_one_compilation(kind, saves, sizes, monkeypatch):
     """tests/workbench/runner/test_compile.py compiles a whole V1 with a neck."""
@@ -240,13 +242,13 @@ def test_weights_are_packed_once(monkeypatch):
     packed = []
     pack = memory.libswin().pack
     monkeypatch.setattr(memory.libswin(), 'pack', lambda *args: packed.append(args) or pack(*args))
-    model = randomised(**TWO_STAGES)
+    model = randomised(**{**TWO_STAGES, **ONE_STAGE})
     compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
     with torch.no_grad():
         compiled(X)
         number = len(packed)
         compiled(X)
-    assert number == len(packed) == 4 * LAYERS['block'] + LAYERS['project']
+    assert number == len(packed) == 4 * LAYERS_OF_ONE['block'] + LAYERS_OF_ONE['project']
 
 
 def test_packed_weights_end_with_the_weights():
@@ -266,11 +268,12 @@ def test_packed_weights_end_with_the_weights():
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_export_records_the_operators_for_every_size(kind):
-    model = randomised(kind=kind, **TWO_STAGES)
+    sizes, expected = ({}, LAYERS) if kind is SwinBackbone else (ONE_STAGE, LAYERS_OF_ONE)
+    model = randomised(kind=kind, **{**TWO_STAGES, **sizes})
     free = torch.export.Dim.DYNAMIC
     with torch.no_grad():
         program = torch.export.export(model, (X,), dynamic_shapes=({0: free, 2: free, 3: free},), strict=False)
-        assert layers_in(program.graph) == LAYERS
+        assert layers_in(program.graph) == expected
         for x in (X, torch.randn(1, 3, 63, 77)):
             assert close(program.module()(x), model(x))
         model.backend = 'torch'
@@ -308,20 +311,20 @@ def test_fake_tensors_and_modes_see_operators(monkeypatch):
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
-    model = randomised(**TWO_STAGES)
+    model = randomised(**{**TWO_STAGES, **ONE_STAGE})
     with torch.no_grad(), torch.autocast('cpu', dtype):
         outputs, graphs = graphs_of(model, X)
         expected = model(X)
-    assert graphs == [LAYERS]
+    assert graphs == [LAYERS_OF_ONE]
     assert [y.dtype for y in outputs] == [y.dtype for y in expected]
     assert close(outputs, expected)
 
 
 def test_eight_bits():
-    model = swin_backbone.accelerate(randomised(**TWO_STAGES), precision='int8')
+    model = swin_backbone.accelerate(randomised(**{**TWO_STAGES, **ONE_STAGE}), precision='int8')
     with torch.no_grad():
         outputs, graphs = graphs_of(model, X)
-        assert graphs == [LAYERS]
+        assert graphs == [LAYERS_OF_ONE]
         assert close(outputs, model(X))
     outputs, graphs = graphs_of(model, X)  # in training, float32
     assert close(outputs, model(X))
@@ -337,21 +340,21 @@ def test_drop_path_draws_in_the_graph():
 
 
 def test_changes_of_a_user_are_obeyed():
-    model = randomised(**TWO_STAGES)
+    model = randomised(**{**TWO_STAGES, **ONE_STAGE, 'depths': (2,)})
     compiled = torch.compile(model, backend='eager', fullgraph=True)
     with torch.no_grad():
         compiled(X)
         model.stages[0].blocks[0].attn.forward = lambda x, windows: x  # torch.compile compiles again
         assert close(compiled(X), model(X), 1e-5)
-        model.stages[1].blocks[0].norm1.register_forward_hook(lambda module, args, y: 2 * y)
+        model.stages[0].blocks[1].norm1.register_forward_hook(lambda module, args, y: 2 * y)
         outputs, graphs = graphs_of(model, X)
-        assert graphs == [{'project': 2, 'block': 1, 'normalise_output': 2}]
+        assert graphs == [{'project': 1, 'normalise_output': 1}]
         assert close(outputs, model(X), 1e-5)
 
 
 def test_transforms_are_torchs():
     """`torch.func` needs rules that an operator lacks, as second derivatives and batches."""
-    model = randomised(**TWO_STAGES)
+    model = randomised(**{**TWO_STAGES, **ONE_STAGE})
 
     def first(x):
         return model(x)[0]

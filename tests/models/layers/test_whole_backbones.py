@@ -100,7 +100,8 @@ def test_it_computes_what_the_reference_does(backend, backbone, case):
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_under_autocast_it_is_as_near_as_half_precision(backend, backbone):
-    x, model = torch.randn(1, 3, 30, 37, device=device_of(backend)), build(backbone, backend, {})
+    shape = (1, 3, 18, 21) if backend == 'triton' else (1, 3, 30, 37)
+    x, model = torch.randn(shape, device=device_of(backend)), build(backbone, backend, {})
     reason = refusal(torch.bfloat16)
     if backend == 'native' and reason is not None:
         pytest.skip(reason)
