@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.workbench.data.datasets import BuiltDatasets
 from swin_backbone.workbench.data.guard import guard_dataset
-from swin_backbone.workbench.runner.safe_runner import SafeRunner
+from swin_backbone.workbench.runner.safe_runner import RunSettings, SafeRunner
 
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
@@ -117,13 +117,12 @@ def guarded_runner(cfg):
     """Return a runner that builds data loaders and evaluators alone."""
     runner = object.__new__(SafeRunner)
     runner.cfg, runner.logger = cfg, logging.getLogger('bad_annotations')
+    runner.settings = RunSettings(BuiltDatasets(cfg))
     return runner
 
 
 def train(cfg):
-    runner = guarded_runner(cfg)
-    runner.is_building_training = True
-    return list(runner.build_dataloader(cfg.train_dataloader))
+    return list(guarded_runner(cfg).build_dataloader(cfg.train_dataloader))
 
 
 def evaluate(cfg):
