@@ -85,14 +85,17 @@ def adapt_input_channels(weight_DCHW: Tensor, channels: int) -> tuple[Tensor, st
 
 
 def window_of_index(index: Tensor) -> Optional[Size]:
-    """Return the window of a `relative_position_index`, (N, N) or flat, of N = height x width places."""
+    """Return the window of a `relative_position_index`, (N, N) or flat, of N = height x width places.
+
+    None for no such index, and for a window of one row or column: 1xN and Nx1 have equal indices.
+    """
     offsets = index.flatten().tolist()
     num_places = math.isqrt(len(offsets))
-    for width in (width for width in range(1, num_places + 1) if num_places % width == 0):
+    for width in (width for width in range(2, num_places // 2 + 1) if num_places % width == 0):
         window = num_places // width, width
         # The index of place 0 to itself is the middle of the table, to the place below a row of offsets earlier.
         middle = num_offsets(window) // 2
-        if offsets[0] == middle and (window[0] == 1 or offsets[width] == middle - (2 * width - 1)):
+        if offsets[0] == middle and offsets[width] == middle - (2 * width - 1):
             return window
     return None
 

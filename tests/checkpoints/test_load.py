@@ -97,6 +97,21 @@ def test_an_index_table_tells_a_square_from_a_rectangle(weights):
     assert len(report.resized) == 8
 
 
+@pytest.mark.parametrize('window', [(1, 7), (7, 1)])
+def test_the_index_of_a_window_of_one_row_tells_no_window(weights, window):
+    """Windows 1x7 and 7x1 have equal indices, and tables of equal shapes."""
+    places = torch.arange(7)
+    state = dict(randomised(window_size=(1, 7)).state_dict())  # without sizes
+    index = places[:, None] - places + 6
+    torch.save(state | {key.replace('bias_table', 'index'): index for key in state if 'bias_table' in key}, weights)
+    backbone = nano(window_size=window)
+    report = load_checkpoint(backbone, weights)
+    assert any(warning.startswith('The bias tables count as those of the windows') for warning in report.warnings)
+    assert torch.equal(backbone.state_dict()[TABLE], state[TABLE])
+    with pytest.raises(CheckpointError, match='13 rows is for no square window'):
+        load_checkpoint(nano(), weights)
+
+
 def test_a_rectangle_without_its_window_is_an_error(weights):
     source = randomised(window_size=(7, 12))
     torch.save(dict(source.state_dict()), weights)
