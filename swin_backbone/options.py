@@ -120,18 +120,25 @@ def _export_local_rank(rank: str) -> int:
     return int(rank)
 
 
-def _option(help: str, metavar: Any = None, default: Any = None, see: str = '', **settings: Any) -> Any:
+def _option(
+    help: str, metavar: Any = None, default: Any = None, see: str = '', models: Sequence[str] = (), **settings: Any
+) -> Any:
     """Return a field.
 
     Args:
         see: page of docs/ that explains the option.
+        models: kinds of models that use the option, of `MODELS`. Default: all.
         settings: of `add_argument`.
     """
     if default is False:
         settings['action'] = 'store_true'
     elif metavar is not None:
         settings['metavar'] = metavar
-    return field(default=default, metadata=dict(see=see, settings=dict(help=help, default=default, **settings)))
+    settings = dict(help=help, default=default, **settings)
+    return field(default=default, metadata=dict(see=see, models=models, settings=settings))
+
+
+MODELS = dict(mmdet='detector', mmseg='segmentor', mmpretrain='classifier')  # kinds, by the scope of their config
 
 
 @dataclass(frozen=True)
@@ -230,6 +237,7 @@ class Options:
         'S',
         type=_score_thr,
         see='guides/report.md',
+        models=('detector',),
     )
     device: Optional[str] = _option(
         'cpu or cuda:0; without it the GPU if there is one, and the CPU for an exported model', 'DEV'
@@ -242,6 +250,7 @@ class Options:
         default=0,
         type=whole(0, 1),
         see='reference/tools.md#labels-and-ids',
+        models=('segmentor',),
     )
     work_dir: Optional[PathLike] = _option(
         "folder of logs and checkpoints (default: work_dirs/ and the config's name)", 'D'
@@ -287,9 +296,35 @@ def refuse_options(options: Options, names: Iterable[str], reason: str) -> None:
     """
     for name in names:
         value = getattr(options, name)
-        if value is not None and value != OPTION_FIELDS[name].default:
+        if _is_given(name, value):
             shown = '' if value is True else f' {value}'
-            raise ValueError(f'--{name.replace("_", "-")}{shown} {reason}')
+            raise ValueError(f'{_words_of(name)}{shown} {reason}')
+
+
+def unused_options(values: Any, scope: Optional[str], *more: str) -> str:
+    """Return a line on given options that other kinds of models use; '' without one, or for an unknown scope.
+
+    Args:
+        values: of a command line.
+        scope: of the model's config.
+        more: kinds of `MODELS`; a panoptic detector is a segmentor too.
+    """
+    kind = MODELS.get(scope or '')
+    unused = [
+        _words_of(name)
+        for name, option in OPTION_FIELDS.items()
+        if option.metadata['models'] and not {kind, *more} & {*option.metadata['models']}
+        if _is_given(name, getattr(values, name, None))
+    ]
+    return f'without effect on a {kind}: {", ".join(unused)}' if kind and unused else ''
+
+
+def _is_given(name: str, value: Any) -> bool:
+    return value is not None and value != OPTION_FIELDS[name].default
+
+
+def _words_of(name: str) -> str:
+    return f'--{name.replace("_", "-")}'
 
 
 # Arguments of several tools, by their names, with the settings of `add_argument`
@@ -297,7 +332,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     'image': dict(help='a picture'),
     'config': dict(help='path of a config, or mmdet::..., mmseg::..., swin_backbone::...'),
     'checkpoint': dict(help='path or URL of a checkpoint'),
-    **{f'--{name.replace("_", "-")}': option.metadata['settings'] for name, option in OPTION_FIELDS.items()},
+    **{_words_of(name): option.metadata['settings'] for name, option in OPTION_FIELDS.items()},
 }
 TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr balance patience seed workers'  # settings of a training
 

@@ -11,6 +11,7 @@ import argparse
 import json
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
+from swin_backbone.options import unused_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -36,7 +37,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--texts', default='', metavar='T', help="classes for Grounding DINO: 'cat . dog .' (default: of the data set)"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.part != 'model':
+        parser.refuse(args, ('score_thr', 'texts'), 'takes --part model')
+    return args
 
 
 def main() -> None:
@@ -46,13 +50,13 @@ def main() -> None:
     from swin_backbone.workbench.export.picture import load_bands, load_settings
     from swin_backbone.workbench.export.verify import outcome
     from swin_backbone.workbench.job import export
-    from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
     with exit_with_message(ANY_ERROR, args.debug):
         media_files = [medium for medium in media.find_media(args.pictures or []) if not medium.is_video]
         if args.pictures and not media_files:
             raise ValueError(f'--pictures takes pictures, got videos alone: {", ".join(args.pictures)}')
         job = make_job(args)
+        job.print(unused_options(args, job.cfg.get('default_scope')))
         load = load_settings(tested_dataset(job.cfg).pipeline)
         pictures = [load_bands(str(medium.path), load) for medium in media_files]
         manifest = export(
@@ -66,7 +70,7 @@ def main() -> None:
             pictures=pictures,
             overwrite=args.overwrite,
             operators=args.operators,
-            score_thr=SCORE_THR if args.score_thr is None else args.score_thr,
+            score_thr=args.score_thr,
             texts=[text.strip() for text in args.texts.split('.') if text.strip()],
         )
     for figures in manifest['verification']:

@@ -52,7 +52,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, options_of, run
-from swin_backbone.options import ARGUMENTS, positive, whole
+from swin_backbone.options import ARGUMENTS, positive, unused_options, whole
 
 if TYPE_CHECKING:  # imported in functions, for a quick --help
     from swin_backbone.workbench.predict.predictor import Predictor
@@ -155,11 +155,12 @@ def infer_tiles(args: argparse.Namespace) -> int:
         from swin_backbone.workbench.tiles import TiledInference  # of the extra `tiles`
 
         args.out_dir.mkdir(parents=True, exist_ok=True)
+        predictor = make_predictor(args)
         tiled = TiledInference(
-            make_predictor(args), args.inputs[0], args.out_dir, tile=args.tile, overlap=args.overlap,
+            predictor, args.inputs[0], args.out_dir, tile=args.tile, overlap=args.overlap,
             level=args.level or 0, skip_blank=args.skip_blank, score_thr=args.score_thr,
         )  # fmt: skip
-    for note in tiled.notes:
+    for note in filter(None, (unused_options(args, predictor.scope), *tiled.notes)):
         print(note, file=sys.stderr)
     begin = time.monotonic()
     with exit_with_message(ANY_ERROR, args.debug):
@@ -228,6 +229,8 @@ def main() -> int:
         )
         read = [args.config, *filter(None, (args.weights, args.ids_of))]
         results.claim_outputs(inputs, read, args.overwrite)
+    if unused := unused_options(args, predictor.scope, *(['segmentor'] if results.is_panoptic else [])):
+        print(unused, file=sys.stderr)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))

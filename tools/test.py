@@ -11,7 +11,7 @@ import argparse
 from contextlib import ExitStack
 
 from swin_backbone.command_line import ANY_ERROR, JOB_OPTIONS, Parser, exit_with_message, make_job, run
-from swin_backbone.options import number
+from swin_backbone.options import number, unused_options
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,6 +37,10 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if (args.checkpoint is None) == (args.weights is None):
         parser.error('give CONFIG CKPT, or CONFIG --weights W')
+    if args.out is None:
+        parser.refuse(args, ('first_label',), 'takes --out')
+    if not args.show:
+        parser.refuse(args, ('wait_time',), 'takes --show')
     return args
 
 
@@ -54,7 +58,9 @@ def main() -> None:
     with exit_with_message((OSError,), args.debug), ExitStack() as stack:
         with exit_with_message(ANY_ERROR, args.debug):
             checkpoint = args.checkpoint or find_weights(args.weights)
-            runner = stack.enter_context(open_test(make_job(args), checkpoint, outputs))
+            job = make_job(args)
+            job.print(unused_options(args, job.cfg.get('default_scope')))
+            runner = stack.enter_context(open_test(job, checkpoint, outputs))
         with exit_with_message(RUN_ERRORS, args.debug):
             metrics = run_loop(runner, 'test')
     if rank(args.launcher):

@@ -168,7 +168,8 @@ def test_frames_before_one_that_cannot_be_read_are_predicted(monkeypatch):
 def test_a_segmentor_writes_labels_and_so_do_shards(tmp_path, checkpoints, pictures):
     """With more shards than pictures, some shards are empty."""
     command = ('tools/infer.py', f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints), '--out-dir')
-    run_well(*command, tmp_path / 'whole', '--save-features')
+    result = run_well(*command, tmp_path / 'whole', '--save-features', '--score-thr', 0.5)
+    assert 'without effect on a segmentor: --score-thr' in result.stderr
     for name, size in (('a', (96, 128)), ('a_1', (80, 64))):
         maps = np.load(tmp_path / 'whole' / 'features' / f'{name}.npz')
         assert [maps[f'arr_{number}'].shape[1:] for number in range(4)] == [

@@ -5,14 +5,14 @@ import json
 import re
 
 import pytest
-from helpers.in_process import run_well
+from helpers.in_process import error_of, run_well
 from helpers.openmmlab.own_data import DETECTION, detection, make_own_data
 
 from swin_backbone import load
 from swin_backbone.command_line import Parser, options_of
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
-from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options
+from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, unused_options
 from swin_backbone.workbench.configs.training_settings import apply_settings, set_workers
 from swin_backbone.workbench.predict.thresholds import SCORE_THR
 
@@ -57,6 +57,26 @@ def test_all_values_that_a_help_names_are_in_this_list():
         assert {*settings.get('choices', ())} <= tried, name
         assert set(re.findall(r'\(default: ([\d.]+|\w+)\)', settings['help'])) <= tried, name
         assert set(re.findall(r'(\d) \(default\)', settings['help'])) <= tried, name
+
+
+def test_options_that_a_kind_of_model_does_not_use_are_named():
+    given = Options(score_thr=0.5, first_label=1, batch=3)
+    assert unused_options(given, 'mmseg') == 'without effect on a segmentor: --score-thr'
+    assert unused_options(given, 'mmdet') == 'without effect on a detector: --first-label'
+    assert unused_options(given, 'mmpretrain') == 'without effect on a classifier: --score-thr, --first-label'
+    assert unused_options(given, 'mmdet', 'segmentor') == unused_options(Options(), 'mmseg') == ''
+    assert unused_options(given, None) == ''
+
+
+@pytest.mark.parametrize(('words', 'message'), [
+    ('test a.py b.pth --first-label 1', '--first-label takes --out'),
+    ('test a.py b.pth --wait-time 1', '--wait-time takes --show'),
+    ('export a.py b.pth --out-dir c --part neck --score-thr 0.5', '--score-thr takes --part model'),
+    ('browse_dataset a.py --not-show --output-dir c --show-interval 1', '--show-interval is not used with --not-show'),
+])  # fmt: skip
+def test_an_option_without_the_option_that_uses_it_is_refused(words, message):
+    name, *arguments = words.split()
+    assert message in error_of(f'tools/{name}.py', *arguments, status=2)
 
 
 def test_defaults_in_help_texts_are_those_of_the_table():

@@ -31,7 +31,7 @@ from ...version import __version__
 from ...whole_files import remove_leftovers, temporary_name
 from ..data.media import frame_of
 from ..predict.predictor import Predictor
-from ..predict.thresholds import SCORE_THR, ScoreThr, score_thr_of
+from ..predict.thresholds import ScoreThr, score_thr_of
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
@@ -56,7 +56,7 @@ def export_model(
     overwrite: bool = False,
     operators: Optional[str] = None,
     texts: Sequence[str] = (),
-    score_thr: Union[ScoreThr, str, Path] = SCORE_THR,
+    score_thr: Union[ScoreThr, str, Path, None] = None,
 ) -> dict[str, Any]:
     """Write the folder `out` with the verified model and `deploy.json`, in place of an earlier export.
 
@@ -74,7 +74,7 @@ def export_model(
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
-        score_thr: of a detector's predictions by the folder: a number, or a report.json; see `score_thr_of`.
+        score_thr: of a detector's predictions by the folder: a number, or a report.json; see `score_thr_of`. None: 0.3.
 
     Returns:
         The contents of deploy.json.

@@ -91,8 +91,10 @@ def _score_of_box(sample: BaseDataElement, label: Optional[int], number: int) ->
     return best.scores[0], int(best.labels), best.scores.item(), box.tolist()
 
 
-def _score_of_class(sample: BaseDataElement, label: Optional[int], _number: int) -> tuple[Tensor, int, float, None]:
+def _score_of_class(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, None]:
     """Return the mean of a class's logits over the pixels of the class."""
+    if number != 1:
+        raise ValueError(f'the number is of a box, and a segmentor has none; got {number}')
     logits_KHW, labels_HW = sample.seg_logits.data, sample.pred_sem_seg.data[0]
     if len(logits_KHW) == 1:  # the probability of the second class
         logits_KHW = torch.cat([1 - logits_KHW, logits_KHW])
