@@ -79,14 +79,14 @@ def zero_padded_corners(at_S: Tensor, size: int) -> Corners:
     return index_2S.clamp(0, size - 1), torch.stack([1 - share_S, share_S]) * is_on_map_2S
 
 
-def cross(y: Corners, x: Corners, width: int) -> tuple[Tensor, Tensor]:
+def combine_axes(y: Corners, x: Corners, width: int) -> tuple[Tensor, Tensor]:
     """Return index and weight of the four corners of each sample, (..., 4), in a map of a given width."""
     (y_index, y_weight), (x_index, x_weight) = y, x
     rows, weights = y_index[:, None] * width + x_index, y_weight[:, None] * x_weight
     return rows.flatten(0, 1).movedim(0, -1), weights.flatten(0, 1).movedim(0, -1)
 
 
-def even_bags(rows: Tensor, weights: Tensor) -> Bags:
+def make_even_bags(rows: Tensor, weights: Tensor) -> Bags:
     """Return bags of equal size: the length of the last axis."""
     size = rows.shape[-1]
     starts_P = torch.arange(0, rows.numel(), size, device=rows.device)
@@ -95,16 +95,16 @@ def even_bags(rows: Tensor, weights: Tensor) -> Bags:
 
 def as_rows(x_BCHW: Tensor) -> Tensor:
     """Return a map as rows, (B*H*W, C), in the dtype of sums. A float32 map in channels_last memory is not copied."""
-    return wide(x_BCHW).permute(0, 2, 3, 1).reshape(-1, x_BCHW.shape[1])
+    return widen(x_BCHW).permute(0, 2, 3, 1).reshape(-1, x_BCHW.shape[1])
 
 
-def wide(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """Return half precision as float32, for sums and coordinates, and float32 and float64 unchanged."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def parts(cost_R: list[int], budget: int) -> Iterator[slice]:
-    """Yield consecutive regions whose cost is within the budget, or a single region."""
+def slices_within(cost_R: list[int], budget: int) -> Iterator[slice]:
+    """Yield slices of consecutive regions whose cost is within the budget, or of a single region."""
     begin = spent = 0
     for index, cost in enumerate(cost_R):
         if spent + cost > budget and index > begin:
@@ -117,7 +117,7 @@ def parts(cost_R: list[int], budget: int) -> Iterator[slice]:
 def corner_rows(image: Tensor, y: Tensor, x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Return rows and weights (..., 4) of bilinear samples at (y, x) in the images' maps of `shape` (B, C, H, W)."""
     height, width = shape[2:]
-    rows, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
+    rows, weights = combine_axes(clamped_corners(y, height), clamped_corners(x, width), width)
     return rows + image[..., None] * (height * width), weights
 
 

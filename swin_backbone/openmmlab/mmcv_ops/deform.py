@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import providers
-from .bags import cross, even_bags, gradients, sum_bags, wide, zero_padded_corners
+from .bags import combine_axes, gradients, make_even_bags, sum_bags, widen, zero_padded_corners
 
 Pair = tuple[int, int]
 Settings = tuple[Pair, Pair, Pair, int, int]  # stride, padding, dilation, groups, groups of offsets
@@ -50,18 +50,18 @@ def _convolve(
         starts = torch.arange(out, device=x_1CHW.device) * stride[axis] - padding[axis]
         return starts + torch.arange(kernel, device=x_1CHW.device)[:, None] * dilation[axis]
 
-    shift = wide(offset).view(offset_groups, kernel_height, kernel_width, 2, out_height, out_width)
+    shift = widen(offset).view(offset_groups, kernel_height, kernel_width, 2, out_height, out_width)
     y = shift[:, :, :, 0] + base(out_height, kernel_height, 0)[:, None, :, None]
     x = shift[:, :, :, 1] + base(out_width, kernel_width, 1)[None, :, None, :]
     # In the order (H', W', K, D), the sums of the bags are the columns of a matrix product, channels last.
     y, x = (at.flatten(1, 2).permute(2, 3, 1, 0) for at in (y, x))
-    rows, weights = cross(zero_padded_corners(y, height), zero_padded_corners(x, width), width)
-    mask = wide(mask).view(offset_groups, size_K, out_height, out_width)
+    rows, weights = combine_axes(zero_padded_corners(y, height), zero_padded_corners(x, width), width)
+    mask = widen(mask).view(offset_groups, size_K, out_height, out_width)
     weights = weights * mask.permute(2, 3, 1, 0)[..., None]
     rows = rows * offset_groups + torch.arange(offset_groups, device=x_1CHW.device)[:, None]
-    map_MC = wide(x_1CHW[0]).permute(1, 2, 0).reshape(-1, channels // offset_groups)
-    columns = sum_bags(map_MC, even_bags(rows, weights)).view(-1, size_K, groups, channels // groups)
-    kernels = wide(weight).view(groups, -1, channels // groups, size_K)
+    map_MC = widen(x_1CHW[0]).permute(1, 2, 0).reshape(-1, channels // offset_groups)
+    columns = sum_bags(map_MC, make_even_bags(rows, weights)).view(-1, size_K, groups, channels // groups)
+    kernels = widen(weight).view(groups, -1, channels // groups, size_K)
     out_PC = torch.einsum('pkgc,gock->pgo', columns, kernels).flatten(1)
     return out_PC.t().reshape(1, -1, out_height, out_width).to(x_1CHW.dtype)
 
@@ -89,10 +89,11 @@ def _gradients(settings: Settings, grad_output: Tensor, *tensors: Tensor) -> lis
     weight, *others = tensors
     of_weight, *of_others = of_tensors = [torch.zeros_like(x) for x in tensors]
     for image in _images(grad_output):
-        parts = gradients(partial(_convolve, settings), (weight, *(x[image] for x in others)), grad_output[image])
-        of_weight += parts[0]
-        for target, part in zip(of_others, parts[1:]):
-            target[image] = part
+        inputs = weight, *(x[image] for x in others)
+        weight_part, *of_image = gradients(partial(_convolve, settings), inputs, grad_output[image])
+        of_weight += weight_part
+        for target, gradient in zip(of_others, of_image):
+            target[image] = gradient
     return of_tensors
 
 
@@ -132,11 +133,13 @@ def modulated_deform_conv_backward(*tensors: Tensor, with_bias: bool, **sizes: i
     """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
     input, weight, _bias, _ones, offset, mask, _columns, *targets, grad_output = tensors
     grad_input, grad_weight, grad_bias, grad_offset, grad_mask = targets
-    parts = _gradients(_settings(sizes, *VERSION_2), grad_output, weight, input, offset, mask)
-    grad_weight += parts[0]
-    grad_input += parts[1]
-    grad_offset.copy_(parts[2])
-    grad_mask.copy_(parts[3])
+    of_weight, of_input, of_offset, of_mask = _gradients(
+        _settings(sizes, *VERSION_2), grad_output, weight, input, offset, mask
+    )
+    grad_weight += of_weight
+    grad_input += of_input
+    grad_offset.copy_(of_offset)
+    grad_mask.copy_(of_mask)
     if with_bias:
         grad_bias += grad_output.sum((0, 2, 3))
 
@@ -155,13 +158,12 @@ def ms_deform_attn_forward(*tensors: Tensor, im2col_step: int) -> Tensor:
 def ms_deform_attn_backward(*tensors: Tensor, im2col_step: int) -> None:
     """Add the gradients of values, locations and weights to the given tensors."""
     value, shapes, _starts, locations, weights, grad_output, *targets = tensors
-    parts = gradients(partial(_attend, shapes), (value, locations, weights), grad_output)
-    for target, part in zip(targets, parts):
-        target += part
+    for target, gradient in zip(targets, gradients(partial(_attend, shapes), (value, locations, weights), grad_output)):
+        target += gradient
 
 
 def _attend(shapes: Tensor, value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
     from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
 
-    attended: Tensor = multi_scale_deformable_attn_pytorch(wide(value), shapes, wide(locations), wide(weights))
+    attended: Tensor = multi_scale_deformable_attn_pytorch(widen(value), shapes, widen(locations), widen(weights))
     return attended.to(value.dtype)

@@ -7,21 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .bags import gradients, wide
+from .bags import gradients, widen
 
 
 def sigmoid_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
     """Write the loss of each score into `output`, (N, classes)."""
-    output.copy_(_focal_loss(wide(input), target, weight, gamma, alpha))
+    output.copy_(_focal_loss(widen(input), target, weight, gamma, alpha))
 
 
 def sigmoid_focal_loss_backward(
     input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
 ) -> None:
     """Write the gradient in the scores into `grad_input`."""
-    scores = wide(input)
+    scores = widen(input)
     (grad,) = gradients(lambda x: _focal_loss(x, target, weight, gamma, alpha), (scores,), torch.ones_like(scores))
     grad_input.copy_(grad)
 
@@ -34,4 +34,4 @@ def _focal_loss(scores: Tensor, target: Tensor, weight: Tensor, gamma: float, al
     if not weight.numel():
         return loss
     has_weight = (target >= 0) & (target < len(weight))
-    return loss * torch.where(has_weight, wide(weight)[target.clamp(0, len(weight) - 1)], 1)[:, None]
+    return loss * torch.where(has_weight, widen(weight)[target.clamp(0, len(weight) - 1)], 1)[:, None]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import providers
-from .bags import wide
+from .bags import widen
 from .overlaps import quadri_corners, rotated_corners, shape_overlaps
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
         return regions.keep_boxes(boxes.float(), order, iou_threshold, offset)
     if not offset and boxes.is_cuda and providers.torchvision_takes('nms', boxes):
-        kept: Tensor = torch.ops.torchvision.nms(wide(boxes), wide(scores), iou_threshold)
+        kept: Tensor = torch.ops.torchvision.nms(widen(boxes), widen(scores), iou_threshold)
         return kept
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         return overlap_NM > iou_threshold
 
     block = BOXES_OF_A_BLOCK if boxes.device.type == 'cpu' else BOXES_OF_A_COPY
-    return order[_greedy(wide(boxes)[order], overlaps, block)]
+    return order[_greedy(widen(boxes)[order], overlaps, block)]
 
 
 def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor], block: int = BOXES_OF_A_BLOCK) -> Tensor:
@@ -103,38 +103,38 @@ def softnms(
     Returns:
         Indices of the chosen boxes, in the order of the choice.
     """
-    left = _numbers(torch.cat([boxes, scores[:, None]], 1))  # a loop over boxes: numpy takes a third of torch's time
+    boxes_5N = _numbers(torch.cat([boxes, scores[:, None]], 1))  # in a loop numpy takes a third of torch's time
     index = np.arange(len(boxes))
     size, chosen = len(boxes), 0
     while chosen < size:
-        # Places count: what is equal is chosen from the front, and mmcv exchanges places as here. A score that is not a
-        # number (of a box without an area) is chosen where it stands in front, since nothing is greater.
-        candidates = left[4, chosen:size]
+        # As in mmcv, the first of equal scores is chosen, and the chosen box changes places with the first of the rest.
+        # NaN, the score of a box without an area, is chosen if it is the first: no score is greater.
+        candidates = boxes_5N[4, chosen:size]
         best = chosen
         if not np.isnan(candidates[0]):
             best += int(np.where(np.isnan(candidates), -np.inf, candidates).argmax())
-        left[:, [chosen, best]], index[[chosen, best]] = left[:, [best, chosen]], index[[best, chosen]]
+        boxes_5N[:, [chosen, best]], index[[chosen, best]] = boxes_5N[:, [best, chosen]], index[[best, chosen]]
         rest = slice(chosen + 1, size)
-        overlap = iou(left[:4, chosen], left[:4, rest], offset, np)
+        overlap = iou(boxes_5N[:4, chosen], boxes_5N[:4, rest], offset, np)
         if method == 2:
             weight = np.exp(-(overlap * overlap) / np.float32(sigma))
         else:
             lower = 1 - overlap if method == 1 else np.float32(0)
             weight = np.where(overlap >= np.float32(iou_threshold), lower, np.float32(1))
-        left[4, rest] *= weight
-        size = _drop(left, index, chosen + 1, size, min_score)
+        boxes_5N[4, rest] *= weight
+        size = _drop(boxes_5N, index, chosen + 1, size, min_score)
         chosen += 1
-    dets[:size] = torch.from_numpy(left[:, :size].T)
+    dets[:size] = torch.from_numpy(boxes_5N[:, :size].T)
     return torch.from_numpy(index[:size])
 
 
-def _drop(left: Array, index: Array, begin: int, end: int, min_score: float) -> int:
+def _drop(boxes_5N: Array, index: Array, begin: int, end: int, min_score: float) -> int:
     """Replace each dropped box by the last kept box, and return the new number of boxes."""
-    stays = ~(left[4, begin:end] < np.float32(min_score))
+    stays = ~(boxes_5N[4, begin:end] < np.float32(min_score))
     size = begin + int(stays.sum())
     holes = begin + np.flatnonzero(~stays[: size - begin])
     last = size + np.flatnonzero(stays[size - begin :])[::-1]
-    left[:, holes], index[holes] = left[:, last], index[last]
+    boxes_5N[:, holes], index[holes] = boxes_5N[:, last], index[last]
     return size
 
 
@@ -172,14 +172,14 @@ def nms_rotated(
     As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the last
     column is the label, and a GPU compares only boxes of equal labels.
     """
-    return order[_keep_rotated(wide(dets_sorted), rotated_corners, iou_threshold, multi_label)]
+    return order[_keep_rotated(widen(dets_sorted), rotated_corners, iou_threshold, multi_label)]
 
 
 def nms_quadri(
     dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, iou_threshold: float, multi_label: int
 ) -> Tensor:
     """Return `nms_rotated` of (N, 8) quadrilaterals x1, y1, ..., y4; the label is the last column."""
-    return order[_keep_rotated(wide(dets_sorted), quadri_corners, iou_threshold, multi_label)]
+    return order[_keep_rotated(widen(dets_sorted), quadri_corners, iou_threshold, multi_label)]
 
 
 def _keep_rotated(boxes: Tensor, corners: Callable[[Tensor], Tensor], threshold: float, multi_label: int) -> Tensor:

@@ -6,7 +6,7 @@ Letters: N quadrilaterals, P pairs. A quadrilateral is four corners, (4, 2).
 import torch
 from torch import Tensor
 
-from .bags import wide
+from .bags import widen
 
 # Pairs per call, with 24 points for each.
 MAX_PAIRS = 2**16
@@ -27,12 +27,12 @@ def quadri_corners(boxes: Tensor) -> Tensor:
 
 def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` row by row."""
-    _write_overlaps(rotated_corners(wide(bboxes1)), rotated_corners(wide(bboxes2)), ious, mode_flag, aligned)
+    _write_overlaps(rotated_corners(widen(bboxes1)), rotated_corners(widen(bboxes2)), ious, mode_flag, aligned)
 
 
 def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write `box_iou_rotated` of convex quadrilaterals (N, 8)."""
-    _write_overlaps(quadri_corners(wide(bboxes1)), quadri_corners(wide(bboxes2)), ious, mode_flag, aligned)
+    _write_overlaps(quadri_corners(widen(bboxes1)), quadri_corners(widen(bboxes2)), ious, mode_flag, aligned)
 
 
 def _write_overlaps(first: Tensor, second: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
@@ -79,11 +79,11 @@ def _shared_areas(first: Tensor, second: Tensor) -> Tensor:
     slope = _cross(sides_1[:, :, None], sides_2[:, None])
     at_1 = _cross(across, sides_2[:, None].expand_as(across)) / slope
     at_2 = _cross(across, sides_1[:, :, None].expand_as(across)) / slope
-    cross = (slope.abs() > 1e-14) & (at_1 >= 0) & (at_1 <= 1) & (at_2 >= 0) & (at_2 <= 1)
-    crossings = first[:, :, None] + sides_1[:, :, None] * at_1.masked_fill(~cross, 0)[..., None]
+    is_crossing = (slope.abs() > 1e-14) & (at_1 >= 0) & (at_1 <= 1) & (at_2 >= 0) & (at_2 <= 1)
+    crossings = first[:, :, None] + sides_1[:, :, None] * at_1.masked_fill(~is_crossing, 0)[..., None]
 
     points = torch.cat([crossings.flatten(1, 2), first, second], 1)
-    valid = torch.cat([cross.flatten(1), _inside(first, second, sides_2), _inside(second, first, sides_1)], 1)
+    valid = torch.cat([is_crossing.flatten(1), _inside(first, second, sides_2), _inside(second, first, sides_1)], 1)
     return _hull_areas(points, valid)
 
 

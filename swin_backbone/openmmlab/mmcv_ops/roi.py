@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import providers
-from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, parts, pool_bags, unpool_bags, wide
+from .bags import MAX_ENTRIES, Bags, corner_rows, number_entries, pool_bags, slices_within, unpool_bags, widen
 
 MAX_SAMPLES = 2**24  # of a region: 2 GiB of memory
 
@@ -143,7 +143,7 @@ def mean_bags(
             f'rois: a region with more than {MAX_SAMPLES} samples is far larger than its map: clip it, or set '
             'sampling_ratio'
         )
-    for part in parts(cost_R, MAX_ENTRIES // 4):
+    for part in slices_within(cost_R, MAX_ENTRIES // 4):
         count_P = (down.samples_R[part] * across.samples_R[part]).repeat_interleave(num_bins)
         number_S, sample_S = number_entries(count_P, sum(cost_R[part]))
         region_S, bin_S = part.start + number_S // num_bins, number_S % num_bins
@@ -156,7 +156,7 @@ def mean_bags(
 
 
 def _upright_bags(rois: Tensor, pooling: Pooling, shape: torch.Size) -> Iterator[tuple[slice, Bags]]:
-    x1_R, y1_R, x2_R, y2_R = (wide(rois[:, 1:]) * pooling.scale - (0.5 if pooling.aligned else 0)).unbind(1)
+    x1_R, y1_R, x2_R, y2_R = (widen(rois[:, 1:]) * pooling.scale - (0.5 if pooling.aligned else 0)).unbind(1)
     height_R, width_R = y2_R - y1_R, x2_R - x1_R
     if not pooling.aligned:
         height_R, width_R = height_R.clamp(min=1), width_R.clamp(min=1)

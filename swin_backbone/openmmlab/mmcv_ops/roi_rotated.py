@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bags import Bags, corner_rows, even_bags, pool_bags, unpool_bags, wide
+from .bags import Bags, corner_rows, make_even_bags, pool_bags, unpool_bags, widen
 from .overlaps import rotated_corners
 from .roi import SampledAxis, mean_bags
 
@@ -38,8 +38,8 @@ def _rotated_bags(
     aligned: bool,
     clockwise: bool,
 ) -> Iterator[tuple[slice, Bags]]:
-    x_R, y_R, width_R, height_R = (wide(rois[:, 1:5]) * spatial_scale).unbind(1)
-    angle_R = -wide(rois[:, 5]) if clockwise else wide(rois[:, 5])
+    x_R, y_R, width_R, height_R = (widen(rois[:, 1:5]) * spatial_scale).unbind(1)
+    angle_R = -widen(rois[:, 5]) if clockwise else widen(rois[:, 5])
     if aligned:
         x_R, y_R = x_R - 0.5, y_R - 0.5
     else:
@@ -72,11 +72,11 @@ def rotated_feature_align_backward(
 
 def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) -> list[tuple[slice, Bags]]:
     num_images, _, height, width = shape
-    boxes_M5 = wide(boxes).reshape(-1, 5)[:, [1, 0, 2, 3, 4]]  # mmcv reads y first
+    boxes_M5 = widen(boxes).reshape(-1, 5)[:, [1, 0, 2, 3, 4]]  # mmcv reads y first
     boxes_M5 = boxes_M5 * boxes_M5.new_tensor([scale, scale, scale, scale, 1])
     x_MS, y_MS = torch.cat([boxes_M5[:, None, :2], rotated_corners(boxes_M5)], 1)[:, :points].unbind(2)
     itself_M = torch.arange(num_images * height * width, device=boxes.device)
     rows, weights = corner_rows(itself_M[:, None] // (height * width), y_MS, x_MS, shape)
     rows = torch.cat([itself_M[:, None], rows.flatten(1)], 1)
     weights = torch.cat([weights.new_ones(len(rows), 1), weights.flatten(1)], 1)
-    return [(slice(None), even_bags(rows, weights))]
+    return [(slice(None), make_even_bags(rows, weights))]

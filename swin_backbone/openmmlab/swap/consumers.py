@@ -18,7 +18,7 @@ READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')  # necks that 
 
 
 class SwappedMaps(NamedTuple):
-    """The maps before and after a swap, place by place."""
+    """The maps before and after a swap, one by one."""
 
     old: Sequence[Level]
     new: Sequence[Level]
@@ -28,7 +28,7 @@ class SwappedMaps(NamedTuple):
 
 
 def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
-    """Write the new channels into a neck, and return the places of the maps that the neck uses.
+    """Write the new channels into a neck, and return the indices of the maps that the neck uses.
 
     Raises:
         ValueError: with the key of a setting that cannot follow.
@@ -106,7 +106,7 @@ def leaves_maps_unread(model: ConfigDict, neck_name: str) -> bool:
 
 
 def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
-    """Write the new channels into the heads of a detector without a neck, and return the places of the used maps.
+    """Write the new channels into the heads of a detector without a neck, and return the indices of the used maps.
 
     Raises:
         ValueError: with the key of a setting that cannot follow.
@@ -144,7 +144,7 @@ def _detection_channels(model: ConfigDict, key: str) -> Iterator[tuple[str, Conf
 
 
 def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool) -> list[int]:
-    """Write the new channels and indices into the heads of a segmentor, and return the places of the used maps.
+    """Write the new channels and indices into the heads of a segmentor, and return the indices of the used maps.
 
     Args:
         prune: whether the backbone will emit only the used maps.
@@ -158,7 +158,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     heads = [(path, head) for path, head in nodes if isinstance(head, dict) and 'in_channels' in head]
     if not heads:
         raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
-    reads = [(path, head, _places(path, head, maps)) for path, head in heads]
+    reads = [(path, head, _find_maps(path, head, maps)) for path, head in heads]
     for i, (_, head, indices) in enumerate(reads[1:]):
         if type_name(head) == 'OCRHead' and isinstance(indices, int):
             reads[i] = (*reads[i][:2], indices)  # the head in front finds the regions on the same map
@@ -182,8 +182,8 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     return emitted
 
 
-def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
-    """Return the place of the map that a head reads, or the list of places."""
+def _find_maps(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
+    """Return the index of the map that a head reads, or the list of indices."""
     old = maps.widths()[0]
     channels, index = head.in_channels, head.get('in_index', -1)
     if isinstance(channels, int):

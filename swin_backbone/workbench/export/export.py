@@ -169,13 +169,13 @@ def write(
     """
     is_calibrated = formats.is_calibrated(precision, operators)
     allowed = f'{precision} by {operators}' if precision == 'int8' and operators else precision
-    with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as beside:
-        wide = Path(beside) / 'fp32'
+    with new_folder(out, overwrite) as folder, tempfile.TemporaryDirectory() as scratch:
+        fp32_folder = Path(scratch) / 'fp32'
         if is_calibrated:
-            write(graph, wide, format, 'fp32', meta=meta, reference=reference, samples=samples)
+            write(graph, fp32_folder, format, 'fp32', meta=meta, reference=reference, samples=samples)
             quantize = quantize_openvino if format == 'openvino' else quantize_onnx
             name = formats.MODEL_FILES[format]
-            quantize(wide / name, folder / name, calibration)
+            quantize(fp32_folder / name, folder / name, calibration)
         else:
             write_model(graph, folder, format, precision, operators)
         manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
@@ -191,7 +191,9 @@ def write(
             )
         manifest['verification'] = figures
         if is_calibrated:
-            before, after = ({**measure(exported, calibration), **metric(exported)} for exported in (wide, folder))
+            before, after = (
+                {**measure(exported, calibration), **metric(exported)} for exported in (fp32_folder, folder)
+            )
             manifest['quantization'] = dict(pictures=len(calibration), before=before, after=after)
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + '\n')
     return read_manifest(out)

@@ -99,16 +99,16 @@ def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> Non
     import nncf
     import openvino
 
-    wide = openvino_core().read_model(str(source))
+    original = openvino_core().read_model(str(source))
     products = [
         op.get_friendly_name()
-        for op in wide.get_ops()
+        for op in original.get_ops()
         if op.get_type_name() == 'MatMul'
         and not any(op.input_value(side).get_node().get_type_name() == 'Constant' for side in (0, 1))
     ]
     with quiet():
         model = nncf.quantize(
-            wide,
+            original,
             nncf.Dataset(list(inputs), list),
             model_type=nncf.ModelType.TRANSFORMER,  # norms and softmax stay in floating point
             preset=nncf.QuantizationPreset.MIXED,

@@ -167,7 +167,7 @@ def compare(
     """Compare the result of a file with PyTorch's.
 
     Args:
-        max_objects: of the model. A list of so many ends anywhere: its last objects may differ.
+        max_objects: of the model. The last objects of a list of this length may differ: the list is cut off.
 
     Returns:
         `compared`, the number of compared pixels or objects; 0 for pixels of a single class, which tell nothing. For
@@ -181,7 +181,7 @@ def compare(
         return dict(compared=compared, equal_labels=float(_agrees(result['labels'], expected).mean()))
     tolerance, scores = TOLERANCES[precision], np.concatenate([expected['scores'], result['scores']])
     full = [each['scores'].min() for each in (expected, result) if max_objects and len(each['scores']) == max_objects]
-    # Rounding may move an object over the end of a list: the model's threshold, or the largest number of objects.
+    # Rounding may move an object across the end of a list: the model's threshold, or the largest number of objects.
     min_score = max([CLEAR_SCORE, *full]) + tolerance.score
     if len(scores) and not (scores >= min_score).any():
         min_score = max(np.sort(scores)[-FEW_OBJECTS:][0], scores.min() + tolerance.score)

@@ -47,8 +47,8 @@ def windows_figure(layout: Layout) -> Figure:
         arrange = layout.rolled_back if on_image else np.asarray
         _draw_map(axis, colours_HW3, arrange(layout.window_HW), arrange(layout.token_HW) == PADDING)
         axis.set_title(title, fontsize=10)
-    regions_here = np.unique(layout.region_HW) if shifted else ()
-    handles = [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in regions_here if i < 4]
+    drawn_regions = np.unique(layout.region_HW) if shifted else ()
+    handles = [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in drawn_regions if i < 4]
     for kind, colour in zip(layout.kinds if several else (), KIND_COLOURS):
         handles.append(Patch(facecolor=colour, edgecolor='black', label=f'kind: {kind.name}'))
     _legend(figure, layout, handles)
@@ -66,7 +66,7 @@ def masks_figure(layout: Layout) -> Figure:
     kinds, Wh, Ww = layout.kinds, *layout.window_size
     figure, axes = _panels(len(kinds) + 1, layout.token_HW.shape, rows=2)
     for index, kind in enumerate(kinds):
-        here_RC = layout.kind_RC == index
+        is_kind_RC = layout.kind_RC == index
         upper, lower = axes[index], axes[len(kinds) + 1 + index]
         upper.imshow(kind.mask_NN, cmap=MASK_COLOURS, vmin=0, vmax=1, interpolation='nearest')
         masked = 1 - kind.mask_NN.mean()
@@ -74,10 +74,10 @@ def masks_figure(layout: Layout) -> Figure:
         upper.set_xlabel('key', fontsize=8)
         upper.set_ylabel('query', fontsize=8)
         upper.tick_params(labelsize=7)
-        chosen_HW = here_RC.ravel()[layout.window_HW]
+        chosen_HW = is_kind_RC.ravel()[layout.window_HW]
         colours = np.where(chosen_HW[..., None], to_rgb(ATTENDED), to_rgb('#FFFFFF'))
         _draw_map(lower, colours, layout.window_HW, layout.token_HW == PADDING)
-        lower.set_title(f'{here_RC.sum()} of {here_RC.size} windows', fontsize=9)
+        lower.set_title(f'{is_kind_RC.sum()} of {is_kind_RC.size} windows', fontsize=9)
     stack_bytes, kind_bytes = mask_bytes(layout)
     axes[len(kinds)].imshow(mosaic(layout), cmap=MASK_COLOURS, vmin=0, vmax=1, interpolation='nearest')
     axes[len(kinds)].set_title(f'all {layout.kind_RC.size} masks,\nwindow by window', fontsize=9)

@@ -69,12 +69,12 @@ def report_on_test(
     check_outputs(folder / NAME, folder / PAGE, overwrite=overwrite)
     make_folder(folder)
     with folder_lock(folder, 'reports in'):
-        keep: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
-        runner.register_hook(keep)
+        recorder: Any = dict(mmdet=_Objects, mmseg=_LabelMaps, mmpretrain=_Scores)[scope](runner, folder, overwrite)
+        runner.register_hook(recorder)
         numbers = {
             name: float(value) for name, value in run_loop(runner, 'test').items() if np.ndim(value) == 0
         }  # no matrices
-        labels, results, pictures = keep.write()
+        labels, results, pictures = recorder.write()
         config = {key: value for key, value in runner.cfg.to_dict().items() if key not in NOT_COMPARED}
         about = dict(
             title=f'{Path(runner.cfg.filename or "model").stem}: {Path(checkpoint).name}',
@@ -93,7 +93,7 @@ def report_on_test(
         base = next(base_datasets(runner.test_dataloader.dataset), None)
         load = read_picture if base is None else load_of(base)
         return write_report(
-            folder, labels, results, pictures, classes=keep.classes,
+            folder, labels, results, pictures, classes=recorder.classes,
             others=others, overwrite=True, about=about, summarize=differences, load=load,
         )  # fmt: skip
 

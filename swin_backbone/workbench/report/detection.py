@@ -140,10 +140,8 @@ def evaluate(truth: COCO, results: Sequence[Mapping[str, Any]], params: Params) 
         if not seen:
             continue
         params.catIds, params.imgIds = [category], sorted(seen)
-        left_out = 'bbox' if params.iouType == 'segm' else 'segmentation'  # the area is of the other
-        of_class = [
-            {key: value for key, value in results[row].items() if key != left_out} for row in by_class[category]
-        ]
+        unused = 'bbox' if params.iouType == 'segm' else 'segmentation'  # loadRes would take the area from it
+        of_class = [{key: value for key, value in results[row].items() if key != unused} for row in by_class[category]]
         with silent():  # pycocotools prints
             evaluation.cocoDt = truth.loadRes(of_class) if of_class else COCO()
             evaluation.evaluate()

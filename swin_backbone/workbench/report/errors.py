@@ -52,11 +52,11 @@ def find_errors(evaluation: Evaluation, threshold: float) -> Errors:
     np.add.at(confusion, (predictions.label[is_strong & is_right],) * 2, 1)
     order = np.lexsort((-predictions.score, predictions.picture))
     ends = np.arange(len(evaluation.params.imgIds) + 1)
-    of_found, of_objects = (
+    first_predictions, first_objects = (
         np.searchsorted(pictures, ends) for pictures in (predictions.picture[order], objects.picture)
     )
     for picture in track(ends[:-1], 'comparing with the labels'):
-        rows, inside = order[slice(*of_found[picture:][:2])], np.arange(*of_objects[picture:][:2])
+        rows, inside = order[slice(*first_predictions[picture:][:2])], np.arange(*first_objects[picture:][:2])
         iou, is_crowd = evaluation.overlaps(rows, inside), objects.is_crowd[inside]
         is_on_crowd[rows] = (iou[:, is_crowd] >= BACKGROUND_IOU).any(1)
         iou, inside = iou[:, ~is_crowd], inside[~is_crowd]

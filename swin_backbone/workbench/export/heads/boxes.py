@@ -76,12 +76,12 @@ def clip(boxes: Tensor, image_size: Tensor) -> Tensor:
     return torch.minimum(boxes.clamp(min=0), limit)
 
 
-def best(scores_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def find_best(scores_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return up to `count` scores of every image, best first, and the indices."""
     return scores_BM.topk(torch.sym_min(count, scores_BM.shape[1]), dim=1)
 
 
-def take(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
+def take_rows(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
     """Take some rows of every image: (B, N, X)."""
     return x_BMX.gather(1, index_BN[..., None].expand(-1, -1, x_BMX.shape[-1]))
 
@@ -122,7 +122,7 @@ def suppress(
     final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, count)], 1)
     scores_BN, index_BN = final_BM.topk(count, dim=1)
     index_BN = torch.where(scores_BN > NEVER, index_BN, 0)
-    return scores_BN, take(boxes_BM4, index_BN), label_BM.gather(1, index_BN), index_BN
+    return scores_BN, take_rows(boxes_BM4, index_BN), label_BM.gather(1, index_BN), index_BN
 
 
 class Regions(nn.Module):
@@ -159,7 +159,7 @@ class Regions(nn.Module):
         return cut_RCHW.new_zeros(box_R4.shape[0], *cut_RCHW.shape[1:]).index_copy(0, torch.cat(indices), cut_RCHW)
 
 
-def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def list_objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, ...]:
     """Return the remaining objects of all images: image, boxes, scores, labels, and the places of B * N."""
     image_n, index_n = (scores_BN > NEVER).nonzero().unbind(1)
     N = scores_BN.shape[1]
@@ -173,11 +173,11 @@ def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Te
     )
 
 
-def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, count: int, view: View) -> tuple[Tensor, Tensor, Tensor]:
+def rank_pairs(scores_BQK: Tensor, boxes_BQ4: Tensor, count: int, view: View) -> tuple[Tensor, Tensor, Tensor]:
     """Return the `count` best pairs of query and class by image: scores, boxes of the original picture, labels."""
     B, Q, K = scores_BQK.shape
     scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(count, dim=1)
-    boxes_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
+    boxes_BN4 = take_rows(boxes_BQ4, index_BN // K) / view.zoom_4
     return scores_BN, boxes_BN4, index_BN % K
 
 
@@ -201,7 +201,7 @@ def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
     return torch.where(torch.isfinite(inside_nL)[..., None], weight, 0)
 
 
-def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
+def list_priors(x_BCHW: Tensor, values: int) -> Tensor:
     """Return the outputs of a convolution by anchor: (B, M, values)."""
     x_BHWC = x_BCHW.permute(0, 2, 3, 1)
     B, H, W, C = x_BHWC.shape

@@ -53,11 +53,11 @@ class DenseHead(boxes.Head):
         scores_BN, boxes_BN4, label_BN, index_BN = boxes.suppress(
             boxes_BN4, candidates.scores, candidates.labels, self.cfg.nms, self.max_objects, min_side
         )
-        image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, boxes_BN4, label_BN)
+        image_n, box_n4, score_n, label_n, chosen_n = boxes.list_objects(scores_BN, boxes_BN4, label_BN)
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
         kernel_nC, prior_n4 = (
-            boxes.take(rows, index_BN).flatten(0, 1)[chosen_n] for rows in (candidates.kernels, candidates.priors)
+            boxes.take_rows(rows, index_BN).flatten(0, 1)[chosen_n] for rows in (candidates.kernels, candidates.priors)
         )
         masks = self._masks(outputs[-1], image_n, kernel_nC, prior_n4, view)
         return image_n, box_n4, score_n, label_n, masks
@@ -70,8 +70,8 @@ class DenseHead(boxes.Head):
 
         def choose(scores: Tensor, threshold: float, count: int, rows: dict[str, Tensor]) -> tuple[Any, ...]:
             M, K = scores.shape[0] // B, scores.shape[1]
-            clear_BM = torch.where(scores > threshold, scores, NEVER).reshape(B, M * K)
-            scores_BN, index_BN = boxes.best(clear_BM, count if count > 0 else M * K)
+            counted_BM = torch.where(scores > threshold, scores, NEVER).reshape(B, M * K)
+            scores_BN, index_BN = boxes.find_best(counted_BM, count if count > 0 else M * K)
             counts.append(index_BN.shape[1])
             first_B1 = torch.arange(B, device=scores.device)[:, None] * M
             row = (index_BN // K + first_B1).flatten()
@@ -117,12 +117,12 @@ class DenseHead(boxes.Head):
         head = self.head
         sizes = [tuple(level.shape[-2:]) for level in classes]
         priors = head.prior_generator.grid_priors(sizes, device=classes[0].device, with_stride=True)
-        logits_BMK, deltas_BM4, there_BM1 = (
-            torch.cat([boxes.per_prior(level, values) for level in levels], 1)
+        logits_BMK, deltas_BM4, objectness_BM1 = (
+            torch.cat([boxes.list_priors(level, values) for level in levels], 1)
             for levels, values in ((classes, head.cls_out_channels), (deltas, 4), (objectness, 1))
         )
         scores_BM, label_BM = logits_BMK.sigmoid().max(-1)
-        scores_BM = scores_BM * there_BM1[..., 0].sigmoid()
+        scores_BM = scores_BM * objectness_BM1[..., 0].sigmoid()
         scores_BM = torch.where(scores_BM >= self.cfg.score_thr, scores_BM, NEVER)
         boxes_BM4 = head._bbox_decode(torch.cat(priors), deltas_BM4)
         return SimpleNamespace(bboxes=boxes_BM4, scores=scores_BM, labels=label_BM)

@@ -24,11 +24,11 @@ from . import boxes
 from .dense import with_globals
 from .layers import (
     LevelSizes,
-    centres,
     copy_for_graph,
     flatten_maps,
+    list_level_sizes,
     padding_masks,
-    sizes_of,
+    token_centres,
     token_places,
     valid_ratios,
 )
@@ -63,7 +63,7 @@ class TransformerHead(boxes.Head):
             unused = ('backbone', 'neck', 'language_model', 'text_feat_map')
             parts._modules = {name: part for name, part in model._modules.items() if name not in unused}
         self.parts = copy_for_graph(parts)
-        self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: centres(sizes, ratios)
+        self.parts.encoder.get_encoder_reference_points = lambda sizes, ratios, device: token_centres(sizes, ratios)
         self.parts.gen_encoder_output_proposals = self._proposals
         cfg = parts.bbox_head.test_cfg
         self.max_objects = cfg.get('max_per_img', parts.num_queries)
@@ -107,7 +107,7 @@ class TransformerHead(boxes.Head):
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         parts, head = self.parts, self.parts.bbox_head
         B = maps[0].shape[0]
-        sizes, x_BTC = sizes_of(maps), flatten_maps(maps)
+        sizes, x_BTC = list_level_sizes(maps), flatten_maps(maps)
         masks: list[Any] = [None] * len(sizes) if view.content is None else padding_masks(view.content, sizes)
         ratios = x_BTC.new_ones(1, len(sizes), 2) if view.content is None else valid_ratios(masks)
         mask_BT = None if view.content is None else torch.cat([tensor.flatten(1) for tensor in masks], 1)
@@ -139,14 +139,14 @@ class TransformerHead(boxes.Head):
         if text:
             scores_BQK = scores_BQK @ self.shares_KL.t()
         boxes_BQ4 = boxes.clip(bbox_cxcywh_to_xyxy(results) * view.image_size.flip(0).repeat(2), view.image_size)
-        scores_BN, boxes_BN4, label_BN = boxes.ranked(scores_BQK, boxes_BQ4, self.max_objects, view)
+        scores_BN, boxes_BN4, label_BN = boxes.rank_pairs(scores_BQK, boxes_BQ4, self.max_objects, view)
         if self.score_thr is not None:
             scores_BN = torch.where(scores_BN > self.score_thr, scores_BN, NEVER)
         if self.nms:
             scores_BN, boxes_BN4, label_BN, _ = boxes.suppress(
                 boxes_BN4, scores_BN, label_BN, self.nms, self.max_objects
             )
-        return boxes.objects(scores_BN, boxes_BN4, label_BN)[:4]
+        return boxes.list_objects(scores_BN, boxes_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, ratios_1L2: Tensor, sizes: LevelSizes) -> tuple[Tensor, Tensor]:
         """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4).
@@ -182,7 +182,7 @@ def _encode(
     shared.update(
         query_pos=query_pos.transpose(0, 1),
         query_key_padding_mask=key_padding_mask,
-        reference_points=centres(shared['spatial_shapes'], shared['valid_ratios']),
+        reference_points=token_centres(shared['spatial_shapes'], shared['valid_ratios']),
     )
     x_TBC: Tensor = encoder(query.transpose(0, 1), None, None, **shared)
     return x_TBC.transpose(0, 1)

@@ -78,7 +78,7 @@ def flatten_maps(maps: Sequence[Tensor]) -> Tensor:
     return torch.cat([x.flatten(2) for x in maps], 2).transpose(1, 2)
 
 
-def sizes_of(maps: Sequence[Tensor]) -> LevelSizes:
+def list_level_sizes(maps: Sequence[Tensor]) -> LevelSizes:
     """Return height and width of maps."""
     return [(x.shape[-2], x.shape[-1]) for x in maps]
 
@@ -108,7 +108,7 @@ def token_places(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     return torch.cat(levels)[None]
 
 
-def centres(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
+def token_centres(sizes: LevelSizes, ratios_1L2: Tensor) -> Tensor:
     """Return the centres of the tokens in the maps of all levels: (1, T, levels, 2)."""
     return token_places(sizes, ratios_1L2)[:, :, None] * ratios_1L2[:, None]
 

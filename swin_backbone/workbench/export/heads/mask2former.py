@@ -18,7 +18,7 @@ from torch import Tensor
 from ..graph import export_refusal, require_kind
 from ..picture import crop
 from .boxes import Head, View
-from .layers import centres, copy_for_graph, flatten_maps, sizes_of
+from .layers import copy_for_graph, flatten_maps, list_level_sizes, token_centres
 
 
 def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -33,8 +33,8 @@ def mask_features(decoder: Any, maps: Sequence[Tensor]) -> tuple[Tensor, list[Te
         position = decoder.postional_encoding(torch.zeros_like(feature[:, 0], dtype=torch.bool))
         projected.append(convolve(feature))
         positions.append(position + decoder.level_encoding.weight[level].view(1, -1, 1, 1))
-    x_BTC, position_BTC, sizes = flatten_maps(projected), flatten_maps(positions), sizes_of(projected)
-    locations = centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
+    x_BTC, position_BTC, sizes = flatten_maps(projected), flatten_maps(positions), list_level_sizes(projected)
+    locations = token_centres(sizes, x_BTC.new_ones(1, len(sizes), 2))
     for layer in decoder.encoder.layers:
         x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=locations)
     levels = x_BTC.transpose(1, 2).split([H * W for H, W in sizes], 2)
@@ -97,13 +97,13 @@ class InstanceHead(Head):
         query_n = image_n * Q + index_BN.reshape(-1)[flat_n] // self.num_classes
         logits_nhw = masks.reshape(B * Q, *(view.picture_size or ()))[query_n]
         inside_nhw = logits_nhw > 0
-        clear_n = (logits_nhw.sigmoid() * inside_nhw).sum((1, 2)) / (inside_nhw.sum((1, 2)) + 1e-6)
-        score_n = scores_BN.reshape(-1)[flat_n] * clear_n
-        box_n4 = around(inside_nhw)
+        mask_score_n = (logits_nhw.sigmoid() * inside_nhw).sum((1, 2)) / (inside_nhw.sum((1, 2)) + 1e-6)
+        score_n = scores_BN.reshape(-1)[flat_n] * mask_score_n
+        box_n4 = find_boxes(inside_nhw)
         return image_n, box_n4, score_n, label_BN.reshape(-1)[flat_n], inside_nhw.to(torch.uint8)
 
 
-def around(masks_nhw: Tensor) -> Tensor:
+def find_boxes(masks_nhw: Tensor) -> Tensor:
     """Return the boxes around masks, all 0 for an empty mask: (n, 4)."""
     ends = []
     for axis in (1, 2):  # columns and rows with a pixel

@@ -42,4 +42,5 @@ class SparseHead(boxes.Head):
             box_R4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas_BN4.flatten(0, 1), view.image_size)
         uses_sigmoid = self.stages[-1].loss_cls.use_sigmoid
         scores_BNK = logits_BNK.sigmoid() if uses_sigmoid else logits_BNK.softmax(-1)[..., :-1]
-        return boxes.objects(*boxes.ranked(scores_BNK, box_R4.unflatten(0, (B, N)), self.max_objects, view))[:4]
+        ranked = boxes.rank_pairs(scores_BNK, box_R4.unflatten(0, (B, N)), self.max_objects, view)
+        return boxes.list_objects(*ranked)[:4]

@@ -52,17 +52,17 @@ class RegionHead(boxes.Head):
         self.passes_on = self.is_htc and roi.mask_info_flow  # a mask head takes the features of the previous mask head
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
-        proposals_BN4, there_BN = self._propose(maps, view.image_size)
+        proposals_BN4, is_valid_BN = self._propose(maps, view.image_size)
         semantic = None if self.semantic is None else self.semantic(maps)[1]
         scores_BNK, boxes_BNK4 = self._refine(maps, semantic, proposals_BN4, view.image_size)
         B, N, K = scores_BNK.shape
-        scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, NEVER)
+        scores_BNK = torch.where(is_valid_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, NEVER)
         if not self.with_masks:
             boxes_BNK4 = boxes_BNK4 / view.zoom_4
         boxes_BM4 = boxes_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
         kept = boxes.suppress(boxes_BM4, scores_BNK.reshape(B, N * K), label_BM, self.cfg.nms, self.cfg.max_per_img)
-        image_n, box_n4, score_n, label_n, _ = boxes.objects(*kept[:3])
+        image_n, box_n4, score_n, label_n, _ = boxes.list_objects(*kept[:3])
         if not self.with_masks:
             return image_n, box_n4, score_n, label_n
         masks_nYX = self._masks(maps, semantic, box_n4, image_n, label_n)
@@ -78,10 +78,10 @@ class RegionHead(boxes.Head):
         priors = rpn.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device)
         parts = []
         for level, (score, delta, prior_M4) in enumerate(zip(*outputs, priors)):
-            scores_BMK = boxes.per_prior(score, rpn.cls_out_channels)
+            scores_BMK = boxes.list_priors(score, rpn.cls_out_channels)
             scores_BM = scores_BMK[..., 0].sigmoid() if rpn.use_sigmoid_cls else scores_BMK.softmax(-1)[..., 0]
-            scores_BN, index_BN = boxes.best(scores_BM, cfg.nms_pre)
-            deltas_BN4 = boxes.take(boxes.per_prior(delta, 4), index_BN)
+            scores_BN, index_BN = boxes.find_best(scores_BM, cfg.nms_pre)
+            deltas_BN4 = boxes.take_rows(boxes.list_priors(delta, 4), index_BN)
             parts.append((scores_BN, prior_M4[index_BN], deltas_BN4, torch.full_like(index_BN, level)))
         scores_BM, prior_BM4, deltas_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
         boxes_R4 = boxes.decode_boxes(rpn.bbox_coder, prior_BM4.flatten(0, 1), deltas_BM4.flatten(0, 1), image_size)
@@ -106,7 +106,7 @@ class RegionHead(boxes.Head):
             boxes_RK4 = boxes.decode_boxes(head.bbox_coder, box_R4, deltas, image_size).unflatten(1, (boxed, 4))
             if stage < len(self.stages) - 1:
                 label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
-                box_R4 = boxes.take(boxes_RK4, label_R[:, None])[:, 0]
+                box_R4 = boxes.take_rows(boxes_RK4, label_R[:, None])[:, 0]
         scores_RK = (sum_RK / len(self.stages)).softmax(-1)[:, :-1]
         return scores_RK.reshape(B, N, -1), boxes_RK4.reshape(B, N, boxed, 4)
 
