@@ -12,7 +12,6 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -69,19 +68,16 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     if not isinstance(predictions, list):
         raise ValueError(f'{results} takes COCO results, a list of dicts')
     images, categories, annotations = tables
-    for items, name in ((images, 'file_name'), (categories, 'name')):
-        seen: set[Any] = set()
-        for item in items:
-            _check(labels, item, lambda item: _check_entry(item, name, seen))  # noqa: B023 - called in the loop
-    known = dict(image_id={item['id'] for item in images}, category_id={item['id'] for item in categories})
-    for path, items in ((labels, annotations), (results, predictions)):
-        for item in items:
-            _check(path, item, lambda item: _check_ids(item, known))
+    known: dict[str, set[Any]] = dict(image_id=set(), category_id=set())
+    _check_each(labels, images, _check_entry, 'file_name', known['image_id'])
+    _check_each(labels, categories, _check_entry, 'name', known['category_id'])
+    files = ((labels, annotations), (results, predictions))
+    for path, items in files:
+        _check_each(path, items, _check_ids, known)
     for number, item in enumerate(annotations, 1):
         item['own_id'], item['id'] = item.get('own_id', item.get('id')), number  # 0 is no object to COCOeval
     with silent():  # pycocotools prints
         truth.createIndex()
-    files = ((labels, annotations), (results, predictions))
     kinds = [key for key in ('bbox', 'segmentation') if all(_have(path, items, key) for path, items in files)]
     if not kinds:
         raise ValueError(f'{results} and {labels} take a bbox or a segmentation in each of their objects')
@@ -89,12 +85,9 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     for path, items in files:
         if 'segmentation' in kinds:
             _read_masks(path, items, truth, sizes)
-        for item in items:
-            _check(path, item, lambda item: _read_box(item, kinds))
-    for item in predictions:
-        _check(results, item, _read_result)
-    for item in annotations:
-        _check(labels, item, lambda item: _read_label(item, kinds))
+        _check_each(path, items, _read_box, kinds)
+    _check_each(results, predictions, _read_result)
+    _check_each(labels, annotations, _read_label, kinds)
     evaluations = []
     for key in kinds:
         params = Params('segm' if key == 'segmentation' else 'bbox')
@@ -106,13 +99,14 @@ def read_evaluations(labels: Path, results: Path) -> list[Evaluation]:
     return evaluations
 
 
-def _check(path: Path, item: Any, check: Callable[[Any], object]) -> None:
-    """Call a function with an item of a file. An error names both."""
-    try:
-        check(item)
-    except Exception as error:  # of many kinds, also by pycocotools
-        reason = f'it lacks {error}' if isinstance(error, KeyError) else error
-        raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
+def _check_each(path: Path, items: Iterable[Any], check: Callable[..., object], *arguments: Any) -> None:
+    """Call a function with each item of a file, and further arguments. An error names the file and the item."""
+    for item in items:
+        try:
+            check(item, *arguments)
+        except Exception as error:  # of many kinds, also by pycocotools
+            reason = f'it lacks {error}' if isinstance(error, KeyError) else error
+            raise ValueError(f'{path}: {item!r:.200}: {reason}') from error
 
 
 def _have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
@@ -128,13 +122,13 @@ def _have(path: Path, items: Sequence[Mapping[str, Any]], key: str) -> bool:
     return not lacking
 
 
-def _check_entry(item: Mapping[str, Any], name: str, seen: set[Any]) -> None:
-    """Check the id of an image or a category, which is added to those seen before, and its name."""
-    if item['id'] in seen:
+def _check_entry(item: Mapping[str, Any], name: str, ids: set[Any]) -> None:
+    """Check the id of an image or a category, which is added to those of earlier entries, and its name."""
+    if item['id'] in ids:
         raise ValueError(f'another has the id {item["id"]!r}')
-    if isinstance(item['id'], str) != isinstance(next(iter(seen), item['id']), str):
+    if isinstance(item['id'], str) != isinstance(next(iter(ids), item['id']), str):
         raise ValueError('ids are all numbers or all strings')  # COCOeval sorts them
-    seen.add(item['id'])
+    ids.add(item['id'])
     if not isinstance(item[name], str):
         raise ValueError(f'{name} takes a string, got {item[name]!r}')
 
@@ -155,12 +149,10 @@ def _read_masks(path: Path, items: Sequence[Any], truth: COCO, sizes: dict[Any, 
     Raises:
         ValueError: if pycocotools cannot read a mask, or masks of a picture, which are compared, have two sizes.
     """
-    masks = []
-    for item in items:
-        _check(path, item, lambda item: masks.append((item['segmentation'], _mask_size(item, truth))))
+    masks: list[Any] = []
+    _check_each(path, items, lambda item: masks.append((item['segmentation'], _mask_size(item, truth))))
     for item, (_, size), fault in zip(items, masks, mask_faults(masks)):
-        of_picture = sizes.setdefault(item['image_id'], size)
-        _check(path, item, partial(_read_mask, fault=fault, size=size, of_picture=of_picture, truth=truth))
+        _check_each(path, [item], _read_mask, fault, size, sizes.setdefault(item['image_id'], size), truth)
 
 
 def _mask_size(item: Mapping[str, Any], truth: COCO) -> tuple[int, int]:
@@ -322,7 +314,7 @@ def read_scores(labels: Path, results: Path) -> tuple[list[str], Array, Array, l
             raise ValueError(f'{labels} takes lines of a file and one of {", ".join(classes)}, got {line}')
         if len(scores.get(line[0], ())) != len(classes):
             raise ValueError(f'{results} takes {len(classes)} scores of {line[0]}, got {scores.get(line[0])}')
-        _check(results, [line[0], *scores[line[0]]], lambda row: _finite(row[1:]))
+    _check_each(results, ([line[0], *scores[line[0]]] for line in truth), lambda row: _finite(row[1:]))
     files = [line[0] for line in truth]
     values = np.array([scores[file] for file in files], float).reshape(-1, len(classes))
     return files, np.array([classes.index(line[1]) for line in truth], int), values, classes
