@@ -46,11 +46,11 @@ PLACED = {
     'PointRend, semantic': 'mmseg::point_rend/pointrend_r50_4xb4-160k_ade20k-512x512.py',
 }
 
-# Families of `make test`; TESTS=slow has all. tests/workbench/runner trains RetinaNet, PSPNet and SegFormer.
-QUICK = {
+# Families of test_swap_breadth.py. tests/workbench/runner trains RetinaNet, PSPNet and SegFormer.
+QUICK = (
     'Mask R-CNN', 'FCOS', 'ATSS', 'RTMDet', 'CondInst', 'DETR', 'Deformable DETR', 'MaskFormer', 'FCN', 'DeepLabV3+',
     'Semantic FPN', 'PointRend, semantic',
-}  # fmt: skip
+)  # fmt: skip
 
 # Family: config, and the key in the error.
 REFUSED = {

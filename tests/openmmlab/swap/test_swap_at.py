@@ -119,25 +119,7 @@ def test_the_detector_of_deepsort_and_not_its_reid():
     assert not idle
 
 
-def test_the_student_of_lad_and_not_its_teacher():
-    pytest.importorskip('sklearn', reason='sklearn is not installed; the head of PAA imports it')
-    before = read_config('mmdet::lad/lad_r50-paa-r101_fpn_2xb8_coco_1x.py')
-    cfg = swap_backbone(before, 'swin-nano', at='model.backbone', verbose=False, init_cfg=None)
-    assert cfg.model.teacher_backbone == before.model.teacher_backbone
-    assert cfg.model.neck.in_channels == [64, 128, 256]
-    cfg.optim_wrapper.type = 'OptimWrapper'  # the config has mixed precision of CUDA
-    model = build(cfg, initialise=False)
-    losses, idle = train_one_step(cfg, model, pictures_and_truth(cfg))
-    assert all(torch.isfinite(torch.as_tensor(value)).all() for value in losses.values())
-    assert not idle
-
-
-@pytest.mark.parametrize(('name', 'value'), [('recipe', 'keep'), ('recipe', 'swin')])
-def test_a_recipe_without_a_backbone_is_refused(name, value):
+@pytest.mark.parametrize(('name', 'value'), [('recipe', 'keep'), ('recipe', 'swin'), ('at', 'model.detector.backbone')])
+def test_what_needs_a_backbone_is_refused_without_one(name, value):
     with pytest.raises(ValueError, match=rf'^--{name} {value} needs --backbone, which is missing'):
         load_config(DEEPSORT, None, None, 'none', **{name: value})
-
-
-def test_at_without_a_backbone_is_refused():
-    with pytest.raises(ValueError, match=r'^--at model.detector.backbone needs --backbone, which is missing'):
-        load_config(DEEPSORT, None, None, 'none', at='model.detector.backbone')

@@ -1,6 +1,6 @@
 """A Swin in families of mmdet and mmseg: it trains and predicts, or is refused by the key.
 
-test_swap_every_config.py trains every config of the toolboxes.
+test_swap_every_config.py trains every config of the toolboxes, and test_mixed_precision.py predicts in every family.
 """
 
 import re
@@ -22,9 +22,7 @@ from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
 
 
-@pytest.mark.parametrize(
-    'family', [pytest.param(family, marks=[pytest.mark.slow] * (family not in QUICK)) for family in PLACED]
-)
+@pytest.mark.parametrize('family', QUICK)
 def test_swaps_trains_and_predicts(family):
     cfg = swapped(PLACED[family])
     model = build(cfg)
