@@ -18,12 +18,12 @@ def faults(rounds):
             torch.empty(size).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-print(faults(12))
+print(faults(4))
 keep_freed_memory()
 faults(4)
-print(faults(12))
+print(faults(4))
 """
-PAGES = 12 * (120 << 20) // 4096  # pages of all blocks; a fragmented heap may grow by some blocks
+PAGES = 4 * (120 << 20) // 4096  # pages of all blocks; a fragmented heap may grow by some blocks
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='malloc is not glibc here')

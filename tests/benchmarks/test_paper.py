@@ -15,7 +15,7 @@ SHAPE = 1, 3, 200, 332
 COUNTS = {'auto': ((334, 460), (167, 459)), 'torch': ((454, 523), (287, 525))}
 
 
-@pytest.mark.parametrize('backend', COUNTS)
+@pytest.mark.parametrize('backend', ['auto', pytest.param('torch', marks=pytest.mark.slow)])
 def test_a_forward_of_ours(backend):
     model = SwinBackbone(arch='tiny', drop_path_rate=0.0, backend=backend)
     for dtype, (kernels, mebibytes) in zip((torch.float16, torch.float32), COUNTS[backend]):

@@ -109,7 +109,7 @@ def test_every_row_is_compared():
 def test_the_library_refuses_what_the_table_refuses(function):
     call, sizes = CALLS[function]
 
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(threads, sizes)
     def compare(threads, sizes):
         assume(not (torch.int8 in sizes and sizes[-1] is True))  # in eight bits there are no gradients

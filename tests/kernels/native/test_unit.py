@@ -40,6 +40,7 @@ def check(command: list, **environment: str) -> list[str]:
     return [isa for isa, dtype, _ in tested if dtype == 'float32']
 
 
+@pytest.mark.slow  # `make test TESTS=native` runs it
 @needs_compiler
 def test_each_function_computes_what_plain_loops_compute(tmp_path):
     library, _ = load_library()

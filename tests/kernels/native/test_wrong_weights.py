@@ -114,7 +114,7 @@ def compare(seed, count):
     return computed
 
 
-@pytest.mark.parametrize('seed', [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize('seed', [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_wrong_weights_give_what_torch_gives(seed, record_fault):
     assert 20 < apart.call(compare, seed, 150) < 120
     record_fault('wrong_weights', 150)

@@ -105,7 +105,7 @@ def test_bands_stay_bands_on_all_ways(writer, dtype, number, predictor, tmp_path
     bands_CHW = bands_of(dtype, number)
     wanted = colours_of(bands_CHW)
     for photometric in (None, 'minisblack', *(['rgb'] if number > 2 else [])):
-        for planar, compression, tiled in LAYOUTS:
+        for planar, compression, tiled in LAYOUTS if number == 3 else LAYOUTS[::5]:
             path = tmp_path / f'{photometric}-{planar}-{compression}-{tiled}.tif'
             WRITERS[writer](path, bands_CHW, photometric, planar, compression, tiled)
             for way, pixels in ways_in(path, predictor).items():

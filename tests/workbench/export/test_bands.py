@@ -25,6 +25,7 @@ from swin_backbone.workbench.process import prepare_process
 
 PAGE = ROOT / 'docs/guides/more_bands.md'
 BANDS, SIZE = 10, (64, 96)
+TWO_MAPS = dict(in_channels=WIDTHS[:2], in_index=[0, 1], channels=32, pool_scales=(1, 2))  # of a UPerNet
 SHAPE = 128, 192  # a file of free sizes takes several times as long
 
 
@@ -65,8 +66,8 @@ def config_of_page(name, root):
         cfg.model.neck.in_channels = WIDTHS
         cfg.model.bbox_head.stacked_convs = 1
     else:
-        cfg.model.decode_head.update(in_channels=WIDTHS, channels=32, pool_scales=(1, 2))
-        cfg.model.auxiliary_head.update(in_channels=WIDTHS[2], channels=32)
+        cfg.model.decode_head.update(TWO_MAPS)
+        cfg.model.auxiliary_head.update(in_channels=WIDTHS[1], in_index=1, channels=32)
     return cfg
 
 
@@ -145,7 +146,7 @@ def test_a_model_of_grey_pictures(tmp_path):
     require('onnx')
     cfg = read_config(SEGMENTATION)
     cfg.model.backbone = dict(type='mmengine.Strided', in_channels=1)
-    cfg.model.decode_head.update(in_channels=WIDTHS, channels=32, pool_scales=(1, 2))
+    cfg.model.decode_head.update(TWO_MAPS)
     cfg.model.auxiliary_head = None
     cfg.model.data_preprocessor.update(mean=[100.0], std=[50.0], bgr_to_rgb=False)
     cfg.test_dataloader.dataset.pipeline[0].color_type = 'grayscale'

@@ -347,7 +347,7 @@ def test_the_cpp_example_in_threads_gives_labels_of_one(work, tmp_path):
     model = runtime.load(work / 'out')
     pictures = noise(model, 40)
     written = deployed(work / 'out', pictures, tmp_path, 8)
-    assert written == deployed(work / 'out', pictures, tmp_path, 1)
+    assert written == run_example(tmp_path / 'example', work / 'out' / 'model.onnx', pictures, 1)
     truth = labels_of(model, pictures)
     assert len(np.unique(truth)) > 1
     assert (np.frombuffer(written, np.uint8).reshape(truth.shape) == truth).mean() > 0.999
