@@ -67,8 +67,9 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     if isinstance(loaded, dict):
         names = plain_names(map(str, loaded))
         for key, value in loaded.items():
-            if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2; in native byte order
-                value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
+            if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2
+                is_long = value.dtype.itemsize > 8  # which torch does not have
+                value = torch.from_numpy(value.astype('f8' if is_long else value.dtype.newbyteorder('=')))
             if isinstance(value, Tensor):
                 if value.layout != torch.strided or value.is_meta or value.is_nested:
                     kind = (
@@ -102,14 +103,14 @@ def plain_name(name: str) -> str:
 
 
 def plain_names(names: Iterable[str], shorten: Callable[[str], str] = plain_name) -> dict[str, str]:
-    """Return the short form of each name. A name stays whole if its short form is another name."""
+    """Return the short form of each name. A name stays whole if its short form is another name, or of a shorter one."""
     names = list(names)
     taken, plain = set(names), {}
-    for name in names:
+    for name in sorted(names, key=len):
         shorter = shorten(name)
         plain[name] = name if shorter in taken else shorter
         taken.add(plain[name])
-    return plain
+    return {name: plain[name] for name in names}
 
 
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:

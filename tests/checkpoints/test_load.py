@@ -181,12 +181,13 @@ def test_a_guess_of_a_square_is_a_warning(weights):
     assert 'if with square windows, which the file does not name: window_size=(5, 5)' in about_tables
 
 
-@pytest.mark.parametrize('wrapper', ['module.', '_orig_mod.'])
+@pytest.mark.parametrize(('inner', 'wrapper'), [('', 'module.'), ('', '_orig_mod.'), ('module.', 'module.module.')])
 @pytest.mark.parametrize('order', [1, -1])
-def test_a_name_with_and_without_a_wrapper(weights, wrapper, order):
+def test_a_name_with_and_without_a_wrapper(weights, inner, wrapper, order):
     """The shorter names are loaded, and the report counts the others."""
     source, other = Detector(randomised()).state_dict(), Detector(randomised()).state_dict()
-    entries = [*source.items(), *((f'{wrapper}{key}', value) for key, value in other.items())]
+    entries = [(f'{inner}{key}', value) for key, value in source.items()]
+    entries += [(f'{wrapper}{key}', value) for key, value in other.items()]
     torch.save(dict(entries[::order]), weights)
     detector = Detector(nano())
     report = load_checkpoint(detector, weights)
