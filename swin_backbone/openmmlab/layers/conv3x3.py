@@ -53,12 +53,6 @@ def use_channels_last(module: nn.Module) -> None:
     module.__class__ = subclasses.get(type(module), type(module))
 
 
-def restore_class(module: nn.Module) -> None:
-    """Undo `use_channels_last`."""
-    if type(module) in (Conv2d, Conv3x3, ConvTranspose2d):
-        module.__class__ = type(module).__mro__[1]
-
-
 def is_plain(conv: Any) -> bool:
     """Return whether a module is an `nn.Conv2d` or `Conv3x3` of `SETTINGS`."""
     return type(conv) in (nn.Conv2d, Conv3x3) and all(getattr(conv, name) == value for name, value in SETTINGS.items())

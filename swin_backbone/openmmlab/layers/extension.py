@@ -17,7 +17,6 @@ LAYER_FILES = {
     ('mmseg', 'UPerHead'): 'uper_head',
     ('mmcv', 'MultiScaleDeformableAttention'): 'deformable_attention',
 }
-CLASS = '_swin_backbone_class'
 
 
 def replace_layers(model: nn.Module) -> None:
@@ -28,7 +27,7 @@ def replace_layers(model: nn.Module) -> None:
         if file is not None:
             replacement = getattr(import_module(f'.{file}', __package__), kind.__name__)
             if replacement.__mro__[1] is kind:  # not another layer of the same name
-                module.__dict__[CLASS], module.__class__ = kind, replacement
+                module.__class__ = replacement
 
 
 def prepare_layers(model: nn.Module, swins: Sequence[nn.Module]) -> None:
@@ -39,12 +38,9 @@ def prepare_layers(model: nn.Module, swins: Sequence[nn.Module]) -> None:
 
 def restore_layers(model: nn.Module) -> None:
     """Undo `prepare_layers`, in place."""
-    from .conv3x3 import restore_class  # needs kernels/
-
     for module in model.modules():
-        restore_class(module)
-        if CLASS in module.__dict__:
-            module.__class__ = module.__dict__.pop(CLASS)
+        if type(module).__module__.startswith(f'{__package__}.'):  # in place of the class that it extends
+            module.__class__ = type(module).__mro__[1]
 
 
 EXTENSIONS.append(Extension(prepare_layers, restore_layers))

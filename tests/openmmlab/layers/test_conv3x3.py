@@ -9,7 +9,8 @@ from torch import nn
 
 from swin_backbone.kernels.native.memory import cache_of
 from swin_backbone.openmmlab.layers import conv3x3
-from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, restore_class, use_channels_last
+from swin_backbone.openmmlab.layers.conv3x3 import Conv2d, Conv3x3, use_channels_last
+from swin_backbone.openmmlab.layers.extension import restore_layers
 
 
 def made(*args, **kwargs):
@@ -69,7 +70,7 @@ def test_other_convolutions_compute_channels_last_maps(settings):
     y = conv(x)
     assert y.is_contiguous(memory_format=torch.channels_last) or 'padding_mode' in settings  # torch pads a copy
     torch.testing.assert_close(y, before(x), rtol=1e-4, atol=1e-5)
-    restore_class(conv)
+    restore_layers(conv)
     assert type(conv) is nn.Conv2d
 
 
