@@ -8,7 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec
 from typing import Any, Optional
 
@@ -100,13 +100,9 @@ def _give_function_to_reader() -> None:
     """Replace the constructor of mmdet's reader, which imports panopticapi."""
     from mmdet.datasets.transforms.loading import LoadAnnotations, LoadPanopticAnnotations
 
-    def construct(self: Any, with_bbox: bool = True, with_label: bool = True, with_mask: bool = True,
-                  with_seg: bool = True, box_type: str = 'hbox', imdecode_backend: str = 'cv2',
-                  backend_args: Optional[dict[str, Any]] = None) -> None:  # fmt: skip
-        LoadAnnotations.__init__(
-            self, with_bbox=with_bbox, with_label=with_label, with_mask=with_mask, with_seg=with_seg,
-            box_type=box_type, imdecode_backend=imdecode_backend, backend_args=backend_args
-        )  # fmt: skip
+    @wraps(LoadPanopticAnnotations.__init__)
+    def construct(self: Any, **settings: Any) -> None:
+        LoadAnnotations.__init__(self, **{'with_mask': True, 'with_seg': True, **settings})
         self.rgb2id = rgb2id
 
     LoadPanopticAnnotations.__init__ = construct
