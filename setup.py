@@ -81,7 +81,7 @@ setup(
         # tools/train.py --vis
         'tensorboard': ['tensorboard'],
         'wandb': ['wandb'],
-        'tiles': ['rasterio', 'tifffile', 'shapely'],  # tools/infer.py --tile
+        'tiles': ['rasterio', 'tifffile', 'shapely'],  # tools/infer_tiles.py
         'ray': ['ray[data]>=2.50'],  # examples/ray_data.py
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': [

@@ -18,6 +18,7 @@ TOOLS = {
     'test': ('test', 'evaluate a checkpoint or an exported model'),
     'report': ('report', 'write a page on what a model gets wrong'),
     'infer': ('infer', 'predict for pictures, folders and videos'),
+    'infer-tiles': ('infer_tiles', 'predict for a picture of any size, in tiles'),
     'export': ('export', 'make a folder that runs without torch'),
     'convert': ('convert_checkpoint', 'write a checkpoint in another format'),
     'visualize': ('visualize', 'draw windows, masks, attention, features'),

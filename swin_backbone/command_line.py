@@ -16,10 +16,11 @@ from textwrap import fill
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
-from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, import_package
+from swin_backbone.options import ARGUMENTS, DEFAULTS, Options, import_package, refuse_options
 
 if TYPE_CHECKING:
     from swin_backbone.workbench.job import Job
+    from swin_backbone.workbench.predict.predictor import Predictor
 
 BROKEN_PIPE = 128 + 13  # exit status, as for SIGPIPE
 
@@ -174,16 +175,12 @@ class Parser(argparse.ArgumentParser):
         super().error(message + (f'; did you mean {", ".join(hints)}?' if hints else ''))
 
     def refuse(self, args: argparse.Namespace, names: Collection[str], reason: str) -> None:
-        """Exit with status 2 and a message if an argument is given that would have no effect.
-
-        Args:
-            names: of the arguments in `args`.
-            reason: end of the message, as 'takes --tile'.
-        """
-        for action in self._actions:
-            value = getattr(args, action.dest, None)
-            if action.dest in names and value is not None and value != action.default:
-                self.error(f'{(*action.option_strings, action.dest.upper())[0]} {reason}')
+        """Exit with status 2 and the error of `refuse_options`."""
+        defaults = {action.dest: action.default for action in self._actions if action.dest in names}
+        try:
+            refuse_options(args, defaults, reason, defaults)
+        except ValueError as error:
+            self.error(str(error))
 
     def _similar_option(self, word: str) -> Optional[str]:
         """Return the option that other programs call `word`, or the option with the most similar name."""
@@ -214,7 +211,32 @@ def make_job(args: argparse.Namespace) -> Job:
 
 def options_of(args: argparse.Namespace) -> Options:
     """Return the options of a command line."""
-    return Options(**{name: value for name, value in vars(args).items() if name in OPTION_FIELDS and value is not None})
+    return Options(**{name: value for name, value in vars(args).items() if name in DEFAULTS and value is not None})
+
+
+PREDICTOR_OPTIONS = (  # for `make_predictor`
+    f'{JOB_OPTIONS} weights amp precision compile device threads allow_missing unsafe_load timeout'
+)
+
+
+def make_predictor(args: argparse.Namespace, batch: int = 1) -> Predictor:
+    """Return the predictor of a config and a checkpoint, or of an exported folder.
+
+    Args:
+        args: `config` is a config beside `weights`, or an exported folder.
+        batch: pictures at a time, of an exported folder.
+
+    Raises:
+        ValueError: for neither, and see `open_exported`, `make_job` and `open_predictor`.
+    """
+    from swin_backbone.workbench.export.predictor import is_exported
+    from swin_backbone.workbench.job import open_exported, open_predictor
+
+    if is_exported(args.config):
+        return open_exported(args.config, options_of(args), batch)
+    if args.weights is None:
+        raise ValueError(f'give CONFIG --weights CKPT, or DIR of tools/export.py, got {args.config}')
+    return open_predictor(make_job(args), args.weights)
 
 
 USER_ERRORS = (ValueError, TypeError, OSError)

@@ -12,7 +12,7 @@ import argparse
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -80,6 +80,13 @@ def _score_thr(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition('/')
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError(f'it takes I/N with I from 0 to N - 1, got {text[:40]!r}')
+    return int(number), int(count)
+
+
 class ShapeAction(argparse.Action):
     """`--shape H [W]`: a tuple of height and width in pixels; one number is a square."""
 
@@ -143,8 +150,9 @@ MODELS = dict(mmdet='detector', mmseg='segmentor', mmpretrain='classifier')  # k
 
 @dataclass(frozen=True)
 class Options:
-    """The values of a command's options, in the order of every --help. None keeps the config's own setting."""
+    """The options of a `Job`, in the order of every --help, by what reads them. None keeps the config's own setting."""
 
+    # The config and its data: `Job` and `combine`
     data: Optional[PathLike] = _option(
         'your own pictures and annotations: a folder with a COCO or labelme JSON, YOLO text files, Pascal VOC or CVAT '
         'XML, label PNGs or a folder for each class, or the JSON itself; replaces data sets, classes and metrics of '
@@ -152,9 +160,34 @@ class Options:
         'D',
         see='guides/own_data.md',
     )
+    annotations: Optional[PathLike] = _option(
+        'with --data: file or folder of annotations outside the folder of pictures', 'A'
+    )
+    classes: Optional[Sequence[str]] = _option(
+        'with --data: names of the classes, as "road,traffic light", if no file below D has them', 'NAMES', type=_names
+    )
     backbone: Optional[str] = _option(
         "put this Swin in place of the config's backbone: swin-t, swinv2-b, ...", 'NAME', see='guides/swap.md'
     )
+    at: Optional[str] = _option('with --backbone: the key of the backbone, if the config has several', 'KEY')
+    recipe: Optional[str] = _option(
+        "with --backbone: the optimizer of the Swin recipe, or the config's own (default: swin)",
+        choices=('swin', 'keep'),
+    )
+    cfg_options: Optional[dict[str, Any]] = _option(
+        'override settings of the config: key=value, key="[a,b]" or key=a,b; dots between nested keys; +key=value adds '
+        'a new key',
+        'K=V',
+        nargs='+',
+        action=CfgOptionsAction,
+    )
+    workers: Optional[int] = _option('processes that load pictures; 0 loads in the main process', 'N', type=whole(0))
+    work_dir: Optional[PathLike] = _option(
+        "folder of logs and checkpoints (default: work_dirs/ and the config's name)", 'D'
+    )
+    launcher: str = _option('job launcher', default='none', choices=('none', 'pytorch', 'slurm', 'mpi'))
+
+    # A training: `resolve_training`
     epochs: Optional[int] = _option(
         'passes over the training pictures; schedule and validation are adapted', 'N', type=positive
     )
@@ -184,18 +217,6 @@ class Options:
     seed: Optional[int] = _option(
         'random numbers of the training begin with N (default: other numbers in each training)', 'N', type=whole(0)
     )
-    workers: Optional[int] = _option('processes that load pictures; 0 loads in the main process', 'N', type=whole(0))
-    annotations: Optional[PathLike] = _option(
-        'with --data: file or folder of annotations outside the folder of pictures', 'A'
-    )
-    classes: Optional[Sequence[str]] = _option(
-        'with --data: names of the classes, as "road,traffic light", if no file below D has them', 'NAMES', type=_names
-    )
-    at: Optional[str] = _option('with --backbone: the key of the backbone, if the config has several', 'KEY')
-    recipe: Optional[str] = _option(
-        "with --backbone: the optimizer of the Swin recipe, or the config's own (default: swin)",
-        choices=('swin', 'keep'),
-    )
     weights: Optional[str] = _option(
         'path or URL of a checkpoint, or the name of published weights: docs/measurements/zoo.md',
         'W',
@@ -204,6 +225,18 @@ class Options:
     resume: Optional[str] = _option(
         'continue from CKPT, or from the last checkpoint in the working folder', 'CKPT', nargs='?', const='auto'
     )
+    vis: Optional[str] = _option(
+        'write the log for TensorBoard or Weights & Biases too',
+        choices=('tensorboard', 'wandb'),
+        see='explanation/pictures.md',
+    )
+    val_loss: bool = _option(
+        'compute the losses on the validation set too, at each validation: val_loss',
+        default=False,
+        see='guides/own_data.md',
+    )
+
+    # A model that runs: `build_runner`, `open_test` and `open_predictor`
     amp: Optional[str] = _option(
         'mixed precision; auto, the default, is float16 on a GPU and bfloat16 on a CPU',
         nargs='?',
@@ -221,16 +254,19 @@ class Options:
         default=False,
         see='measurements/gpus.md#torchcompile',
     )
-    val_loss: bool = _option(
-        'compute the losses on the validation set too, at each validation: val_loss',
-        default=False,
-        see='guides/own_data.md',
+    device: Optional[str] = _option(
+        'cpu or cuda:0; without it the GPU if there is one, and the CPU for an exported model', 'DEV'
     )
-    vis: Optional[str] = _option(
-        'write the log for TensorBoard or Weights & Biases too',
-        choices=('tensorboard', 'wandb'),
-        see='explanation/pictures.md',
-    )
+    threads: Optional[int] = _option('threads on a CPU', 'N', type=positive)
+    skip_unreadable: bool = _option('skip pictures that cannot be read, and count them', default=False)
+    allow_missing: bool = _option('continue if the checkpoint lacks weights; these stay random', default=False)
+    unsafe_load: bool = _option('load a checkpoint that can run code; only from an author you trust', default=False)
+
+
+@dataclass(frozen=True)
+class ToolOptions:
+    """The options that tools alone read. They follow those of a `Job` in every --help."""
+
     score_thr: Any = _option(
         'leave out boxes with lower scores: 0 to 1, or the report.json of tools/report.py, with a threshold for each '
         'class (default: 0.3)',
@@ -239,10 +275,6 @@ class Options:
         see='guides/report.md',
         models=('detector',),
     )
-    device: Optional[str] = _option(
-        'cpu or cuda:0; without it the GPU if there is one, and the CPU for an exported model', 'DEV'
-    )
-    threads: Optional[int] = _option('threads on a CPU', 'N', type=positive)
     first_label: int = _option(
         "value of a segmentor's first class in label PNGs: 0 (default), or 1 as for ADE20K's server and in label files "
         'with reduce_zero_label',
@@ -252,9 +284,7 @@ class Options:
         see='reference/tools.md#labels-and-ids',
         models=('segmentor',),
     )
-    work_dir: Optional[PathLike] = _option(
-        "folder of logs and checkpoints (default: work_dirs/ and the config's name)", 'D'
-    )
+    shard: Any = _option('run part I of N, from 0', 'I/N', type=_shard)
     out_dir: Optional[Path] = _option('folder to write', 'D', type=Path)
     out: Optional[Path] = _option('file to write', 'F', type=Path)
     json: Optional[Path] = _option('write the figures to F', 'F', type=Path)
@@ -262,32 +292,23 @@ class Options:
     overwrite: bool = _option(
         'replace existing files', default=False, see='reference/tools.md#files-that-are-there-already'
     )
-    cfg_options: Optional[dict[str, Any]] = _option(
-        'override settings of the config: key=value, key="[a,b]" or key=a,b; dots between nested keys; +key=value adds '
-        'a new key',
-        'K=V',
-        nargs='+',
-        action=CfgOptionsAction,
-    )
-    skip_unreadable: bool = _option('skip pictures that cannot be read, and count them', default=False)
-    allow_missing: bool = _option('continue if the checkpoint lacks weights; these stay random', default=False)
-    unsafe_load: bool = _option('load a checkpoint that can run code; only from an author you trust', default=False)
     timeout: float = _option(
         'end a download after S seconds without data (default: 30)', 'S', default=30.0, type=_set_timeout
     )
-    launcher: str = _option('job launcher', default='none', choices=('none', 'pytorch', 'slurm', 'mpi'))
     local_rank: Optional[int] = _option(argparse.SUPPRESS, also=['--local_rank'], type=_export_local_rank)
     debug: bool = _option('print the traceback of an error', default=False)
     pictures: Any = _option('pictures', 'P')
 
 
-OPTION_FIELDS = {option.name: option for option in fields(Options)}
+OPTION_FIELDS = {option.name: option for option in (*fields(Options), *fields(ToolOptions))}
+DEFAULTS = {option.name: option.default for option in fields(Options)}
 
 
-def refuse_options(options: Options, names: Iterable[str], reason: str) -> None:
+def refuse_options(values: object, names: Iterable[str], reason: str, defaults: Mapping[str, Any] = DEFAULTS) -> None:
     """Check that options are not set, which would have no effect.
 
     Args:
+        values: `Options`, or the arguments of a tool.
         names: of the options.
         reason: end of the error, as 'needs --data, which is missing'.
 
@@ -295,8 +316,8 @@ def refuse_options(options: Options, names: Iterable[str], reason: str) -> None:
         ValueError: if one has another value than its default.
     """
     for name in names:
-        value = getattr(options, name)
-        if _is_given(name, value):
+        value = getattr(values, name)
+        if _is_given(value, defaults[name]):
             shown = '' if value is True else f' {value}'
             raise ValueError(f'{_words_of(name)}{shown} {reason}')
 
@@ -314,13 +335,13 @@ def unused_options(values: Any, scope: Optional[str], *more: str) -> str:
         _words_of(name)
         for name, option in OPTION_FIELDS.items()
         if option.metadata['models'] and not {kind, *more} & {*option.metadata['models']}
-        if _is_given(name, getattr(values, name, None))
+        if _is_given(getattr(values, name, None), option.default)
     ]
     return f'without effect on a {kind}: {", ".join(unused)}' if kind and unused else ''
 
 
-def _is_given(name: str, value: Any) -> bool:
-    return value is not None and value != OPTION_FIELDS[name].default
+def _is_given(value: Any, default: Any) -> bool:
+    return value is not None and value != default
 
 
 def _words_of(name: str) -> str:

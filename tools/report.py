@@ -47,7 +47,8 @@ def parse_args() -> argparse.Namespace:
     files.add_argument('--results', type=Path, metavar='R', help='COCO results, folder of predicted PNGs or CSV')
     files.add_argument('--pictures', type=Path, metavar='P', help='folder of the pictures (default: none is shown)')
     args = parser.parse_args()
-    if (args.labels is None) != (args.results is None) or (args.labels is None and args.checkpoint is None):
+    are_given = [value is not None for value in (args.labels, args.results, args.config, args.checkpoint)]
+    if are_given not in ([True, True, False, False], [False, False, True, True]):
         parser.error('give CONFIG CKPT, or --labels L --results R')
     if args.labels is None:
         parser.refuse(args, ('pictures',), 'takes --labels and --results')

@@ -20,7 +20,7 @@ IN_WORKER = 'Original Traceback (most recent call last)'
 MAX_MESSAGE = 1000  # characters
 WHERE = f'{DataError.__module__}.DataError: '
 # mmseg's MaskFormer and Mask2Former heads predict masks of the whole picture for each cut of it.
-SLIDE = "; with mode='whole' in model.test_cfg, tools/infer.py --tile cuts pictures for every head"
+SLIDE = "; with mode='whole' in model.test_cfg, tools/infer_tiles.py cuts pictures for every head"
 EXAMPLES = 3  # for each kind of fault
 
 

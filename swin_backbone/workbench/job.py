@@ -17,7 +17,7 @@ from mmengine.utils import import_modules_from_strings
 from ..devices import default_device, keep_freed_memory
 from ..openmmlab.config_files import read_config
 from ..openmmlab.layers.extension import AccelerateHook
-from ..options import Options, refuse_options
+from ..options import DEFAULTS, Options, refuse_options
 from ..outputs import folder_lock
 from .configs.amp import enable_amp_of_test
 from .configs.data_parts import describe_tested_data, require_data
@@ -224,10 +224,12 @@ def open_exported(folder: str, options: Options, batch: int = 1) -> ExportedPred
         batch: see `ExportedPredictor`.
 
     Raises:
-        ValueError: for an option of a checkpoint, as `amp`.
+        ValueError: for an option of a checkpoint, as `amp`, or of a config, as `backbone`.
         RuntimeProblem: see `ExportedPredictor`.
     """
     _refuse_checkpoint_options(options, folder)
+    names = [name for name in DEFAULTS if name not in ('device', 'threads', 'skip_unreadable')]
+    refuse_options(options, names, f'takes a config, got the exported folder {folder}')
     device = options.device or 'cpu'
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()

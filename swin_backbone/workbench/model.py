@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-from ..options import OPTION_FIELDS, Options, refuse_options, with_options
+from ..options import DEFAULTS, Options, refuse_options, with_options
 from .predict.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Model:
         if is_exported(config):
             if checkpoint is not None:
                 raise ValueError(f'load({config!r}, ...), an exported folder, takes no checkpoint, got {checkpoint!r}')
-            names = [name for name in OPTION_FIELDS if name not in ('device', 'threads')]
+            names = [name for name in DEFAULTS if name not in ('device', 'threads')]
             refuse_options(options, names, f'takes a config, got the exported folder {config}')
             self.checkpoint = config
         else:

@@ -153,7 +153,7 @@ def test_a_command(words, kind, here):
         metric = float(re.search(rf'^{METRICS[kind]}: ([\d.]+)', result.stdout, re.M)[1])
         assert metric > 0.5
         assert metric == pytest.approx(MEASURED.setdefault(kind, metric), rel=0.01)  # of the checkpoint and the folder
-    if words[0] == 'tools/infer.py' and '--tile' not in words:
+    if words[0] == 'tools/infer.py':
         check_predictions(here / f'outputs-{kind}', kind, frames=2 + 3 * ('INPUT...' in words))
 
 

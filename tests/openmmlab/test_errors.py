@@ -77,5 +77,5 @@ def test_an_error_of_cut_pictures_names_the_tiles(record_fault):
     )
     with pytest.raises(RuntimeError, match='size of tensor') as caught:
         EncoderDecoder.slide_inference(model, torch.zeros(1, 3, 12, 12), [dict(pad_shape=(12, 12))])
-    assert sentence_of(caught.value).endswith('tools/infer.py --tile cuts pictures for every head')
+    assert sentence_of(caught.value).endswith('tools/infer_tiles.py cuts pictures for every head')
     record_fault('bad_commands')

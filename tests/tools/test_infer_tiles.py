@@ -1,4 +1,4 @@
-"""tools/infer.py --tile, with a user's command lines."""
+"""tools/infer_tiles.py, with a user's command lines."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def files(tmp_path_factory):
 
 def command(files, config, out, *arguments):
     model = (config, '--weights', files / f'{config.stem}.pth') if config.suffix == '.py' else (config,)
-    return 'tools/infer.py', files / 'a.png', *model, *TILES, '--out-dir', out, *arguments
+    return 'tools/infer_tiles.py', files / 'a.png', *model, *TILES, '--out-dir', out, *arguments
 
 
 def test_a_segmentor_in_shards_and_in_one_run(tmp_path, files):
@@ -79,15 +79,9 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
         (['--level', '3'], 1, 'level takes 0 to 0'),
         (['--merge'], 1, 'has 0 of 6 tiles'),
         (['--merge', '--resume'], 2, '--resume is not used with --merge'),
-        (['--batch', '2'], 2, '--batch is not used with --tile'),
+        (['--merge', '--shard', '0/2'], 2, 'is not used with --merge'),
     ],
 )
 def test_bad_commands(record_fault, tmp_path, files, arguments, status, words):
     assert words in error_of(*command(files, SEGMENTATION, tmp_path, *arguments), status=status)
-    record_fault('bad_commands')
-
-
-def test_options_of_tiles_without_tiles(record_fault, files):
-    arguments = files / 'a.png', SEGMENTATION, '--weights', files / 'x.pth', '--skip-blank'
-    assert '--skip-blank takes --tile' in error_of('tools/infer.py', *arguments, status=2)
     record_fault('bad_commands')

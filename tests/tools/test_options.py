@@ -3,13 +3,14 @@
 import inspect
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from helpers.in_process import error_of, run_well
 from helpers.openmmlab.own_data import DETECTION, detection, make_own_data
 
 from swin_backbone import load
-from swin_backbone.command_line import Parser, options_of
+from swin_backbone.command_line import Parser
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.errors import ConfigError
 from swin_backbone.options import ARGUMENTS, OPTION_FIELDS, Options, unused_options
@@ -47,8 +48,8 @@ def test_a_value_that_a_help_names_is_taken(words, tmp_path, monkeypatch):
     parser = Parser()
     parser.add(f'config epochs {name[2:].replace("-", "_")}')
     values = value.split() if name == '--shape' else [value] if value else []
-    options = options_of(parser.parse_args(['a.py', name, *values]))
-    assert getattr(options, name[2:].replace('-', '_')) == NAMED[words]
+    args = parser.parse_args(['a.py', name, *values])
+    assert getattr(args, name[2:].replace('-', '_')) == NAMED[words]
 
 
 def test_all_values_that_a_help_names_are_in_this_list():
@@ -60,7 +61,7 @@ def test_all_values_that_a_help_names_are_in_this_list():
 
 
 def test_options_that_a_kind_of_model_does_not_use_are_named():
-    given = Options(score_thr=0.5, first_label=1, batch=3)
+    given = SimpleNamespace(score_thr=0.5, first_label=1, batch=3)
     assert unused_options(given, 'mmseg') == 'without effect on a segmentor: --score-thr'
     assert unused_options(given, 'mmdet') == 'without effect on a detector: --first-label'
     assert unused_options(given, 'mmpretrain') == 'without effect on a classifier: --score-thr, --first-label'
@@ -69,10 +70,10 @@ def test_options_that_a_kind_of_model_does_not_use_are_named():
 
 
 @pytest.mark.parametrize(('words', 'message'), [
-    ('test a.py b.pth --first-label 1', '--first-label takes --out'),
-    ('test a.py b.pth --wait-time 1', '--wait-time takes --show'),
-    ('export a.py b.pth --out-dir c --part neck --score-thr 0.5', '--score-thr takes --part model'),
-    ('browse_dataset a.py --not-show --output-dir c --show-interval 1', '--show-interval is not used with --not-show'),
+    ('test a.py b.pth --first-label 1', '--first-label 1 takes --out'),
+    ('test a.py b.pth --wait-time 1', '--wait-time 1.0 takes --show'),
+    ('export a.py b.pth --out-dir c --part neck --score-thr 0.5', '--score-thr 0.5 takes --part model'),
+    ('browse_dataset a.py --not-show --output-dir c --show-interval 1', '--show-interval 1.0 is not used'),
 ])  # fmt: skip
 def test_an_option_without_the_option_that_uses_it_is_refused(words, message):
     name, *arguments = words.split()

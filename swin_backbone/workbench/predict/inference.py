@@ -22,7 +22,7 @@ class Inference:
     """Predictions for media, one after the other. If one fails, its error is printed, and the rest follows.
 
     Args:
-        results: writer of the predictions, which `run` closes.
+        results: writer of the predictions.
         progress: shows the frames.
         max_pixels: a larger frame is reduced to so many.
         batch_size: frames at a time.
@@ -52,14 +52,11 @@ class Inference:
         self.has_noted_reduction = False  # of bits and bands: one line is for all pictures
 
     def run(self, media: Sequence[Medium]) -> None:
-        """Predict for all media. Predictions before an error are still written."""
+        """Predict for all media."""
         self.task = self.progress.add_task('predicting', total=sum(map(count_frames, media)))
         frames = self.iter_inputs(media)
-        try:
-            while batch := list(islice(frames, self.batch_size)):
-                self.predict(batch)
-        finally:
-            self.results.close()
+        while batch := list(islice(frames, self.batch_size)):
+            self.predict(batch)
 
     def stop(self, *_: object) -> None:
         """End after the frame at hand: a handler of Ctrl-C. A second Ctrl-C ends at once."""

@@ -33,7 +33,7 @@ from ..pictures.attention import find_backbone, strides_of
 from ..pictures.colours import distinct_colours
 from ..resume.completeness import ALLOW_MISSING, adapt_checkpoint, dataset_meta_of
 from ..resume.loading import install_checkpoint_loaders, load_from_file_or_address
-from ..runner.hooks.validation import predict_by_shape
+from ..runner.predict_by_shape import predict_by_shape
 from .thresholds import SCORE_THR, ScoreThr, thresholds_by_label
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')

@@ -1,8 +1,8 @@
 """Write predictions of pictures and videos: overlays, COCO results, labels."""
 
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -59,7 +59,6 @@ class ResultsWriter:
     ):
         self.out_dir = out_dir
         self.predictor = predictor
-        self.lock = ExitStack()
         self.score_thr = score_thr_of(predictor, score_thr)
         self.first_label = first_label
         self.images: list[dict[str, Any]] = []
@@ -75,8 +74,13 @@ class ResultsWriter:
             predictor.require_backbone()
         self.save_features = save_features
 
-    def claim_outputs(self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool) -> None:
-        """Check that no result replaces a file, and keep other processes out of the folder until `close`.
+    @contextmanager
+    def claim_outputs(
+        self, media: Sequence[Medium], inputs: Sequence[Union[str, Path]], overwrite: bool
+    ) -> Iterator[None]:
+        """Keep other processes out of the folder during the context, at whose end the JSON files are written.
+
+        Predictions before an error are written too. No result replaces a file.
 
         Args:
             media: whose predictions follow.
@@ -103,10 +107,16 @@ class ResultsWriter:
         )
         check()
         make_folder(self.out_dir)
-        self.lock.enter_context(folder_lock(self.out_dir, 'writes to'))
-        check()  # another process may have ended in between
-        for folder in ('overlays', *folders):
-            claim_folder(self.out_dir / folder, overwrite=True)
+        with folder_lock(self.out_dir, 'writes to'):
+            check()  # another process may have ended in between
+            for folder in ('overlays', *folders):
+                claim_folder(self.out_dir / folder, overwrite=True)
+            try:
+                yield
+            finally:
+                self._close_video()
+                for path, table in self._tables().items():
+                    write_whole(path, json.dumps(table).encode())
 
     def write(self, frame: Frame, sample: BaseDataElement, prepared: Optional[dict[str, Any]] = None) -> None:
         """Write the predictions of a frame.
@@ -145,13 +155,6 @@ class ResultsWriter:
         self.objects += entries
         if panoptic is not None:
             self.panoptic.append(dict(image_id=image_id, file_name=f'{frame.name}.png', segments_info=segments))
-
-    def close(self) -> None:
-        """Finish the video and write the JSON files."""
-        with self.lock:
-            self._close_video()
-            for path, data in self._tables().items():
-                write_whole(path, json.dumps(data).encode())
 
     def _tables(self) -> dict[Path, Any]:
         """Return the contents of the JSON files, by path."""

@@ -63,7 +63,7 @@ def test_a_training_begins_with_them_alone():
         (('test', 'a.py'), 'give CONFIG CKPT, or CONFIG --weights W'),
         (('test', 'a.py', 'b.pth', '--weights', 'NAME'), 'give CONFIG CKPT, or CONFIG --weights W'),
         (('train', 'a.py', '--resume', '--weights', 'NAME'), 'leave out --weights'),
-        (('infer', 'a.png', 'a.py', 'a.pth'), 'give INPUT... CONFIG --weights CKPT'),
+        (('infer', __file__, 'a.py'), 'give CONFIG --weights CKPT'),
     ],
 )
 def test_tools_take_one_or_the_other(command, said):

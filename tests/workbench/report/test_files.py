@@ -254,10 +254,10 @@ def test_colours_of_labels_are_refused_with_a_replacement(tmp_path):
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        ('a.py a.pth --pictures P', '--pictures takes --labels and --results'),
-        ('--labels L --results R --amp', '--amp is not used with --labels and --results'),
-        ('--labels L --results R a.py', 'CONFIG is not used with --labels and --results'),
-        ('--labels L --results R --recipe swin', '--recipe is not used with --labels and --results'),
+        ('a.py a.pth --pictures P', '--pictures P takes --labels and --results'),
+        ('--labels L --results R --amp', '--amp auto is not used with --labels and --results'),
+        ('--labels L --results R a.py', 'give CONFIG CKPT, or --labels L --results R'),
+        ('--labels L --results R --recipe swin', '--recipe swin is not used with --labels and --results'),
     ],
 )
 def test_an_option_without_an_effect_is_refused(words, message):

@@ -17,7 +17,7 @@ from swin_backbone import NonFiniteGuardHook, load
 from swin_backbone.openmmlab.errors import DataError, TrainingStopped
 from swin_backbone.options import Options
 from swin_backbone.workbench.job import Job
-from swin_backbone.workbench.runner.hooks.validation import predict_by_shape
+from swin_backbone.workbench.runner.predict_by_shape import predict_by_shape
 
 # config: the layout of the data, and options that make the model small
 CONFIGS = {

@@ -18,42 +18,7 @@ from ....openmmlab.errors import sentence_of
 from ....whole_files import write_whole
 from ...data.seeds import preserve_rng_state
 from ...resume.checkpoint_hook import find_checkpoint_hook, unknown_metric
-
-
-def predict_by_shape(step: Callable[[Any], Any], batch: Any) -> Any:
-    """Call a model's `test_step` for the pictures of each shape in turn. Samples have the order of the batch.
-
-    Toolboxes pad the pictures of a batch to one shape. A model sees the padding, so predictions would depend on the
-    other pictures of the batch.
-
-    Args:
-        step: `val_step` or `test_step`.
-        batch: as of mmengine's `pseudo_collate`; for test-time augmentation, each value is a list of views, and a view
-            has an entry for each picture. A batch of another form is one call.
-    """
-    inputs: Any = batch.get('inputs') if isinstance(batch, dict) else None
-    has_views = _is_list(inputs) and all(map(_is_list, inputs))
-    views = inputs if has_views else [inputs]
-    if not all(_is_list(view) and all(isinstance(picture, torch.Tensor) for picture in view) for view in views):
-        return step(batch)
-    groups: dict[Any, list[int]] = {}
-    for index, pictures in enumerate(zip(*views)):
-        groups.setdefault(tuple(picture.shape for picture in pictures), []).append(index)
-    if len(groups) < 2:
-        return step(batch)
-    samples: dict[int, Any] = {}
-    for indices in groups.values():
-
-        def of_group(values: Any, indices: list[int] = indices) -> list[Any]:
-            return [values[index] for index in indices]
-
-        part = {name: list(map(of_group, values)) if has_views else of_group(values) for name, values in batch.items()}
-        samples.update(zip(indices, step(part)))
-    return [samples[index] for index in range(len(samples))]
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+from ..predict_by_shape import predict_by_shape
 
 
 class PredictByShapeHook(Hook):
