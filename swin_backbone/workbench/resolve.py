@@ -113,16 +113,10 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     if data is not None or has_settings(options):
         if not dataset_configs(cfg, 'train'):
             raise ConfigError('the config has no data set in train_dataloader')
-        set_training(cfg, options)
-        plan: Optional[EpochPlan] = None
-        processes, reads_data = world_size(options.launcher), options.epochs is not None or options.balance
-        if data is not None and not reads_data:
-            parts = [part for _, part in parts_of(cfg.train_dataloader.dataset, 'dataset')]
-            times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
-            plan = EpochPlan(data.splits['train'].num_pictures * times)
-            reads_data = 'ClassBalancedDataset' in map(type_name, parts)
-        if reads_data:
-            plan = plan_epoch(datasets, options.balance)
+        apply_settings(cfg, options)
+        apply_options(cfg, options.cfg_options or {})
+        use_load_picture(cfg)
+        processes, plan = world_size(options.launcher), _find_epoch_plan(datasets, options, data)
         if plan is not None:
             apply_epoch_plan(cfg, options, data, plan, processes)
             changes.append(plan.line)
@@ -141,15 +135,16 @@ def resolve_training(config: Config, options: Options, data: Optional[Dataset] =
     return Training(cfg, datasets, changes)
 
 
-def set_training(cfg: Config, options: Options) -> None:
-    """Set what the options of a training name, besides its schedule, in place: see `apply_epoch_plan`.
-
-    Raises:
-        ConfigError: if settings contradict each other or `cfg_options`, or the config cannot take a setting.
-    """
-    apply_settings(cfg, options)
-    apply_options(cfg, options.cfg_options or {})
-    use_load_picture(cfg)
+def _find_epoch_plan(datasets: BuiltDatasets, options: Options, data: Optional[Dataset]) -> Optional[EpochPlan]:
+    """Return the pictures of an epoch, read only if the index has not their number; None if no setting follows them."""
+    if options.epochs is None and not options.balance:
+        if data is None:
+            return None
+        parts = [part for _, part in parts_of(datasets.cfg.train_dataloader.dataset, 'dataset')]
+        if 'ClassBalancedDataset' not in map(type_name, parts):
+            times = math.prod(part['times'] for part in parts if type_name(part) == 'RepeatDataset')
+            return EpochPlan(data.splits['train'].num_pictures * times)
+    return plan_epoch(datasets, options.balance)
 
 
 def apply_epoch_plan(
@@ -160,7 +155,7 @@ def apply_epoch_plan(
     Without `data` and `options.epochs`, the schedule stays.
 
     Args:
-        cfg: of `set_training`.
+        cfg: with the other settings of the training.
         plan: see `plan_epoch`.
         processes: number of processes of the training.
 

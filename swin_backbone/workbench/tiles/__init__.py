@@ -2,6 +2,6 @@
 
 from .objects import crop_of_rle
 from .readers import open_picture
-from .run import TiledInference, infer_tiled
+from .run import TiledInference
 
-__all__ = ['TiledInference', 'crop_of_rle', 'infer_tiled', 'open_picture']
+__all__ = ['TiledInference', 'crop_of_rle', 'open_picture']

@@ -264,21 +264,3 @@ def _name_in_errors(path: Path) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
-
-
-def infer_tiled(
-    predictor: Predictor,
-    path: Union[str, Path],
-    out_dir: Union[str, Path],
-    *,
-    shard: Optional[tuple[int, int]] = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    on_progress: Callable[[Progress], object] = lambda progress: None,
-    **settings: Any,
-) -> Finished:
-    """Run a detector or segmentor on a picture larger than memory.
-
-    Args and errors: see `TiledInference` (`settings`) and `TiledInference.run`.
-    """
-    return TiledInference(predictor, path, out_dir, **settings).run(shard, resume, overwrite, on_progress)

@@ -10,10 +10,13 @@ from PIL import Image
 
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.options import Options
+from swin_backbone.workbench.configs.cfg_options import apply_options
+from swin_backbone.workbench.configs.training_settings import apply_settings
 from swin_backbone.workbench.data.annotations import uses_masks
 from swin_backbone.workbench.data.balance import EpochPlan
+from swin_backbone.workbench.data.load_picture import use_load_picture
 from swin_backbone.workbench.data.prepare.prepare import prepare
-from swin_backbone.workbench.resolve import apply_epoch_plan, combine, set_training
+from swin_backbone.workbench.resolve import apply_epoch_plan, combine
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -32,7 +35,9 @@ def resolve(config, options=None, data=None, epoch=None):
     """Return the config of a training, as a job, without counting the pictures of an epoch."""
     options = options or Options()
     cfg = combine(config, options, data)
-    set_training(cfg, options)
+    apply_settings(cfg, options)
+    apply_options(cfg, options.cfg_options or {})
+    use_load_picture(cfg)
     if data is not None:
         apply_epoch_plan(cfg, options, data, epoch or EpochPlan(data.splits['train'].num_pictures))
     return cfg

@@ -49,7 +49,9 @@ def test_tiles_of_eight_pictures(tmp_path, predictors):
         cv2.imwrite(str(path), noise((150, 200), number))
 
     def infer(path, folder):
-        (labels,) = tiles.infer_tiled(predictors[1], path, tmp_path / folder / path.stem, tile=96, overlap=32).files
+        (labels,) = (
+            tiles.TiledInference(predictors[1], path, tmp_path / folder / path.stem, tile=96, overlap=32).run().files
+        )
         return labels.read_bytes()
 
     expected = [infer(path, 'one') for path in paths]

@@ -17,7 +17,7 @@ import rasterio
 import tifffile
 from rasterio.warp import transform
 
-from swin_backbone.workbench.tiles import infer_tiled, open_picture
+from swin_backbone.workbench.tiles import TiledInference, open_picture
 from swin_backbone.workbench.tiles.grid import Window
 from swin_backbone.workbench.tiles.readers import _hold_rows
 
@@ -284,7 +284,9 @@ def test_a_geotiff_and_where_its_labels_lie(tmp_path, geotiff):
     picture = open_picture(geotiff)
     same(picture, RGB[..., ::-1])
     for level, side in ((0, 0.5), (1, 1.0)):
-        (labels,) = infer_tiled(Segmentor(), geotiff, tmp_path / str(level), tile=96, overlap=32, level=level).files
+        (labels,) = (
+            TiledInference(Segmentor(), geotiff, tmp_path / str(level), tile=96, overlap=32, level=level).run().files
+        )
         with rasterio.open(labels) as results, rasterio.open(geotiff) as source:
             assert results.crs == source.crs
             assert results.transform == rasterio.Affine(side, 0, 691000, 0, -side, 5335000)
@@ -300,7 +302,7 @@ def test_objects_in_longitude_and_latitude(tmp_path, geotiff, masks):
         pixels = np.full((3, 150, 210), 90, np.uint8)
         pixels[:, 40:60, 70:150] = np.array([40, 40, 255])[:, None, None]
         file.write(pixels)
-    *_, geojson = infer_tiled(Detector(masks=masks), geotiff, tmp_path, tile=96, overlap=32).files
+    *_, geojson = TiledInference(Detector(masks=masks), geotiff, tmp_path, tile=96, overlap=32).run().files
     (feature,) = json.loads(geojson.read_text())['features']
     assert feature['properties']['class'] == 'one'
     corners = np.array(feature['geometry']['coordinates'][0])

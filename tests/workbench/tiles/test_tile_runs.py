@@ -18,7 +18,7 @@ pytest.importorskip('swin_backbone.workbench.tiles', reason='the extra tiles is 
 
 import tifffile
 
-from swin_backbone.workbench.tiles import TiledInference, finished, infer_tiled, writers
+from swin_backbone.workbench.tiles import TiledInference, finished, writers
 from swin_backbone.workbench.tiles.grid import Grid
 
 SETTINGS = dict(tile=96, overlap=32)
@@ -43,7 +43,7 @@ def results(out_dir):
 def kind(request, tmp_path_factory, picture):
     """Return a model, and the results of an uninterrupted run."""
     out = tmp_path_factory.mktemp('whole')
-    finished = infer_tiled(request.param(), picture, out, **SETTINGS)
+    finished = TiledInference(request.param(), picture, out, **SETTINGS).run()
     assert finished.progress == (30, 30, 0)
     assert all(path.is_file() for path in finished.files)
     left = {path.name for path in (out / 'tiles' / picture.stem).iterdir()}
@@ -52,7 +52,7 @@ def kind(request, tmp_path_factory, picture):
 
 
 def die(kind, picture, out, at, resume):
-    infer_tiled(kind(dies_at=at), picture, out, resume=resume, **SETTINGS)
+    TiledInference(kind(dies_at=at), picture, out, **SETTINGS).run(resume=resume)
 
 
 def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, tmp_path, picture, kind):
@@ -66,7 +66,7 @@ def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, tmp_path, pic
         assert process.exitcode == -signal.SIGKILL
     (tmp_path / 'tiles' / picture.stem / '.partial-x.tile').write_bytes(b'half of a tile')  # like a kill during a write
     shown = []
-    infer_tiled(kind(), picture, tmp_path, resume=True, on_progress=shown.append, **SETTINGS)
+    TiledInference(kind(), picture, tmp_path, **SETTINGS).run(resume=True, on_progress=shown.append)
     assert results(tmp_path) == expected
     assert [progress.done for progress in shown] == list(range(shown[0].done, 31))
     assert shown[0].done >= 12
@@ -81,13 +81,13 @@ def test_shards_that_are_merged_have_the_same_bytes(tmp_path, picture, kind, sha
     kind, expected = kind
     for shard in shards:
         assert not results(tmp_path)
-        infer_tiled(kind(), picture, tmp_path, shard=shard, **SETTINGS)
+        TiledInference(kind(), picture, tmp_path, **SETTINGS).run(shard=shard)
     TiledInference(kind(), picture, tmp_path, **SETTINGS).merge()
     assert results(tmp_path) == expected
 
 
 def test_another_model_or_setting_is_refused(record_fault, tmp_path, picture):
-    infer_tiled(Segmentor(), picture, tmp_path, shard=(0, 2), **SETTINGS)
+    TiledInference(Segmentor(), picture, tmp_path, **SETTINGS).run(shard=(0, 2))
     changed = tmp_path / picture.name
     cv2.imencode('.png', noise((330, 380), 1))[1].tofile(changed)
     (tmp_path / 'later').mkdir()
@@ -108,9 +108,9 @@ def test_another_model_or_setting_is_refused(record_fault, tmp_path, picture):
                 attempt()
             record_fault('tile_manifests')
     with pytest.raises(ValueError, match=r'--resume .* goes on, --overwrite'):
-        infer_tiled(Segmentor(), picture, tmp_path, shard=(0, 2), **SETTINGS)
+        TiledInference(Segmentor(), picture, tmp_path, **SETTINGS).run(shard=(0, 2))
     for number in range(2):  # the tiles of the first model are left out
-        infer_tiled(Segmentor('other'), picture, tmp_path, shard=(number, 2), overwrite=not number, **SETTINGS)
+        TiledInference(Segmentor('other'), picture, tmp_path, **SETTINGS).run(shard=(number, 2), overwrite=not number)
     TiledInference(Segmentor('other'), picture, tmp_path, **SETTINGS).merge()
 
 
@@ -142,12 +142,13 @@ def test_two_processes_have_no_common_tiles(tmp_path, picture, running, refused,
         if progress.done == 3:
             for shard in refused:
                 with pytest.raises(ValueError, match='another process works on'):
-                    infer_tiled(Segmentor(), picture, tmp_path, shard=shard, resume=True, **SETTINGS)
+                    TiledInference(Segmentor(), picture, tmp_path, **SETTINGS).run(shard=shard, resume=True)
             shards.extend(
-                infer_tiled(Segmentor(), picture, tmp_path, shard=shard, resume=True, **SETTINGS) for shard in allowed
+                TiledInference(Segmentor(), picture, tmp_path, **SETTINGS).run(shard=shard, resume=True)
+                for shard in allowed
             )
 
-    finished = infer_tiled(Segmentor(), picture, tmp_path, shard=running, on_progress=begin_others, **SETTINGS)
+    finished = TiledInference(Segmentor(), picture, tmp_path, **SETTINGS).run(shard=running, on_progress=begin_others)
     assert len(shards) == len(allowed)
     assert finished.progress.done == finished.progress.total
 
@@ -162,15 +163,15 @@ def test_no_shard_begins_during_a_merge(tmp_path, picture, monkeypatch):
 def test_the_same_command_again_and_resuming_what_is_finished(tmp_path, picture, kind):
     kind, expected = kind
     for settings in (SETTINGS, dict(tile=128, overlap=32), SETTINGS):
-        infer_tiled(kind(), picture, tmp_path, overwrite=True, **settings)
+        TiledInference(kind(), picture, tmp_path, **settings).run(overwrite=True)
     with pytest.raises(FileExistsError, match='--overwrite'):
-        infer_tiled(kind(), picture, tmp_path, **SETTINGS)
+        TiledInference(kind(), picture, tmp_path, **SETTINGS).run()
     assert results(tmp_path) == expected
     predictor = kind()
-    assert infer_tiled(predictor, picture, tmp_path, resume=True, **SETTINGS).progress == (30, 30, 0)
+    assert TiledInference(predictor, picture, tmp_path, **SETTINGS).run(resume=True).progress == (30, 30, 0)
     assert predictor.seen == 0
     with pytest.raises(ValueError, match='was begun with tile 96, not 128'):
-        infer_tiled(kind(), picture, tmp_path, resume=True, tile=128, overlap=32)
+        TiledInference(kind(), picture, tmp_path, tile=128, overlap=32).run(resume=True)
 
 
 def test_a_file_of_the_user_stays(record_fault, tmp_path, picture):
@@ -178,7 +179,7 @@ def test_a_file_of_the_user_stays(record_fault, tmp_path, picture):
     mine.parent.mkdir()
     mine.write_bytes(b'mine')
     with pytest.raises(FileExistsError, match='is there already'):
-        infer_tiled(predictor, picture, tmp_path, **SETTINGS)
+        TiledInference(predictor, picture, tmp_path, **SETTINGS).run()
     assert (mine.read_bytes(), predictor.seen) == (b'mine', 0)  # refused before any tile
     record_fault('outputs')
 
@@ -187,7 +188,7 @@ def run_limited(kind, picture, out, most_bytes, messages):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     try:
-        infer_tiled(kind(), picture, out, resume=True, **SETTINGS)
+        TiledInference(kind(), picture, out, **SETTINGS).run(resume=True)
     except OSError as error:
         messages.put(str(error))
     else:
@@ -207,7 +208,7 @@ def test_a_full_disk(record_fault, tmp_path, picture, kind, most_bytes):
     if message or most_bytes < 1000:
         assert re.match(rf"\[Errno 27\] File too large: '{tmp_path}.+'", message)
         assert not results(tmp_path).keys() & expected.keys()
-    infer_tiled(kind(), picture, tmp_path, resume=True, **SETTINGS)
+    TiledInference(kind(), picture, tmp_path, **SETTINGS).run(resume=True)
     assert results(tmp_path) == expected
     record_fault('full_disks')
 
@@ -219,7 +220,7 @@ def test_blank_tiles_are_skipped_and_said(tmp_path):
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     for skip, blank in ((None, 0), (0, 28), (8, 32)):
         out = tmp_path / str(skip)
-        done = infer_tiled(Segmentor(), tmp_path / 'a.png', out, skip_blank=skip, **SETTINGS)
+        done = TiledInference(Segmentor(), tmp_path / 'a.png', out, skip_blank=skip, **SETTINGS).run()
         labels = tifffile.imread(done.files[0])
         if skip is None:
             whole = labels
@@ -234,7 +235,7 @@ def test_labels_are_those_of_the_whole_picture(tmp_path, size):
     pixels = noise(size)
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     for kind in (Segmentor, Detector):
-        infer_tiled(kind(), tmp_path / 'a.png', tmp_path, tile=144, overlap=64)
+        TiledInference(kind(), tmp_path / 'a.png', tmp_path, tile=144, overlap=64).run()
     whole = Segmentor().scores(dict(inputs=pixels)).argmax(0)
     assert (tifffile.imread(tmp_path / 'labels' / 'a.tif') == whole).all()
 
@@ -242,7 +243,7 @@ def test_labels_are_those_of_the_whole_picture(tmp_path, size):
 def test_json_is_what_coco_reads(tmp_path, picture):
     from pycocotools.coco import COCO
 
-    lines, images = infer_tiled(Detector(), picture, tmp_path, **SETTINGS).files
+    lines, images = TiledInference(Detector(), picture, tmp_path, **SETTINGS).run().files
     coco = COCO()
     coco.dataset = dict(json.loads(images.read_text()), annotations=[])
     coco.createIndex()
@@ -275,7 +276,7 @@ def test_memory_does_not_depend_on_the_picture(tmp_path, monkeypatch, kind):
     for side in (300, 300, 900):  # the first run imports modules
         monkeypatch.setattr(run, 'open_picture', lambda path, level, side=side: Endless((side, side)))
         tracemalloc.start()
-        infer_tiled(kind(), f'{side}.png', tmp_path, overwrite=True, tile=96, overlap=32)
+        TiledInference(kind(), f'{side}.png', tmp_path, tile=96, overlap=32).run(overwrite=True)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < peaks[1] + 100_000, peaks  # a row of tiles would need 400,000 more
